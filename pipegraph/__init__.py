@@ -1,0 +1,1 @@
+"""pipegraph: a pipeline-graph data loading framework for PyTorch."""

@@ -1,0 +1,107 @@
+"""Every exception and warning that pipegraph raises on its own account.
+
+::
+
+    PipegraphError
+    ├── GraphError (ValueError)      the description is wrong: at ``add``, ``plan()`` or ``loader()``
+    ├── StateError (ValueError)      a state does not fit the graph it is loaded into
+    ├── LoaderClosedError            a pass or a loader was used after its end
+    ├── MemoryLimitError             ``memory_limit`` leaves no way to go on
+    ├── MissingExtraError (ImportError)   an optional part is not installed; says the pip line
+    ├── WorkerDiedError              a worker process or actor ended by itself
+    ├── StageTimeoutError (TimeoutError)  one item took longer than its stage's ``timeout``
+    ├── DataError (ValueError)       a sample, file or shard is not what it should be
+    │   ├── DecodeError              encoded bytes cannot be decoded
+    │   ├── ShardError               a shard or archive is broken or hostile
+    │   └── ChecksumError            bytes differ from their manifest
+    ├── DeviceError                  a device, stream or slot is used wrongly
+    │   └── NotPinnedError (ValueError)
+    └── ReplicaError                 replicas cannot be built, kept or stepped
+    Warning
+    └── PipegraphWarning (UserWarning)
+        └── StuckWorker              user code did not return; its daemon thread was abandoned
+
+Errors of users' code are never wrapped: they keep their type and traceback,
+and get a note (``add_note``) that names the stage, the sample and its position.
+Messages name the stage, the rule, the value and the remedy.
+"""
+
+from __future__ import annotations
+
+
+class PipegraphError(Exception):
+    """Base of every error that pipegraph raises on its own account."""
+
+
+class GraphError(PipegraphError, ValueError):
+    """The description of a pipeline is wrong."""
+
+
+class StateError(PipegraphError, ValueError):
+    """A state does not fit the graph it is loaded into."""
+
+
+class LoaderClosedError(PipegraphError, RuntimeError):
+    """A pass or a loader was used after its end."""
+
+
+class MemoryLimitError(PipegraphError, MemoryError):
+    """``memory_limit`` leaves no way to go on."""
+
+
+class MissingExtraError(PipegraphError, ImportError):
+    """An optional part is not installed.
+
+    Args:
+        module: the module that could not be imported.
+        extra: the extra of pipegraph that brings it.
+        purpose: what wanted it, for the message.
+    """
+
+    def __init__(self, module: str, extra: str, purpose: str) -> None:
+        super().__init__(f'{purpose} needs {module}, which is not installed: pip install "pipegraph[{extra}]"')
+        self.extra = extra
+
+
+class WorkerDiedError(PipegraphError, RuntimeError):
+    """A worker process or actor ended by itself."""
+
+
+class StageTimeoutError(PipegraphError, TimeoutError):
+    """One item took longer than its stage's ``timeout``."""
+
+
+class DataError(PipegraphError, ValueError):
+    """A sample, file or shard is not what it should be."""
+
+
+class DecodeError(DataError):
+    """Encoded bytes cannot be decoded."""
+
+
+class ShardError(DataError):
+    """A shard or archive is broken or hostile."""
+
+
+class ChecksumError(DataError):
+    """Bytes differ from their manifest."""
+
+
+class DeviceError(PipegraphError, RuntimeError):
+    """A device, stream or slot is used wrongly."""
+
+
+class NotPinnedError(DeviceError, ValueError):
+    """A tensor is pageable where pinned memory is needed."""
+
+
+class ReplicaError(PipegraphError, RuntimeError):
+    """Replicas cannot be built, kept or stepped."""
+
+
+class PipegraphWarning(UserWarning):
+    """Base of pipegraph's warnings."""
+
+
+class StuckWorker(PipegraphWarning):
+    """User code did not return in time; its daemon thread was abandoned."""
