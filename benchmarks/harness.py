@@ -1,0 +1,266 @@
+"""What every benchmark shares: alternated runs, ratios with their spread, and one dated record per run.
+
+A contestant opens a stream that is longer than what is timed. The harness draws ``warm`` items from it
+(buffers full, workers up), times the next ``timed`` ones, and closes it while more would follow. So start-up
+and drain are outside the measured span, and a deep buffer earns nothing.
+
+One round lets every contestant run once; the rounds are repeated, each starting with the next contestant. Only ratios
+*within* one round are meaningful on a machine that others use too: the report gives their median, least and
+greatest over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "torch", "numpy", "pipegraph", "torchdata", "spdl-core", "spdl-io", "grain", "webdataset",
+    "nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "opencv-python-headless", "pillow", "simplejpeg", "ffcv",
+)  # fmt: skip
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to do the job.
+
+    Attributes:
+        name: how the tables call it.
+        stream: opens a fresh stream of items; leaving the context ends its threads and processes.
+        warm: items drawn before the clock starts.
+        timed: items drawn while it runs (a slow contestant takes fewer).
+        weight: units of work in one item (for example images in a batch).
+    """
+
+    name: str
+    stream: Callable[[], AbstractContextManager[Iterable[Any]]]
+    warm: int
+    timed: int
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One contestant's timed span: wall and own-process CPU seconds for ``units`` of work."""
+
+    wall_s: float
+    cpu_s: float
+    units: float
+
+    @property
+    def rate(self) -> float:
+        """Units of work per second of wall time."""
+        return self.units / self.wall_s
+
+
+@dataclass
+class Race:
+    """All runs of one comparison; ``runs[name][r]`` is round r, and ``missing[name]`` says why one has none."""
+
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def ratios(self, name: str, over: str) -> Spread:
+        """Rate of ``name`` over that of ``over``, round by round."""
+        pairs = zip(self.runs[name], self.runs[over], strict=True)
+        return spread(a.rate / b.rate for a, b in pairs)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, least and greatest of repeated measurements."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.low:.3g}-{self.high:.3g})"
+
+    def to_dict(self) -> dict[str, float]:
+        """For the record: three numbers, rounded to four digits."""
+        return {key: float(f"{value:.4g}") for key, value in vars(self).items()}
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Median and range of at least one value."""
+    ordered = sorted(values)
+    return Spread(statistics.median(ordered), ordered[0], ordered[-1])
+
+
+def measure(contestant: Contestant) -> Run:
+    """Open, warm up, time and close one contestant.
+
+    Raises:
+        RuntimeError: the stream ended before the timed span did.
+    """
+    gc.collect()
+    with contestant.stream() as stream:
+        items = iter(stream)
+        drawn = sum(1 for _ in islice(items, contestant.warm))
+        cpu = time.process_time()
+        start = time.perf_counter()
+        # maxlen=0 draws at C speed and keeps nothing: the consumer costs next to nothing.
+        tail = deque(enumerate(islice(items, contestant.timed), 1), maxlen=1)
+        wall_s = time.perf_counter() - start
+        cpu_s = time.process_time() - cpu
+        drawn += tail[0][0] if tail else 0
+        tail.clear()
+        # The stream's own iterator goes first, as at the end of a user's loop.
+        del items
+    if drawn < contestant.warm + contestant.timed:
+        raise RuntimeError(f"{contestant.name}: the stream ended after {drawn} items, inside the timed span")
+    return Run(wall_s, cpu_s, contestant.timed * contestant.weight)
+
+
+def race(contestants: Sequence[Contestant], rounds: int) -> Race:
+    """Run all contestants in turn, ``rounds`` times; one that fails is left out and its reason kept."""
+    result = Race()
+    entered = list(contestants)
+    for number in range(rounds):
+        shift = number % len(entered) if entered else 0
+        for contestant in entered[shift:] + entered[:shift]:
+            try:
+                run = measure(contestant)
+            except Exception as error:
+                result.missing[contestant.name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+                if not isinstance(error, ImportError):
+                    traceback.print_exc()
+                continue
+            result.runs.setdefault(contestant.name, []).append(run)
+            print(f"  round {number + 1}: {contestant.name:<34} {run.rate:>12,.0f}/s", file=sys.stderr, flush=True)
+        entered = [contestant for contestant in entered if contestant.name not in result.missing]
+    for name in result.missing:
+        result.runs.pop(name, None)
+    return result
+
+
+def machine() -> dict[str, Any]:
+    """What a reader needs to judge the figures: processor, cores, memory, interpreter, load, versions."""
+    cpu = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(pages / 1e9, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "free_threaded": not getattr(sys, "_is_gil_enabled", lambda: True)(),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "versions": versions,
+    }
+
+
+def record(script: str, claim: str, configuration: Mapping[str, Any], results: Mapping[str, Any]) -> Path:
+    """Append one JSON row to today's file of ``script`` in ``benchmarks/results/``."""
+    now = datetime.now(UTC)
+    row = {
+        "script": script,
+        "time": now.isoformat(timespec="seconds"),
+        "claim": claim,
+        "configuration": dict(configuration),
+        "machine": machine(),
+        "results": dict(results),
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{now.date().isoformat()}-{script}.jsonl"
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    return path
+
+
+def summary(result: Race, yardsticks: Sequence[str]) -> dict[str, Any]:
+    """Rates of every contestant and its ratios to each yardstick, ready for the record."""
+    rows: dict[str, Any] = {}
+    for name, runs in result.runs.items():
+        rows[name] = {
+            "rate": spread(run.rate for run in runs).to_dict(),
+            "cpu_s_per_unit": spread(run.cpu_s / run.units for run in runs).to_dict(),
+            "over": {other: result.ratios(name, other).to_dict() for other in yardsticks if other in result.runs},
+        }
+    return {"contestants": rows, "missing": result.missing}
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, aligned so that it reads well in a terminal too."""
+    lines = [list(headers), *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+    out = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |" for line in lines]
+    out.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
+    return "\n".join(out)
+
+
+def rate_table(result: Race, yardsticks: Sequence[str], unit: str) -> str:
+    """Contestants from fastest to slowest: rate, and ratio to each yardstick with its spread."""
+    present = [name for name in yardsticks if name in result.runs]
+    names = sorted(result.runs, key=lambda name: -spread(run.rate for run in result.runs[name]).median)
+    rows = [
+        [name, f"{spread(r.rate for r in result.runs[name]).median:,.0f}"]
+        + [str(result.ratios(name, other)) for other in present]
+        for name in names
+    ]
+    text = table(["", f"{unit}/s", *(f"x {name}" for name in present)], rows)
+    for name, reason in result.missing.items():
+        text += f"\nnot measured: {name}: {reason}"
+    return text
+
+
+def arguments(doc: str, rounds: int = 5) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"alternated rounds (default {rounds})")
+    parser.add_argument("--only", default="", help="comma-separated parts of contestants' names")
+    parser.add_argument("--no-record", action="store_true", help="print only, write no row to benchmarks/results/")
+    return parser
+
+
+def chosen(contestants: Iterable[Contestant], only: str) -> list[Contestant]:
+    """Those whose name contains one of the comma-separated parts (all, if there is none)."""
+    parts = [part.strip() for part in only.split(",") if part.strip()]
+    return [c for c in contestants if not parts or any(part in c.name for part in parts)]
+
+
+def header(claim: str, configuration: Mapping[str, Any]) -> None:
+    """Print what is about to be measured and where."""
+    facts = machine()
+    print(claim)
+    print("configuration:", ", ".join(f"{key}={value}" for key, value in configuration.items()))
+    print(
+        f"machine: {facts['cpu']}, {facts['cores']} cores, {facts['memory_gb']} GB, Python {facts['python']}, "
+        f"load {facts['load_1min']}"
+    )
+    print("versions:", ", ".join(f"{k} {v}" for k, v in facts["versions"].items()), flush=True)
+
+
+def repeat(items: Sequence[Any]) -> Iterator[Any]:
+    """The items over and over, without keeping a second list of them."""
+    while True:
+        yield from items

@@ -1,0 +1,336 @@
+"""What a stage costs: chains of k trivial map stages, item by item, integers.
+
+Claim: at most 3 us per item and stage (capacity 64, one worker, ordered, statistics on), at least 6 times faster than
+torchdata.nodes' thread ParallelMapper, at least 30 times faster than SPDL, flat from 1 to 64 stages; and, with
+``--memory-items``, memory flat over as many items as asked for.
+
+Every contestant has a queue and a thread per stage, except those marked "no queue": DataLoader and Grain run all maps in one
+place. "tuned" rows are what a peer's documentation offers for small items.
+
+    python benchmarks/hop_cost.py --rounds 5
+    python benchmarks/hop_cost.py --memory-items 10000000
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness import Contestant
+
+CLAIM = "<= 3 us per item and stage; >= 6 x torchdata.nodes thread ParallelMapper; >= 30 x SPDL; flat from 1 to 64 stages"
+DEPTHS = (1, 4, 16, 64)
+CAPACITY = 64
+# More than any contestant draws: the stream is closed while more would come.
+ENDLESS = 1 << 40
+IDEAL = "bare threads"
+OURS = "pipegraph"
+
+
+def identity(item: int) -> int:
+    """The trivial stage: what is left is the framework."""
+    return item
+
+
+class BareChannel:
+    """The least a bounded queue can be: one lock, whatever is ready taken at once."""
+
+    def __init__(self) -> None:
+        self.items: deque[int] = deque()
+        self.lock = threading.Lock()
+        self.filled = threading.Condition(self.lock)
+        self.drained = threading.Condition(self.lock)
+        self.closed = False
+
+    def put_all(self, items: list[int]) -> bool:
+        """Put in order, waiting for room; False once closed."""
+        done = 0
+        while done < len(items):
+            with self.lock:
+                while len(self.items) >= CAPACITY and not self.closed:
+                    self.drained.wait()
+                if self.closed:
+                    return False
+                room = CAPACITY - len(self.items)
+                self.items.extend(items[done : done + room])
+                done += room
+                self.filled.notify()
+        return True
+
+    def take_all(self) -> list[int]:
+        """All that is there, at least one; nothing once closed."""
+        with self.lock:
+            while not self.items and not self.closed:
+                self.filled.wait()
+            items = list(self.items)
+            self.items.clear()
+            self.drained.notify()
+        return [] if self.closed else items
+
+    def close(self) -> None:
+        """Wake everyone for good."""
+        with self.lock:
+            self.closed = True
+            self.filled.notify_all()
+            self.drained.notify_all()
+
+
+@contextmanager
+def bare(depth: int) -> Iterator[Iterator[int]]:
+    """Hand-written: a thread per stage, bounded deques between, no statistics, no errors, no order to keep."""
+    channels = [BareChannel() for _ in range(depth + 1)]
+
+    def source() -> None:
+        item = 0
+        while channels[0].put_all(list(range(item, item + CAPACITY))):
+            item += CAPACITY
+
+    def stage(upstream: BareChannel, downstream: BareChannel) -> None:
+        while items := upstream.take_all():
+            if not downstream.put_all([identity(item) for item in items]):
+                return
+
+    def drain() -> Iterator[int]:
+        while items := channels[-1].take_all():
+            yield from items
+
+    threads = [threading.Thread(target=source, daemon=True)]
+    threads += [
+        threading.Thread(target=stage, args=pair, daemon=True)
+        for pair in zip(channels[:-1], channels[1:], strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield drain()
+    finally:
+        for channel in channels:
+            channel.close()
+        for thread in threads:
+            thread.join()
+
+
+@contextmanager
+def plain_queues(depth: int) -> Iterator[Iterator[int]]:
+    """Hand-written in the obvious way: ``queue.Queue`` between the threads, one item at a time."""
+    queues: list[queue.Queue[int]] = [queue.Queue(CAPACITY) for _ in range(depth + 1)]
+    stop = threading.Event()
+
+    def source() -> None:
+        item = 0
+        while not stop.is_set():
+            queues[0].put(item)
+            item += 1
+        queues[0].put(-1)
+
+    def stage(upstream: queue.Queue[int], downstream: queue.Queue[int]) -> None:
+        while (item := upstream.get()) >= 0:
+            downstream.put(identity(item))
+        downstream.put(-1)
+
+    threads = [threading.Thread(target=source, daemon=True)]
+    threads += [
+        threading.Thread(target=stage, args=pair, daemon=True)
+        for pair in zip(queues[:-1], queues[1:], strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    drain = iter(queues[-1].get, -1)
+    try:
+        yield drain
+    finally:
+        stop.set()
+        deque(drain, maxlen=0)
+        for thread in threads:
+            thread.join()
+
+
+@contextmanager
+def pipegraph(depth: int, workers: int = 1, ordered: bool = True, items: int = ENDLESS) -> Iterator[Iterator[int]]:
+    """The chain as a user writes it."""
+    import pipegraph as pg
+    from pipegraph import operators as ops
+
+    graph = pg.Graph("hop")
+    node = graph.add(ops.FromIterable(range(items)), capacity=CAPACITY)
+    for _ in range(depth):
+        node = node.then(ops.Map(identity), workers=workers, capacity=CAPACITY, ordered=ordered)
+    with graph.loader() as loader:
+        yield iter(loader)
+
+
+@contextmanager
+def torchdata_nodes(depth: int, tuned: bool = False) -> Iterator[Iterator[int]]:
+    """A thread ``ParallelMapper`` per stage; tuned: prebatched by 64, a snapshot every 64 batches."""
+    from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
+
+    options: dict[str, Any] = {"prebatch": CAPACITY, "snapshot_frequency": CAPACITY} if tuned else {}
+    node: Any = IterableWrapper(range(ENDLESS))
+    for _ in range(depth):
+        node = ParallelMapper(node, identity, num_workers=1, method="thread", **options)
+    iterator = iter(Loader(node))
+    yield iterator
+    # Ends the threads from the last stage to the first; the order of garbage collection would leave them polling.
+    shut_down(iterator)
+
+
+def shut_down(node: Any) -> None:
+    """Stop the threads of a torchdata node and of all above it (its own shutdown leaves those above)."""
+    while node is not None:
+        inner = getattr(node, "_it", None)
+        stop = getattr(inner if inner is not None else node, "_shutdown", None)
+        if stop is not None:
+            stop()
+        node = inner if inner is not None else getattr(node, "root", getattr(node, "source", None))
+
+
+@contextmanager
+def spdl(depth: int) -> Iterator[Iterator[int]]:
+    """A ``pipe`` per stage with concurrency 1; as many pool threads as stages, a sink of 64."""
+    from spdl.pipeline import PipelineBuilder
+
+    builder: Any = PipelineBuilder().add_source(range(ENDLESS))
+    for _ in range(depth):
+        builder = builder.pipe(identity, concurrency=1, output_order="input")
+    pipeline = builder.add_sink(CAPACITY).build(num_threads=depth, use_thread_output_queue=True)
+    with pipeline.auto_stop():
+        yield iter(pipeline)
+
+
+@contextmanager
+def grain_maps(depth: int) -> Iterator[Iterator[int]]:
+    """Grain's usual form: all maps in one read thread, a buffer of 64 behind them (no queue between maps)."""
+    import grain
+
+    data = grain.MapDataset.range(ENDLESS)
+    for _ in range(depth):
+        data = data.map(identity)
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=CAPACITY)
+    iterator = iter(data.to_iter_dataset(options))
+    yield iterator
+    iterator.close()
+
+
+@contextmanager
+def grain_queues(depth: int) -> Iterator[Iterator[int]]:
+    """Grain with a thread and a queue behind every map."""
+    import grain
+
+    data: Any = grain.MapDataset.range(ENDLESS).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    for _ in range(depth):
+        data = grain.experimental.ThreadPrefetchIterDataset(data.map(identity), prefetch_buffer_size=CAPACITY)
+    iterator = iter(data)
+    yield iterator
+    iterator.close()
+
+
+@contextmanager
+def dataloader(depth: int) -> Iterator[Iterator[int]]:
+    """DataLoader, one worker process, ``batch_size=None``: item by item (all maps in the worker, no queue between)."""
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(Chain(depth), batch_size=None, num_workers=1, prefetch_factor=CAPACITY)
+    iterator = iter(loader)
+    yield iterator
+    del iterator
+
+
+class Chain:
+    """A map-style data set that passes its index through ``depth`` functions."""
+
+    def __init__(self, depth: int) -> None:
+        self.functions = [identity] * depth
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, index: int) -> int:
+        for function in self.functions:
+            index = function(index)
+        return index
+
+
+def contestants(depth: int, scale: float) -> list[Contestant]:
+    """All ways to run a chain of ``depth`` stages; slow ones draw fewer items so that each runs for about a second."""
+
+    def entry(name: str, stream: Any, us_per_hop: float, us_fixed: float = 0.0) -> Contestant:
+        timed = max(200, int(scale * 1e6 / (us_per_hop * depth + us_fixed)))
+        # Every queue of the chain is full before the clock starts.
+        warm = min(timed // 2, 2 * CAPACITY * (depth + 1)) + 50
+        return Contestant(name, partial(stream, depth), warm=warm, timed=timed)
+
+    return [
+        entry(IDEAL, bare, 1.0),
+        entry("bare queue.Queue", plain_queues, 5.0),
+        entry(OURS, pipegraph, 2.5),
+        entry("pipegraph, 4 workers", partial(pipegraph, workers=4), 5.0),
+        entry("torchdata.nodes", torchdata_nodes, 40.0),
+        entry("torchdata.nodes, tuned", partial(torchdata_nodes, tuned=True), 3.0),
+        entry("SPDL", spdl, 150.0),
+        entry("Grain, no queue", grain_maps, 2.0, 20.0),
+        entry("Grain, thread prefetch per map", grain_queues, 20.0),
+        entry("DataLoader, no queue", dataloader, 0.1, 60.0),
+    ]
+
+
+def resident_mb() -> float:
+    """Resident memory of this process now, in MB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 1e6
+
+
+def memory_run(items: int, depth: int = 4) -> dict[str, Any]:
+    """Draw ``items`` items through pipegraph and note the resident memory ten times along the way."""
+    step = items // 10
+    noted = []
+    with pipegraph(depth, items=items) as stream:
+        start = time.perf_counter()
+        for count, _ in enumerate(stream, 1):
+            if count % step == 0:
+                noted.append(round(resident_mb(), 1))
+                print(f"  {count:>12,} items: {noted[-1]:.1f} MB", flush=True)
+        wall_s = time.perf_counter() - start
+    return {"items": items, "stages": depth, "resident_mb": noted, "wall_s": round(wall_s, 1)}
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__ or "")
+    parser.add_argument("--depths", default=",".join(map(str, DEPTHS)), help="chain lengths (default 1,4,16,64)")
+    parser.add_argument("--scale", type=float, default=0.5, help="seconds that a run should take, roughly")
+    parser.add_argument("--memory-items", type=int, default=0, help="instead: resident memory over so many items")
+    options = parser.parse_args()
+    configuration = {"capacity": CAPACITY, "rounds": options.rounds, "scale": options.scale}
+    harness.header(CLAIM, configuration)
+
+    results: dict[str, Any]
+    if options.memory_items:
+        results = {"memory": memory_run(options.memory_items)}
+    else:
+        results = {}
+        rows = []
+        for depth in map(int, options.depths.split(",")):
+            entered = harness.chosen(contestants(depth, options.scale), options.only)
+            result = harness.race(entered, options.rounds)
+            results[str(depth)] = harness.summary(result, [IDEAL, OURS])
+            for name, runs in result.runs.items():
+                hop = harness.spread(1e6 * run.wall_s / run.units / depth for run in runs)
+                cpu = harness.spread(1e6 * run.cpu_s / run.units / depth for run in runs)
+                ours = str(result.ratios(OURS, name)) if OURS in result.runs else "-"
+                rows.append([str(depth), name, str(hop), f"{cpu.median:.3g}", ours])
+            for name, reason in result.missing.items():
+                rows.append([str(depth), name, "not measured", "-", reason[:60]])
+        print(harness.table(["stages", "", "us per item and stage", "CPU us", f"{OURS} is faster by"], rows))
+    if not options.no_record:
+        print("recorded in", harness.record("hop_cost", CLAIM, configuration, results).name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The photographs and the one decode function that the image benchmarks share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SIZE = 224
+BATCH = 64
+WORKERS = 2
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+
+
+def add_images_option(parser: argparse.ArgumentParser) -> None:
+    """``--images FOLDER``, by default what ``PIPEGRAPH_TEST_IMAGES`` names."""
+    parser.add_argument(
+        "--images",
+        default=os.environ.get("PIPEGRAPH_TEST_IMAGES"),
+        help="folder of photographs (default: the environment's PIPEGRAPH_TEST_IMAGES)",
+    )
+
+
+def photographs(folder: str | None) -> list[str]:
+    """Paths of the images in ``folder``, sorted.
+
+    Raises:
+        SystemExit: there is no folder, or no image in it.
+    """
+    if not folder:
+        raise SystemExit("no photographs: give --images FOLDER or set PIPEGRAPH_TEST_IMAGES")
+    paths = sorted(str(path) for path in Path(folder).iterdir() if path.suffix.lower() in SUFFIXES)
+    if not paths:
+        raise SystemExit(f"no images in {folder} (looked for {', '.join(SUFFIXES)})")
+    return paths
+
+
+def one_thread_each() -> None:
+    """Keep torch and OpenCV from starting threads of their own: the workers are the parallelism."""
+    import cv2
+    import torch
+
+    torch.set_num_threads(1)
+    cv2.setNumThreads(0)
+
+
+def load(path: str) -> NDArray[np.uint8]:
+    """The job: read, decode, resize. RGB uint8 (SIZE, SIZE, 3)."""
+    with open(path, "rb") as file:
+        return decode(file.read())
+
+
+def decode(data: bytes) -> NDArray[np.uint8]:
+    """Encoded bytes to RGB uint8 (SIZE, SIZE, 3), linear interpolation."""
+    import cv2
+
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+    resized: Any = cv2.resize(image, (SIZE, SIZE), interpolation=cv2.INTER_LINEAR)
+    return resized  # type: ignore[no-any-return]
+
+
+def write_shards(paths: Sequence[str], folder: Path, shards: int) -> list[str]:
+    """The photographs as ``shards`` tar files, dealt in turn; for readers of shards. Returns their paths."""
+    names = [str(folder / f"photographs-{shard:03d}.tar") for shard in range(shards)]
+    for shard, name in enumerate(names):
+        with tarfile.open(name, "w") as tar:
+            for path in paths[shard::shards]:
+                tar.add(path, arcname=Path(path).stem.replace(".", "_") + ".jpg")
+    return names
