@@ -1,0 +1,11 @@
+"""Storage: object stores, shard formats, manifests, the node cache.
+
+Mechanism only: knows no graph, no operator and no engine.
+"""
+
+from __future__ import annotations
+
+from .files import LocalFile as LocalFile
+from .files import ShardFile as ShardFile
+from .parts import Part as Part
+from .parts import expand_parts as expand_parts

@@ -1,0 +1,180 @@
+"""One shard as random-access bytes, wherever it lies.
+
+Formats see a `ShardFile` and nothing else: a local file, an object in a store
+and a cached block of either look the same.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from abc import ABC, abstractmethod
+from typing import Final, final
+
+from pipegraph.errors import ShardError
+
+# One pread of this size keeps both the page-cache copy and the slices taken
+# from it in a core's L2. Measured in benchmarks/tar_streaming.py.
+STREAM_NBYTES: Final = 1 << 18
+
+
+class ShardFile(ABC):
+    """The bytes of one shard.
+
+    Any thread may call `read_at`, several at once.
+
+    Attributes:
+        name: path or URL, for messages.
+        size: bytes.
+    """
+
+    name: str
+    size: int
+
+    @abstractmethod
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """Exactly `nbytes` bytes from `offset`.
+
+        Raises:
+            ShardError: the shard ends before that.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what is held. Idempotent."""
+
+    def stream_nbytes(self) -> int:
+        """How much a sequential reader should ask for at once."""
+        return STREAM_NBYTES
+
+    def open(self) -> io.BufferedReader:
+        """A buffered binary file over this shard, for libraries that want one."""
+        return io.BufferedReader(_RawView(self), self.stream_nbytes())
+
+    def check_range(self, offset: int, nbytes: int) -> None:
+        """Refuse a range outside the shard, before anything is allocated for it."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
+            raise ShardError(
+                f"{self.name}: bytes {offset}..{offset + nbytes} asked for, but the shard has {self.size}; "
+                "it is truncated or its index belongs to another file"
+            )
+
+    def __enter__(self) -> ShardFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}: {self.size} bytes>"
+
+
+@final
+class LocalFile(ShardFile):
+    """A file, read in place with ``pread``: no memory is held and no position shared.
+
+    ``pread`` and not ``mmap``: a file cut short under a map kills the process
+    (SIGBUS) where ``pread`` gives an error, and it lets go of the interpreter
+    lock while the disk works.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.name = os.fspath(path)
+        self._fd = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._fd).st_size
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        self.check_range(offset, nbytes)
+        data = os.pread(self._fd, nbytes, offset)
+        if len(data) != nbytes:
+            data = self._rest(data, offset, nbytes)
+        return data
+
+    def _rest(self, data: bytes, offset: int, nbytes: int) -> bytes:
+        # One pread gives at most 2 GiB - 4 KiB on Linux.
+        pieces, have = [data], len(data)
+        while have < nbytes and pieces[-1]:
+            pieces.append(os.pread(self._fd, nbytes - have, offset + have))
+            have += len(pieces[-1])
+        if have != nbytes:
+            raise ShardError(
+                f"{self.name}: the file was cut short to {offset + have} bytes while it was read"
+            )
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+
+@final
+class BytesFile(ShardFile):
+    """A shard that lies in memory."""
+
+    def __init__(self, data: bytes, name: str = "<memory>") -> None:
+        self.name, self.size, self._data = name, len(data), data
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        self.check_range(offset, nbytes)
+        return self._data[offset : offset + nbytes]
+
+    def close(self) -> None:
+        pass
+
+
+@final
+class OverlayFile(ShardFile):
+    """A shard of which one range lies elsewhere, such as a cached block.
+
+    Reads inside the range go to `inner` (whose first byte is the range's),
+    all others to `base`: so a format finds a block's bytes at the offsets
+    they have in the shard, and a footer where it always is.
+    Closes `inner`, not `base`.
+    """
+
+    def __init__(self, base: ShardFile, offset: int, inner: ShardFile) -> None:
+        base.check_range(offset, inner.size)
+        self.name, self.size = base.name, base.size
+        self._base, self._offset, self._inner = base, offset, inner
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        start = offset - self._offset
+        if start >= 0 and start + nbytes <= self._inner.size:
+            return self._inner.read_at(start, nbytes)
+        return self._base.read_at(offset, nbytes)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _RawView(io.RawIOBase):
+    """`ShardFile` behind the interface of a raw binary file."""
+
+    def __init__(self, file: ShardFile) -> None:
+        self._file, self._position = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = (0, self._position, self._file.size)[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        nbytes = max(0, min(len(view), self._file.size - self._position))
+        view[:nbytes] = self._file.read_at(self._position, nbytes)
+        self._position += nbytes
+        return nbytes

@@ -1,0 +1,52 @@
+"""Shard formats, found by file name.
+
+A new format is one class (docs/formats.md) and one call of `register_format`.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+
+from pipegraph.errors import DataError
+from pipegraph.storage.parts import Part
+
+from .base import Block as Block
+from .base import Format as Format
+from .base import Sample as Sample
+from .tar import TarFormat
+
+_lock = Lock()
+_formats: dict[str, Format] = {}
+
+
+def register_format(format: Format) -> None:
+    """Use `format` for its suffixes, in place of what was registered for them before."""
+    with _lock:
+        for suffix in format.suffixes:
+            _formats[suffix.lower()] = format
+
+
+def known_suffixes() -> tuple[str, ...]:
+    """The registered suffixes, sorted."""
+    with _lock:
+        return tuple(sorted(_formats))
+
+
+def format_of(part: Part | str) -> Format:
+    """The format of a part, by the longest registered suffix of its name.
+
+    Raises:
+        DataError: no format has this suffix.
+    """
+    name = (part if isinstance(part, Part) else Part(part)).name.lower()
+    with _lock:
+        suffix = max((s for s in _formats if name.endswith(s)), key=len, default=None)
+        if suffix is not None:
+            return _formats[suffix]
+    raise DataError(
+        f"part {name!r}: no format for this suffix (known: {', '.join(known_suffixes())}); "
+        "register_format(...) adds one"
+    )
+
+
+register_format(TarFormat())

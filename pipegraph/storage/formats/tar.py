@@ -1,0 +1,174 @@
+"""Tar archives in the WebDataset convention.
+
+The files of one sample lie together and share the path up to the first dot of
+the last component; the rest, in lower case, is the field: ``a/01.jpg`` and
+``a/01.cls`` make the sample ``{"key": "a/01", "jpg": bytes, "label": int}``.
+As in WebDataset, files whose name has no dot or starts with one are passed over,
+and so are those under a name like ``__meta__``.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Final, final, overload
+
+from pipegraph.errors import ShardError
+from pipegraph.storage.files import ShardFile
+
+from .base import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block, Format, Sample
+from .tarheader import Member, members
+
+# A sample with more fields than this is taken for an attack: a million tiny
+# members that share a key would be one dict.
+MAX_FIELDS: Final = 1000
+
+
+@final
+class TarFormat(Format):
+    """Plain tar (ustar, pax, GNU). Values are bytes; ``cls`` becomes the int ``label``.
+
+    The last components decide the key, a leading ``./`` does not belong to it.
+    Links, devices, pipes, sparse files, absolute paths and ``..`` are refused.
+    """
+
+    suffixes = (".tar",)
+
+    def samples(self, file: ShardFile) -> Iterator[Sample]:
+        window = _Window(file, file.size, file.stream_nbytes())
+        return _samples(members(window.read, 0, file.size, file.name, marker=True), window, file.name)
+
+    def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> list[Block]:
+        starts = _sample_starts(file, 0, file.size, marker=True)
+        blocks: list[Block] = []
+        first, last = 0, len(starts) - 1
+        while first < last:
+            until = first + 1
+            while until < last and starts[until + 1] - starts[first] <= block_nbytes:
+                until += 1
+            blocks.append(Block(starts[first], starts[until] - starts[first], first, until - first))
+            first = until
+        return blocks
+
+    def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
+        return _TarBlock(file, block)
+
+
+@final
+class _TarBlock(Sequence[Sample]):
+    """The samples of one block; each is one ``read_at`` of its own bytes."""
+
+    def __init__(self, file: ShardFile, block: Block) -> None:
+        self._file, self._block = file, block
+        self._starts = _sample_starts(file, block.offset, block.offset + block.nbytes)
+        if len(self) != block.samples:
+            raise ShardError(
+                f"{file.name}: the block at byte {block.offset} holds {len(self)} samples, its index says "
+                f"{block.samples}; make the index anew"
+            )
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(f"block of {len(self)} samples has no sample {index}")
+        start, stop = self._starts[index], self._starts[index + 1]
+        window = _Window(self._file, stop, stop - start)
+        name = self._file.name
+        return next(_samples(members(window.read, start, stop, name, marker=False), window, name))
+
+
+class _Window:
+    """Bytes of a file through a buffer that moves forward."""
+
+    def __init__(self, file: ShardFile, stop: int, nbytes: int) -> None:
+        self._file, self._stop, self._nbytes = file, stop, nbytes
+        self._base, self._buffer = 0, b""
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        at = offset - self._base
+        buffer = self._buffer
+        if at >= 0 and at + nbytes <= len(buffer):
+            return buffer[at : at + nbytes]
+        # Large fields go straight to the caller: through the buffer they would
+        # be copied twice.
+        if nbytes > self._nbytes >> 1 and nbytes != self._nbytes:
+            return self._file.read_at(offset, nbytes)
+        self._base = offset
+        self._buffer = self._file.read_at(offset, max(nbytes, min(self._nbytes, self._stop - offset)))
+        return self._buffer[:nbytes]
+
+
+def split_key(name: str) -> tuple[str, str] | None:
+    """(key, field) of a member's path, or None if it belongs to no sample."""
+    slash = name.rfind("/") + 1
+    dot = name.find(".", slash)
+    if dot <= slash or name.endswith("."):
+        return None
+    if "__" in name and any(len(c) > 4 and c[:2] == c[-2:] == "__" for c in name.split("/")):
+        return None
+    while name.startswith("./"):
+        name, dot = name[2:], dot - 2
+    return name[:dot], name[dot + 1 :].lower()
+
+
+def _samples(found: Iterator[Member], window: _Window, file_name: str) -> Iterator[Sample]:
+    key: str | None = None
+    sample: Sample = {}
+    for name, header, data, size in found:
+        split = split_key(name)
+        if split is None:
+            continue
+        if split[0] != key:
+            if key is not None:
+                yield sample
+            key = split[0]
+            sample = {"key": key}
+        field = split[1]
+        if size > MAX_FIELD_NBYTES:
+            raise ShardError(f"{file_name}: field {name!r} says {size} bytes, more than {MAX_FIELD_NBYTES}")
+        content = window.read(data, size)
+        value: bytes | int = content
+        if field == "cls":
+            field, value = "label", _label(content, name, file_name)
+        if field in sample:
+            raise ShardError(f"{file_name}: sample {key!r} has the field {field!r} twice (byte {header})")
+        sample[field] = value
+        if len(sample) > MAX_FIELDS:
+            raise ShardError(f"{file_name}: sample {key!r} has more than {MAX_FIELDS} fields")
+    if key is not None:
+        yield sample
+
+
+def _label(value: bytes, name: str, file_name: str) -> int:
+    try:
+        return int(value) if len(value) <= 20 else int(b"x")
+    except ValueError:
+        raise ShardError(f"{file_name}: {name!r} should hold a whole number, got {value[:20]!r}") from None
+
+
+def _sample_starts(file: ShardFile, start: int, stop: int, *, marker: bool = False) -> array[int]:
+    """Where each sample starts, and as last item where the last one ends."""
+    starts = array("q")
+    key: str | None = None
+    end = start
+    for member in members(file.read_at, start, stop, file.name, marker=marker):
+        split = split_key(member.name)
+        if split is not None and split[0] != key:
+            key = split[0]
+            starts.append(member.header)
+        end = member.data + member.size + (-member.size & 511)
+    if starts:
+        starts.append(min(end, stop))
+    else:
+        starts.append(start)
+    return starts

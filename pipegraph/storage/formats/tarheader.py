@@ -1,0 +1,196 @@
+"""Tar headers: POSIX.1-2001 (pax), POSIX.1-1988 (ustar), GNU and V7.
+
+Our own parser, since `tarfile` builds an object of thirty attributes for every
+member: benchmarks/tar_streaming.py compares them. Field positions are
+those of POSIX.1-2001 "pax" and of GNU tar's manual, section "Basic Tar Format".
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from pipegraph.errors import ShardError
+
+HEADER_NBYTES: Final = 512
+ZERO_HEADER: Final = bytes(HEADER_NBYTES)
+
+# Names and pax records: real ones are below 10 kB. Checked before they are read.
+MAX_EXTENSION_NBYTES: Final = 1 << 20
+
+_REGULAR: Final = frozenset(b"07\0")
+_SKIPPED: Final = {ord("5"): "folder", ord("V"): "volume label"}
+_REFUSED: Final = {
+    ord("1"): "a hard link (GNU tar: --hard-dereference stores the file)",
+    ord("2"): "a symbolic link (GNU tar: --dereference stores the file)",
+    ord("3"): "a character device",
+    ord("4"): "a block device",
+    ord("6"): "a pipe",
+    ord("S"): "a sparse file (GNU tar: leave out --sparse)",
+}
+
+Read = Callable[[int, int], bytes]
+
+
+class Member(NamedTuple):
+    """A regular file in an archive; offsets in bytes from the archive's start."""
+
+    name: str
+    header: int
+    """Where its first header starts, extensions included."""
+    data: int
+    size: int
+
+
+def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) -> Iterator[Member]:
+    """The regular files between two offsets, which must be member boundaries.
+
+    Folders and volume labels are passed over. The walk ends at a zero block
+    or at `stop`.
+
+    Args:
+        read: gives exactly n bytes from an offset.
+        marker: `stop` is the archive's end, so the zero block must be there: without
+            it a shard cut short between two members would lose samples unseen.
+
+    Raises:
+        ShardError: a broken header, a member that runs past `stop`, a link,
+            device, pipe or sparse file, or a path that is absolute or has "..".
+    """
+    offset = header_offset = start
+    long_name: str | None = None
+    long_size: int | None = None
+    while offset < stop:
+        if stop - offset < HEADER_NBYTES:
+            raise ShardError(f"{file_name}: truncated: {stop - offset} bytes of a tar header at {offset}")
+        header = read(offset, HEADER_NBYTES)
+        if not _sum_matches(header):
+            if header == ZERO_HEADER:
+                return
+            raise ShardError(f"{file_name}: not a tar header at byte {offset}: its checksum does not match")
+        size = _number(header[124:136], file_name, offset)
+        kind = header[156]
+        data = offset + HEADER_NBYTES
+        if kind in _REGULAR:
+            if long_size is not None:
+                size = long_size
+            name = long_name if long_name is not None else _name(header)
+            end = data + size
+            if end > stop:
+                raise ShardError(
+                    f"{file_name}: truncated: member {name!r} at byte {offset} says {size} bytes, "
+                    f"but only {stop - data} follow"
+                )
+            offset = end + (-size & 511)
+            if not name.endswith("/"):  # V7 marks folders so
+                _check_path(name, file_name, header_offset)
+                yield Member(name, header_offset, data, size)
+            header_offset = offset
+            long_name = long_size = None
+            continue
+        if kind in b"xXgLK":
+            if size > MAX_EXTENSION_NBYTES or data + size > stop:
+                raise ShardError(
+                    f"{file_name}: tar extension header at byte {offset} says {size} bytes; "
+                    f"at most {min(MAX_EXTENSION_NBYTES, stop - data)} are accepted"
+                )
+            body = read(data, size)
+            if kind == 76:  # L: the next member's name
+                long_name = _text(body.partition(b"\0")[0])
+            elif kind != 75:  # K is a link's target: the link itself is refused
+                name_, size_ = _pax(body, file_name, offset)
+                if kind == 103 and (name_ is not None or size_ is not None):
+                    raise ShardError(f"{file_name}: global pax header at byte {offset} sets a path or size")
+                long_name = name_ if name_ is not None else long_name
+                long_size = size_ if size_ is not None else long_size
+        elif kind in _SKIPPED:
+            header_offset = data + size + (-size & 511)
+            long_name = long_size = None
+        else:
+            what = _REFUSED.get(kind, f"of unknown type {chr(kind)!r}")
+            name = long_name if long_name is not None else _name(header)
+            raise ShardError(
+                f"{file_name}: member {name!r} at byte {offset} is {what}; shards hold plain files"
+            )
+        offset = data + size + (-size & 511)
+    if marker or offset > stop:
+        raise ShardError(f"{file_name}: truncated: no end-of-archive marker before its end at byte {stop}")
+
+
+def _sum_matches(header: bytes) -> bool:
+    try:
+        wanted = int(header[148:156].strip(b" \0"), 8)
+    except ValueError:
+        return False
+    # The sum counts the checksum field itself as spaces. The low half of
+    # adler32 is 1 + the sum of the bytes, modulo 65521, at C speed.
+    blanked = header[:148] + b"        " + header[156:]
+    if (zlib.adler32(blanked) & 0xFFFF) == (wanted + 1) % 65521:
+        return True
+    # Some old writers summed signed characters.
+    return sum(blanked) - 256 * sum(b > 127 for b in blanked) == wanted
+
+
+def _number(field: bytes, file_name: str, offset: int) -> int:
+    if field[0] == 0x80:  # GNU: base 256, 0xFF for negative ones
+        return int.from_bytes(field[1:], "big")
+    try:
+        value = int(field.strip(b" \0") or b"0", 8)
+        if value < 0:
+            raise ValueError
+        return value
+    except ValueError:
+        raise ShardError(f"{file_name}: tar header at byte {offset} has the size {field!r}") from None
+
+
+def _name(header: bytes) -> str:
+    name = header[:100].partition(b"\0")[0]
+    # Only POSIX has a prefix there; GNU ("ustar  ") keeps times in its place.
+    if header[345] and header[257:263] == b"ustar\0":
+        name = header[345:500].partition(b"\0")[0] + b"/" + name
+    return _text(name)
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _check_path(name: str, file_name: str, offset: int) -> None:
+    # Nothing is ever written under such a name; but keys travel on to users
+    # who may well do so.
+    if name.startswith("/") or (".." in name and ".." in name.split("/")) or "\0" in name:
+        raise ShardError(
+            f"{file_name}: member {name!r} at byte {offset}: absolute paths and '..' are refused in shards"
+        )
+
+
+def _pax(body: bytes, file_name: str, offset: int) -> tuple[str | None, int | None]:
+    """Path and size from records ``"<length> <key>=<value>\\n"``."""
+    name: str | None = None
+    size: int | None = None
+    at = 0
+    try:
+        while at < len(body):
+            space = body.index(b" ", at, at + 10)
+            length = int(body[at:space])
+            record = body[space + 1 : at + length]
+            if length <= space - at or at + length > len(body) or record[-1:] != b"\n":
+                raise ValueError
+            key, equals, value = record[:-1].partition(b"=")
+            if not equals:
+                raise ValueError
+            if key == b"path":
+                name = _text(value)
+            elif key == b"size":
+                size = int(value)
+                if size < 0:
+                    raise ValueError
+            elif key.startswith(b"GNU.sparse."):
+                raise ShardError(f"{file_name}: the member at byte {offset} is {_REFUSED[ord('S')]}")
+            at += length
+    except ValueError as error:
+        if isinstance(error, ShardError):
+            raise
+        raise ShardError(f"{file_name}: malformed pax record in the header at byte {offset}") from None
+    return name, size

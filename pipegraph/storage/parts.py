@@ -1,0 +1,194 @@
+"""Names of shards: from what a user writes to a tuple of parts.
+
+A part is named by a path or a URL. ``expand_parts`` accepts a glob
+(``train-*.tar``), a folder, a brace range (``part-{00001..16000}.tar``), a
+brace list (``{train,val}.tar``), URLs with any of these, and lists of them.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pipegraph.errors import DataError
+
+PartsLike = str | os.PathLike[str] | Iterable["str | os.PathLike[str] | Part"]
+
+# Above this a brace pattern is taken for a mistake ({0..1000000000}).
+MAX_PARTS = 10_000_000
+
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
+_RANGE = re.compile(r"^(\d+)\.\.(\d+)$")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One shard: a file or an object.
+
+    Args:
+        uri: a local path as the user gave it, or a URL.
+        size: bytes, or None where nobody has asked the store yet.
+    """
+
+    uri: str
+    size: int | None = None
+
+    @property
+    def is_local(self) -> bool:
+        return not is_url(self.uri)
+
+    @property
+    def name(self) -> str:
+        """The last component of the path, without a URL's query."""
+        path = self.uri if self.is_local else urlsplit(self.uri).path
+        return path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def is_url(text: str) -> bool:
+    """Whether `text` names a remote object (``file://`` is local)."""
+    return bool(_SCHEME.match(text)) and not text.lower().startswith("file://")
+
+
+def expand_parts(parts: PartsLike, *, store: Mapping[str, Any] | None = None) -> list[Part]:
+    """The parts that `parts` names, in the order given; globs and folders sorted by name.
+
+    Args:
+        parts: a path, URL, pattern, folder, or an iterable of these.
+        store: options of the object store, for URLs that must be listed.
+
+    Raises:
+        DataError: nothing matches, a named file is missing, or a pattern is
+            malformed; names the pattern and the folder searched.
+    """
+    if isinstance(parts, str | os.PathLike):
+        return list(_expand_one(os.fspath(parts), store))
+    found: list[Part] = []
+    for one in parts:
+        if isinstance(one, Part):
+            found.append(one)
+        else:
+            found.extend(_expand_one(os.fspath(one), store))
+    if not found:
+        raise DataError("parts: expected at least one shard, got an empty list")
+    return found
+
+
+def expand_braces(pattern: str) -> Iterator[str]:
+    """Every name a pattern with ``{a..b}`` and ``{x,y}`` stands for.
+
+    Zero padding follows the first bound: ``{001..10}`` counts ``001`` to ``010``.
+
+    Raises:
+        DataError: a range that runs backwards, other braces, or too many names.
+    """
+    pieces = _BRACES.split(pattern)
+    literals, groups = pieces[0::2], [_alternatives(pattern, body) for body in pieces[1::2]]
+    if any(c in piece for piece in literals for c in "{}"):
+        raise DataError(f"parts {pattern!r}: braces must be closed and must not be nested")
+    count = 1
+    for group in groups:
+        count *= len(group)
+    if count > MAX_PARTS:
+        raise DataError(f"parts {pattern!r}: names {count} parts, more than {MAX_PARTS}; is the range meant?")
+    for choice in itertools.product(*groups):
+        yield literals[0] + "".join(a + b for a, b in zip(choice, literals[1:], strict=True))
+
+
+class _Numbers:
+    """The numbers of one brace range, made as they are asked for."""
+
+    def __init__(self, start: int, stop: int, width: int) -> None:
+        self._range, self._width = range(start, stop + 1), width
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{i:0{self._width}d}" for i in self._range)
+
+
+def _alternatives(pattern: str, body: str) -> list[str] | _Numbers:
+    bounds = _RANGE.match(body)
+    if bounds:
+        start, stop = int(bounds[1]), int(bounds[2])
+        if stop < start:
+            raise DataError(
+                f"parts {pattern!r}: the range {{{body}}} runs backwards; write {{{stop}..{start}}}"
+            )
+        if stop - start >= MAX_PARTS:
+            raise DataError(f"parts {pattern!r}: {{{body}}} names more than {MAX_PARTS} parts")
+        return _Numbers(start, stop, len(bounds[1]))
+    if "," in body:
+        return body.split(",")
+    raise DataError(f"parts {pattern!r}: {{{body}}} is neither a range {{0..9}} nor a list {{a,b}}")
+
+
+def _expand_one(pattern: str, store: Mapping[str, Any] | None) -> Iterator[Part]:
+    if is_url(pattern):
+        yield from _expand_url(pattern, store)
+        return
+    if pattern.lower().startswith("file://"):
+        pattern = unquote(urlsplit(pattern).path)
+    # A file of exactly this name is meant, whatever characters are in it.
+    if os.path.isfile(pattern):
+        yield Part(pattern, os.path.getsize(pattern))
+    elif os.path.isdir(pattern):
+        yield from _folder(pattern)
+    else:
+        for name in expand_braces(pattern):
+            if glob.has_magic(name):
+                yield from _glob(name)
+            else:
+                yield _named(name, pattern)
+
+
+def _named(path: str, pattern: str) -> Part:
+    if os.path.isdir(path):
+        raise DataError(f"parts {pattern!r}: {path!r} is a folder, not a shard")
+    try:
+        return Part(path, os.stat(path).st_size)
+    except OSError as error:
+        folder = os.path.dirname(path) or "."
+        raise DataError(
+            f"parts {pattern!r}: no shard {os.path.basename(path)!r} in folder {folder!r} ({error.strerror})"
+        ) from error
+
+
+def _glob(pattern: str) -> Iterator[Part]:
+    paths = sorted(p for p in glob.iglob(pattern, recursive=True) if os.path.isfile(p))
+    if not paths:
+        folder = os.path.dirname(pattern) or "."
+        raise DataError(
+            f"parts {pattern!r}: no file matches {os.path.basename(pattern)!r} in folder {folder!r}"
+        )
+    for path in paths:
+        yield Part(path, os.path.getsize(path))
+
+
+def _folder(folder: str) -> Iterator[Part]:
+    from .formats import known_suffixes  # formats import Part
+
+    suffixes = known_suffixes()
+    with os.scandir(folder) as entries:
+        files = [e for e in entries if e.is_file() and e.name.lower().endswith(suffixes)]
+    if not files:
+        raise DataError(
+            f"parts {folder!r}: no shard ({', '.join(suffixes)}) in folder {folder!r}; "
+            f"for those of its subfolders write {os.path.join(folder, '**', '*.tar')!r}"
+        )
+    for entry in sorted(files, key=lambda e: e.name):
+        yield Part(entry.path, entry.stat().st_size)
+
+
+def _expand_url(pattern: str, store: Mapping[str, Any] | None) -> Iterator[Part]:
+    for url in expand_braces(pattern):
+        if url.endswith("/") or any(c in url for c in "*["):
+            raise DataError(f"parts {pattern!r}: listing a store is not available here; name the parts")
+        yield Part(url, None)
