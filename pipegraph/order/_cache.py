@@ -1,0 +1,55 @@
+"""What an epoch needs once and every draw needs again: a bounded memo.
+
+An epoch is drawn in many small pieces (a thousand positions at a time), while
+its permutation or its table of blocks is prepared once. The memo keeps the
+latest of them, by value, so that orders stay frozen values without state.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class BoundedMemo(Generic[T]):
+    """Least recently used values, bounded by bytes; safe from any thread.
+
+    The last two values are kept whatever their size: the running epoch's, and
+    that of the next one, which prefetching draws at the same time. Computing
+    happens outside the lock; of two threads that miss the same key at once
+    both compute, and the first result is kept.
+
+    Args:
+        max_bytes: the bytes that values beyond the last two may fill.
+        size_of: the bytes that one value holds.
+    """
+
+    def __init__(self, max_bytes: int, size_of: Callable[[T], int]) -> None:
+        self._max_bytes = max_bytes
+        self._size_of = size_of
+        self._lock = threading.Lock()
+        self._values: OrderedDict[Hashable, T] = OrderedDict()
+
+    def get(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """The value under ``key``, computed if it is not there."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = compute()
+        with self._lock:
+            value = self._values.setdefault(key, value)
+            self._values.move_to_end(key)
+            held = sum(self._size_of(v) for v in self._values.values())
+            while len(self._values) > 2 and held > self._max_bytes:
+                _, dropped = self._values.popitem(last=False)
+                held -= self._size_of(dropped)
+        return value
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._values)

@@ -1,0 +1,196 @@
+"""The interface of every order, and the checks that all of them share."""
+
+from __future__ import annotations
+
+import abc
+import operator
+from collections.abc import Sequence
+from typing import TypeAlias, TypeVar, final
+
+from pipegraph.errors import GraphError, StateError
+from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
+
+History: TypeAlias = Sequence[tuple[int, int]]
+"""Pairs (world size, samples per rank) already consumed in the epoch, oldest first."""
+
+JsonDict: TypeAlias = dict[str, str | int | bool | None]
+
+V = TypeVar("V", bound=str)
+
+
+class Order(abc.ABC):
+    """A pure function from a rank's step to a sample: which one, in which epoch.
+
+    An order is a frozen value. It numbers an epoch of N samples by *positions*:
+    position k < N is one sample, the same at every world size, and a position
+    k >= N is a padded place that repeats the data of position k mod N. A rank's
+    epoch is a sequence of positions (``positions``); what lies at a position is
+    ``samples_at``; ``indices`` is the one after the other.
+
+    Every method is vectorised, and safe from any thread. Steps count from the
+    end of ``history``, for all of ``start``, ``stop`` and ``length``.
+
+    Parameters that all methods share:
+        layout: a number of samples, the samples per part (sequence or int64
+            array), or a manifest.
+        seed: 0 <= seed < 2**64, the graph's seed.
+        epoch: >= 0, the pass's number.
+        rank, world_size: 0 <= rank < world_size.
+        start, stop: the rank's steps ``start..stop`` (``stop=None``: to the end);
+            a stop beyond the end means the end, as in a slice.
+        history: pairs (world size, samples per rank) already consumed in this
+            epoch, oldest first.
+    """
+
+    __slots__ = ()
+
+    @final
+    def indices(
+        self,
+        layout: LayoutLike,
+        seed: int = 0,
+        epoch: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        start: int = 0,
+        stop: int | None = None,
+        history: History = (),
+    ) -> Int64Array:
+        """The samples of this rank's steps, int64 (steps,), numbered through all parts.
+
+        Raises:
+            GraphError: an argument is out of its range.
+            StateError: ``history`` consumed more than the epoch has.
+        """
+        positions = self.positions(layout, seed, epoch, rank, world_size, start, stop, history)
+        return self.samples_at(layout, positions, seed, epoch)
+
+    @final
+    def positions(
+        self,
+        layout: LayoutLike,
+        seed: int = 0,
+        epoch: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        start: int = 0,
+        stop: int | None = None,
+        history: History = (),
+    ) -> Int64Array:
+        """The global positions of this rank's steps, int64 (steps,); padded ones are >= N.
+
+        Raises: as ``indices``.
+        """
+        check_seed(seed, epoch)
+        length = self.length(layout, world_size, history, rank)
+        first, last = _steps(start, stop, length)
+        pairs = check_history(history)
+        return self._positions(layout, seed, epoch, rank, world_size, first, last, pairs)
+
+    @final
+    def length(self, layout: LayoutLike, world_size: int = 1, history: History = (), rank: int = 0) -> int:
+        """The steps that are left to this rank; equal on all ranks unless ``tail="uneven"``.
+
+        Raises: as ``indices``.
+        """
+        check_rank(rank, world_size)
+        pairs = check_history(history)
+        for i, (ranks, consumed) in enumerate(pairs):
+            longest = self._longest(layout, ranks, pairs[:i])
+            if consumed > longest:
+                raise StateError(
+                    f"{self!r}: history[{i}] says that each of {ranks} ranks consumed {consumed} samples, "
+                    f"but the epoch had only {longest} left for a rank. "
+                    "The state belongs to other data or another order."
+                )
+        return self._length(layout, world_size, pairs, rank)
+
+    @final
+    def samples_at(
+        self, layout: LayoutLike, positions: Int64Array, seed: int = 0, epoch: int = 0
+    ) -> Int64Array:
+        """The samples at global positions (any, also padded ones), int64 of the same shape."""
+        check_seed(seed, epoch)
+        total = total_samples(layout)
+        if not total:
+            if positions.size:
+                raise GraphError(
+                    f"{self!r}: the layout has no samples, so position {positions.flat[0]} has none"
+                )
+            return positions.copy()
+        return self._samples(layout, positions % total, seed, epoch)
+
+    @abc.abstractmethod
+    def config(self) -> JsonDict:
+        """The parameters that fix the order, JSON serialisable, for the graph's digest."""
+
+    @abc.abstractmethod
+    def _positions(
+        self,
+        layout: LayoutLike,
+        seed: int,
+        epoch: int,
+        rank: int,
+        world_size: int,
+        start: int,
+        stop: int,
+        history: tuple[tuple[int, int], ...],
+    ) -> Int64Array: ...
+
+    @abc.abstractmethod
+    def _samples(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
+        """Samples at positions that all lie below N > 0."""
+
+    @abc.abstractmethod
+    def _length(
+        self, layout: LayoutLike, world_size: int, history: tuple[tuple[int, int], ...], rank: int
+    ) -> int: ...
+
+    def _longest(self, layout: LayoutLike, world_size: int, history: tuple[tuple[int, int], ...]) -> int:
+        """The steps left to the rank that has most of them."""
+        return self._length(layout, world_size, history, 0)
+
+
+def check_seed(seed: int, epoch: int) -> None:
+    """Raise unless 0 <= seed < 2**64 and epoch >= 0."""
+    if not 0 <= operator.index(seed) < 2**64:
+        raise GraphError(f"seed must be an integer of 0..2**64-1, got {seed!r}. Pass Graph(..., seed=7).")
+    if operator.index(epoch) < 0:
+        raise GraphError(f"epoch must be >= 0, got {epoch!r}. The first pass is epoch 0.")
+
+
+def check_rank(rank: int, world_size: int) -> None:
+    """Raise unless 0 <= rank < world_size."""
+    if operator.index(world_size) < 1:
+        raise GraphError(f"world_size must be >= 1, got {world_size!r}. Pass the number of ranks.")
+    if not 0 <= operator.index(rank) < world_size:
+        raise GraphError(f"rank must be of 0..{world_size - 1}, got {rank!r}. Ranks count from 0.")
+
+
+def check_history(history: History) -> tuple[tuple[int, int], ...]:
+    """The history as a tuple of pairs; JSON's lists are taken too."""
+    pairs = []
+    for entry in history:
+        if len(entry) != 2 or operator.index(entry[0]) < 1 or operator.index(entry[1]) < 0:
+            raise GraphError(
+                f"history must be pairs (world size >= 1, samples per rank >= 0), got {entry!r}. "
+                "Pass the history of the state as it is."
+            )
+        pairs.append((operator.index(entry[0]), operator.index(entry[1])))
+    return tuple(pairs)
+
+
+def check_choice(name: str, value: V, choices: tuple[V, ...]) -> None:
+    """Raise unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise GraphError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def _steps(start: int, stop: int | None, length: int) -> tuple[int, int]:
+    last = length if stop is None else operator.index(stop)
+    if operator.index(start) < 0 or last < 0:
+        raise GraphError(
+            f"start and stop must be >= 0, got {start!r} and {stop!r}. They count steps of the rank."
+        )
+    last = min(last, length)
+    return min(start, last), last

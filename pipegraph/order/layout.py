@@ -1,0 +1,91 @@
+"""What an order needs to know of the data: how many samples lie where."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from pipegraph.errors import GraphError
+
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+
+
+@runtime_checkable
+class ManifestLike(Protocol):
+    """The part of a manifest that an order reads. Arrays are not to be changed.
+
+    Samples are numbered through all parts in manifest order, and blocks through
+    all parts likewise: the blocks of part 0, then those of part 1, and so on.
+    """
+
+    @property
+    def part_samples(self) -> Int64Array:
+        """Samples of each part, int64 (parts,)."""
+        ...
+
+    @property
+    def block_samples(self) -> Int64Array:
+        """Samples of each block, int64 (blocks,); sums to the same number."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Equal for two manifests exactly if they list the same data."""
+        ...
+
+
+LayoutLike: TypeAlias = int | Sequence[int] | npt.NDArray[np.integer] | ManifestLike
+
+
+def total_samples(layout: LayoutLike) -> int:
+    """The samples of a layout.
+
+    Raises:
+        GraphError: a number of samples is negative or not an integer.
+    """
+    return layout if type(layout) is int and layout >= 0 else int(part_samples(layout).sum())
+
+
+def part_samples(layout: LayoutLike) -> Int64Array:
+    """Samples of each part, int64 (parts,); a plain number is one part.
+
+    Raises:
+        GraphError: a number of samples is negative or not an integer.
+    """
+    if isinstance(layout, ManifestLike):
+        return layout.part_samples
+    if isinstance(layout, Sequence) or (isinstance(layout, np.ndarray) and layout.ndim):
+        return _samples_array(layout)
+    return np.array([_count(layout)], dtype=np.int64)
+
+
+def block_samples(layout: LayoutLike) -> Int64Array:
+    """Samples of each block, int64 (blocks,); without blocks the parts are blocks."""
+    return layout.block_samples if isinstance(layout, ManifestLike) else part_samples(layout)
+
+
+def _count(value: object) -> int:
+    try:
+        count = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        count = -1
+    if count < 0 or isinstance(value, bool):
+        raise GraphError(
+            f"layout must be a number of samples >= 0, the samples per part, or a manifest, got {value!r}. "
+            "Pass len(dataset), a list of counts, or the manifest that `pipegraph index` wrote."
+        )
+    return count
+
+
+def _samples_array(values: Sequence[int] | npt.NDArray[np.integer]) -> Int64Array:
+    array = np.asarray(values) if len(values) else np.empty(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or (array.size and int(array.min()) < 0):
+        raise GraphError(
+            "layout must list one number of samples >= 0 per part, "
+            f"got {array.dtype} of shape {array.shape}. Pass a flat list or int64 array."
+        )
+    return array.astype(np.int64, copy=False)

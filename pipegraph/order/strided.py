@@ -1,0 +1,81 @@
+"""``StridedOrder``: torch's ``DistributedSampler``, index for index."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pipegraph.errors import GraphError
+from pipegraph.order._cache import BoundedMemo
+from pipegraph.order._stream import Tail, consumed, stream_length, stream_positions
+from pipegraph.order.base import JsonDict, Order
+from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
+
+# Eight ImageNet-sized permutations (4 bytes * 1.28 M) and some: enough for
+# several loaders in one process, little beside the data they feed.
+_permutations: BoundedMemo[npt.NDArray[np.integer]] = BoundedMemo(64 << 20, lambda array: array.nbytes)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class StridedOrder(Order):
+    """``torch.utils.data.DistributedSampler``: rank r takes positions r, r+W, r+2W ...
+
+    The stream is ``torch.randperm`` with a generator seeded ``seed + epoch`` (so
+    (seed 0, epoch 1) equals (1, 0), as in torch), or the plain range. It holds
+    4 bytes per sample (8 from 2**31 samples on) for the epochs in use.
+
+    Args:
+        shuffle: permute; else the samples come in their own order.
+        drop_last: cut what does not fill a step on every rank; else the stream is
+            padded from its own head, repeated as often as needed.
+    """
+
+    shuffle: bool = True
+    drop_last: bool = False
+
+    def config(self) -> JsonDict:
+        return {"order": "StridedOrder", "shuffle": self.shuffle, "drop_last": self.drop_last}
+
+    def _length(
+        self, layout: LayoutLike, world_size: int, history: tuple[tuple[int, int], ...], rank: int
+    ) -> int:
+        tail: Tail = "drop" if self.drop_last else "pad"
+        return stream_length(total_samples(layout), world_size, rank, consumed(history), tail)
+
+    def _positions(
+        self,
+        layout: LayoutLike,
+        seed: int,
+        epoch: int,
+        rank: int,
+        world_size: int,
+        start: int,
+        stop: int,
+        history: tuple[tuple[int, int], ...],
+    ) -> Int64Array:
+        return stream_positions(world_size, rank, consumed(history), start, stop)
+
+    def _samples(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
+        if not self.shuffle:
+            return positions
+        total = total_samples(layout)
+        if seed + epoch >= 2**64:
+            raise GraphError(
+                f"{self!r}: seed + epoch must be < 2**64, as torch's generator takes no more, "
+                f"got {seed} + {epoch}. Choose a smaller seed."
+            )
+        order = _permutations.get((total, seed + epoch), lambda: _randperm(total, seed + epoch))
+        return order[positions].astype(np.int64, copy=False)
+
+
+def _randperm(total: int, seed: int) -> npt.NDArray[np.integer]:
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    order: Int64Array = torch.randperm(total, generator=generator).numpy()
+    # Drawn as int64, for that is what torch's sampler draws; half the memory is enough to keep it.
+    return order.astype(np.int32) if total < 2**31 else order
