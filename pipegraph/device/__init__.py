@@ -1,0 +1,43 @@
+"""Slots, streams, events and memory of devices. Mechanism: knows no graph and no model.
+
+Open a backend with :func:`backend_for`; whoever opens it closes it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pipegraph.device.chaos import Chaos as Chaos
+from pipegraph.device.chaos import poison as poison
+from pipegraph.device.contract import Backend as Backend
+from pipegraph.device.contract import DeviceFacts as DeviceFacts
+from pipegraph.device.contract import Event as Event
+from pipegraph.device.contract import MemoryKind as MemoryKind
+from pipegraph.device.contract import Slot as Slot
+from pipegraph.device.contract import Stream as Stream
+from pipegraph.device.contract import normalised as normalised
+from pipegraph.device.contract import slots_on as slots_on
+from pipegraph.device.copy import copy_tree as copy_tree
+from pipegraph.device.cpu import CpuBackend as CpuBackend
+from pipegraph.device.scattered import Scattered as Scattered
+from pipegraph.errors import DeviceError
+
+
+def backend_for(device: torch.device | str | int, chaos: Chaos | None = None) -> Backend:
+    """A new backend for `device`, to be closed by the caller (it is a context manager).
+
+    Args:
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a CUDA ordinal.
+        chaos: an adversary for tests; CPU only.
+
+    Raises:
+        DeviceError: no backend for this kind of device, or no such device here.
+    """
+    plain = normalised(device)
+    if plain.type == "cpu":
+        return CpuBackend(chaos)
+    if plain.type == "cuda" and chaos is None:
+        from pipegraph.device.cuda import CudaBackend
+
+        return CudaBackend(plain)
+    raise DeviceError(f"no device backend for {plain.type!r}: 'cpu' and 'cuda' have one")

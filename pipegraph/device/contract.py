@@ -1,0 +1,190 @@
+"""The contract of a device backend: slots, streams, events, memory.
+
+Everything above this package is written against these classes, never against
+a device's own library, so the same code runs on CPU slots, on several slots of
+one GPU, and on several GPUs.
+
+The rules are those of CUDA streams:
+
+- work given to one stream runs in the order given; streams are independent;
+- :meth:`Stream.record_event` marks a point of a stream; another stream that
+  waits for the event runs nothing given to it later before that point is
+  reached, and the host does not wait;
+- waiting for an event that was never recorded is no wait;
+- a wait holds for the event's latest record at the time of the call;
+- work that fails makes the rest of its stream's work up to the next record be
+  left out; that record's event carries the exception to whoever waits for it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+import torch
+
+MemoryKind = Literal["pageable", "pinned", "device"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place for one replica: a device and the place's number on that device.
+
+    ``devices=["cuda:0", "cuda:0"]`` are the slots 0 and 1 of one GPU.
+    """
+
+    device: torch.device
+    index: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.device}#{self.index}"
+
+
+def slots_on(devices: Iterable[torch.device | str | int | Slot]) -> tuple[Slot, ...]:
+    """Slots for a list of devices, numbered among those that share a device.
+
+    ``"cuda"`` means ``cuda:0``; an int is a CUDA ordinal, as in DataParallel.
+
+    >>> [str(slot) for slot in slots_on(["cpu", "cpu"])]
+    ['cpu#0', 'cpu#1']
+    """
+    taken: Counter[torch.device] = Counter()
+    found = []
+    for device in devices:
+        plain = normalised(device.device if isinstance(device, Slot) else device)
+        found.append(Slot(plain, taken[plain]))
+        taken[plain] += 1
+    return tuple(found)
+
+
+def normalised(device: torch.device | str | int) -> torch.device:
+    """The device with its index written out, so that equal devices compare equal."""
+    plain = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if plain.type == "cpu":
+        return torch.device("cpu")
+    return plain if plain.index is not None else torch.device(plain.type, 0)
+
+
+class Event(ABC):
+    """A point in a stream's work."""
+
+    @abstractmethod
+    def record(self, stream: Stream | None = None) -> None:
+        """Mark the present end of `stream`'s work (default: the calling thread's current stream)."""
+
+    @abstractmethod
+    def wait(self, stream: Stream | None = None) -> None:
+        """Make `stream` (default: the current one) wait; the host only if it is that stream."""
+
+    @abstractmethod
+    def query(self) -> bool:
+        """Whether the point has been reached (True if never recorded). Waits for nothing, raises nothing."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Make the calling thread wait. Raises what the work before this point raised."""
+
+
+class Stream(ABC):
+    """An ordered line of work on one slot's device."""
+
+    slot: Slot
+    name: str
+
+    @abstractmethod
+    def run(self, work: Callable[[], object]) -> None:
+        """Give `work` to the stream; on CUDA it is called at once, with this stream current."""
+
+    @abstractmethod
+    def wait_event(self, event: Event) -> None:
+        """Work given after this call runs after `event`. The host does not wait."""
+
+    @abstractmethod
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record `event` (default: a new one) at the present end of the work, and return it."""
+
+    @abstractmethod
+    def query(self) -> bool:
+        """Whether all work given so far has run."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all work given so far. Raises the first failure that no one has seen yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What a device offers: bytes of memory and the number of its multiprocessors (cores on the CPU)."""
+
+    memory: int
+    multiprocessors: int
+
+
+class Backend(ABC):
+    """Streams, events and memory of one device. Its maker closes it.
+
+    All methods may be called from any thread.
+    """
+
+    device: torch.device
+
+    @abstractmethod
+    def stream(self, slot: Slot, name: str) -> Stream:
+        """A new stream for `slot`, ended by :meth:`close`.
+
+        Raises:
+            DeviceError: the slot is on another device, or the backend is closed.
+        """
+
+    @abstractmethod
+    def event(self) -> Event:
+        """A new event, not recorded."""
+
+    @abstractmethod
+    def current_stream(self) -> Stream:
+        """The stream that the calling thread's work on this device goes to now."""
+
+    @abstractmethod
+    def use(self, stream: Stream) -> AbstractContextManager[None]:
+        """Make `stream` the calling thread's current one inside a ``with``."""
+
+    @abstractmethod
+    def copy_async(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
+        """``dst.copy_(src)`` on `stream`, without autograd.
+
+        The bytes of `src` must stay as they are, and those of `dst` unread,
+        until an event recorded after this call is reached.
+        """
+
+    @abstractmethod
+    def alloc(self, nbytes: int, kind: MemoryKind) -> torch.Tensor:
+        """A new uint8 tensor of `nbytes` bytes, its contents undefined."""
+
+    @abstractmethod
+    def released(self, buffer: torch.Tensor) -> None:
+        """Say that nothing may read `buffer` any more; test backends poison it."""
+
+    @abstractmethod
+    def facts(self) -> DeviceFacts:
+        """What the device offers."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all streams of this backend. Raises the first failure that no one has seen yet."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the streams; work not yet begun is dropped and its events fail. May be called twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,149 @@
+"""CUDA backend: the only module that mentions ``torch.cuda``.
+
+Several slots may share one GPU, each with streams of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from pipegraph.device.contract import Backend, DeviceFacts, Event, MemoryKind, Slot, Stream, normalised
+from pipegraph.errors import DeviceError
+
+
+def is_available() -> bool:
+    """Whether a CUDA device can be used."""
+    return torch.cuda.is_available()
+
+
+class CudaEvent(Event):
+    """An event without timing: cheaper, and enough for ordering."""
+
+    def __init__(self) -> None:
+        self.raw = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._recorded = False
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.raw.record(None if stream is None else _raw(stream))
+        self._recorded = True
+
+    def wait(self, stream: Stream | None = None) -> None:
+        if self._recorded:
+            self.raw.wait(None if stream is None else _raw(stream))
+
+    def query(self) -> bool:
+        return not self._recorded or bool(self.raw.query())  # type: ignore[no-untyped-call]
+
+    def synchronize(self) -> None:
+        if self._recorded:
+            self.raw.synchronize()
+
+
+class CudaStream(Stream):
+    """A CUDA stream; `run` calls its work at once, so errors of the host side are raised there."""
+
+    def __init__(self, slot: Slot, name: str, raw: torch.cuda.Stream) -> None:
+        self.slot = slot
+        self.name = name
+        self.raw = raw
+
+    def run(self, work: Callable[[], object]) -> None:
+        with torch.cuda.stream(self.raw):
+            work()
+
+    def wait_event(self, event: Event) -> None:
+        event.wait(self)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        recorded = CudaEvent() if event is None else event
+        recorded.record(self)
+        return recorded
+
+    def query(self) -> bool:
+        return self.raw.query()
+
+    def synchronize(self) -> None:
+        self.raw.synchronize()
+
+    def __repr__(self) -> str:
+        return f"<CudaStream {self.name!r} on {self.slot}>"
+
+
+def _raw(stream: Stream) -> torch.cuda.Stream:
+    if not isinstance(stream, CudaStream):
+        raise DeviceError(f"CUDA events are recorded and awaited on CUDA streams, got {stream!r}")
+    return stream.raw
+
+
+class CudaBackend(Backend):
+    """Streams and memory of one GPU.
+
+    Raises:
+        DeviceError: this machine has no such device.
+    """
+
+    def __init__(self, device: torch.device | str | int) -> None:
+        self.device = normalised(device)
+        if not torch.cuda.is_available() or (self.device.index or 0) >= torch.cuda.device_count():
+            raise DeviceError(
+                f"device {str(self.device)!r} is not on this machine, which offers "
+                f'{torch.cuda.device_count()} CUDA devices: use one of them, or "cpu"'
+            )
+        self._lock = threading.Lock()
+        self._streams: list[CudaStream] = []
+        self._closed = False
+
+    def stream(self, slot: Slot, name: str) -> Stream:
+        if slot.device != self.device:
+            raise DeviceError(f"the backend of {self.device} has no stream for slot {slot}")
+        stream = CudaStream(slot, name, torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
+        with self._lock:
+            if self._closed:
+                raise DeviceError(f"the backend of {self.device} is closed")
+            self._streams.append(stream)
+        return stream
+
+    def event(self) -> Event:
+        return CudaEvent()
+
+    def current_stream(self) -> Stream:
+        return CudaStream(Slot(self.device), "current", torch.cuda.current_stream(self.device))
+
+    @contextmanager
+    def use(self, stream: Stream) -> Iterator[None]:
+        # torch.cuda.stream also makes the stream's device the current one.
+        with torch.cuda.stream(_raw(stream)):
+            yield
+
+    def copy_async(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
+        with torch.no_grad(), torch.cuda.stream(_raw(stream)):
+            dst.copy_(src, non_blocking=True)
+
+    def alloc(self, nbytes: int, kind: MemoryKind) -> torch.Tensor:
+        if kind == "device":
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=kind == "pinned")
+
+    def released(self, buffer: torch.Tensor) -> None:
+        return None
+
+    def facts(self) -> DeviceFacts:
+        properties = torch.cuda.get_device_properties(self.device)
+        return DeviceFacts(properties.total_memory, properties.multi_processor_count)
+
+    def synchronize(self) -> None:
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.synchronize()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            streams, self._streams = self._streams, []
+        for stream in streams:
+            stream.synchronize()

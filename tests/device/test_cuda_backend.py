@@ -1,0 +1,57 @@
+"""The CUDA backend; runs where there is a CUDA device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipegraph.device import Slot, backend_for, copy_tree, slots_on
+from pipegraph.device.cuda import is_available
+from pipegraph.errors import DeviceError
+
+pytestmark = pytest.mark.cuda
+needs_cuda = pytest.mark.skipif(not is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.skipif(is_available(), reason="this machine has a CUDA device")
+def test_a_missing_gpu_is_a_clear_error() -> None:
+    with pytest.raises(DeviceError, match="'cuda:0' is not on this machine, which offers 0 CUDA devices"):
+        backend_for("cuda")
+
+
+@needs_cuda
+def test_a_pinned_batch_is_copied_on_a_side_stream() -> None:
+    with backend_for("cuda") as backend:
+        stream = backend.stream(Slot(torch.device("cuda:0")), "copy")
+        host = {"x": backend.alloc(4096, "pinned").fill_(7), "key": ["a"]}
+        batch, ready = copy_tree(host, backend, stream)
+        ready.wait()
+        assert batch["x"].device == torch.device("cuda:0")
+        assert int(batch["x"].sum(dtype=torch.int64)) == 7 * 4096
+        ready.synchronize()
+        assert ready.query()
+
+
+@needs_cuda
+def test_two_slots_of_one_gpu_have_streams_of_their_own() -> None:
+    with backend_for("cuda") as backend:
+        first, second = (backend.stream(slot, str(slot)) for slot in slots_on(["cuda", "cuda"]))
+        x = torch.zeros(1024, device="cuda")
+        written = backend.event()
+        second.wait_event(backend.current_stream().record_event())
+        first.wait_event(backend.current_stream().record_event())
+        first.run(lambda: x.add_(1))
+        first.record_event(written)
+        second.wait_event(written)
+        second.run(lambda: x.mul_(3))
+        second.record_event().wait()
+        assert x.mean().item() == 3.0
+
+
+@needs_cuda
+def test_the_current_stream_can_be_chosen() -> None:
+    with backend_for("cuda") as backend:
+        stream = backend.stream(Slot(torch.device("cuda:0")), "own")
+        with backend.use(stream):
+            assert backend.current_stream().raw == stream.raw  # type: ignore[attr-defined]
+        assert backend.current_stream().raw != stream.raw  # type: ignore[attr-defined]
