@@ -1,0 +1,23 @@
+"""Decoding one region of one encoded image into given memory: pure functions and backends, no pipeline.
+
+For each sample: ``probe`` its header, ``draw`` a cut from the header's size
+and the sample's own generator, and let a ``Backend`` decode that cut into a
+slot of the batch. ``normalize_into`` turns a batch of uint8 into normalised floats.
+"""
+
+from pipegraph.operators.images.backend import BACKENDS as BACKENDS
+from pipegraph.operators.images.backend import INTERPOLATIONS as INTERPOLATIONS
+from pipegraph.operators.images.backend import Backend as Backend
+from pipegraph.operators.images.backend import Interpolation as Interpolation
+from pipegraph.operators.images.backend import check_interpolation as check_interpolation
+from pipegraph.operators.images.backend import open_backend as open_backend
+from pipegraph.operators.images.crop import CenterCrop as CenterCrop
+from pipegraph.operators.images.crop import Crop as Crop
+from pipegraph.operators.images.crop import Cut as Cut
+from pipegraph.operators.images.crop import RandomResizedCrop as RandomResizedCrop
+from pipegraph.operators.images.crop import Region as Region
+from pipegraph.operators.images.crop import check_crop as check_crop
+from pipegraph.operators.images.crop import draw as draw
+from pipegraph.operators.images.header import MAX_PIXELS as MAX_PIXELS
+from pipegraph.operators.images.header import Header as Header
+from pipegraph.operators.images.header import probe as probe

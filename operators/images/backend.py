@@ -1,0 +1,91 @@
+"""What a decoding backend promises, and how one is opened by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pipegraph.errors import GraphError
+from pipegraph.operators.images.crop import Cut
+from pipegraph.operators.images.header import Header
+
+Interpolation = Literal["nearest", "linear", "cubic", "area"]
+INTERPOLATIONS: tuple[Interpolation, ...] = ("nearest", "linear", "cubic", "area")
+
+Buffer = bytes | bytearray | memoryview
+ImageHWC = npt.NDArray[np.uint8]
+
+
+class Backend(Protocol):
+    """Decodes one region of one image into memory that the caller owns.
+
+    One backend object serves any number of threads at once: what a thread
+    needs again (scratch memory, decoder handles) is kept per thread.
+    """
+
+    name: str
+
+    def decode_into(
+        self,
+        data: Buffer,
+        header: Header,
+        cut: Cut,
+        out: ImageHWC,
+        *,
+        interpolation: Interpolation = "linear",
+    ) -> None:
+        """Decode ``cut`` of the image and scale it to fill ``out``.
+
+        Args:
+            data: the encoded image.
+            header: what ``probe(data)`` said.
+            cut: region of the oriented image, inside it, and whether to mirror it.
+            out: uint8 (height, width, channels), each row contiguous; 3 channels
+                for RGB, 1 for greyscale. Every byte is written, or an error is raised
+                and the content is undefined.
+            interpolation: how pixels are scaled; shrinking is antialiased except
+                with ``"nearest"``.
+
+        Raises:
+            DecodeError: the image is truncated, broken, or of a kind that is not decoded.
+        """
+        ...
+
+
+def check_interpolation(interpolation: str) -> None:
+    """Raises:
+    GraphError: it is not one of ``INTERPOLATIONS``.
+    """
+    if interpolation not in INTERPOLATIONS:
+        raise GraphError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}")
+
+
+def _pillow() -> Backend:
+    from pipegraph.operators.images.pillow import PillowBackend
+
+    return PillowBackend()
+
+
+def _opencv() -> Backend:
+    from pipegraph.operators.images.opencv import OpencvBackend
+
+    return OpencvBackend()
+
+
+_OPENERS: dict[str, Callable[[], Backend]] = {"pillow": _pillow, "opencv": _opencv}
+BACKENDS: tuple[str, ...] = tuple(_OPENERS)
+
+
+def open_backend(name: str) -> Backend:
+    """Open a backend by its name.
+
+    Raises:
+        GraphError: there is no such backend.
+        MissingExtraError: the package it stands on is not installed.
+    """
+    if name not in _OPENERS:
+        raise GraphError(f"DecodeImage: backend must be one of {', '.join(_OPENERS)}, got {name!r}")
+    return _OPENERS[name]()

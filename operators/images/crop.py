@@ -1,0 +1,157 @@
+"""Which part of an image is decoded: drawn from its size alone, before a pixel is decoded.
+
+Regions are in the coordinates of the *oriented* image, the one a viewer shows
+after the EXIF orientation. All backends are given the same region, so the same
+generator state gives the same crop whatever decodes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pipegraph.errors import GraphError
+
+TRIES = 10
+"""How often a random crop that does not fit is drawn again; torchvision's number."""
+
+DRAWS = 3 + 2 * TRIES
+"""Uniform numbers that one sample consumes, always all of them, in this order: 0 the flip,
+1 the crop's top, 2 its left, then for each try its area and its aspect ratio."""
+
+
+class Region(NamedTuple):
+    """A rectangle of the oriented image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+class Cut(NamedTuple):
+    """What was drawn for one sample: the region, and whether it is mirrored left to right."""
+
+    region: Region
+    flip: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop:
+    """A region of random area and aspect ratio at a random place.
+
+    The distribution is that of torchvision's ``RandomResizedCrop.get_params``:
+    area uniform in ``scale``, ratio (width / height) log-uniform in ``ratio``,
+    ten tries, then the largest central region within the ratio's bounds.
+
+    Args:
+        scale: smallest and largest share of the image's area, above 0, at most 1.
+        ratio: smallest and largest width / height, above 0.
+
+    Raises:
+        GraphError: a bound is out of its range, or the bounds are reversed.
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise GraphError(f"RandomResizedCrop: scale must satisfy 0 < low <= high <= 1, got {self.scale}")
+        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
+            raise GraphError(f"RandomResizedCrop: ratio must satisfy 0 < low <= high, got {self.ratio}")
+
+    def region(
+        self, height: int, width: int, out_height: int, out_width: int, numbers: Sequence[float]
+    ) -> Region:
+        """The region that ``DRAWS`` uniform ``numbers`` of [0, 1) choose; pure."""
+        low, high = self.scale
+        log_low, log_high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for i in range(3, DRAWS, 2):
+            area = height * width * (low + (high - low) * numbers[i])
+            ratio = math.exp(log_low + (log_high - log_low) * numbers[i + 1])
+            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                top, left = int(numbers[1] * (height - h + 1)), int(numbers[2] * (width - w + 1))
+                return Region(top, left, h, w)
+        h, w = height, width
+        if width < height * self.ratio[0]:
+            h = max(1, min(height, round(width / self.ratio[0])))
+        elif width > height * self.ratio[1]:
+            w = max(1, min(width, round(height * self.ratio[1])))
+        return Region((height - h) // 2, (width - w) // 2, h, w)
+
+
+@dataclass(frozen=True, slots=True)
+class CenterCrop:
+    """The usual evaluation crop: the shorter side scaled to ``resize``, then the centre cut out.
+
+    Nothing is resized twice: the region is the part of the original, to the
+    nearest pixel, that the two steps would show.
+
+    Args:
+        resize: length of the shorter side in pixels before the centre is cut out.
+
+    Raises:
+        GraphError: ``resize`` is below 1.
+    """
+
+    resize: int = 256
+
+    def __post_init__(self) -> None:
+        if self.resize < 1:
+            raise GraphError(f"CenterCrop: resize must be >= 1, got {self.resize}")
+
+    def region(
+        self, height: int, width: int, out_height: int, out_width: int, numbers: Sequence[float]
+    ) -> Region:
+        """The central region for an output of ``out_height`` x ``out_width``; draws nothing."""
+        scale = min(height, width) / self.resize
+        h = max(1, min(height, round(out_height * scale)))
+        w = max(1, min(width, round(out_width * scale)))
+        return Region((height - h) // 2, (width - w) // 2, h, w)
+
+
+Crop = RandomResizedCrop | CenterCrop | None
+"""``None`` is the whole image, scaled to the output's size without keeping its aspect ratio."""
+
+
+def check_crop(crop: Crop, size: tuple[int, int]) -> None:
+    """Refuse a crop that cannot fill ``size`` (height, width).
+
+    Raises:
+        GraphError: a ``CenterCrop`` whose ``resize`` is smaller than the output.
+    """
+    if isinstance(crop, CenterCrop) and max(size) > crop.resize:
+        raise GraphError(
+            f"CenterCrop(resize={crop.resize}) cannot fill an output of {size[0]}x{size[1]}: "
+            f"use resize >= {max(size)}"
+        )
+
+
+def draw(
+    crop: Crop, flip: float, height: int, width: int, size: tuple[int, int], rng: np.random.Generator | None
+) -> Cut:
+    """Draw one sample's region and flip.
+
+    Args:
+        crop: what to draw.
+        flip: probability of mirroring left to right, 0 to 1.
+        height, width: of the oriented image, in pixels (``Header.size``).
+        size: (height, width) of the output, in pixels.
+        rng: consumed by one ``random(DRAWS)``, whatever the image's size; left
+            alone, and so may be ``None``, when nothing is random.
+    """
+    if rng is None or not (flip or isinstance(crop, RandomResizedCrop)):
+        numbers: Sequence[float] = ()
+    else:
+        numbers = rng.random(DRAWS).tolist()
+    if crop is None:
+        region = Region(0, 0, height, width)
+    else:
+        region = crop.region(height, width, size[0], size[1], numbers)
+    return Cut(region, bool(flip) and numbers[0] < flip)

@@ -1,0 +1,126 @@
+"""The reference backend: Pillow, decoding the whole image, every step in full precision.
+
+Pillow shrinks with a filter that is widened by the scale (antialiased); the
+crop is made first, so pixels outside the region have no part in the result.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pipegraph.errors import DecodeError, MissingExtraError
+from pipegraph.operators.images.backend import Buffer, ImageHWC, Interpolation
+from pipegraph.operators.images.crop import Cut
+from pipegraph.operators.images.header import Header, check_size
+from pipegraph.operators.images.orientation import oriented, stored_region, swaps_sides
+
+# Raster formats only: Pillow would hand EPS to Ghostscript, and WMF to the system.
+_FORMATS = (
+    "JPEG",
+    "MPO",
+    "PNG",
+    "WEBP",
+    "GIF",
+    "BMP",
+    "DIB",
+    "TIFF",
+    "PPM",
+    "JPEG2000",
+    "AVIF",
+    "ICO",
+    "TGA",
+)
+
+
+@cache
+def _pil() -> tuple[Any, tuple[str, ...]]:
+    """Pillow's ``Image`` module and those of ``_FORMATS`` that this build opens."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError("Pillow", "images", "decoding this image") from error
+    Image.init()
+    return Image, tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+def _refusal(data: Buffer, error: Exception) -> DecodeError:
+    """What Pillow's complaint about ``data`` means to a user."""
+    Image, formats = _pil()
+    if isinstance(error, Image.UnidentifiedImageError):
+        start = bytes(data[:8])
+        return DecodeError(
+            f"not an image of a known format ({', '.join(formats)}): "
+            f"{len(data)} bytes that start with {start!r}"
+        )
+    return DecodeError(f"the image cannot be decoded: {error or type(error).__name__} ({len(data)} bytes)")
+
+
+def probe_with_pillow(data: Buffer) -> Header:
+    """``probe`` for what has no reader of its own.
+
+    Raises:
+        DecodeError: Pillow does not know the bytes, or refuses them.
+    """
+    Image, formats = _pil()
+    try:
+        image = Image.open(io.BytesIO(data), formats=formats)
+        check_size(*image.size)
+        value = image.getexif().get(0x0112, 1)
+    except (DecodeError, MemoryError):
+        raise
+    except Exception as error:  # Pillow's plugins raise nearly anything on broken bytes
+        raise _refusal(data, error) from error
+    kind = value if isinstance(value, int) and 1 <= value <= 8 else 1
+    bits = 16 if "16" in image.mode else 8
+    return Header(str(image.format), image.width, image.height, kind, image.mode, bits, plain=False)
+
+
+class PillowBackend:
+    """See the module; the other backends give it everything unusual."""
+
+    name = "pillow"
+
+    def __init__(self) -> None:
+        _pil()
+
+    def decode_into(
+        self,
+        data: Buffer,
+        header: Header,
+        cut: Cut,
+        out: ImageHWC,
+        *,
+        interpolation: Interpolation = "linear",
+    ) -> None:
+        """See ``Backend.decode_into``."""
+        Image, formats = _pil()
+        filters = {
+            "nearest": Image.Resampling.NEAREST,
+            "linear": Image.Resampling.BILINEAR,
+            "cubic": Image.Resampling.BICUBIC,
+            "area": Image.Resampling.BOX,
+        }
+        height, width = header.size
+        top, left, h, w = stored_region(cut.region, header.orientation, height, width)
+        target = out.shape[:2] if swaps_sides(header.orientation) else out.shape[1::-1]  # (width, height)
+        try:
+            image = Image.open(io.BytesIO(data), formats=formats)
+            check_size(*image.size)
+            if (h, w) != (image.height, image.width):
+                image = image.crop((left, top, left + w, top + h))
+            # Transparency is dropped, not blended; without this Pillow warns about it.
+            image.info.pop("transparency", None)
+            image = image.convert("L" if out.shape[2] == 1 else "RGB")
+            image = image.resize(target, filters[interpolation])
+        except (DecodeError, MemoryError):
+            raise
+        except Exception as error:
+            raise _refusal(data, error) from error
+        pixels = np.asarray(image)
+        if pixels.ndim == 2:
+            pixels = pixels[:, :, None]
+        np.copyto(out, oriented(pixels, header.orientation, cut.flip))
