@@ -1,12 +1,13 @@
-"""What every benchmark shares: alternated runs, ratios with their spread, and one dated record per run.
+"""What every benchmark shares: alternated runs, ratios with their spread, and one dated record per
+run.
 
 A contestant opens a stream that is longer than what is timed. The harness draws ``warm`` items from it
-(buffers full, workers up), times the next ``timed`` ones, and closes it while more would follow. So start-up
-and drain are outside the measured span, and a deep buffer earns nothing.
+(buffers full, workers up), times the next ``timed`` ones, and closes it while more would follow. So
+start-up and drain are outside the measured span, and a deep buffer earns nothing.
 
-One round lets every contestant run once; the rounds are repeated, each starting with the next contestant. Only ratios
-*within* one round are meaningful on a machine that others use too: the report gives their median, least and
-greatest over the rounds.
+One round lets every contestant run once; the rounds are repeated, each starting with the next
+contestant. Only ratios *within* one round are meaningful on a machine that others use too: the report
+gives their median, least and greatest over the rounds.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Run:
 
 @dataclass
 class Race:
-    """All runs of one comparison; ``runs[name][r]`` is round r, and ``missing[name]`` says why one has none."""
+    """All runs of one comparison: ``runs[name][r]`` is round r; ``missing[name]`` says why one has none."""
 
     runs: dict[str, list[Run]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -145,11 +146,26 @@ def race(contestants: Sequence[Contestant], rounds: int) -> Race:
                     traceback.print_exc()
                 continue
             result.runs.setdefault(contestant.name, []).append(run)
-            print(f"  round {number + 1}: {contestant.name:<34} {run.rate:>12,.0f}/s", file=sys.stderr, flush=True)
+            print(
+                f"  round {number + 1}: {contestant.name:<34} {run.rate:>12,.0f}/s",
+                file=sys.stderr,
+                flush=True,
+            )
         entered = [contestant for contestant in entered if contestant.name not in result.missing]
     for name in result.missing:
         result.runs.pop(name, None)
     return result
+
+
+def attempt(contestants: Iterable[Contestant], action: Callable[[Contestant], str]) -> dict[str, str]:
+    """Do something once with each; one that cannot says ``failed: reason``, so that no failure is silent."""
+    outcomes = {}
+    for contestant in contestants:
+        try:
+            outcomes[contestant.name] = action(contestant)
+        except Exception as error:
+            outcomes[contestant.name] = f"failed: {type(error).__name__}: {error}".splitlines()[0][:300]
+    return outcomes
 
 
 def machine() -> dict[str, Any]:
@@ -204,7 +220,9 @@ def summary(result: Race, yardsticks: Sequence[str]) -> dict[str, Any]:
         rows[name] = {
             "rate": spread(run.rate for run in runs).to_dict(),
             "cpu_s_per_unit": spread(run.cpu_s / run.units for run in runs).to_dict(),
-            "over": {other: result.ratios(name, other).to_dict() for other in yardsticks if other in result.runs},
+            "over": {
+                other: result.ratios(name, other).to_dict() for other in yardsticks if other in result.runs
+            },
         }
     return {"contestants": rows, "missing": result.missing}
 
@@ -213,7 +231,10 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table, aligned so that it reads well in a terminal too."""
     lines = [list(headers), *(list(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
-    out = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |" for line in lines]
+    out = [
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    ]
     out.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
     return "\n".join(out)
 
@@ -238,7 +259,9 @@ def arguments(doc: str, rounds: int = 5) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds, help=f"alternated rounds (default {rounds})")
     parser.add_argument("--only", default="", help="comma-separated parts of contestants' names")
-    parser.add_argument("--no-record", action="store_true", help="print only, write no row to benchmarks/results/")
+    parser.add_argument(
+        "--no-record", action="store_true", help="print only, write no row to benchmarks/results/"
+    )
     return parser
 
 
@@ -254,13 +277,18 @@ def header(claim: str, configuration: Mapping[str, Any]) -> None:
     print(claim)
     print("configuration:", ", ".join(f"{key}={value}" for key, value in configuration.items()))
     print(
-        f"machine: {facts['cpu']}, {facts['cores']} cores, {facts['memory_gb']} GB, Python {facts['python']}, "
-        f"load {facts['load_1min']}"
+        f"machine: {facts['cpu']}, {facts['cores']} cores, {facts['memory_gb']} GB, "
+        f"Python {facts['python']}, load {facts['load_1min']}"
     )
     print("versions:", ", ".join(f"{k} {v}" for k, v in facts["versions"].items()), flush=True)
 
 
-def repeat(items: Sequence[Any]) -> Iterator[Any]:
-    """The items over and over, without keeping a second list of them."""
-    while True:
-        yield from items
+class Repeat:
+    """The items over and over, without keeping a second list of them; every ``iter`` starts anew."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from self.items

@@ -1,11 +1,11 @@
 """What a stage costs: chains of k trivial map stages, item by item, integers.
 
-Claim: at most 3 us per item and stage (capacity 64, one worker, ordered, statistics on), at least 6 times faster than
-torchdata.nodes' thread ParallelMapper, at least 30 times faster than SPDL, flat from 1 to 64 stages; and, with
-``--memory-items``, memory flat over as many items as asked for.
+Claim: at most 3 us per item and stage (capacity 64, one worker, ordered, statistics on), at least 6
+times faster than torchdata.nodes' thread ParallelMapper, at least 30 times faster than SPDL, flat from
+1 to 64 stages; and, with ``--memory-items``, memory flat over as many items as asked for.
 
-Every contestant has a queue and a thread per stage, except those marked "no queue": DataLoader and Grain run all maps in one
-place. "tuned" rows are what a peer's documentation offers for small items.
+Every contestant has a queue and a thread per stage, except those marked "no queue": DataLoader and
+Grain run all maps in one place. "tuned" rows are what a peer's documentation offers for small items.
 
     python benchmarks/hop_cost.py --rounds 5
     python benchmarks/hop_cost.py --memory-items 10000000
@@ -20,13 +20,14 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import harness
 from harness import Contestant
 
-CLAIM = "<= 3 us per item and stage; >= 6 x torchdata.nodes thread ParallelMapper; >= 30 x SPDL; flat from 1 to 64 stages"
+CLAIM = "<= 3 us per item and stage; >= 6 x torchdata.nodes (threads); >= 30 x SPDL; flat to 64 stages"
 DEPTHS = (1, 4, 16, 64)
 CAPACITY = 64
 # More than any contestant draws: the stream is closed while more would come.
@@ -85,7 +86,7 @@ class BareChannel:
 
 @contextmanager
 def bare(depth: int) -> Iterator[Iterator[int]]:
-    """Hand-written: a thread per stage, bounded deques between, no statistics, no errors, no order to keep."""
+    """Hand-written: a thread per stage, bounded deques between, no statistics, no error handling."""
     channels = [BareChannel() for _ in range(depth + 1)]
 
     def source() -> None:
@@ -103,10 +104,7 @@ def bare(depth: int) -> Iterator[Iterator[int]]:
             yield from items
 
     threads = [threading.Thread(target=source, daemon=True)]
-    threads += [
-        threading.Thread(target=stage, args=pair, daemon=True)
-        for pair in zip(channels[:-1], channels[1:], strict=True)
-    ]
+    threads += [threading.Thread(target=stage, args=pair, daemon=True) for pair in pairwise(channels)]
     for thread in threads:
         thread.start()
     try:
@@ -137,10 +135,7 @@ def plain_queues(depth: int) -> Iterator[Iterator[int]]:
         downstream.put(-1)
 
     threads = [threading.Thread(target=source, daemon=True)]
-    threads += [
-        threading.Thread(target=stage, args=pair, daemon=True)
-        for pair in zip(queues[:-1], queues[1:], strict=True)
-    ]
+    threads += [threading.Thread(target=stage, args=pair, daemon=True) for pair in pairwise(queues)]
     for thread in threads:
         thread.start()
     drain = iter(queues[-1].get, -1)
@@ -154,7 +149,9 @@ def plain_queues(depth: int) -> Iterator[Iterator[int]]:
 
 
 @contextmanager
-def pipegraph(depth: int, workers: int = 1, ordered: bool = True, items: int = ENDLESS) -> Iterator[Iterator[int]]:
+def pipegraph(
+    depth: int, workers: int = 1, ordered: bool = True, items: int = ENDLESS
+) -> Iterator[Iterator[int]]:
     """The chain as a user writes it."""
     import pipegraph as pg
     from pipegraph import operators as ops
@@ -178,7 +175,7 @@ def torchdata_nodes(depth: int, tuned: bool = False) -> Iterator[Iterator[int]]:
         node = ParallelMapper(node, identity, num_workers=1, method="thread", **options)
     iterator = iter(Loader(node))
     yield iterator
-    # Ends the threads from the last stage to the first; the order of garbage collection would leave them polling.
+    # From the last stage to the first: collected in another order, the threads would go on polling.
     shut_down(iterator)
 
 
@@ -197,7 +194,8 @@ def spdl(depth: int) -> Iterator[Iterator[int]]:
     """A ``pipe`` per stage with concurrency 1; as many pool threads as stages, a sink of 64."""
     from spdl.pipeline import PipelineBuilder
 
-    builder: Any = PipelineBuilder().add_source(range(ENDLESS))
+    builder: Any = PipelineBuilder()
+    builder = builder.add_source(range(ENDLESS))
     for _ in range(depth):
         builder = builder.pipe(identity, concurrency=1, output_order="input")
     pipeline = builder.add_sink(CAPACITY).build(num_threads=depth, use_thread_output_queue=True)
@@ -224,7 +222,9 @@ def grain_queues(depth: int) -> Iterator[Iterator[int]]:
     """Grain with a thread and a queue behind every map."""
     import grain
 
-    data: Any = grain.MapDataset.range(ENDLESS).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    data: Any = grain.MapDataset.range(ENDLESS).to_iter_dataset(
+        grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    )
     for _ in range(depth):
         data = grain.experimental.ThreadPrefetchIterDataset(data.map(identity), prefetch_buffer_size=CAPACITY)
     iterator = iter(data)
@@ -234,10 +234,11 @@ def grain_queues(depth: int) -> Iterator[Iterator[int]]:
 
 @contextmanager
 def dataloader(depth: int) -> Iterator[Iterator[int]]:
-    """DataLoader, one worker process, ``batch_size=None``: item by item (all maps in the worker, no queue between)."""
+    """DataLoader, one worker process, ``batch_size=None``: item by item, all maps in the worker."""
     from torch.utils.data import DataLoader
 
-    loader = DataLoader(Chain(depth), batch_size=None, num_workers=1, prefetch_factor=CAPACITY)
+    chain: Any = Chain(depth)
+    loader: Any = DataLoader(chain, batch_size=None, num_workers=1, prefetch_factor=CAPACITY)
     iterator = iter(loader)
     yield iterator
     del iterator
@@ -259,7 +260,7 @@ class Chain:
 
 
 def contestants(depth: int, scale: float) -> list[Contestant]:
-    """All ways to run a chain of ``depth`` stages; slow ones draw fewer items so that each runs for about a second."""
+    """All ways to run a chain of ``depth`` stages; slow ones draw fewer items, so that runs last alike."""
 
     def entry(name: str, stream: Any, us_per_hop: float, us_fixed: float = 0.0) -> Contestant:
         timed = max(200, int(scale * 1e6 / (us_per_hop * depth + us_fixed)))
@@ -303,9 +304,13 @@ def memory_run(items: int, depth: int = 4) -> dict[str, Any]:
 
 def main() -> None:
     parser = harness.arguments(__doc__ or "")
-    parser.add_argument("--depths", default=",".join(map(str, DEPTHS)), help="chain lengths (default 1,4,16,64)")
+    parser.add_argument(
+        "--depths", default=",".join(map(str, DEPTHS)), help="chain lengths (default 1,4,16,64)"
+    )
     parser.add_argument("--scale", type=float, default=0.5, help="seconds that a run should take, roughly")
-    parser.add_argument("--memory-items", type=int, default=0, help="instead: resident memory over so many items")
+    parser.add_argument(
+        "--memory-items", type=int, default=0, help="instead: resident memory over so many items"
+    )
     options = parser.parse_args()
     configuration = {"capacity": CAPACITY, "rounds": options.rounds, "scale": options.scale}
     harness.header(CLAIM, configuration)

@@ -1,0 +1,380 @@
+"""Decode photographs to 224 x 224: the same OpenCV function everywhere, 2 workers, batches of 64,
+steady state.
+
+Claim: at least 0.97 of the hand-written loop, and ahead of every peer.
+
+A run delivers 2,000 images (the folder's photographs over and over) after a warm-up of 640. Each peer
+does it in the way its documentation recommends for speed; DALI uses its own reader and decoder,
+WebDataset reads tar shards. Before the race every contestant's first batch is compared with the
+reference.
+
+    python benchmarks/image_decode.py --images FOLDER --rounds 5
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+from harness import Contestant
+from hop_cost import shut_down
+from images import (
+    BATCH,
+    SIZE,
+    WORKERS,
+    add_images_option,
+    decode,
+    load,
+    one_thread_each,
+    photographs,
+    write_shards,
+)
+
+CLAIM = ">= 0.97 of a hand-written two-thread loop, and ahead of every peer"
+IDEAL = "hand-written loop"
+OURS = "pipegraph: batch, DecodeImage"
+PREFETCH = 4  # batches, wherever a contestant lets one choose
+TIMED = 32  # batches: 2,048 images
+WARM = 10
+
+
+class HandWritten:
+    """Two threads, each decoding whole batches into a ring of reused buffers; batches in order, bounded."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = paths
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        self.free = deque(np.empty((BATCH, SIZE, SIZE, 3), np.uint8) for _ in range(PREFETCH + WORKERS + 1))
+        self.ready: dict[int, Any] = {}
+        self.claimed = 0
+        self.closed = False
+        self.threads = [threading.Thread(target=self.work, daemon=True) for _ in range(WORKERS)]
+        for thread in self.threads:
+            thread.start()
+
+    def work(self) -> None:
+        """Claim the next batch and a buffer, fill it, hand it over."""
+        import cv2
+
+        while True:
+            with self.lock:
+                while not self.free and not self.closed:
+                    self.changed.wait()
+                if self.closed:
+                    return
+                number, buffer = self.claimed, self.free.popleft()
+                self.claimed += 1
+            for row in range(BATCH):
+                with open(self.paths[(number * BATCH + row) % len(self.paths)], "rb") as file:
+                    data = file.read()
+                image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+                cv2.resize(image, (SIZE, SIZE), dst=buffer[row], interpolation=cv2.INTER_LINEAR)
+            with self.lock:
+                self.ready[number] = buffer
+                self.changed.notify_all()
+
+    def __iter__(self) -> Iterator[Any]:
+        import torch
+
+        number = 0
+        while True:
+            with self.lock:
+                while number not in self.ready:
+                    self.changed.wait()
+                buffer = self.ready.pop(number)
+            yield torch.from_numpy(buffer)
+            with self.lock:
+                self.free.append(buffer)
+                self.changed.notify_all()
+            number += 1
+
+    def close(self) -> None:
+        """End the threads."""
+        with self.lock:
+            self.closed = True
+            self.changed.notify_all()
+        for thread in self.threads:
+            thread.join()
+
+
+@contextmanager
+def hand_written(paths: Sequence[str]) -> Iterator[Any]:
+    loop = HandWritten(paths)
+    try:
+        yield loop
+    finally:
+        loop.close()
+
+
+@contextmanager
+def pipegraph_batch(paths: Sequence[str]) -> Iterator[Any]:
+    """Encoded samples are batched, then decoded in place into the batch's slab."""
+    import pipegraph as pg
+    from pipegraph import operators as ops
+
+    graph = pg.Graph("decode")
+    files = graph.add(
+        ops.FromIterable({"key": str(i), "path": p} for i, p in enumerate(harness.Repeat(paths)))
+    )
+    batches = files.then(ops.Load()).then(ops.Batch(BATCH), capacity=PREFETCH)
+    batches.then(ops.DecodeImage(SIZE, backend="opencv"), workers=WORKERS, capacity=PREFETCH)
+    with graph.loader() as loader:
+        yield (batch["image"] for batch in loader)
+
+
+@contextmanager
+def pipegraph_map(paths: Sequence[str]) -> Iterator[Any]:
+    """The plain way: a function on every path, then a batch."""
+    import pipegraph as pg
+    from pipegraph import operators as ops
+
+    graph = pg.Graph("decode")
+    files = graph.add(ops.FromIterable(harness.Repeat(paths)))
+    files.then(ops.Map(load), workers=WORKERS, capacity=BATCH).then(ops.Batch(BATCH), capacity=PREFETCH)
+    with graph.loader() as loader:
+        yield loader
+
+
+@contextmanager
+def pipegraph_batch_function(paths: Sequence[str]) -> Iterator[Any]:
+    """The form that suits torchdata.nodes and SPDL best: a function on a batch of paths."""
+    import pipegraph as pg
+    from pipegraph import operators as ops
+
+    graph = pg.Graph("decode")
+    files = graph.add(ops.FromIterable(harness.Repeat(paths)))
+    files.then(ops.Batch(BATCH), capacity=PREFETCH).then(
+        ops.Map(load_batch), workers=WORKERS, capacity=PREFETCH
+    )
+    with graph.loader() as loader:
+        yield loader
+
+
+class Photographs:
+    """A map-style data set over the photographs, repeated without end in sight."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, index: int) -> Any:
+        return load(self.paths[index % len(self.paths)])
+
+
+def limit_threads(worker: int) -> None:
+    """A DataLoader worker's start."""
+    one_thread_each()
+
+
+@contextmanager
+def dataloader(paths: Sequence[str]) -> Iterator[Any]:
+    """Two persistent worker processes, two batches ahead each; they collate straight into shared memory."""
+    from torch.utils.data import DataLoader
+
+    data: Any = Photographs(paths)
+    loader: Any = DataLoader(
+        data,
+        batch_size=BATCH,
+        num_workers=WORKERS,
+        prefetch_factor=PREFETCH // WORKERS,
+        persistent_workers=True,
+        worker_init_fn=limit_threads,
+    )
+    iterator = iter(loader)
+    yield iterator
+    iterator._shutdown_workers()
+
+
+def load_batch(paths: Sequence[str]) -> Any:
+    """A batch of paths to one uint8 tensor, each image written once into its place."""
+    import cv2
+    import torch
+
+    images = np.empty((len(paths), SIZE, SIZE, 3), np.uint8)
+    for row, path in enumerate(paths):
+        with open(path, "rb") as file:
+            data = np.frombuffer(file.read(), np.uint8)
+        cv2.resize(cv2.imdecode(data, cv2.IMREAD_COLOR_RGB), (SIZE, SIZE), dst=images[row])
+    return torch.from_numpy(images)
+
+
+@contextmanager
+def torchdata_nodes(paths: Sequence[str], method: Any) -> Iterator[Any]:
+    """As its migration guide does: batch the indices, map and collate in the workers, prefetch."""
+    from torchdata.nodes import Batcher, IterableWrapper, Loader, ParallelMapper, Prefetcher
+
+    node: Any = Batcher(IterableWrapper(harness.Repeat(paths)), BATCH)
+    node = ParallelMapper(node, load_batch, num_workers=WORKERS, method=method)
+    iterator = iter(Loader(Prefetcher(node, PREFETCH)))
+    yield iterator
+    shut_down(iterator)
+
+
+@contextmanager
+def spdl_items(paths: Sequence[str]) -> Iterator[Any]:
+    """An image per task, then aggregated and collated."""
+    from spdl.pipeline import PipelineBuilder
+
+    builder: Any = PipelineBuilder().add_source(harness.Repeat(paths))
+    builder = builder.pipe(load, concurrency=WORKERS, output_order="input").aggregate(BATCH).pipe(stack)
+    pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
+    with pipeline.auto_stop():
+        yield pipeline
+
+
+@contextmanager
+def spdl_batches(paths: Sequence[str]) -> Iterator[Any]:
+    """Paths aggregated first, then a batch per task: fewer tasks for its event loop."""
+    from spdl.pipeline import PipelineBuilder
+
+    builder: Any = PipelineBuilder().add_source(harness.Repeat(paths)).aggregate(BATCH)
+    builder = builder.pipe(load_batch, concurrency=WORKERS, output_order="input")
+    pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
+    with pipeline.auto_stop():
+        yield pipeline
+
+
+def stack(images: Sequence[Any]) -> Any:
+    """Collate decoded images."""
+    import torch
+
+    return torch.from_numpy(np.stack(images))
+
+
+@contextmanager
+def grain(paths: Sequence[str]) -> Iterator[Any]:
+    """Batched before the read threads, so that each of the two reads whole batches."""
+    import grain as gr
+    import torch
+
+    data = gr.MapDataset.source(list(paths)).repeat().map(load).batch(BATCH)
+    options = gr.ReadOptions(num_threads=WORKERS, prefetch_buffer_size=PREFETCH)
+    iterator = iter(data.to_iter_dataset(options))
+    yield (torch.from_numpy(batch) for batch in iterator)
+    iterator.close()
+
+
+def decode_sample(sample: dict[str, Any]) -> Any:
+    """A WebDataset sample to its image."""
+    return decode(sample["jpg"])
+
+
+@contextmanager
+def webdataset(paths: Sequence[str]) -> Iterator[Any]:
+    """Tar shards through WebLoader: two worker processes that decode and collate."""
+    import webdataset as wds
+    from torch.utils.data import default_collate
+
+    with tempfile.TemporaryDirectory() as folder:
+        shards = write_shards(paths, Path(folder), WORKERS)
+        data = wds.WebDataset(shards, shardshuffle=False).repeat()
+        data = data.map(decode_sample).batched(BATCH, collation_fn=default_collate)
+        loader = wds.WebLoader(
+            data,
+            batch_size=None,
+            num_workers=WORKERS,
+            prefetch_factor=PREFETCH // WORKERS,
+            worker_init_fn=limit_threads,
+        )
+        iterator = iter(loader)
+        yield iterator
+        del iterator
+
+
+@contextmanager
+def dali(paths: Sequence[str]) -> Iterator[Any]:
+    """Its own reader, decoder and resize on the CPU, two threads; batches leave through DLPack, uncopied."""
+    import torch
+    from nvidia.dali import fn, pipeline_def, types
+
+    @pipeline_def(  # type: ignore[untyped-decorator]
+        batch_size=BATCH, num_threads=WORKERS, device_id=None, prefetch_queue_depth=PREFETCH
+    )
+    def definition() -> Any:
+        encoded, _ = fn.readers.file(files=list(paths), prefetch_queue_depth=PREFETCH)
+        images = fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
+        return fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR, antialias=False)
+
+    pipeline = definition()
+    pipeline.build()
+
+    def batches() -> Iterator[Any]:
+        while True:
+            (images,) = pipeline.run()
+            yield torch.utils.dlpack.from_dlpack(images.as_tensor())
+
+    yield batches()
+
+
+def contestants(paths: Sequence[str]) -> list[Contestant]:
+    """All ways to do the job."""
+    streams: dict[str, Any] = {
+        IDEAL: hand_written,
+        OURS: pipegraph_batch,
+        "pipegraph: map, batch": pipegraph_map,
+        "pipegraph: batch, map": pipegraph_batch_function,
+        "DataLoader, 2 processes": dataloader,
+        "torchdata.nodes, threads": partial(torchdata_nodes, method="thread"),
+        "torchdata.nodes, processes": partial(torchdata_nodes, method="process"),
+        "SPDL, per image": spdl_items,
+        "SPDL, per batch": spdl_batches,
+        "Grain, 2 read threads": grain,
+        "WebDataset, 2 processes": webdataset,
+        "DALI, own decoder": dali,
+    }
+    return [
+        Contestant(name, partial(stream, paths), warm=WARM, timed=TIMED, weight=BATCH)
+        for name, stream in streams.items()
+    ]
+
+
+def check(contestant: Contestant, reference: Any) -> str:
+    """How the first batch compares with the reference; a wrong shape or type is an error.
+
+    WebDataset's two shards hold the photographs in another order, so only its shape can be compared.
+    """
+    with contestant.stream() as stream:
+        batch = next(iter(stream))
+        if tuple(batch.shape) != tuple(reference.shape) or batch.dtype != reference.dtype:
+            raise RuntimeError(f"{contestant.name}: got {tuple(batch.shape)} {batch.dtype}")
+        difference = (batch.short() - reference.short()).abs().float().mean().item()
+    return "equal" if difference == 0 else f"mean difference {difference:.2f}"
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__ or "")
+    add_images_option(parser)
+    options = parser.parse_args()
+    paths = photographs(options.images)
+    one_thread_each()
+    configuration = {
+        "photographs": len(paths), "images": TIMED * BATCH, "batch": BATCH, "size": SIZE, "workers": WORKERS,
+        "prefetch_batches": PREFETCH, "rounds": options.rounds,
+    }  # fmt: skip
+    harness.header(CLAIM, configuration)
+    entered = harness.chosen(contestants(paths), options.only)
+    reference = load_batch([path for _, path in zip(range(BATCH), harness.Repeat(paths), strict=False)])
+    checks = harness.attempt(entered, partial(check, reference=reference))
+    for name, outcome in checks.items():
+        print(f"  first batch: {name:<34} {outcome}")
+    result = harness.race([c for c in entered if not checks[c.name].startswith("failed")], options.rounds)
+    yardsticks = [IDEAL, OURS]
+    print(harness.rate_table(result, yardsticks, "images"))
+    if not options.no_record:
+        results = {**harness.summary(result, yardsticks), "first_batch": checks}
+        print("recorded in", harness.record("image_decode", CLAIM, configuration, results).name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""What starting costs: the import on top of ``import torch``, and the time from building a loader to
+its first batch.
+
+Claim: ``import pipegraph`` adds at most 0.15 s to ``import torch``; the first batch comes no later than
+any peer's.
+
+Every measurement is a fresh interpreter, in turn over the contestants. The first batch is that of
+``image_decode.py``: 64 photographs decoded to 224 x 224 by 2 workers; torch, numpy and OpenCV are
+imported before the clock starts.
+
+    python benchmarks/start_up.py --images FOLDER --rounds 5
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import harness
+import image_decode
+from images import BATCH, WORKERS, add_images_option, one_thread_each, photographs
+
+CLAIM = "import pipegraph adds <= 0.15 s to import torch; first batch no later than any peer's"
+# What a user of each imports; a contestant of image_decode is known by the start of its name.
+MODULES = {
+    "hand-written": (),
+    "pipegraph": ("pipegraph", "pipegraph.operators"),
+    "DataLoader": ("torch.utils.data",),
+    "torchdata.nodes": ("torchdata.nodes",),
+    "SPDL": ("spdl.pipeline",),
+    "Grain": ("grain",),
+    "WebDataset": ("webdataset",),
+    "DALI": ("nvidia.dali", "nvidia.dali.fn", "nvidia.dali.types"),
+}
+
+
+def child(name: str, folder: str) -> None:
+    """One measurement, in its own interpreter: prints the two times as JSON on the last line."""
+    import cv2  # noqa: F401
+    import torch  # noqa: F401
+
+    paths = photographs(folder)
+    one_thread_each()
+    modules = next(names for start, names in MODULES.items() if name.startswith(start))
+    begin = time.perf_counter()
+    for module in modules:
+        importlib.import_module(module)
+    imported = time.perf_counter()
+    contestant = next(c for c in image_decode.contestants(paths) if c.name == name)
+    opened = time.perf_counter()
+    with contestant.stream() as stream:
+        iterator = iter(stream)
+        next(iterator)
+        first = time.perf_counter()
+        del iterator
+    print(json.dumps({"import_s": imported - begin, "first_batch_s": first - opened}))
+
+
+def measure(name: str, folder: str) -> dict[str, float]:
+    """Start the child and read its last line.
+
+    Raises:
+        RuntimeError: the child failed; the message is its last line of error.
+    """
+    command = [sys.executable, __file__, "--child", name, "--images", folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode != 0:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
+    times: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return times
+
+
+def rounds_of(
+    names: Sequence[str], folder: str, rounds: int
+) -> tuple[dict[str, list[dict[str, float]]], dict[str, str]]:
+    """Alternated measurements by name, and why a name has none."""
+    measured: dict[str, list[dict[str, float]]] = {}
+    missing: dict[str, str] = {}
+    for number in range(rounds):
+        for name in names:
+            if name in missing:
+                continue
+            try:
+                times = measure(name, folder)
+            except RuntimeError as error:
+                missing[name] = str(error)[:300]
+                continue
+            measured.setdefault(name, []).append(times)
+            print(
+                f"  round {number + 1}: {name:<34} {times['first_batch_s']:.3f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+    return measured, missing
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__ or "")
+    add_images_option(parser)
+    parser.add_argument(
+        "--child", default="", help="(the script's own use) measure one contestant in this process"
+    )
+    options = parser.parse_args()
+    paths = photographs(options.images)
+    if options.child:
+        child(options.child, options.images)
+        return
+    configuration = {"batch": BATCH, "workers": WORKERS, "rounds": options.rounds}
+    harness.header(CLAIM, configuration)
+    names = [c.name for c in harness.chosen(image_decode.contestants(paths), options.only)]
+    measured, missing = rounds_of(names, options.images, options.rounds)
+
+    results: dict[str, Any] = {"missing": missing, "contestants": {}}
+    rows = []
+    ours = measured.get(image_decode.OURS)
+    for name, times in sorted(measured.items(), key=lambda entry: entry[1][0]["first_batch_s"]):
+        imports = harness.spread(t["import_s"] for t in times)
+        first = harness.spread(t["first_batch_s"] for t in times)
+        both = harness.spread(t["import_s"] + t["first_batch_s"] for t in times)
+        results["contestants"][name] = {
+            "import_s": imports.to_dict(), "first_batch_s": first.to_dict(), "both_s": both.to_dict(),
+        }  # fmt: skip
+        ratio = "-"
+        if ours:
+            pairs = zip(times, ours, strict=False)
+            over = harness.spread(t["first_batch_s"] / o["first_batch_s"] for t, o in pairs)
+            results["contestants"][name]["first_batch_over_ours"] = over.to_dict()
+            ratio = str(over)
+        rows.append([name, str(imports), str(first), str(both), ratio])
+    headers = ["", "import after torch, s", "first batch, s", "both, s", f"first batch x {image_decode.OURS}"]
+    print(harness.table(headers, rows))
+    for name, reason in missing.items():
+        print(f"not measured: {name}: {reason}")
+    if not options.no_record:
+        print("recorded in", harness.record("start_up", CLAIM, configuration, results).name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The benchmarks' own parts: what is timed, how failures show, how ratios are made; scripts start."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("harness")
+
+
+@pytest.fixture
+def hop_cost(harness: Any) -> Any:
+    return importlib.import_module("hop_cost")
+
+
+def finite(items: int, opened: list[str] | None = None) -> Any:
+    @contextmanager
+    def stream() -> Iterator[Any]:
+        yield iter(range(items))
+        if opened is not None:
+            opened.append("closed")
+
+    return stream
+
+
+def test_a_run_counts_only_the_timed_items_and_closes_the_stream(harness: Any) -> None:
+    closed: list[str] = []
+    run = harness.measure(harness.Contestant("ten", finite(100, closed), warm=5, timed=10, weight=64))
+    assert run.units == 640
+    assert run.wall_s > 0
+    assert closed == ["closed"]
+
+
+def test_a_stream_that_ends_inside_the_timed_span_is_an_error(harness: Any) -> None:
+    with pytest.raises(RuntimeError, match="short: the stream ended after 12 items"):
+        harness.measure(harness.Contestant("short", finite(12), warm=5, timed=10))
+
+
+def test_a_contestant_that_fails_is_named_with_its_reason(harness: Any) -> None:
+    @contextmanager
+    def absent() -> Iterator[Any]:
+        raise ImportError("No module named 'peer'")
+        yield
+
+    entered = [
+        harness.Contestant("works", finite(100), warm=1, timed=10),
+        harness.Contestant("absent", absent, warm=1, timed=10),
+    ]
+    result = harness.race(entered, rounds=2)
+    assert len(result.runs["works"]) == 2
+    assert result.missing == {"absent": "ImportError: No module named 'peer'"}
+    assert "not measured: absent" in harness.rate_table(result, ["works"], "items")
+
+
+def test_ratios_are_taken_round_by_round(harness: Any) -> None:
+    runs = {
+        "a": [harness.Run(1.0, 0.0, 10), harness.Run(2.0, 0.0, 10)],
+        "b": [harness.Run(2.0, 0.0, 10), harness.Run(4.0, 0.0, 10)],
+    }
+    ratio = harness.Race(runs=runs).ratios("a", "b")
+    assert (ratio.median, ratio.low, ratio.high) == (2.0, 2.0, 2.0)
+
+
+def test_a_record_is_one_json_row_with_machine_and_versions(
+    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    path = harness.record("smoke", "a claim", {"rounds": 1}, {"answer": 42})
+    harness.record("smoke", "a claim", {"rounds": 1}, {"answer": 43})
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["results"]["answer"] for row in rows] == [42, 43]
+    assert rows[0]["machine"]["versions"]["torch"]
+
+
+@pytest.mark.parametrize("way", ["bare", "plain_queues"])
+def test_the_hand_written_chains_keep_every_item_in_order(hop_cost: Any, way: str) -> None:
+    with getattr(hop_cost, way)(3) as stream:
+        assert list(islice(stream, 500)) == list(range(500))
+
+
+@pytest.mark.parametrize("script", sorted(p.name for p in FOLDER.glob("*.py") if "__main__" in p.read_text()))
+def test_every_script_explains_itself(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / script), "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
