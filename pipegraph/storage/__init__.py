@@ -5,7 +5,9 @@ Mechanism only: knows no graph, no operator and no engine.
 
 from __future__ import annotations
 
+from .files import BytesFile as BytesFile
 from .files import LocalFile as LocalFile
+from .files import OverlayFile as OverlayFile
 from .files import ShardFile as ShardFile
 from .parts import Part as Part
 from .parts import expand_parts as expand_parts

@@ -49,7 +49,11 @@ class ShardFile(ABC):
 
     def open(self) -> io.BufferedReader:
         """A buffered binary file over this shard, for libraries that want one."""
-        return io.BufferedReader(_RawView(self), self.stream_nbytes())
+        return io.BufferedReader(self.open_raw(), self.stream_nbytes())
+
+    def open_raw(self) -> io.RawIOBase:
+        """The same without a buffer: each of its reads is one `read_at`."""
+        return _RawView(self)
 
     def check_range(self, offset: int, nbytes: int) -> None:
         """Refuse a range outside the shard, before anything is allocated for it."""
@@ -143,10 +147,17 @@ class OverlayFile(ShardFile):
         self._base, self._offset, self._inner = base, offset, inner
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        start = offset - self._offset
-        if start >= 0 and start + nbytes <= self._inner.size:
-            return self._inner.read_at(start, nbytes)
-        return self._base.read_at(offset, nbytes)
+        self.check_range(offset, nbytes)
+        stop, inner_stop = offset + nbytes, self._offset + self._inner.size
+        start, end = max(offset, self._offset), min(stop, inner_stop)
+        if start >= end:
+            return self._base.read_at(offset, nbytes)
+        data = self._inner.read_at(start - self._offset, end - start)
+        if offset < start:
+            data = self._base.read_at(offset, start - offset) + data
+        if end < stop:
+            data += self._base.read_at(end, stop - end)
+        return data
 
     def close(self) -> None:
         self._inner.close()

@@ -10,9 +10,13 @@ from threading import Lock
 from pipegraph.errors import DataError
 from pipegraph.storage.parts import Part
 
+from .arrays import NpyFormat, NpzFormat
+from .arrays import TokenFormat as TokenFormat
 from .base import Block as Block
 from .base import Format as Format
 from .base import Sample as Sample
+from .lines import JsonLinesFormat, PackedJsonLinesFormat
+from .parquet import ParquetFormat
 from .tar import TarFormat
 
 _lock = Lock()
@@ -49,4 +53,12 @@ def format_of(part: Part | str) -> Format:
     )
 
 
-register_format(TarFormat())
+for _format in (
+    TarFormat(),
+    ParquetFormat(),
+    JsonLinesFormat(),
+    PackedJsonLinesFormat(),
+    NpyFormat(),
+    NpzFormat(),
+):
+    register_format(_format)

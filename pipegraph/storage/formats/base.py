@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from pipegraph.storage.files import ShardFile
 
@@ -14,6 +14,10 @@ Sample = dict[str, Any]
 # Blocks of 64 to 256 MB: large enough that a request's latency does not
 # matter, small enough that a rank can hold a lane's worth of them.
 BLOCK_NBYTES: Final = 128 * 1000 * 1000
+
+# What one part or block may grow to when it is unpacked in memory: a thousand
+# times more fits in a gz of the same size that is made for harm.
+MAX_UNPACKED_NBYTES: Final = 1 << 31
 
 # A single field above this is taken for an attack or a broken file.
 MAX_FIELD_NBYTES: Final = 1 << 32
@@ -44,7 +48,7 @@ class Format(ABC):
     checked against the file's size before memory is taken for them.
     """
 
-    suffixes: ClassVar[tuple[str, ...]]
+    suffixes: tuple[str, ...]
     """File name endings, with the dot, in lower case."""
 
     @abstractmethod
@@ -56,10 +60,14 @@ class Format(ABC):
         """
 
     @abstractmethod
-    def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> list[Block]:
-        """The blocks of a part, together every sample once, each of about `block_nbytes`.
+    def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
+        """The blocks of a part in order, together every sample once, each of about `block_nbytes`.
 
-        Reads headers only where the format allows it.
+        Reads headers only where the format allows it, and yields a block as soon as
+        its end is known, so that its bytes can be checksummed on the same pass.
+
+        Raises:
+            ShardError: as `samples`.
         """
 
     @abstractmethod

@@ -23,6 +23,9 @@ from .tarheader import Member, members
 # members that share a key would be one dict.
 MAX_FIELDS: Final = 1000
 
+# Read at a time by an index: tiny members share one read, large ones are skipped.
+_SCAN_NBYTES: Final = 1 << 13
+
 
 @final
 class TarFormat(Format):
@@ -38,17 +41,19 @@ class TarFormat(Format):
         window = _Window(file, file.size, file.stream_nbytes())
         return _samples(members(window.read, 0, file.size, file.name, marker=True), window, file.name)
 
-    def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> list[Block]:
-        starts = _sample_starts(file, 0, file.size, marker=True)
-        blocks: list[Block] = []
-        first, last = 0, len(starts) - 1
-        while first < last:
-            until = first + 1
-            while until < last and starts[until + 1] - starts[first] <= block_nbytes:
-                until += 1
-            blocks.append(Block(starts[first], starts[until] - starts[first], first, until - first))
-            first = until
-        return blocks
+    def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
+        first = count = 0
+        start = end = -1
+        for next_start in _sample_starts(file, 0, file.size, marker=True):
+            if count and next_start - start > block_nbytes and count > first + 1:
+                yield Block(start, end - start, first, count - 1 - first)
+                first, start = count - 1, end
+            elif start < 0:
+                start = next_start
+            end = next_start
+            count += 1
+        if count - 1 > first:
+            yield Block(start, end - start, first, count - 1 - first)
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         return _TarBlock(file, block)
@@ -60,7 +65,7 @@ class _TarBlock(Sequence[Sample]):
 
     def __init__(self, file: ShardFile, block: Block) -> None:
         self._file, self._block = file, block
-        self._starts = _sample_starts(file, block.offset, block.offset + block.nbytes)
+        self._starts = array("q", _sample_starts(file, block.offset, block.offset + block.nbytes))
         if len(self) != block.samples:
             raise ShardError(
                 f"{file.name}: the block at byte {block.offset} holds {len(self)} samples, its index says "
@@ -156,19 +161,15 @@ def _label(value: bytes, name: str, file_name: str) -> int:
         raise ShardError(f"{file_name}: {name!r} should hold a whole number, got {value[:20]!r}") from None
 
 
-def _sample_starts(file: ShardFile, start: int, stop: int, *, marker: bool = False) -> array[int]:
-    """Where each sample starts, and as last item where the last one ends."""
-    starts = array("q")
+def _sample_starts(file: ShardFile, start: int, stop: int, *, marker: bool = False) -> Iterator[int]:
+    """Where each sample starts, and at last where the last one ends."""
     key: str | None = None
     end = start
-    for member in members(file.read_at, start, stop, file.name, marker=marker):
-        split = split_key(member.name)
+    window = _Window(file, stop, _SCAN_NBYTES)
+    for name, header, data, size in members(window.read, start, stop, file.name, marker=marker):
+        split = split_key(name)
         if split is not None and split[0] != key:
             key = split[0]
-            starts.append(member.header)
-        end = member.data + member.size + (-member.size & 511)
-    if starts:
-        starts.append(min(end, stop))
-    else:
-        starts.append(start)
-    return starts
+            yield header
+        end = data + size + (-size & 511)
+    yield min(end, stop)

@@ -1,0 +1,94 @@
+"""Folders of files, one sample each; class folders give the labels."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pipegraph.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class FileList:
+    """The files of a folder, sorted by path.
+
+    Args:
+        root: the folder.
+        paths: relative to it, with ``/``; they serve as keys.
+        classes: names of the class folders, sorted; empty without classes.
+        labels: int64 (files,), the class of each file, or None without classes.
+    """
+
+    root: str
+    paths: tuple[str, ...]
+    classes: tuple[str, ...] = ()
+    labels: npt.NDArray[np.int64] | None = field(default=None, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> dict[str, str | int]:
+        """The sample ``{"key", "path"}``, with classes also ``"label"`` (int)."""
+        path = self.paths[index]
+        sample: dict[str, str | int] = {"key": path, "path": os.path.join(self.root, path)}
+        if self.labels is not None:
+            sample["label"] = int(self.labels[index])
+        return sample
+
+
+def list_files(
+    root: str | os.PathLike[str],
+    pattern: str | None = None,
+    classes: Literal["auto", True, False] = "auto",
+) -> FileList:
+    """The files below `root`, hidden ones left out; links to folders are followed, once each.
+
+    Args:
+        pattern: a glob on the file's name, such as ``*.jpg``; without regard to case.
+        classes: the first folder of a path is the file's class, numbered in sorted
+            order as torchvision's ImageFolder does. ``"auto"``: where no file lies
+            directly in `root` and there are at least two such folders.
+
+    Raises:
+        DataError: no such folder, no file in it, or ``classes=True`` with files
+            outside class folders; names the folder and the pattern.
+    """
+    root = os.fspath(root)
+    if not os.path.isdir(root):
+        raise DataError(f"folder {root!r}: there is no such folder")
+    paths = tuple(sorted(_walk(root, pattern)))
+    if not paths:
+        raise DataError(f"folder {root!r}: no file in it" + (f" matches {pattern!r}" if pattern else ""))
+    loose = next((p for p in paths if "/" not in p), None)
+    names = () if loose else tuple(sorted({p.partition("/")[0] for p in paths}))
+    if classes is True and loose:
+        raise DataError(f"folder {root!r}: classes=True, but {loose!r} lies in no class folder")
+    if classes is False or not names or (classes == "auto" and len(names) < 2):
+        return FileList(root, paths)
+    number = {name: i for i, name in enumerate(names)}
+    labels = np.fromiter((number[p.partition("/")[0]] for p in paths), np.int64, len(paths))
+    return FileList(root, paths, names, labels)
+
+
+def _walk(root: str, pattern: str | None) -> Iterator[str]:
+    wanted = pattern.lower() if pattern else None
+    seen: set[tuple[int, int]] = set()
+    for folder, subfolders, files in os.walk(root, followlinks=True):
+        status = os.stat(folder)
+        # A link back to a folder above would walk for ever.
+        if (status.st_dev, status.st_ino) in seen:
+            subfolders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        prefix = os.path.relpath(folder, root).replace(os.sep, "/")
+        for name in files:
+            if name.startswith(".") or (wanted and not fnmatch.fnmatchcase(name.lower(), wanted)):
+                continue
+            yield name if prefix == "." else f"{prefix}/{name}"

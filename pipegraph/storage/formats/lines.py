@@ -1,0 +1,199 @@
+"""JSON lines: one object per line, plain, gz or zst."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Final, final, overload
+
+from pipegraph.errors import MissingExtraError, ShardError
+from pipegraph.storage.files import BytesFile, ShardFile
+
+from .base import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
+
+# A line is held in memory whole; without this a bomb of one endless line grows
+# until the machine ends.
+MAX_LINE_NBYTES: Final = 1 << 26
+_CHUNK_NBYTES: Final = 1 << 20
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+
+
+@final
+class JsonLinesFormat(Format):
+    """``.jsonl`` and ``.ndjson``: the objects as they are; empty lines are passed over.
+
+    Blocks are runs of whole lines.
+    """
+
+    suffixes = (".jsonl", ".ndjson")
+
+    def samples(self, file: ShardFile) -> Iterator[Sample]:
+        return _objects(_plain(file), file.name)
+
+    def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
+        start = end = first = count = 0
+        for offset, nbytes in _line_spans(file, 0, file.size):
+            if offset + nbytes - start > block_nbytes and count > first:
+                yield Block(start, end - start, first, count - first)
+                first, start = count, offset
+            count, end = count + 1, offset + nbytes
+        if count > first:
+            yield Block(start, end - start, first, count - first)
+
+    def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
+        return _Lines(file, block)
+
+
+@final
+class PackedJsonLinesFormat(Format):
+    """JSON lines in one gz or zst stream: a stream has no middle, so a part is one block."""
+
+    suffixes = (".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst")
+
+    def samples(self, file: ShardFile) -> Iterator[Sample]:
+        return _objects(_unpacked(file), file.name)
+
+    def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
+        count = sum(1 for _ in _lines(_unpacked(file), file.name))
+        if count:
+            yield Block(0, file.size, 0, count)
+
+    def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
+        pieces, nbytes = [], 0
+        for piece in _unpacked(file):
+            pieces.append(piece)
+            nbytes += len(piece)
+            if nbytes > MAX_UNPACKED_NBYTES:
+                raise ShardError(
+                    f"{file.name}: unpacks to more than {MAX_UNPACKED_NBYTES} bytes, and a packed part is "
+                    "held whole in memory for random access; cut it into smaller parts"
+                )
+        data = b"".join(pieces)
+        return _Lines(BytesFile(data, file.name), Block(0, len(data), 0, block.samples))
+
+
+@final
+class _Lines(Sequence[Sample]):
+    """The lines of one block, parsed when asked for."""
+
+    def __init__(self, file: ShardFile, block: Block) -> None:
+        self._file = file
+        self._offsets, self._nbytes = array("q"), array("q")
+        for offset, nbytes in _line_spans(file, block.offset, block.offset + block.nbytes):
+            self._offsets.append(offset)
+            self._nbytes.append(nbytes)
+        if len(self) != block.samples:
+            raise ShardError(
+                f"{file.name}: the block at byte {block.offset} holds {len(self)} lines, its index says "
+                f"{block.samples}; make the index anew"
+            )
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        offset = self._offsets[index]
+        return _parse(self._file.read_at(offset, self._nbytes[index]), f"{self._file.name}, byte {offset}")
+
+
+def _parse(line: bytes, where: str) -> Sample:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ShardError(f"{where}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ShardError(f"{where}: a line must hold an object, got {type(value).__name__}")
+    return value
+
+
+def _objects(pieces: Iterator[bytes], name: str) -> Iterator[Sample]:
+    for number, line in enumerate(_lines(pieces, name), 1):
+        yield _parse(line, f"{name}, object {number}")
+
+
+def _lines(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """Non-empty lines, without their ends."""
+    rest = b""
+    for piece in pieces:
+        lines = (rest + piece).split(b"\n")
+        rest = lines.pop()
+        for line in lines:
+            if line.strip():
+                yield line
+        if len(rest) > MAX_LINE_NBYTES:
+            raise ShardError(f"{name}: a line is longer than {MAX_LINE_NBYTES} bytes")
+    if rest.strip():
+        yield rest
+
+
+def _line_spans(file: ShardFile, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """(offset, nbytes) of the non-empty lines between two line starts."""
+    offset, rest = start, b""
+    for at in range(start, stop, _CHUNK_NBYTES):
+        lines = (rest + file.read_at(at, min(_CHUNK_NBYTES, stop - at))).split(b"\n")
+        rest = lines.pop()
+        for line in lines:
+            if line.strip():
+                yield offset, len(line) + 1
+            offset += len(line) + 1
+        if len(rest) > MAX_LINE_NBYTES:
+            raise ShardError(f"{file.name}: the line at byte {offset} is longer than {MAX_LINE_NBYTES} bytes")
+    if rest.strip():
+        yield offset, len(rest)
+
+
+def _plain(file: ShardFile) -> Iterator[bytes]:
+    for at in range(0, file.size, _CHUNK_NBYTES):
+        yield file.read_at(at, min(_CHUNK_NBYTES, file.size - at))
+
+
+def _unpacked(file: ShardFile) -> Iterator[bytes]:
+    if file.size and file.read_at(0, min(4, file.size)) == _ZSTD_MAGIC:
+        return _unzstd(file)
+    return _gunzip(file)
+
+
+def _gunzip(file: ShardFile) -> Iterator[bytes]:
+    try:
+        with file.open() as packed, gzip.GzipFile(fileobj=packed, mode="rb") as stream:
+            while piece := stream.read(_CHUNK_NBYTES):
+                yield piece
+    except (OSError, EOFError, zlib.error) as error:
+        raise ShardError(f"{file.name}: broken gz stream: {error}") from error
+
+
+def _unzstd(file: ShardFile) -> Iterator[bytes]:
+    try:
+        zstandard = importlib.import_module("zstandard")
+    except ImportError as error:
+        raise MissingExtraError("zstandard", "shards", f"reading {file.name}") from error
+    # 128 MiB: the window of the strongest ordinary level; a frame may ask for far more.
+    context = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+    frame = None
+    try:
+        # Fed in pieces of 4 KiB: four bytes can stand for 128 KiB, so that each
+        # step unpacks to at most 128 MiB. Not `stream_reader`: that takes a
+        # stream cut in a frame's middle for its end.
+        for at in range(0, file.size, 4096):
+            packed = file.read_at(at, min(4096, file.size - at))
+            while packed:
+                frame = frame or context.decompressobj()
+                if piece := frame.decompress(packed):
+                    yield piece
+                packed = b""
+                if frame.eof:
+                    packed, frame = frame.unused_data, None
+    except zstandard.ZstdError as error:
+        raise ShardError(f"{file.name}: broken zst stream: {error}") from error
+    if frame is not None:
+        raise ShardError(f"{file.name}: broken zst stream: it ends inside a frame")

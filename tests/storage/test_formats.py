@@ -1,0 +1,225 @@
+"""Parquet, JSON lines, numpy and token files, folders: stream, blocks, random access."""
+
+import gzip
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipegraph.errors import DataError, ShardError
+from pipegraph.storage import LocalFile, OverlayFile
+from pipegraph.storage.files import BytesFile
+from pipegraph.storage.folders import list_files
+from pipegraph.storage.formats import Format, Sample, TokenFormat, format_of
+
+
+def plain(sample: Sample) -> dict[str, object]:
+    """Arrays to lists, so that samples compare."""
+    return {k: v.tolist() if isinstance(v, np.ndarray | np.generic) else v for k, v in sample.items()}
+
+
+def check(name: str, data: bytes, expected: list[dict[str, object]], form: Format | None = None) -> int:
+    """Stream, blocks of several sizes and random access all give `expected`; returns the most blocks."""
+    form = form or format_of(name)
+    file = BytesFile(data, name)
+    assert expected == [plain(s) for s in form.samples(file)]
+    most = 0
+    for block_nbytes in (1, 500, 5000, 1 << 30):
+        blocks = list(form.index(file, block_nbytes))
+        most = max(most, len(blocks))
+        assert [0, *np.cumsum([b.samples for b in blocks])][:-1] == [b.first for b in blocks]
+        got: list[dict[str, object]] = []
+        for block in blocks:
+            rows = form.read(file, block)
+            assert block.samples == len(rows)
+            backwards = [plain(rows[i]) for i in reversed(range(len(rows)))]
+            assert backwards[::-1] == [plain(s) for s in rows[:]]
+            assert plain(rows[-1]) == backwards[0]
+            with pytest.raises(IndexError):
+                rows[len(rows)]
+            got += backwards[::-1]
+        assert expected == got
+    return most
+
+
+LINES = [{"n": i, "text": "ü" * (i % 50)} for i in range(300)]
+
+
+def jsonl(end: str = "\n") -> bytes:
+    return "".join(json.dumps(line, ensure_ascii=False) + end for line in LINES).encode()
+
+
+def test_json_lines_are_their_objects() -> None:
+    assert check("a.jsonl", jsonl(), LINES) > 10
+
+
+@pytest.mark.parametrize(
+    "change", [lambda b: b[:-1], lambda b: b + b"\n \n\n", lambda b: b.replace(b"\n", b"\r\n")]
+)
+def test_missing_ends_and_empty_lines_change_nothing(change: Callable[[bytes], bytes]) -> None:
+    check("a.ndjson", change(jsonl()), LINES)
+
+
+def test_packed_json_lines_are_one_block() -> None:
+    assert check("a.jsonl.gz", gzip.compress(jsonl()[:100_0]) + gzip.compress(jsonl()[100_0:]), LINES) == 1
+
+
+def test_zst_lines_may_lie_in_several_frames() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    data = zstandard.compress(jsonl()[:5000]) + zstandard.compress(jsonl()[5000:])
+    assert check("a.jsonl.zst", data, LINES) == 1
+
+
+def test_parquet_rows_keep_their_types_and_row_groups_are_blocks() -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    rows: list[dict[str, object]] = [
+        {
+            "key": f"k{i}",
+            "label": i,
+            "jpg": bytes([i % 256]) * (i % 30),
+            "embedding": [float(i), 0.5],
+            "box": None if i % 7 == 0 else [1, i],
+            "nested": {"a": [i], "b": None},
+        }
+        for i in range(1000)
+    ]
+    schema = pa.schema(
+        [
+            ("key", pa.string()),
+            ("label", pa.int64()),
+            ("jpg", pa.binary()),
+            ("embedding", pa.list_(pa.float32(), 2)),
+            ("box", pa.list_(pa.int32())),
+            ("nested", pa.struct([("a", pa.list_(pa.int16())), ("b", pa.string())])),
+        ]
+    )
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema), out, row_group_size=100)
+    assert check("a.parquet", out.getvalue(), rows) == 10
+    first = next(format_of("a.parquet").samples(BytesFile(out.getvalue())))
+    assert np.float32 == first["embedding"].dtype
+    assert first["embedding"].flags.writeable
+    assert isinstance(first["jpg"], bytes)
+
+
+def test_a_cached_parquet_block_needs_only_its_bytes_and_the_footer(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": np.random.default_rng(0).random(50_000)}), path, row_group_size=10_000)
+    form = format_of(path.name)
+    with LocalFile(path) as whole:
+        block = list(form.index(whole, 1))[3]
+        (tmp_path / "block").write_bytes(whole.read_at(block.offset, block.nbytes))
+        hollow = bytearray(path.read_bytes())
+        hollow[4 : whole.size - 4096] = bytes(whole.size - 4100)
+        with OverlayFile(BytesFile(bytes(hollow)), block.offset, LocalFile(tmp_path / "block")) as file:
+            assert form.read(whole, block)[:] == form.read(file, block)[:]
+
+
+def npy(array: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def test_rows_of_an_npy_are_samples() -> None:
+    array = np.arange(7 * 300, dtype=np.float32).reshape(300, 7)
+    check("a.npy", npy(array), [{"array": row.tolist()} for row in array])
+
+
+def test_a_flat_npy_gives_numbers() -> None:
+    array = np.arange(300, dtype=np.int16)
+    check("a.npy", npy(array), [{"array": n} for n in range(300)])
+    sample = next(format_of("a.npy").samples(BytesFile(npy(array))))
+    assert np.int16 == sample["array"].dtype
+
+
+def test_structured_rows_give_a_field_per_name() -> None:
+    array = np.zeros(50, dtype=[("x", "f4", (3,)), ("y", "i8")])
+    array["y"] = np.arange(50)
+    check("a.npy", npy(array), [{"x": [0.0] * 3, "y": i} for i in range(50)])
+
+
+def test_fortran_order_is_refused_with_its_remedy() -> None:
+    with pytest.raises(ShardError, match="ascontiguousarray"):
+        list(format_of("a.npy").samples(BytesFile(npy(np.asfortranarray(np.ones((3, 4)))))))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_of_an_npz_are_fields(save: Callable[..., None]) -> None:
+    out = io.BytesIO()
+    save(out, image=np.arange(40).reshape(10, 2, 2), label=np.arange(10, dtype=np.uint8))
+    expected = [{"image": np.arange(4 * i, 4 * i + 4).reshape(2, 2).tolist(), "label": i} for i in range(10)]
+    check("a.npz", out.getvalue(), expected)
+
+
+def test_arrays_of_unequal_length_are_refused() -> None:
+    out = io.BytesIO()
+    np.savez(out, a=np.zeros(3), b=np.zeros(4))
+    with pytest.raises(ShardError, match=r"equal lengths, got \{'a': 3, 'b': 4\}"):
+        list(format_of("a.npz").samples(BytesFile(out.getvalue())))
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "header"), [(16, 16, 0), (17, 16, 0), (8, 3, 1024), (5000, 1, 0)]
+)
+def test_token_windows_are_samples(window: int, stride: int, header: int) -> None:
+    tokens = np.arange(1000, dtype=np.uint16)
+    form = TokenFormat("uint16", window, stride=stride, header_nbytes=header)
+    expected = [
+        {"tokens": tokens[i : i + window].tolist()} for i in range(0, len(tokens) - window + 1, stride)
+    ]
+    check("a.bin", bytes(header) + tokens.tobytes(), expected, form)
+
+
+def test_token_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(DataError, match="1 <= stride <= window"):
+        TokenFormat("uint16", 4, stride=5)
+    with pytest.raises(DataError, match="integer type"):
+        TokenFormat("float32", 4)
+
+
+def test_arrays_of_samples_can_be_written_to() -> None:
+    for form, data in (
+        (format_of("a.npy"), npy(np.ones((4, 3)))),
+        (TokenFormat("int64", 2), np.ones(4, np.int64).tobytes()),
+    ):
+        for sample in form.samples(BytesFile(data, "x")):
+            next(iter(sample.values()))[0] = 5
+
+
+def test_an_unknown_suffix_names_the_known_ones() -> None:
+    with pytest.raises(DataError, match=r"no format for this suffix .*\.tar"):
+        format_of("a.rar")
+
+
+def test_folders_give_classes_in_sorted_order(tmp_path: Path) -> None:
+    for name in ("dog/2.jpg", "cat/1.JPG", "cat/deep/3.jpg", "cat/.hidden.jpg", "dog/notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    files = list_files(tmp_path, "*.jpg")
+    assert files.paths == ("cat/1.JPG", "cat/deep/3.jpg", "dog/2.jpg")
+    assert files.classes == ("cat", "dog")
+    assert {"key": "dog/2.jpg", "path": str(tmp_path / "dog/2.jpg"), "label": 1} == files[2]
+    assert "label" not in list_files(tmp_path, "*.jpg", classes=False)[0]
+
+
+def test_a_flat_folder_has_no_classes(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"")
+    assert list_files(tmp_path).classes == ()
+    with pytest.raises(DataError, match=r"'a.jpg' lies in no class folder"):
+        list_files(tmp_path, classes=True)
+    with pytest.raises(DataError, match=r"no file in it matches '\*.png'"):
+        list_files(tmp_path, "*.png")
+
+
+def test_a_link_back_to_a_folder_above_ends(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.jpg").write_bytes(b"")
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    assert list_files(tmp_path).paths == ("a/x.jpg",)
