@@ -33,6 +33,7 @@ class BoundedMemo(Generic[T]):
         self._size_of = size_of
         self._lock = threading.Lock()
         self._values: OrderedDict[Hashable, T] = OrderedDict()
+        self._held = 0
 
     def get(self, key: Hashable, compute: Callable[[], T]) -> T:
         """The value under ``key``, computed if it is not there."""
@@ -42,12 +43,13 @@ class BoundedMemo(Generic[T]):
                 return self._values[key]
         value = compute()
         with self._lock:
-            value = self._values.setdefault(key, value)
-            self._values.move_to_end(key)
-            held = sum(self._size_of(v) for v in self._values.values())
-            while len(self._values) > 2 and held > self._max_bytes:
+            if key in self._values:
+                return self._values[key]
+            self._values[key] = value
+            self._held += self._size_of(value)
+            while len(self._values) > 2 and self._held > self._max_bytes:
                 _, dropped = self._values.popitem(last=False)
-                held -= self._size_of(dropped)
+                self._held -= self._size_of(dropped)
         return value
 
     def __len__(self) -> int:

@@ -10,27 +10,27 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from pipegraph.order.base import Deal
 from pipegraph.order.layout import Int64Array
 
 Tail: TypeAlias = Literal["pad", "drop", "uneven"]
 TAILS: tuple[Tail, ...] = ("pad", "drop", "uneven")
 
 
-def consumed(history: tuple[tuple[int, int], ...]) -> int:
-    """Positions that the ranks consumed together."""
-    return sum(ranks * samples for ranks, samples in history)
-
-
-def stream_length(total: int, world_size: int, rank: int, done: int, tail: Tail) -> int:
-    """Steps left to a rank of a stream of ``total`` samples after ``done`` positions."""
-    left = max(0, total - done)
+def stream_length(total: int, deal: Deal, rank: int, tail: Tail) -> int:
+    """Steps left to a rank of a stream of ``total`` samples."""
+    left = max(0, total - _consumed(deal))
     if tail == "pad":
-        return -(-left // world_size)
+        return -(-left // deal.world_size)
     if tail == "drop":
-        return left // world_size
-    return max(0, -(-(left - rank) // world_size))
+        return left // deal.world_size
+    return max(0, -(-(left - rank) // deal.world_size))
 
 
-def stream_positions(world_size: int, rank: int, done: int, start: int, stop: int) -> Int64Array:
+def stream_positions(deal: Deal, rank: int, start: int, stop: int) -> Int64Array:
     """Positions of a rank's steps start..stop, int64 (stop - start,)."""
-    return np.arange(start, stop, dtype=np.int64) * world_size + (done + rank)
+    return np.arange(start, stop, dtype=np.int64) * deal.world_size + (_consumed(deal) + rank)
+
+
+def _consumed(deal: Deal) -> int:
+    return sum(ranks * samples for ranks, samples in deal.history)

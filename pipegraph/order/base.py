@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import operator
 from collections.abc import Sequence
 from typing import TypeAlias, TypeVar, final
 
 from pipegraph.errors import GraphError, StateError
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
+from pipegraph.order.permutation import key64
 
 History: TypeAlias = Sequence[tuple[int, int]]
 """Pairs (world size, samples per rank) already consumed in the epoch, oldest first."""
 
 JsonDict: TypeAlias = dict[str, str | int | bool | None]
 
+# Positions that may stand in for each other, where the order has no windows of its own.
+SUBSTITUTES = 1_024
+
 V = TypeVar("V", bound=str)
+
+
+@dataclasses.dataclass(frozen=True)
+class Deal:
+    """What fixes the share of each rank: validated arguments, hashable."""
+
+    seed: int
+    epoch: int
+    world_size: int
+    history: tuple[tuple[int, int], ...]
 
 
 class Order(abc.ABC):
@@ -82,28 +97,39 @@ class Order(abc.ABC):
         Raises: as ``indices``.
         """
         check_seed(seed, epoch)
-        length = self.length(layout, world_size, history, rank)
+        length = self.length(layout, world_size, history, rank, seed, epoch)
         first, last = _steps(start, stop, length)
-        pairs = check_history(history)
-        return self._positions(layout, seed, epoch, rank, world_size, first, last, pairs)
+        deal = Deal(int(seed), int(epoch), world_size, check_history(history))
+        return self._positions(layout, deal, rank, first, last)
 
     @final
-    def length(self, layout: LayoutLike, world_size: int = 1, history: History = (), rank: int = 0) -> int:
+    def length(
+        self,
+        layout: LayoutLike,
+        world_size: int = 1,
+        history: History = (),
+        rank: int = 0,
+        seed: int = 0,
+        epoch: int = 0,
+    ) -> int:
         """The steps that are left to this rank; equal on all ranks unless ``tail="uneven"``.
+
+        ``seed`` and ``epoch`` matter to ``PartOrder`` alone, where parts differ in size.
 
         Raises: as ``indices``.
         """
+        check_seed(seed, epoch)
         check_rank(rank, world_size)
         pairs = check_history(history)
         for i, (ranks, consumed) in enumerate(pairs):
-            longest = self._longest(layout, ranks, pairs[:i])
+            longest = self._longest(layout, Deal(int(seed), int(epoch), ranks, pairs[:i]))
             if consumed > longest:
                 raise StateError(
                     f"{self!r}: history[{i}] says that each of {ranks} ranks consumed {consumed} samples, "
                     f"but the epoch had only {longest} left for a rank. "
                     "The state belongs to other data or another order."
                 )
-        return self._length(layout, world_size, pairs, rank)
+        return self._length(layout, Deal(int(seed), int(epoch), world_size, pairs), rank)
 
     @final
     def samples_at(
@@ -111,44 +137,67 @@ class Order(abc.ABC):
     ) -> Int64Array:
         """The samples at global positions (any, also padded ones), int64 of the same shape."""
         check_seed(seed, epoch)
-        total = total_samples(layout)
-        if not total:
+        if not self._total(layout):
             if positions.size:
-                raise GraphError(
-                    f"{self!r}: the layout has no samples, so position {positions.flat[0]} has none"
-                )
+                raise GraphError(f"{self!r}: position {positions.flat[0]} of a layout without samples")
             return positions.copy()
-        return self._samples(layout, positions % total, seed, epoch)
+        return self._samples(layout, positions, int(seed), int(epoch))
+
+    @final
+    def substitute(
+        self, layout: LayoutLike, position: int, attempt: int, seed: int = 0, epoch: int = 0
+    ) -> int:
+        """A position < N whose sample may stand in for the one at ``position``.
+
+        A keyed draw among the others of the position's window: the window's blocks
+        in ``LaneOrder``, else aligned windows of 1,024 positions. A sample alone in
+        its window is its own substitute.
+
+        Args:
+            attempt: >= 0; each one draws anew.
+        """
+        check_seed(seed, epoch)
+        total = self._total(layout)
+        if position < 0 or not total:
+            raise GraphError(f"{self!r}: position {position} of a layout with {total} samples")
+        position = int(position) % total
+        draw = key64("substitute", seed, epoch, position, attempt) // 2
+        return self._substitute(layout, position, draw, int(seed), int(epoch))
 
     @abc.abstractmethod
     def config(self) -> JsonDict:
         """The parameters that fix the order, JSON serialisable, for the graph's digest."""
 
     @abc.abstractmethod
-    def _positions(
-        self,
-        layout: LayoutLike,
-        seed: int,
-        epoch: int,
-        rank: int,
-        world_size: int,
-        start: int,
-        stop: int,
-        history: tuple[tuple[int, int], ...],
-    ) -> Int64Array: ...
+    def _positions(self, layout: LayoutLike, deal: Deal, rank: int, start: int, stop: int) -> Int64Array:
+        """Positions of steps start..stop, which lie inside the rank's length."""
 
     @abc.abstractmethod
     def _samples(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
-        """Samples at positions that all lie below N > 0."""
+        """A new array of the samples at positions >= 0, of a layout with samples."""
 
     @abc.abstractmethod
-    def _length(
-        self, layout: LayoutLike, world_size: int, history: tuple[tuple[int, int], ...], rank: int
-    ) -> int: ...
+    def _length(self, layout: LayoutLike, deal: Deal, rank: int) -> int: ...
 
-    def _longest(self, layout: LayoutLike, world_size: int, history: tuple[tuple[int, int], ...]) -> int:
+    def _longest(self, layout: LayoutLike, deal: Deal) -> int:
         """The steps left to the rank that has most of them."""
-        return self._length(layout, world_size, history, 0)
+        return self._length(layout, deal, 0)
+
+    def _total(self, layout: LayoutLike) -> int:
+        """N, the samples of an epoch."""
+        return total_samples(layout)
+
+    def _substitute(self, layout: LayoutLike, position: int, draw: int, seed: int, epoch: int) -> int:
+        low = position - position % SUBSTITUTES
+        return low + other_than(position - low, min(SUBSTITUTES, self._total(layout) - low), draw)
+
+
+def other_than(index: int, size: int, draw: int) -> int:
+    """One of 0..size-1 other than ``index``, chosen by a random number; 0 if there is none."""
+    if size == 1:
+        return 0
+    other = draw % (size - 1)
+    return other + (other >= index)
 
 
 def check_seed(seed: int, epoch: int) -> None:

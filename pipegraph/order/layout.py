@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -89,3 +90,11 @@ def _samples_array(values: Sequence[int] | npt.NDArray[np.integer]) -> Int64Arra
             f"got {array.dtype} of shape {array.shape}. Pass a flat list or int64 array."
         )
     return array.astype(np.int64, copy=False)
+
+
+def layout_digest(layout: LayoutLike) -> str:
+    """What tells one layout from another: a manifest's digest, else the counts' own."""
+    if isinstance(layout, ManifestLike):
+        return layout.digest
+    counts = part_samples(layout)
+    return f"samples:{blake2b(counts.astype('<i8').tobytes(), digest_size=16).hexdigest()}"

@@ -11,8 +11,8 @@ import torch
 
 from pipegraph.errors import GraphError
 from pipegraph.order._cache import BoundedMemo
-from pipegraph.order._stream import Tail, consumed, stream_length, stream_positions
-from pipegraph.order.base import JsonDict, Order
+from pipegraph.order._stream import stream_length, stream_positions
+from pipegraph.order.base import Deal, JsonDict, Order
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
 
 # Eight ImageNet-sized permutations (4 bytes * 1.28 M) and some: enough for
@@ -41,29 +41,17 @@ class StridedOrder(Order):
     def config(self) -> JsonDict:
         return {"order": "StridedOrder", "shuffle": self.shuffle, "drop_last": self.drop_last}
 
-    def _length(
-        self, layout: LayoutLike, world_size: int, history: tuple[tuple[int, int], ...], rank: int
-    ) -> int:
-        tail: Tail = "drop" if self.drop_last else "pad"
-        return stream_length(total_samples(layout), world_size, rank, consumed(history), tail)
+    def _length(self, layout: LayoutLike, deal: Deal, rank: int) -> int:
+        return stream_length(total_samples(layout), deal, rank, "drop" if self.drop_last else "pad")
 
-    def _positions(
-        self,
-        layout: LayoutLike,
-        seed: int,
-        epoch: int,
-        rank: int,
-        world_size: int,
-        start: int,
-        stop: int,
-        history: tuple[tuple[int, int], ...],
-    ) -> Int64Array:
-        return stream_positions(world_size, rank, consumed(history), start, stop)
+    def _positions(self, layout: LayoutLike, deal: Deal, rank: int, start: int, stop: int) -> Int64Array:
+        return stream_positions(deal, rank, start, stop)
 
     def _samples(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
+        total = total_samples(layout)
+        positions = positions % total
         if not self.shuffle:
             return positions
-        total = total_samples(layout)
         if seed + epoch >= 2**64:
             raise GraphError(
                 f"{self!r}: seed + epoch must be < 2**64, as torch's generator takes no more, "

@@ -1,0 +1,79 @@
+"""What is left of a dealt list, as spans of its places, and how it is cut anew."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from pipegraph.order.layout import Int64Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Spans:
+    """Half-open spans of places, read one after the other. None is empty.
+
+    Attributes:
+        low, high: int64 (spans,); the span is low..high-1.
+    """
+
+    low: Int64Array
+    high: Int64Array
+
+    @property
+    def ends(self) -> Int64Array:
+        """How many places lie up to each span's end, int64 (spans,)."""
+        return np.cumsum(self.high - self.low)
+
+    @property
+    def total(self) -> int:
+        return int((self.high - self.low).sum())
+
+    def at(self, index: Int64Array) -> Int64Array:
+        """The places at these numbers (below ``total``) of the reading."""
+        ends = self.ends
+        span = np.searchsorted(ends, index, side="right")
+        return self.high[span] - (ends[span] - index)
+
+    def cut(self, start: Int64Array, stop: Int64Array) -> Spans:
+        """The spans that make up the intervals start..stop-1 of the reading, in their order."""
+        kept = stop > start
+        start, stop = start[kept], stop[kept]
+        ends = self.ends
+        first = np.searchsorted(ends, start, side="right")
+        last = np.searchsorted(ends, stop, side="left")
+        pieces = last - first + 1
+        # Piece i of an interval lies in span first + i.
+        interval = np.repeat(np.arange(len(start)), pieces)
+        span = np.arange(len(interval)) - np.repeat(np.cumsum(pieces) - pieces, pieces) + first[interval]
+        shift = self.high[span] - ends[span]
+        begin = ends[span] - (self.high - self.low)[span]
+        return Spans(
+            np.maximum(start[interval], begin) + shift, np.minimum(stop[interval], ends[span]) + shift
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shares:
+    """Spans and their division among ranks.
+
+    Attributes:
+        spans: all that is left.
+        bounds: rank r reads the numbers bounds[r]..bounds[r+1]-1 of the spans' reading, int64
+            (ranks + 1,). What lies behind the last bound belongs to no rank.
+    """
+
+    spans: Spans
+    bounds: Int64Array
+
+    @property
+    def counts(self) -> Int64Array:
+        """Places of each rank, int64 (ranks,)."""
+        return np.diff(self.bounds)
+
+    def left_after(self, steps: int) -> Spans:
+        """What is left when each rank has read this many places of its own (or all it has)."""
+        start = np.minimum(self.bounds[:-1] + steps, self.bounds[1:])
+        start = np.append(start, self.bounds[-1])
+        stop = np.append(self.bounds[1:], self.spans.total)
+        return self.spans.cut(start, stop)

@@ -1,0 +1,123 @@
+"""``BlockOrder``: the samplers of torch's C++ front end."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import final
+
+import numpy as np
+
+from pipegraph.errors import GraphError
+from pipegraph.order._cache import BoundedMemo
+from pipegraph.order._libstdcxx import shuffled_by_libstdcxx
+from pipegraph.order._spans import Shares, Spans
+from pipegraph.order.base import Deal, JsonDict, Order
+from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
+from pipegraph.order.permutation import key64, permute_one
+
+_shuffles: BoundedMemo[Int64Array] = BoundedMemo(64 << 20, lambda array: array.nbytes)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class BlockOrder(Order):
+    """Each rank reads one contiguous block of the epoch's list.
+
+    With ``shuffle=False`` this is the C++ class ``DistributedSequentialSampler``, with
+    ``shuffle=True`` ``DistributedRandomSampler``: a list of ``local_count * W`` indices, of
+    which rank r takes those from ``r * local_count`` on.
+
+    A sample's position is its own number, at every world size; the extra places
+    that make ranks equal have positions >= N. After a resize the list dealt at the
+    epoch's first world size is kept, and what remains of it is cut anew.
+
+    Args:
+        shuffle: permute the list.
+        allow_duplicates: ``local_count`` is ceil(n/W), and the indices wrap modulo n;
+            else it is floor(n/W), and up to W - 1 samples are left out: the last ones,
+            or with ``shuffle`` others in each epoch.
+        compat: with ``shuffle``, the C++ class index for index, as it is built with
+            libstdc++: the seed is not used, without duplicates the same tail is left
+            out in every epoch, and with W > 2n indices run past the end. It holds
+            8 bytes per sample, and takes about a second per million.
+        size: read the first ``size`` samples only (the class's ``reset(new_size)``).
+    """
+
+    shuffle: bool = True
+    allow_duplicates: bool = True
+    compat: bool = False
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.compat and not self.shuffle:
+            raise GraphError(
+                "BlockOrder: compat=True needs shuffle=True, got shuffle=False. "
+                "Leave compat out: the sequential order equals the C++ class already."
+            )
+        if self.size is not None and (not isinstance(self.size, int) or self.size < 0):
+            raise GraphError(f"BlockOrder: size must be None or an integer >= 0, got {self.size!r}")
+
+    def config(self) -> JsonDict:
+        return {"order": "BlockOrder"} | dataclasses.asdict(self)
+
+    def _total(self, layout: LayoutLike) -> int:
+        total = total_samples(layout)
+        if self.size is None:
+            return total
+        if self.size > total:
+            raise GraphError(
+                f"BlockOrder: size must be at most the samples there are, {total}, got {self.size}. "
+                "Use dataclasses.replace(order, size=...) to reset it."
+            )
+        return self.size
+
+    def _length(self, layout: LayoutLike, deal: Deal, rank: int) -> int:
+        return self._local_count(self._left(layout, deal).total, deal.world_size)
+
+    def _positions(self, layout: LayoutLike, deal: Deal, rank: int, start: int, stop: int) -> Int64Array:
+        left = self._left(layout, deal)
+        index = np.arange(start, stop, dtype=np.int64) + rank * self._local_count(left.total, deal.world_size)
+        positions = self._at_places(layout, deal, left.at(index % left.total) if stop > start else index)
+        extra = index >= left.total
+        if extra.any():
+            # Only after a resize: the first list has a place for each of its extra positions.
+            total, listed = self._total(layout), self._listed(layout, deal)
+            above = 1 if self.compat else -(-listed // total) + index[extra] // left.total - 1
+            positions[extra] = positions[extra] % total + above * total
+        return positions
+
+    def _samples(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
+        total = self._total(layout)
+        if self.compat:
+            return np.where(positions < total, positions, positions - total)
+        return positions % total
+
+    def _local_count(self, places: int, world_size: int) -> int:
+        return -(-places // world_size) if self.allow_duplicates else places // world_size
+
+    def _listed(self, layout: LayoutLike, deal: Deal) -> int:
+        """The places of the list dealt at the epoch's first world size."""
+        ranks = deal.history[0][0] if deal.history else deal.world_size
+        return self._local_count(self._total(layout), ranks) * ranks
+
+    def _left(self, layout: LayoutLike, deal: Deal) -> Spans:
+        listed = np.array([self._listed(layout, deal)], dtype=np.int64)
+        left = Spans(np.zeros_like(listed)[listed > 0], listed[listed > 0])
+        for ranks, consumed in deal.history:
+            share = self._local_count(left.total, ranks)
+            bounds = np.minimum(np.arange(ranks + 1, dtype=np.int64) * share, left.total)
+            left = Shares(left, bounds).left_after(consumed)
+        return left
+
+    def _at_places(self, layout: LayoutLike, deal: Deal, places: Int64Array) -> Int64Array:
+        """The positions that the list holds at these places."""
+        if not self.shuffle:
+            return places
+        listed = self._listed(layout, deal)
+        if self.compat:
+            key = (listed, deal.epoch % 2**32)
+            return _shuffles.get(key, lambda: shuffled_by_libstdcxx(*key))[places]
+        # Without duplicates all samples are shuffled before the tail is cut: each
+        # epoch leaves out others.
+        domain = max(listed, self._total(layout))
+        return permute_one(places, domain, key64("list", deal.seed, deal.epoch))

@@ -1,0 +1,162 @@
+"""``LaneOrder``: the default order of shards. Memory for blocks, never for samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import final
+
+import numpy as np
+
+from pipegraph.errors import GraphError
+from pipegraph.order._blocks import BlockTable
+from pipegraph.order._cache import BoundedMemo
+from pipegraph.order._stream import TAILS, Tail, stream_length, stream_positions
+from pipegraph.order.base import Deal, JsonDict, Order, check_choice, other_than
+from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, layout_digest, total_samples
+from pipegraph.order.permutation import derived_keys, key64, permute, shuffled
+
+DEFAULT_LANES = 240
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class LaneOrder(Order):
+    """Permuted blocks, read in parallel lanes: near a global shuffle, and exactly elastic.
+
+    The blocks of a manifest (a layout without blocks has its parts as blocks) are
+    permuted by a key of (seed, epoch) and laid end to end. That stream is cut into
+    L = min(lanes, blocks) equal lanes. Position k is lane k mod L at offset k div L,
+    shifted by the lane's rotation, which spreads the lanes' block switches in time;
+    inside a window of ``window`` blocks of the lane the samples are permuted. Rank r
+    of W takes the positions r, r+W, r+2W ... So every world size sees one global
+    order, and a resume at another world size is exact.
+
+    Args:
+        lanes: how many lanes the stream is cut into, >= 1. More lanes per rank
+            (lanes / gcd(lanes, W)) mix more parts into a batch and hold more
+            blocks at once; ``lane_plan`` has the figures.
+        window: blocks whose samples are permuted together, >= 1.
+        shuffle: else the samples come in manifest order (no lanes, no permutation).
+        tail: what does not fill a step on every rank is padded from the stream's
+            head (``"pad"``), cut (``"drop"``) or left uneven (``"uneven"``).
+    """
+
+    lanes: int = DEFAULT_LANES
+    window: int = 1
+    shuffle: bool = True
+    tail: Tail = "pad"
+
+    def __post_init__(self) -> None:
+        for name, value in (("lanes", self.lanes), ("window", self.window)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise GraphError(f"LaneOrder: {name} must be an integer >= 1, got {value!r}")
+        check_choice("LaneOrder: tail", self.tail, TAILS)
+
+    def config(self) -> JsonDict:
+        return {
+            "order": "LaneOrder",
+            "lanes": self.lanes,
+            "window": self.window,
+            "shuffle": self.shuffle,
+            "tail": self.tail,
+        }
+
+    def lane_count(self, layout: LayoutLike) -> int:
+        """L, the lanes that this layout is cut into: fewer than ``lanes`` where blocks are few."""
+        return max(1, min(self.lanes, len(block_samples(layout))))
+
+    def _length(self, layout: LayoutLike, deal: Deal, rank: int) -> int:
+        return stream_length(total_samples(layout), deal, rank, self.tail)
+
+    def _positions(self, layout: LayoutLike, deal: Deal, rank: int, start: int, stop: int) -> Int64Array:
+        return stream_positions(deal, rank, start, stop)
+
+    def _samples(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
+        positions = positions % total_samples(layout)
+        return self._epoch(layout, seed, epoch).samples(positions) if self.shuffle else positions
+
+    def _substitute(self, layout: LayoutLike, position: int, draw: int, seed: int, epoch: int) -> int:
+        if not self.shuffle:
+            return super()._substitute(layout, position, draw, seed, epoch)
+        return self._epoch(layout, seed, epoch).substitute(position, draw)
+
+    def _epoch(self, layout: LayoutLike, seed: int, epoch: int) -> LanedEpoch:
+        lanes = self.lane_count(layout)
+        key = (layout_digest(layout), lanes, self.window, seed, epoch)
+        return _epochs.get(key, lambda: LanedEpoch.of(block_samples(layout), lanes, self.window, seed, epoch))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LanedEpoch:
+    """One epoch's permuted blocks, cut into lanes.
+
+    Attributes:
+        table: the permuted blocks.
+        bounds: the places where lanes start, and the end, int64 (lanes + 1,).
+        first: the block, by its number in the stream, where a lane starts, int64 (lanes,).
+        rotation: the offset, within its first block, at which a lane is begun, int64 (lanes,).
+        window: blocks that are permuted together.
+        key: the 64-bit key of the permutations inside windows.
+    """
+
+    table: BlockTable
+    bounds: Int64Array
+    first: Int64Array
+    rotation: Int64Array
+    window: int
+    key: int
+
+    @classmethod
+    def of(cls, samples: Int64Array, lanes: int, window: int, seed: int, epoch: int) -> LanedEpoch:
+        """The epoch of blocks with these numbers of samples."""
+        table = BlockTable.of(samples, shuffled(len(samples), key64("blocks", seed, epoch)))
+        share, rest = divmod(int(samples.sum()), lanes)
+        lane = np.arange(lanes + 1, dtype=np.int64)
+        bounds = lane * share + np.minimum(lane, rest)
+        # An empty lane at the stream's end lies in no block; it is never read.
+        first = np.minimum(table.find(bounds[:-1]), len(samples) - 1)
+        in_first = np.maximum(np.minimum(table.ends[first], bounds[1:]) - bounds[:-1], 1)
+        drawn = derived_keys(key64("rotation", seed, epoch), lane[:-1])
+        rotation = (drawn % in_first.astype(np.uint64)).astype(np.int64)
+        return cls(table, bounds, first, rotation, window, key64("window", seed, epoch))
+
+    @property
+    def lanes(self) -> int:
+        return len(self.first)
+
+    def samples(self, positions: Int64Array) -> Int64Array:
+        """The samples at positions 0..N-1."""
+        lane = positions % self.lanes
+        place = self._place(lane, positions // self.lanes)
+        block = self.table.find(place)
+        number, low, high = self._windows(lane, block)
+        place = low + permute(place - low, high - low, derived_keys(self.key, lane, number))
+        if self.window > 1:
+            block = self.table.find(place)
+        return place + self.table.shift[block]
+
+    def substitute(self, position: int, draw: int) -> int:
+        """Another position of the same window, chosen by a random number; itself if it is alone."""
+        offset, lane = divmod(np.array([position]), self.lanes)
+        place = self._place(lane, offset)
+        _, low, high = self._windows(lane, self.table.find(place))
+        other = low + other_than(int((place - low)[0]), int((high - low)[0]), draw)
+        offset = (other - self.bounds[lane] - self.rotation[lane]) % (
+            self.bounds[lane + 1] - self.bounds[lane]
+        )
+        return int((offset * self.lanes + lane)[0])
+
+    def _place(self, lane: Int64Array, offset: Int64Array) -> Int64Array:
+        start = self.bounds[lane]
+        return start + (offset + self.rotation[lane]) % (self.bounds[lane + 1] - start)
+
+    def _windows(self, lane: Int64Array, block: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """The windows of blocks of a lane: their numbers, first places, and ends."""
+        number = (block - self.first[lane]) // self.window
+        first = self.first[lane] + number * self.window
+        last = np.minimum(first + self.window, len(self.table.ends)) - 1
+        low = np.maximum(self.table.starts(first), self.bounds[lane])
+        return number, low, np.minimum(self.table.ends[last], self.bounds[lane + 1])
+
+
+_epochs: BoundedMemo[LanedEpoch] = BoundedMemo(64 << 20, lambda epoch: epoch.table.nbytes)
