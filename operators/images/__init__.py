@@ -5,12 +5,12 @@ and the sample's own generator, and let a ``Backend`` decode that cut into a
 slot of the batch. ``normalize_into`` turns a batch of uint8 into normalised floats.
 """
 
-from pipegraph.operators.images.backend import BACKENDS as BACKENDS
 from pipegraph.operators.images.backend import INTERPOLATIONS as INTERPOLATIONS
 from pipegraph.operators.images.backend import Backend as Backend
 from pipegraph.operators.images.backend import Interpolation as Interpolation
 from pipegraph.operators.images.backend import check_interpolation as check_interpolation
-from pipegraph.operators.images.backend import open_backend as open_backend
+from pipegraph.operators.images.choice import BACKENDS as BACKENDS
+from pipegraph.operators.images.choice import open_backend as open_backend
 from pipegraph.operators.images.crop import CenterCrop as CenterCrop
 from pipegraph.operators.images.crop import Crop as Crop
 from pipegraph.operators.images.crop import Cut as Cut

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, Protocol
 
 import numpy as np
@@ -27,6 +26,12 @@ class Backend(Protocol):
     """
 
     name: str
+    family: str
+    """Backends of one family give the same bytes: ``"pillow"``, or ``"opencv"`` for all others."""
+
+    def describe(self) -> str:
+        """One line for ``plan()`` and ``doctor``: what decodes what, and why."""
+        ...
 
     def decode_into(
         self,
@@ -61,31 +66,3 @@ def check_interpolation(interpolation: str) -> None:
     """
     if interpolation not in INTERPOLATIONS:
         raise GraphError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}")
-
-
-def _pillow() -> Backend:
-    from pipegraph.operators.images.pillow import PillowBackend
-
-    return PillowBackend()
-
-
-def _opencv() -> Backend:
-    from pipegraph.operators.images.opencv import OpencvBackend
-
-    return OpencvBackend()
-
-
-_OPENERS: dict[str, Callable[[], Backend]] = {"pillow": _pillow, "opencv": _opencv}
-BACKENDS: tuple[str, ...] = tuple(_OPENERS)
-
-
-def open_backend(name: str) -> Backend:
-    """Open a backend by its name.
-
-    Raises:
-        GraphError: there is no such backend.
-        MissingExtraError: the package it stands on is not installed.
-    """
-    if name not in _OPENERS:
-        raise GraphError(f"DecodeImage: backend must be one of {', '.join(_OPENERS)}, got {name!r}")
-    return _OPENERS[name]()

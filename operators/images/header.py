@@ -29,6 +29,9 @@ class Header(NamedTuple):
         bits: per channel as stored.
         plain: whether the image is greyscale or colour of 8 bits without palette
             and alpha: what every backend decodes by itself.
+        complete: whether the end marker is there; without it Pillow judges the file.
+        rows_at: where the number of rows stands in a JPEG whose rows are decoded one
+            after the other (baseline, one scan); 0 in all others.
     """
 
     format: str
@@ -38,6 +41,8 @@ class Header(NamedTuple):
     mode: str
     bits: int
     plain: bool
+    complete: bool = True
+    rows_at: int = 0
 
     @property
     def size(self) -> tuple[int, int]:
@@ -100,25 +105,26 @@ _frame = struct.Struct(">BHHB").unpack_from
 
 def _jpeg(data: bytes) -> Header | None:
     position, exif_block, xmp = 2, b"", b""
-    bits = width = height = channels = 0
-    adobe, known = False, True
+    bits = width = height = channels = rows_at = 0
+    known = True
     while True:
         lead, marker, length = _segment(data, position)
         if lead != 0xFF or marker == 0xFF:  # garbage or fill bytes between segments: Pillow's to judge
             return None
-        if marker == 0xDA:
-            break
         body = position + 4
+        if marker == 0xDA:
+            if data[body] != channels:  # one scan per component
+                rows_at = 0
+            break
         if marker == 0xE1:
             if data.startswith(b"Exif\0\0", body):
                 # Several blocks are one that was split (Pillow joins them too).
                 exif_block += data[body + 6 : position + 2 + length]
             elif data.startswith(b"http://ns.adobe.com/xap/1.0/\0", body):
                 xmp = data[body + 29 : position + 2 + length]
-        elif marker == 0xEE:
-            adobe = adobe or data.startswith(b"Adobe", body)
         elif marker in _FRAMES:
             bits, height, width, channels = _frame(data, body)
+            rows_at = body + 1 if marker != 0xC2 else 0
         elif marker in _OTHER_FRAMES:
             bits, height, width, channels = _frame(data, body)
             known = False
@@ -128,7 +134,8 @@ def _jpeg(data: bytes) -> Header | None:
     mode = {1: "L", 3: "RGB", 4: "CMYK"}.get(channels, "?")
     orientation = exif.orientation(exif_block, xmp) if exif_block or xmp else 1
     plain = known and bits == 8 and channels in (1, 3)
-    return Header("JPEG", width, height, orientation, mode, bits, plain)
+    complete = data.rfind(b"\xff\xd9", position) >= 0  # no other marker of pixels looks like this one
+    return Header("JPEG", width, height, orientation, mode, bits, plain, complete, rows_at)
 
 
 _PNG_MODES = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
@@ -141,9 +148,10 @@ def _png(data: bytes) -> Header | None:
     if kind != b"IHDR":
         return None
     width, height, bits, colour = _ihdr(data, 16)
-    mode, exif_block, transparent = _PNG_MODES.get(colour, "?"), b"", False
+    mode, exif_block = _PNG_MODES.get(colour, "?"), b""
+    transparent = complete = False
     position, end = 8 + 12 + length, len(data) - 8
-    while position < end:
+    while position <= end:
         length, kind = _chunk(data, position)
         if kind == b"eXIf":  # may come after the pixels
             exif_block = data[position + 8 : position + 8 + length]
@@ -154,6 +162,7 @@ def _png(data: bytes) -> Header | None:
         ):
             return None
         elif kind == b"IEND":
+            complete = True
             break
         position += 12 + length
     if mode == "L" and bits == 16:
@@ -161,7 +170,7 @@ def _png(data: bytes) -> Header | None:
     elif mode == "L" and bits == 1:
         mode = "1"
     plain = bits == 8 and mode in ("L", "RGB") and not transparent
-    return Header("PNG", width, height, exif.orientation(exif_block, b""), mode, bits, plain)
+    return Header("PNG", width, height, exif.orientation(exif_block, b""), mode, bits, plain, complete)
 
 
 def _hides_orientation(kind: bytes, start: bytes) -> bool:
@@ -171,16 +180,17 @@ def _hides_orientation(kind: bytes, start: bytes) -> bool:
 
 def _webp(data: bytes) -> Header | None:
     kind = data[12:16]
+    complete = len(data) >= 8 + int.from_bytes(data[4:8], "little")
     if kind == b"VP8 ":
         if data[23:26] != b"\x9d\x01\x2a":
             return None
         width, height = struct.unpack_from("<HH", data, 26)
-        return Header("WEBP", width & 0x3FFF, height & 0x3FFF, 1, "RGB", 8, True)
+        return Header("WEBP", width & 0x3FFF, height & 0x3FFF, 1, "RGB", 8, True, complete)
     if kind == b"VP8L":
         (packed,) = struct.unpack_from("<I", data, 21)
         alpha = bool(packed >> 28 & 1)
         width, height = (packed & 0x3FFF) + 1, (packed >> 14 & 0x3FFF) + 1
-        return Header("WEBP", width, height, 1, "RGBA" if alpha else "RGB", 8, not alpha)
+        return Header("WEBP", width, height, 1, "RGBA" if alpha else "RGB", 8, not alpha, complete)
     if kind != b"VP8X":
         return None
     flags = data[20]
@@ -199,4 +209,4 @@ def _webp(data: bytes) -> Header | None:
         position += 8 + length + (length & 1)
     alpha = bool(flags & 0x10)
     orientation = exif.orientation(exif_block, xmp)
-    return Header("WEBP", width, height, orientation, "RGBA" if alpha else "RGB", 8, not alpha)
+    return Header("WEBP", width, height, orientation, "RGBA" if alpha else "RGB", 8, not alpha, complete)

@@ -83,9 +83,14 @@ class PillowBackend:
     """See the module; the other backends give it everything unusual."""
 
     name = "pillow"
+    family = "pillow"
 
     def __init__(self) -> None:
         _pil()
+
+    def describe(self) -> str:
+        """See ``Backend.describe``."""
+        return "pillow: whole images (the reference)"
 
     def decode_into(
         self,

@@ -1,0 +1,109 @@
+"""nvImageCodec on the CPU as a region decoder: inverse DCT and colour conversion of the region only.
+
+JPEG at full scale; it offers no reduced scale. Each thread has a decoder of its
+own that decodes on that thread, and one image whose memory is used again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import threading
+from typing import Any, final
+
+import numpy as np
+
+from pipegraph.errors import MissingExtraError
+from pipegraph.operators.images.backend import Buffer, ImageHWC
+from pipegraph.operators.images.crop import Region
+from pipegraph.operators.images.header import Header
+from pipegraph.operators.images.scratch import KEPT_NBYTES
+
+# What the library says on standard error where its GPU libraries are missing, which is no fault here.
+_NOTICE = re.compile(
+    rb"Failed to load nv\w+ library!|Note: If using nvImageCodec's Python distribution|"
+    rb"Failed to load nv\w+ library or retrieve version"
+)
+_loading = threading.Lock()
+
+
+def _load() -> Any:
+    """Import nvImageCodec without its notices about missing GPU libraries.
+
+    Native code writes them to descriptor 2: it is turned into a file while the
+    library loads, and whatever else was written meanwhile is passed on.
+    """
+    with _loading:
+        if "nvidia.nvimgcodec" in sys.modules:
+            return sys.modules["nvidia.nvimgcodec"]
+        sys.stderr.flush()
+        with tempfile.TemporaryFile() as caught:
+            kept = os.dup(2)
+            try:
+                os.dup2(caught.fileno(), 2)
+                from nvidia import nvimgcodec
+
+                _decoder(nvimgcodec)
+            except ImportError as error:
+                raise MissingExtraError(
+                    "nvidia-nvimgcodec-cu13", "nvimgcodec", "backend='nvimgcodec'"
+                ) from error
+            finally:
+                os.dup2(kept, 2)
+                os.close(kept)
+                caught.seek(0)
+                for line in caught:
+                    if not _NOTICE.search(line):
+                        os.write(2, line)
+        return nvimgcodec
+
+
+def _decoder(nvimgcodec: Any) -> Any:
+    return nvimgcodec.Decoder(
+        device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
+        backends=[nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)],
+        max_num_cpu_threads=1,  # decodes on the calling thread
+    )
+
+
+class _PerThread(threading.local):
+    decoder: Any = None
+    image: Any = None
+
+
+@final
+class NvimgcodecRegions:
+    """See ``RegionDecoder``. JPEG at factor 1 only."""
+
+    name = "nvimgcodec"
+
+    def __init__(self) -> None:
+        self._nv = nv = _load()
+        self._parameters = {
+            channels: nv.DecodeParams(color_spec=kind, apply_exif_orientation=False, allow_any_depth=False)
+            for channels, kind in ((1, nv.ColorSpec.GRAY), (3, nv.ColorSpec.SRGB))
+        }
+        self._mine = _PerThread()
+
+    def decode(
+        self, data: Buffer, header: Header, region: Region, factor: int, channels: int
+    ) -> ImageHWC | None:
+        """See ``RegionDecoder.decode``."""
+        if factor != 1:
+            return None
+        nv, mine = self._nv, self._mine
+        if mine.decoder is None:
+            mine.decoder = _decoder(nv)
+        top, left, height, width = region
+        source = data if isinstance(data, bytes) else np.frombuffer(data, np.uint8)
+        stream = nv.CodeStream(source).get_sub_code_stream(
+            0, nv.Region(top, left, top + height, left + width)
+        )
+        image = mine.decoder.decode(stream, params=self._parameters[channels], image=mine.image)
+        mine.image = image if image is not None and height * width * channels <= KEPT_NBYTES else None
+        if image is None:
+            return None
+        pixels: ImageHWC = np.asarray(image)
+        return pixels if pixels.shape == (height, width, channels) else None

@@ -1,0 +1,105 @@
+"""Region decoders and the backend that is made of them.
+
+A region decoder gives the pixels of one region at a whole scale. All of them
+stand on libjpeg-turbo with the accurate DCT and fancy upsampling, and so give
+the same bytes; they differ in how much of the image they must decode for that.
+Whichever is chosen, by hand or by calibration, what is delivered does not change.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, final
+
+from pipegraph.operators.images.backend import Buffer, ImageHWC, Interpolation
+from pipegraph.operators.images.crop import Cut, Region
+from pipegraph.operators.images.header import Header
+from pipegraph.operators.images.orientation import stored_region, swaps_sides
+from pipegraph.operators.images.pillow import PillowBackend
+from pipegraph.operators.images.scaling import reduction, resize_into
+
+
+class RegionDecoder(Protocol):
+    """Decodes one region of a plain, complete image; safe on any number of threads."""
+
+    name: str
+
+    def decode(
+        self, data: Buffer, header: Header, region: Region, factor: int, channels: int
+    ) -> ImageHWC | None:
+        """The pixels of ``region``, shrunk by ``factor``.
+
+        Args:
+            data, header: the encoded image, ``header.plain`` and ``header.complete``.
+            region: in stored rows and columns, inside the image.
+            factor: 1, 2, 4 or 8; above 1 for JPEGs only.
+            channels: 1 (grey) or 3 (RGB).
+
+        Returns:
+            uint8 (rows, columns) or (rows, columns, channels), valid until this
+            thread's next call; ``None`` where the decoder cannot do it.
+        """
+        ...
+
+
+@final
+class RegionBackend:
+    """A backend that decodes no more than it must; Pillow decodes what is unusual or broken.
+
+    Args:
+        name: as in ``DecodeImage(backend=name)``.
+        exact: decodes JPEG regions at full scale.
+        reduced: decodes JPEG regions at 1/2, 1/4 and 1/8.
+        other: decodes plain images of other formats.
+        chosen_by: how the decoders were chosen, for ``describe()``.
+    """
+
+    family = "opencv"
+
+    def __init__(
+        self,
+        name: str,
+        exact: RegionDecoder,
+        reduced: RegionDecoder,
+        other: RegionDecoder,
+        chosen_by: str = "",
+    ) -> None:
+        self.name = name
+        self._exact = exact
+        self._reduced = reduced
+        self._other = other
+        self._chosen_by = chosen_by
+        self._pillow = PillowBackend()
+
+    def describe(self) -> str:
+        """One line: which decoders do what, and why these."""
+        parts = (
+            f"JPEG regions {self._exact.name}, reduced JPEGs {self._reduced.name}, others {self._other.name}"
+        )
+        return f"{self.name}: {parts}" + (f" ({self._chosen_by})" if self._chosen_by else "")
+
+    def decode_into(
+        self,
+        data: Buffer,
+        header: Header,
+        cut: Cut,
+        out: ImageHWC,
+        *,
+        interpolation: Interpolation = "linear",
+    ) -> None:
+        """See ``Backend.decode_into``."""
+        pixels = None
+        if header.plain and header.complete:
+            region = stored_region(cut.region, header.orientation, *header.size)
+            height, width = out.shape[1::-1] if swaps_sides(header.orientation) else out.shape[:2]
+            if header.format == "JPEG":
+                factor = 1 if interpolation == "nearest" else reduction(region, height, width)
+                decoder = self._exact if factor == 1 else self._reduced
+            else:
+                factor, decoder = 1, self._other
+            pixels = decoder.decode(data, header, region, factor, out.shape[2])
+            if pixels is None and decoder is not self._other:
+                pixels = self._other.decode(data, header, region, factor, out.shape[2])
+        if pixels is None:
+            self._pillow.decode_into(data, header, cut, out, interpolation=interpolation)
+        else:
+            resize_into(pixels, out, header.orientation, cut.flip, interpolation)

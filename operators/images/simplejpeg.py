@@ -1,0 +1,69 @@
+"""simplejpeg (libjpeg-turbo) as a region decoder: any DCT scale, no row below the region, no allocation.
+
+The rows below the region are left out by telling the decoder that the image
+ends there: the frame header's number of rows (ITU-T T.81, B.2.2) is overwritten
+in a copy of the encoded bytes. Sixteen rows more than needed are decoded, so
+that the chroma upsampling of the region's last row sees its true neighbours.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, final
+
+import numpy as np
+
+from pipegraph.errors import MissingExtraError
+from pipegraph.operators.images.backend import Buffer, ImageHWC
+from pipegraph.operators.images.crop import Region
+from pipegraph.operators.images.header import Header
+from pipegraph.operators.images.scaling import reduced_region
+from pipegraph.operators.images.scratch import Scratch
+
+_MARGIN_ROWS = 16
+
+
+@final
+class SimplejpegRegions:
+    """See ``RegionDecoder``. JPEG only."""
+
+    name = "simplejpeg"
+
+    def __init__(self) -> None:
+        try:
+            import simplejpeg
+        except ImportError as error:
+            raise MissingExtraError("simplejpeg", "images", "backend='simplejpeg'") from error
+        self._decode_jpeg: Any = simplejpeg.decode_jpeg
+        self._encoded = Scratch()
+        self._pixels = Scratch()
+
+    def decode(
+        self, data: Buffer, header: Header, region: Region, factor: int, channels: int
+    ) -> ImageHWC | None:
+        """See ``RegionDecoder.decode``."""
+        height = header.height
+        last = region.top + region.height + _MARGIN_ROWS
+        if header.rows_at and last < height:
+            height = last
+            copy = self._encoded.take(len(data))[: len(data)]
+            copy[:] = np.frombuffer(data, np.uint8)
+            data = copy.data
+            struct.pack_into(">H", data, header.rows_at, height)
+        rows, columns = -(-height // factor), -(-header.width // factor)
+        try:
+            whole = self._decode_jpeg(
+                data,
+                "RGB" if channels == 3 else "GRAY",
+                min_height=rows,
+                min_width=columns,
+                buffer=self._pixels.take(rows * columns * channels),
+                strict=False,  # the rows that were left out are "extraneous bytes"
+            )
+        except ValueError:
+            return None
+        if whole.shape[:2] != (rows, columns):
+            return None
+        top, left, h, w = reduced_region(region, factor, rows, columns)
+        pixels: ImageHWC = whole[top : top + h, left : left + w]
+        return pixels
