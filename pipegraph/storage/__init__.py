@@ -9,5 +9,9 @@ from .files import BytesFile as BytesFile
 from .files import LocalFile as LocalFile
 from .files import OverlayFile as OverlayFile
 from .files import ShardFile as ShardFile
+from .indexing import IndexProgress as IndexProgress
+from .indexing import build_manifest as build_manifest
+from .manifest import Manifest as Manifest
+from .opening import open_part as open_part
 from .parts import Part as Part
 from .parts import expand_parts as expand_parts

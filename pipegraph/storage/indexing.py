@@ -1,0 +1,222 @@
+"""Building manifests: every part is read once, in parallel, and a stopped run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import IO, Any
+
+from pipegraph.errors import DataError
+
+from .checksum import crc32c_extend, file_crc32c
+from .files import ShardFile
+from .formats import Format, format_of
+from .formats.base import BLOCK_NBYTES
+from .manifest import Manifest, PartIndex
+from .opening import open_part
+from .parts import Part, PartsLike, expand_parts
+
+
+@dataclass(frozen=True, slots=True)
+class IndexProgress:
+    """How far `build_manifest` is; parts taken over from a stopped run count as done.
+
+    Args:
+        parts_done, parts: of how many.
+        nbytes_done: bytes of the parts done.
+        samples: in the parts done.
+        latest: uri of the part done last, None at the start.
+    """
+
+    parts_done: int
+    parts: int
+    nbytes_done: int
+    samples: int
+    latest: str | None
+
+
+def index_part(
+    part: Part,
+    file: ShardFile,
+    form: Format | None = None,
+    *,
+    checksums: bool = True,
+    block_nbytes: int = BLOCK_NBYTES,
+) -> PartIndex:
+    """Find the blocks of one part, and on the same pass its checksums.
+
+    Without `checksums` only headers are read, where the format allows it.
+    """
+    form = form or format_of(part)
+    size = Part(part.uri, file.size)
+    if not checksums:
+        return PartIndex(size, tuple(form.index(file, block_nbytes)))
+    blocks, crcs = [], []
+    part_crc, hashed = 0, 0
+    for block in form.index(file, block_nbytes):
+        blocks.append(block)
+        crcs.append(file_crc32c(file, block.offset, block.nbytes))
+        # Blocks may leave gaps (headers) or overlap (token windows): the part's
+        # own checksum goes over every byte once.
+        end = block.offset + block.nbytes
+        if end > hashed:
+            part_crc = file_crc32c(file, hashed, end - hashed, part_crc)
+            hashed = end
+    part_crc = file_crc32c(file, hashed, file.size - hashed, part_crc)
+    return PartIndex(size, tuple(blocks), part_crc, tuple(crcs))
+
+
+def build_manifest(
+    parts: PartsLike,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    form: Format | None = None,
+    store: Mapping[str, Any] | None = None,
+    workers: int = 8,
+    checksums: bool = True,
+    block_nbytes: int = BLOCK_NBYTES,
+    progress: Callable[[IndexProgress], None] | None = None,
+) -> Manifest:
+    """Index parts and, with `path`, write the manifest there.
+
+    With `path`, what is done lies in ``<path>.partial`` as it is done: the same call
+    after a crash or an interrupt reads only the rest. A part is read again
+    if its size or modification time changed.
+
+    Args:
+        form: of all parts; else each part's suffix tells.
+        store: options of the object store, for remote parts.
+        workers: parts read at the same time.
+        checksums: read every byte for CRC-32C of parts and blocks.
+        progress: called in this thread after each part.
+
+    Raises:
+        ShardError: a part is broken; the other parts in flight are finished first.
+        DataError: as `expand_parts`, or another process is writing this manifest.
+    """
+    found = expand_parts(parts, store=store)
+    if checksums:
+        crc32c_extend()
+    with contextlib.ExitStack() as stack:
+        journal = stack.enter_context(_Journal.open(path)) if path is not None else None
+        settings = [block_nbytes, checksums]
+
+        def run(part: Part) -> PartIndex:
+            with open_part(part, store) as file:
+                return index_part(part, file, form, checksums=checksums, block_nbytes=block_nbytes)
+
+        done: dict[int, PartIndex] = {}
+        todo: list[int] = []
+        for number, part in enumerate(found):
+            known = journal.find(part, settings) if journal else None
+            if known:
+                done[number] = known
+            else:
+                todo.append(number)
+        nbytes = sum(i.part.size or 0 for i in done.values())
+        samples = sum(i.samples for i in done.values())
+        if progress:
+            progress(IndexProgress(len(done), len(found), nbytes, samples, None))
+        for number, index in _in_parallel(run, found, todo, workers):
+            done[number] = index
+            if journal:
+                journal.add(found[number], settings, index)
+            nbytes, samples = nbytes + (index.part.size or 0), samples + index.samples
+            if progress:
+                progress(IndexProgress(len(done), len(found), nbytes, samples, index.part.uri))
+        manifest = Manifest.of([done[number] for number in range(len(found))])
+        if path is not None and journal is not None:
+            manifest.save(path)
+            journal.remove()
+        return manifest
+
+
+def _in_parallel(
+    run: Callable[[Part], PartIndex], parts: Sequence[Part], numbers: Sequence[int], workers: int
+) -> Iterator[tuple[int, PartIndex]]:
+    """Results as they come. After a failure no further part is begun."""
+    pending: dict[Future[PartIndex], int] = {}
+    left = iter(numbers)
+    with ThreadPoolExecutor(workers, thread_name_prefix="pipegraph-index") as pool:
+        failure: Exception | None = None
+        while True:
+            while failure is None and len(pending) < 2 * workers and (number := next(left, None)) is not None:
+                pending[pool.submit(run, parts[number])] = number
+            if not pending:
+                break
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                number = pending.pop(future)
+                try:
+                    result = future.result()
+                except Exception as error:
+                    error.add_note(f"while indexing {parts[number].uri!r}")
+                    failure = failure or error
+                else:
+                    yield number, result
+        if failure is not None:
+            raise failure
+
+
+class _Journal:
+    """Finished parts of a manifest under construction, one JSON line each.
+
+    An exclusive lock keeps two processes from building the same manifest; it ends
+    with its process.
+    """
+
+    def __init__(self, path: str, file: IO[bytes]) -> None:
+        self._path, self._file = path, file
+        self._known: dict[str, tuple[Any, dict[str, Any]]] = {}
+        for line in file.read().splitlines():
+            # The line that a killed process was writing is cut short.
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                record = json.loads(line)
+                self._known[record["index"]["uri"]] = (record["of"], record["index"])
+
+    @staticmethod
+    def open(path: str | os.PathLike[str]) -> _Journal:
+        name = os.fspath(path) + ".partial"
+        file = open(name, "a+b")  # noqa: SIM115  the journal closes it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise DataError(f"{os.fspath(path)}: another process is writing this manifest") from error
+        file.seek(0)
+        journal = _Journal(name, file)
+        file.write(b"\n")
+        return journal
+
+    def find(self, part: Part, settings: list[Any]) -> PartIndex | None:
+        of, record = self._known.get(part.uri, (None, {}))
+        if of is None or of != [*_stamp(part), *settings]:
+            return None
+        try:
+            return PartIndex.from_json(record)
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    def add(self, part: Part, settings: list[Any], index: PartIndex) -> None:
+        line = json.dumps({"of": [*_stamp(part), *settings], "index": index.to_json()})
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+
+    def remove(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+    def __enter__(self) -> _Journal:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+
+
+def _stamp(part: Part) -> list[int | None]:
+    """What tells that a part is unchanged: size and, where it is local, modification time."""
+    return [part.size, os.stat(part.uri).st_mtime_ns if part.is_local else None]

@@ -1,0 +1,288 @@
+"""Manifests: which parts a data set has, and where the samples lie in them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pipegraph.errors import DataError
+
+from .formats.base import Block
+from .parts import Part, is_url
+
+VERSION: Final = 1
+_UNKNOWN: Final = -1
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PartIndex:
+    """What is known of one part.
+
+    Args:
+        part: uri and size in bytes.
+        blocks: in order, together all its samples.
+        crc32c: of the whole part, or None if nobody computed it.
+        block_crc32c: of each block's bytes; empty if nobody computed them.
+    """
+
+    part: Part
+    blocks: tuple[Block, ...]
+    crc32c: int | None = None
+    block_crc32c: tuple[int, ...] = ()
+
+    @property
+    def samples(self) -> int:
+        return sum(block.samples for block in self.blocks)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "uri": self.part.uri,
+            "nbytes": self.part.size,
+            "crc32c": self.crc32c,
+            "samples": [b.samples for b in self.blocks],
+            "offsets": [b.offset for b in self.blocks],
+            "block_nbytes": [b.nbytes for b in self.blocks],
+            "block_crc32c": list(self.block_crc32c),
+        }
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> PartIndex:
+        """The reverse of `to_json`.
+
+        Raises:
+            ValueError, TypeError, KeyError: the record is not one.
+        """
+        size, crc = int(record["nbytes"]), record["crc32c"]
+        spans = zip(record["offsets"], record["block_nbytes"], record["samples"], strict=True)
+        blocks, first = [], 0
+        for offset, nbytes, samples in spans:
+            if type(offset) is not int or type(nbytes) is not int or type(samples) is not int:
+                raise TypeError("block offsets, sizes and samples are whole numbers")
+            if offset < 0 or nbytes < 0 or samples < 1 or offset + nbytes > size:
+                raise ValueError(
+                    f"a block of {samples} samples in bytes {offset}..{offset + nbytes} of {size}"
+                )
+            blocks.append(Block(offset, nbytes, first, samples))
+            first += samples
+        crcs = tuple(int(c) for c in record["block_crc32c"])
+        if crcs and len(crcs) != len(blocks):
+            raise ValueError(f"{len(blocks)} blocks, but {len(crcs)} block checksums")
+        if not isinstance(record["uri"], str):
+            raise TypeError("uri is a string")
+        return PartIndex(Part(record["uri"], size), tuple(blocks), None if crc is None else int(crc), crcs)
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """The parts of a data set with their samples and blocks; equal if the data is.
+
+    Blocks and samples are numbered through all parts, in the order of `parts`.
+    Arrays are int64 and not to be changed.
+
+    Args:
+        parts: uri and size of each part.
+        part_crc32c: (parts,), -1 where unknown.
+        first_block: (parts + 1,), the number of each part's first block.
+        block_offsets: (blocks,), byte in the part.
+        block_nbytes: (blocks,).
+        block_samples: (blocks,).
+        block_crc32c: (blocks,), -1 where unknown.
+    """
+
+    parts: tuple[Part, ...]
+    part_crc32c: Int64Array
+    first_block: Int64Array
+    block_offsets: Int64Array
+    block_nbytes: Int64Array
+    block_samples: Int64Array
+    block_crc32c: Int64Array
+    _first_sample: Int64Array = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        ends = np.concatenate([[0], np.cumsum(self.block_samples, dtype=np.int64)])
+        object.__setattr__(self, "_first_sample", ends.astype(np.int64))
+
+    @staticmethod
+    def of(indexes: Sequence[PartIndex]) -> Manifest:
+        """The manifest of indexed parts, in their order."""
+
+        def array(values: Iterator[int]) -> Int64Array:
+            return np.fromiter(values, np.int64)
+
+        blocks = [len(i.blocks) for i in indexes]
+        return Manifest(
+            parts=tuple(i.part for i in indexes),
+            part_crc32c=array(_UNKNOWN if i.crc32c is None else i.crc32c for i in indexes),
+            first_block=np.concatenate([[0], np.cumsum(blocks, dtype=np.int64)]).astype(np.int64),
+            block_offsets=array(b.offset for i in indexes for b in i.blocks),
+            block_nbytes=array(b.nbytes for i in indexes for b in i.blocks),
+            block_samples=array(b.samples for i in indexes for b in i.blocks),
+            block_crc32c=array(c for i in indexes for c in i.block_crc32c or [_UNKNOWN] * len(i.blocks)),
+        )
+
+    def __len__(self) -> int:
+        """Samples in all parts."""
+        return int(self._first_sample[-1])
+
+    @property
+    def blocks(self) -> int:
+        return len(self.block_samples)
+
+    @cached_property
+    def part_samples(self) -> Int64Array:
+        """Samples of each part, (parts,)."""
+        return np.diff(self._first_sample[self.first_block])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(p.size or 0 for p in self.parts)
+
+    def block(self, number: int) -> tuple[int, Block]:
+        """The number of the part that a block lies in, and the block."""
+        part = int(np.searchsorted(self.first_block, number, "right")) - 1
+        first = int(self._first_sample[number] - self._first_sample[self.first_block[part]])
+        return part, Block(
+            int(self.block_offsets[number]),
+            int(self.block_nbytes[number]),
+            first,
+            int(self.block_samples[number]),
+        )
+
+    def block_checksum(self, number: int) -> int | None:
+        """CRC-32C of a block's bytes, if known."""
+        crc = int(self.block_crc32c[number])
+        return None if crc == _UNKNOWN else crc
+
+    def part_index(self, number: int) -> PartIndex:
+        """What the manifest says of one part."""
+        numbers = range(int(self.first_block[number]), int(self.first_block[number + 1]))
+        crcs = tuple(int(c) for c in self.block_crc32c[numbers.start : numbers.stop])
+        crc = int(self.part_crc32c[number])
+        return PartIndex(
+            self.parts[number],
+            tuple(self.block(b)[1] for b in numbers),
+            None if crc == _UNKNOWN else crc,
+            () if _UNKNOWN in crcs else crcs,
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """Names, sizes, checksums and layout as one hash; the folder does not count."""
+        hash = hashlib.blake2b(digest_size=16)
+        for part in self.parts:
+            hash.update(f"{part.name}\0{part.size}\n".encode("utf-8", "surrogateescape"))
+        for array in (self.part_crc32c, self.first_block, self.block_offsets, self.block_samples):
+            hash.update(array.astype("<i8").tobytes())
+        return hash.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Manifest) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.parts)} parts, {self.blocks} blocks, {len(self)} samples"
+        return f"<Manifest {self.digest[:8]}: {counts}>"
+
+    def dumps(self, folder: str | None = None) -> str:
+        """As JSON, one part per line; local paths relative to `folder`."""
+        records = []
+        for number in range(len(self.parts)):
+            record = self.part_index(number).to_json()
+            if folder is not None and self.parts[number].is_local:
+                record["uri"] = os.path.relpath(record["uri"], folder).replace(os.sep, "/")
+            records.append(json.dumps(record))
+        head = json.dumps({"version": VERSION, "digest": self.digest})[:-1]
+        return head + ', "parts": [\n' + ",\n".join(records) + "\n]}\n"
+
+    @staticmethod
+    def loads(text: str | bytes, folder: str | None = None, name: str = "manifest") -> Manifest:
+        """The reverse of `dumps`.
+
+        Raises:
+            DataError: not a manifest, of another version, or changed since it was written.
+        """
+        try:
+            record = json.loads(text)
+            version = record["version"]
+            if version != VERSION:
+                raise DataError(
+                    f"{name}: manifest version {version!r}, this release reads {VERSION}; index again"
+                )
+            indexes = [PartIndex.from_json(part) for part in record["parts"]]
+            digest = record["digest"]
+        except DataError:
+            raise
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise DataError(f"{name}: not a manifest: {type(error).__name__}: {error}") from error
+        if folder is not None:
+            indexes = [_moved(index, folder) for index in indexes]
+        manifest = Manifest.of(indexes)
+        if manifest.digest != digest:
+            raise DataError(
+                f"{name}: its digest does not match its contents; it was changed by hand, index again"
+            )
+        return manifest
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to a file at once or not at all; local parts are named relative to it."""
+        folder = os.path.dirname(os.path.abspath(path))
+        write_atomically(os.fspath(path), self.dumps(folder).encode())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Manifest:
+        """Read what `save` wrote.
+
+        Raises:
+            DataError: as `loads`.
+            OSError: the file cannot be read.
+        """
+        with open(path, "rb") as file:
+            text = file.read()
+        return Manifest.loads(text, os.path.dirname(os.fspath(path)), os.fspath(path))
+
+
+def _moved(index: PartIndex, folder: str) -> PartIndex:
+    if is_url(index.part.uri):
+        return index
+    part = Part(os.path.normpath(os.path.join(folder, index.part.uri)), index.part.size)
+    return PartIndex(part, index.blocks, index.crc32c, index.block_crc32c)
+
+
+def write_atomically(path: str, data: bytes) -> None:
+    """Replace a file so that a reader sees the old or the new, also after a power cut."""
+    folder = os.path.dirname(path) or "."
+    temporary = os.path.join(folder, f".{os.path.basename(path)}.{secrets.token_hex(6)}")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync_folder(folder)
+
+
+def sync_folder(folder: str) -> None:
+    """Make renames in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

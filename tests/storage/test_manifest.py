@@ -1,0 +1,244 @@
+"""Manifests: built in parallel, resumable, equal exactly if the data is."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipegraph.errors import DataError, ShardError
+from pipegraph.order.layout import ManifestLike
+from pipegraph.storage import LocalFile
+from pipegraph.storage.checksum import crc32c_extend, file_crc32c
+from pipegraph.storage.formats import format_of
+from pipegraph.storage.indexing import IndexProgress, build_manifest
+from pipegraph.storage.manifest import Manifest, write_atomically
+
+
+def write_shard(path: Path, samples: int, seed: int = 0) -> None:
+    rng = np.random.default_rng(seed)
+    with tarfile.open(path, "w") as archive:
+        for i in range(samples):
+            info = tarfile.TarInfo(f"{seed}-{i:04d}.jpg")
+            info.size = int(rng.integers(0, 3000))
+            archive.addfile(info, io.BytesIO(rng.bytes(info.size)))
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number in range(6):
+        write_shard(folder / f"train-{number}.tar", 20 + number, number)
+    return folder
+
+
+def build(shards: Path, path: Path | None = None, **options: object) -> Manifest:
+    return build_manifest(str(shards / "*.tar"), path, block_nbytes=10_000, workers=2, **options)  # type: ignore[arg-type]
+
+
+def test_a_manifest_lists_parts_and_blocks_with_samples_and_checksums(shards: Path) -> None:
+    manifest = build(shards)
+    assert isinstance(manifest, ManifestLike)
+    assert [20 + n for n in range(6)] == manifest.part_samples.tolist()
+    assert len(manifest) == manifest.block_samples.sum() == 135
+    assert manifest.blocks > 12
+    seen = []
+    for number in range(manifest.blocks):
+        part, block = manifest.block(number)
+        with LocalFile(manifest.parts[part].uri) as file:
+            assert manifest.block_checksum(number) == file_crc32c(file, block.offset, block.nbytes)
+            seen += [s["key"] for s in format_of("a.tar").read(file, block)]
+    assert [f"{n}-{i:04d}" for n in range(6) for i in range(20 + n)] == seen
+    for part_, crc in zip(manifest.parts, manifest.part_crc32c, strict=True):
+        assert crc == crc32c_extend()(0, Path(part_.uri).read_bytes())
+
+
+def test_a_manifest_comes_back_as_it_was_written(shards: Path, tmp_path: Path) -> None:
+    path = tmp_path / "index.json"
+    manifest = build(shards, path)
+    again = Manifest.load(path)
+    assert manifest == again
+    assert [os.path.abspath(p.uri) for p in manifest.parts] == [os.path.abspath(p.uri) for p in again.parts]
+    for number in range(manifest.blocks):
+        assert manifest.block(number) == again.block(number)
+    assert manifest.block_crc32c.tolist() == again.block_crc32c.tolist()
+    assert sorted(os.listdir(tmp_path)) == ["data", "index.json"]
+
+
+def test_shards_and_manifest_may_move_together(shards: Path, tmp_path: Path) -> None:
+    manifest = build(shards, shards / "index.json")
+    moved = tmp_path / "elsewhere"
+    shards.rename(moved)
+    again = Manifest.load(moved / "index.json")
+    assert manifest == again
+    assert str(moved / "train-0.tar") == again.parts[0].uri
+
+
+def test_the_digest_changes_with_the_data_and_not_with_its_folder(shards: Path, tmp_path: Path) -> None:
+    first = build(shards)
+    data = bytearray((shards / "train-3.tar").read_bytes())
+    data[600] ^= 1  # a byte of the first file
+    (shards / "train-3.tar").write_bytes(data)
+    assert first != build(shards)
+    assert build(shards, checksums=False) == build(shards, checksums=False)
+
+
+def test_without_checksums_the_layout_is_the_same(shards: Path) -> None:
+    full, bare = build(shards), build(shards, checksums=False)
+    assert full.block_offsets.tolist() == bare.block_offsets.tolist()
+    assert bare.block_checksum(0) is None
+    assert bare.part_crc32c[0] == -1
+    assert Manifest.loads(bare.dumps()) == bare
+
+
+def test_progress_counts_every_part(shards: Path) -> None:
+    seen: list[IndexProgress] = []
+    build(shards, progress=seen.append)
+    assert list(range(7)) == [p.parts_done for p in seen]
+    assert (6, 135, sum(p.stat().st_size for p in shards.iterdir())) == (
+        seen[-1].parts,
+        seen[-1].samples,
+        seen[-1].nbytes_done,
+    )
+
+
+def test_a_broken_part_is_named_and_the_rest_is_kept_for_the_next_try(shards: Path, tmp_path: Path) -> None:
+    path = tmp_path / "index.json"
+    good = (shards / "train-5.tar").read_bytes()
+    (shards / "train-5.tar").write_bytes(good[:5000])
+    with pytest.raises(ShardError, match=r"train-5.tar: truncated"):
+        build(shards, path)
+    assert not path.exists()
+    (shards / "train-5.tar").write_bytes(good)
+    seen: list[IndexProgress] = []
+    manifest = build(shards, path, progress=seen.append)
+    assert seen[0].parts_done >= 4
+    assert build(shards) == manifest
+    assert not (tmp_path / "index.json.partial").exists()
+
+
+def test_a_part_that_changed_since_the_stopped_run_is_read_again(shards: Path, tmp_path: Path) -> None:
+    path = tmp_path / "index.json"
+    (shards / "train-5.tar").write_bytes(b"broken")
+    with pytest.raises(ShardError):
+        build(shards, path)
+    for number in (0, 5):
+        write_shard(shards / f"train-{number}.tar", 33, 100 + number)
+    assert build(shards, path) == build(shards)
+
+
+def test_a_line_cut_short_in_the_journal_is_read_again(shards: Path, tmp_path: Path) -> None:
+    path = tmp_path / "index.json"
+    good = (shards / "train-5.tar").read_bytes()
+    (shards / "train-5.tar").write_bytes(b"broken")
+    with pytest.raises(ShardError):
+        build(shards, path)
+    (shards / "train-5.tar").write_bytes(good)
+    journal = tmp_path / "index.json.partial"
+    for keep in (0, 3, len(journal.read_bytes()) // 2, len(journal.read_bytes()) - 5):
+        journal.write_bytes(journal.read_bytes()[:keep])
+        assert build(shards, path) == build(shards)
+        journal.write_bytes(b"")
+
+
+KILLED = """
+import os, signal, sys
+from pipegraph.storage.indexing import build_manifest
+def progress(p):
+    if p.parts_done == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+build_manifest(sys.argv[1] + "/*.tar", sys.argv[2], block_nbytes=10_000, workers=1, progress=progress)
+"""
+
+
+def test_a_killed_run_goes_on_where_it_was(shards: Path, tmp_path: Path) -> None:
+    path = tmp_path / "index.json"
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(shards), str(path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not path.exists()
+    seen: list[IndexProgress] = []
+    assert build(shards, path, progress=seen.append) == build(shards)
+    assert seen[0].parts_done == 3
+
+
+def test_two_runs_for_one_manifest_are_refused(shards: Path, tmp_path: Path) -> None:
+    path = tmp_path / "index.json"
+    errors: list[str] = []
+
+    def second(progress: IndexProgress) -> None:
+        with pytest.raises(DataError, match="another process is writing this manifest") as caught:
+            build(shards, path)
+        errors.append(str(caught.value))
+
+    build(shards, path, progress=second)
+    assert len(errors) == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(version=2), "version 2, this release reads 1"),
+        (lambda m: m.pop("parts"), "not a manifest"),
+        (lambda m: m["parts"][0]["samples"].append(3), "not a manifest"),
+        (lambda m: m["parts"][0]["offsets"].__setitem__(0, -1), "not a manifest"),
+        (lambda m: m["parts"][0]["offsets"].__setitem__(0, 10**12), "not a manifest"),
+        (lambda m: m["parts"][0]["samples"].__setitem__(0, "1"), "not a manifest"),
+        (lambda m: m["parts"][0].update(uri=5), "not a manifest"),
+        (lambda m: m["parts"][0]["samples"].__setitem__(0, 21), "was changed by hand"),
+    ],
+)
+def test_a_manifest_that_was_tampered_with_is_refused(shards: Path, change: object, message: str) -> None:
+    record = json.loads(build(shards).dumps())
+    change(record)  # type: ignore[operator]
+    with pytest.raises(DataError, match=message):
+        Manifest.loads(json.dumps(record))
+
+
+def test_text_that_is_no_manifest_is_refused() -> None:
+    for text in ("", "[]", "{", "null", '{"version": 1}', "[" * 100_000):
+        with pytest.raises(DataError, match="not a manifest"):
+            Manifest.loads(text)
+
+
+def test_a_part_whose_size_changed_is_refused(shards: Path, tmp_path: Path) -> None:
+    from pipegraph.storage.opening import open_part
+
+    manifest = build(shards)
+    with (shards / "train-0.tar").open("ab") as out:
+        out.write(b"more")
+    with pytest.raises(DataError, match="index again"):
+        open_part(manifest.parts[0])
+    (shards / "train-0.tar").unlink()
+    with pytest.raises(DataError, match="cannot be opened: No such file"):
+        open_part(manifest.parts[0])
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_atomically(str(path), b"old")
+    with pytest.raises(TypeError):
+        write_atomically(str(path), "no bytes")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_large_manifest_is_read_and_asked_quickly() -> None:
+    """2,000 parts of 128 blocks: an eighth of the 16,000 that reader.md speaks of."""
+    from pipegraph.storage.formats import Block
+    from pipegraph.storage.manifest import PartIndex
+    from pipegraph.storage.parts import Part
+
+    blocks = tuple(Block(b * 100, 100, b * 10, 10) for b in range(128))
+    manifest = Manifest.of(
+        [PartIndex(Part(f"s3://b/{n}.tar", 12_800), blocks, n, tuple(range(128))) for n in range(2000)]
+    )
+    assert len(manifest) == 2_560_000
+    assert (1999, Block(12_700, 100, 1270, 10)) == manifest.block(255_999)
+    assert Manifest.loads(manifest.dumps()) == manifest
