@@ -240,15 +240,25 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def rate_table(result: Race, yardsticks: Sequence[str], unit: str) -> str:
-    """Contestants from fastest to slowest: rate, and ratio to each yardstick with its spread."""
+    """Contestants from fastest to slowest: rate, and ratio to each yardstick with its spread.
+
+    ``best/best`` compares the fastest rounds: what others do on the machine can only slow a run, so it is the
+    steadier number where the spread is wide.
+    """
     present = [name for name in yardsticks if name in result.runs]
     names = sorted(result.runs, key=lambda name: -spread(run.rate for run in result.runs[name]).median)
-    rows = [
-        [name, f"{spread(r.rate for r in result.runs[name]).median:,.0f}"]
-        + [str(result.ratios(name, other)) for other in present]
-        for name in names
-    ]
-    text = table(["", f"{unit}/s", *(f"x {name}" for name in present)], rows)
+    best = {name: max(run.rate for run in runs) for name, runs in result.runs.items()}
+    rows = []
+    for name in names:
+        median = spread(run.rate for run in result.runs[name]).median
+        row = [name, f"{median:,.0f}", f"{best[name]:,.0f}"]
+        for other in present:
+            row += [str(result.ratios(name, other)), f"{best[name] / best[other]:.3f}"]
+        rows.append(row)
+    headers = ["", f"{unit}/s", "best"]
+    for name in present:
+        headers += [f"x {name}", "best/best"]
+    text = table(headers, rows)
     for name, reason in result.missing.items():
         text += f"\nnot measured: {name}: {reason}"
     return text

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 SIZE = 224
 BATCH = 64
 WORKERS = 2
+# Passes over the shards: ``repeat()`` would cut a short batch at the end of each.
+ENDLESS_EPOCHS = 2000
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
