@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import harness
 import numpy as np
@@ -28,8 +28,6 @@ import numpy.typing as npt
 from pipegraph.order import BlockOrder, LaneOrder, LayoutLike, Order, PartOrder
 
 SAMPLES, PARTS, BLOCKS_PER_PART = 2_500_000_000, 16_000, 125
-DRAWN = 10_000
-SMALL = 1_000
 CLAIM = "2.5 billion samples in 16,000 parts: plan, position, resume < 100 ms, < 200 MB; next 10,000 < 50 ms"
 
 Int64Array = npt.NDArray[np.int64]
@@ -58,70 +56,76 @@ def layouts() -> dict[str, LayoutLike]:
     return {"16,000 parts": parts, "2,000,000 blocks": Manifest(parts, blocks)}
 
 
-def jobs(order: Order, layout: LayoutLike, world_size: int) -> dict[str, Callable[[int], object]]:
-    """What is measured, each as a function of the epoch."""
-    rank, middle = world_size // 3, SAMPLES // world_size // 2
-    draw = functools.partial(order.indices, layout, 7, rank=rank, world_size=world_size)
-    resized = [(world_size * 3 + 1, middle // 4), (5, 1_000)]
+Job = Callable[[int, int], object]
 
-    def plan(epoch: int) -> object:
+
+def jobs(order: Order, layout: LayoutLike, world_size: int) -> tuple[dict[str, Job], dict[str, Job]]:
+    """What is measured, as functions of the epoch and of the turn: cold ones, and draws that go on."""
+    rank, middle = world_size // 3, SAMPLES // world_size // 2
+    resized = [(world_size * 3 + 1, middle // 4), (5, 1_000)]
+    draw = functools.partial(order.indices, layout, 7, rank=rank, world_size=world_size)
+
+    def plan(epoch: int, turn: int) -> object:
         return order.length(layout, world_size, seed=7, epoch=epoch), draw(epoch=epoch, start=0, stop=1)
 
-    def resume(epoch: int) -> object:
+    def position(epoch: int, turn: int) -> object:
+        return draw(epoch=epoch, start=middle, stop=middle + 1)
+
+    def resume(epoch: int, turn: int) -> object:
         return draw(epoch=epoch, start=0, stop=1, history=resized)
 
-    return {
-        "plan": plan,
-        "position": lambda epoch: draw(epoch=epoch, start=middle, stop=middle + 1),
-        "resume": resume,
-        "next 10,000": lambda epoch: draw(epoch=epoch, start=middle, stop=middle + DRAWN),
-        "next 1,000": lambda epoch: draw(epoch=epoch, start=middle + DRAWN, stop=middle + DRAWN + SMALL),
-    }
+    def following(samples: int) -> Job:
+        return lambda epoch, turn: draw(
+            epoch=epoch, start=middle + turn * samples, stop=middle + (turn + 1) * samples
+        )
+
+    cold = {"plan": plan, "position": position, "resume": resume}
+    return cold, {"next 10,000": following(10_000), "next 1,000": following(1_000)}
 
 
-def milliseconds(job: Callable[[int], object], epochs: range) -> harness.Spread:
-    """Wall time over the epochs."""
+def milliseconds(job: Job, epochs: Sequence[int]) -> harness.Spread:
+    """Wall time, one turn per epoch."""
     taken = []
-    for epoch in epochs:
+    for turn, epoch in enumerate(epochs):
         start = time.perf_counter()
-        job(epoch)
+        job(epoch, turn)
         taken.append((time.perf_counter() - start) * 1e3)
     return harness.spread(taken)
 
 
-def peak_megabytes(job: Callable[[int], object], epoch: int) -> float:
+def peak_megabytes(job: Job, epoch: int) -> float:
     """The most that is allocated beyond what was there before."""
     tracemalloc.start()
-    job(epoch)
+    job(epoch, 0)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return peak / 1e6
 
 
 def measure(order: Order, layout: LayoutLike, world_size: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of each job, cold but for the draws, and the peak of the three cold ones."""
-    results = {}
-    first = 0
-    for name, job in jobs(order, layout, world_size).items():
-        cold = not name.startswith("next")
-        # Draws go on in an epoch that "resume" prepared; the others take one that nothing has prepared.
-        first += rounds if cold else 0
-        results[name] = milliseconds(job, range(first, first + rounds) if cold else _warm(first, rounds))
+    """Milliseconds of each job, and the peak of the cold ones."""
+    cold, draws = jobs(order, layout, world_size)
+    results = {
+        name: milliseconds(job, range(number * rounds, (number + 1) * rounds))
+        for number, (name, job) in enumerate(cold.items())
+    }
+    prepared = len(cold) * rounds
+    next(iter(cold.values()))(prepared, 0)
+    results |= {name: milliseconds(job, [prepared] * rounds) for name, job in draws.items()}
     row = {name: spread.to_dict() for name, spread in results.items()}
-    cold_jobs = [job for name, job in jobs(order, layout, world_size).items() if not name.startswith("next")]
-    peaks = [peak_megabytes(job, 10_000 + i) for i, job in enumerate(cold_jobs)]
+    peaks = [peak_megabytes(job, prepared + 1 + i) for i, job in enumerate(cold.values())]
     row["peak_mb"] = {"median": round(max(peaks), 1)}
     return row
 
 
-def _warm(first: int, rounds: int) -> range:
-    """The last prepared epoch again and again."""
-    return range(first + rounds - 1, first + rounds)
-
-
 def main() -> None:
     options = harness.arguments(__doc__ or "", rounds=9).parse_args()
-    configuration = {"samples": SAMPLES, "parts": PARTS, "blocks": PARTS * BLOCKS_PER_PART, "rounds": options.rounds}
+    configuration = {
+        "samples": SAMPLES,
+        "parts": PARTS,
+        "blocks": PARTS * BLOCKS_PER_PART,
+        "rounds": options.rounds,
+    }
     harness.header(CLAIM, configuration)
     results: dict[str, dict[str, dict[str, float]]] = {}
     for layout_name, layout in layouts().items():

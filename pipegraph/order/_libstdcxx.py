@@ -17,7 +17,7 @@ from pipegraph.order.layout import Int64Array
 
 _RANGE = 2**32 - 1
 # Raw numbers taken from the generator at once.
-_DRAWN = 1 << 16
+_DRAWN = 1 << 12
 
 
 def shuffled_by_libstdcxx(size: int, seed: int) -> Int64Array:

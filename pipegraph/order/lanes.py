@@ -133,7 +133,7 @@ class LanedEpoch:
         place = low + permute(place - low, high - low, derived_keys(self.key, lane, number))
         if self.window > 1:
             block = self.table.find(place)
-        return place + self.table.shift[block]
+        return self.table.samples(place, block)
 
     def substitute(self, position: int, draw: int) -> int:
         """Another position of the same window, chosen by a random number; itself if it is alone."""

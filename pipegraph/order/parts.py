@@ -107,7 +107,7 @@ class PartOrder(Order):
         block = table.find(positions)
         start = table.starts(block)
         keys = derived_keys(key64("part", seed, epoch), table.order[block])
-        return start + permute(positions - start, table.ends[block] - start, keys) + table.shift[block]
+        return table.samples(start + permute(positions - start, table.ends[block] - start, keys), block)
 
     def _order(self, parts: int, seed: int, epoch: int) -> Int64Array:
         order = np.arange(parts, dtype=np.int64)

@@ -1,0 +1,121 @@
+"""Keyed permutations: bijective at every size, uniform, and the same for ever."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+from pipegraph.order._cache import BoundedMemo
+from pipegraph.order.permutation import TABLE_SIZE, derived_keys, key64, permute, permute_one, shuffled
+
+# 2**(2k) + 1 is where a rounded bit count fails; the others are the edges around it.
+NETWORK_SIZES = [
+    size for bits in range(10, 19) for size in (2**bits - 1, 2**bits, 2**bits + 1) if size > TABLE_SIZE
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 17, TABLE_SIZE, *NETWORK_SIZES])
+def test_every_size_has_a_bijection(size):
+    images = permute_one(np.arange(size), size, key64("test", size))
+    assert np.array_equal(np.sort(images), np.arange(size))
+    if size > 3:
+        assert not np.array_equal(images, np.arange(size))
+
+
+@pytest.mark.parametrize("size", [2**30 + 1, 2**32 + 1, 2**40 + 1, 2_500_000_000, 2**52])
+def test_large_domains_keep_their_bounds_and_have_no_collision(size):
+    places = np.concatenate([np.arange(20_000), np.arange(size - 20_000, size)])
+    images = permute_one(places, size, 5)
+    assert images.min() >= 0
+    assert images.max() < size
+    assert len(np.unique(images)) == len(places)
+
+
+def test_elements_of_many_permutations_are_permuted_each_by_its_own():
+    rng = np.random.default_rng(0)
+    sizes = rng.choice([1, 2, 9, TABLE_SIZE, TABLE_SIZE + 1, 5_000], 4_000)
+    values = rng.integers(0, sizes)
+    numbers = rng.integers(0, 3, 4_000)
+    keys = derived_keys(7, numbers)
+    together = permute(values, sizes, keys)
+    for size, number in itertools.product((1, 2, 9, TABLE_SIZE, TABLE_SIZE + 1, 5_000), range(3)):
+        mine = (sizes == size) & (numbers == number)
+        key = int(derived_keys(7, np.array([number]))[0])
+        assert np.array_equal(together[mine], permute_one(values[mine], size, key))
+
+
+@pytest.mark.parametrize("size", [TABLE_SIZE + 1, 2_047, 2_049, 3_000])
+def test_a_network_over_few_bits_moves_every_place_to_every_other_alike(size):
+    # Chi-square of where 16 places, and the distances of 16 neighbours, go under many keys.
+    keys = derived_keys(1, np.arange(6_000))
+    sixteenth = 16 / size
+    for place in np.linspace(0, size - 2, 16).astype(np.int64):
+        at = np.full(len(keys), place)
+        sizes = np.full(len(keys), size)
+        image, neighbour = permute(at, sizes, keys), permute(at + 1, sizes, keys)
+        for drawn in (image, (neighbour - image) % size):
+            counts = np.bincount((drawn * sixteenth).astype(np.int64), minlength=16)
+            expected = (
+                np.bincount((np.arange(size) * sixteenth).astype(np.int64), minlength=16) / size * 6_000
+            )
+            chi_square = ((counts - expected) ** 2 / expected).sum()
+            # 15 degrees of freedom: above 49 once in 60,000 draws; here are 128.
+            assert chi_square < 49
+
+
+def test_the_permutations_never_change():
+    assert shuffled(10, 3).tolist() == [6, 8, 4, 1, 3, 5, 9, 7, 0, 2]
+    assert permute_one(np.arange(8), 2**20 + 1, 3).tolist() == [
+        858893,
+        345915,
+        891244,
+        113503,
+        295588,
+        133918,
+        698666,
+        1011342,
+    ]
+    assert key64("test", 1, 2) == 116309771675965203
+
+
+def test_keys_are_hashed_not_added():
+    assert key64("x", 0, 1) != key64("x", 1, 0)
+    assert key64("x", 12, 3) != key64("x", 1, 23)
+    assert key64("x", 1) == key64("x", np.int64(1))
+    a, b = np.array([0]), np.array([1])
+    assert derived_keys(0, a, b) != derived_keys(0, b, a)
+
+
+def test_the_memo_keeps_the_latest_within_its_bytes_and_always_two():
+    memo = BoundedMemo[bytes](10, len)
+    for name in "abc":
+        memo.get(name, lambda: b"1234")
+    assert len(memo) == 2
+    assert memo.get("c", lambda: b"other") == b"1234"
+    memo.get("large", lambda: b"1" * 100)
+    assert len(memo) == 2
+    assert memo.get("c", lambda: b"other") == b"1234"
+
+
+def test_the_memo_gives_all_threads_the_first_result():
+    memo = BoundedMemo[object](10, lambda value: 1)
+    ready = threading.Barrier(8)
+    got = []
+
+    def draw():
+        def compute():
+            ready.wait(10)  # all eight miss before the first one is kept
+            return object()
+
+        got.append(memo.get("key", compute))
+
+    threads = [threading.Thread(target=draw, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(got) == 8
+    assert len(set(map(id, got))) == 1
