@@ -5,6 +5,11 @@ Mechanism only: knows no graph, no operator and no engine.
 
 from __future__ import annotations
 
+from .cache import Cacheable as Cacheable
+from .cache import CachedFile as CachedFile
+from .cache import CacheStats as CacheStats
+from .cache import NodeCache as NodeCache
+from .eviction import UsePlan as UsePlan
 from .files import BytesFile as BytesFile
 from .files import LocalFile as LocalFile
 from .files import OverlayFile as OverlayFile

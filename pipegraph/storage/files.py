@@ -87,6 +87,13 @@ class LocalFile(ShardFile):
         self._fd = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC)
         self.size = os.fstat(self._fd).st_size
 
+    @classmethod
+    def of(cls, fd: int, name: str) -> LocalFile:
+        """Take over an open file; `close` closes it."""
+        file = cls.__new__(cls)
+        file.name, file._fd, file.size = name, fd, os.fstat(fd).st_size
+        return file
+
     def read_at(self, offset: int, nbytes: int) -> bytes:
         self.check_range(offset, nbytes)
         data = os.pread(self._fd, nbytes, offset)

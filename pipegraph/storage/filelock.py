@@ -1,0 +1,91 @@
+"""`flock` on open files, with a wait that can be given up.
+
+The kernel ends these locks with their process, however that ends: nothing is
+ever left locked. Locks belong to the open file, so threads exclude each other too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from typing import final
+
+from pipegraph.errors import LoaderClosedError
+
+
+def try_exclusive(fd: int) -> bool:
+    """Take the exclusive lock if that is possible at once. A shared one held before is given up."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_at(fd: int, path: str) -> bool:
+    """Whether an open file is the one that lies at `path` now."""
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    here = os.fstat(fd)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+@final
+class LockWaits:
+    """Waits for shared locks; `close` ends them all."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def shared(self, fd: int) -> None:
+        """Wait for the shared lock of `fd`.
+
+        Raises:
+            LoaderClosedError: `close` was called first; `fd` is then closed as soon
+                as the lock comes, and must not be used.
+        """
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pass
+        # A blocking flock cannot be interrupted: a thread of its own waits in it, and
+        # ends when the holder does (at the latest with the holder's process).
+        wait = _Wait(fd, self._changed)
+        threading.Thread(target=wait.run, name="pipegraph-cache-lock", daemon=True).start()
+        with self._changed:
+            self._changed.wait_for(lambda: wait.done or self._closed)
+            if not wait.done:
+                wait.abandoned = True
+                raise LoaderClosedError("the node cache was closed while another process downloaded an entry")
+        if wait.error:
+            raise wait.error
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class _Wait:
+    def __init__(self, fd: int, changed: threading.Condition) -> None:
+        self._fd, self._changed = fd, changed
+        self.done = self.abandoned = False
+        self.error: OSError | None = None
+
+    def run(self) -> None:
+        error = None
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
+        except OSError as caught:
+            error = caught
+        with self._changed:
+            self.done, self.error = True, error
+            abandoned = self.abandoned
+            self._changed.notify_all()
+        if abandoned:
+            os.close(self._fd)

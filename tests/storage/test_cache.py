@@ -1,0 +1,367 @@
+"""The node cache: one download per entry, nothing half-read, never over its limit."""
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from pipegraph.errors import ChecksumError, DataError, GraphError, LoaderClosedError
+from pipegraph.storage.cache import DOWNLOADS, Cacheable, NodeCache, Sink
+from pipegraph.storage.checksum import crc32c_extend
+from pipegraph.storage.eviction import UsePlan
+
+
+def content(number: int, nbytes: int = 1000) -> bytes:
+    return bytes([number % 251]) * nbytes
+
+
+def entry(number: int, nbytes: int = 1000, **more: object) -> Cacheable:
+    crc = crc32c_extend()(0, content(number, nbytes))
+    return Cacheable(f"s3://bucket/{number}", nbytes, crc32c=crc, **more)  # type: ignore[arg-type]
+
+
+class Source:
+    """Counts downloads."""
+
+    def __init__(self, number: int, nbytes: int = 1000) -> None:
+        self.data, self.calls = content(number, nbytes), 0
+
+    def __call__(self, sink: Sink) -> None:
+        self.calls += 1
+        middle = len(self.data) // 2
+        sink.write_at(middle, self.data[middle:])
+        sink.write_at(0, self.data[:middle])
+
+
+def read(cache: NodeCache, number: int, nbytes: int = 1000) -> bytes:
+    with cache.fetch(entry(number, nbytes), Source(number, nbytes)) as file:
+        return file.read_at(0, file.size)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> NodeCache:
+    return NodeCache(tmp_path / "cache", 10_000)
+
+
+def files(cache: NodeCache) -> list[str]:
+    return sorted(
+        p.name for f in ("objects", "partial", "quarantine") for p in (Path(cache.folder) / f).iterdir()
+    )
+
+
+def test_an_entry_is_downloaded_once_and_then_read_from_disk(cache: NodeCache) -> None:
+    source = Source(1)
+    for _ in range(3):
+        with cache.fetch(entry(1), source) as file:
+            assert content(1) == file.read_at(0, 1000)
+    assert source.calls == 1
+    assert (cache.stats.hits, cache.stats.misses, cache.stats.downloaded_nbytes) == (2, 1, 1000)
+    assert [entry(1).name] == files(cache)
+
+
+def test_entries_differ_by_uri_range_version_size_and_checksum() -> None:
+    one = Cacheable("s3://b/a", 10)
+    others = [
+        Cacheable("s3://b/b", 10),
+        Cacheable("s3://b/a", 11),
+        Cacheable("s3://b/a", 10, offset=1),
+        Cacheable("s3://b/a", 10, version="x"),
+        Cacheable("s3://b/a", 10, part_nbytes=11),
+        Cacheable("s3://b/a", 10, crc32c=0),
+        Cacheable("s3://b/a", 10, sole=True),
+    ]
+    assert len({e.name for e in [one, *others]}) == 8
+
+
+def test_names_in_the_folder_are_hashes_whatever_the_uri_holds(cache: NodeCache) -> None:
+    what = Cacheable("../../evil\0/\ud800", 3)
+    cache.put(what, b"abc")
+    assert what in cache
+    assert [what.name] == files(cache)
+    assert what.name.isalnum()
+
+
+def test_usage_never_exceeds_the_limit(cache: NodeCache) -> None:
+    for number in range(40):
+        assert content(number) == read(cache, number)
+        assert cache.usage() <= 10_000
+    assert cache.stats.evicted == 30
+
+
+def test_with_a_plan_the_farthest_use_is_evicted_and_without_one_the_oldest(tmp_path: Path) -> None:
+    numbers = [0, 1, 2, 3, 0, 1, 2, 3]
+    plan = UsePlan([entry(n).name for n in numbers])
+    for planned, hits in ((False, 0), (True, 3)):
+        cache = NodeCache(tmp_path / str(planned), 3000, next_use=plan.next_use if planned else None)
+        for at, number in enumerate(numbers):
+            plan.advance(at)
+            read(cache, number)
+        assert hits == cache.stats.hits
+
+
+def test_what_is_being_read_is_never_evicted(cache: NodeCache) -> None:
+    held = [cache.fetch(entry(n), Source(n)) for n in range(10)]
+    with pytest.raises(
+        OSError, match=r"no room for 1.0 kB in the node cache \(limit 10.0 kB, used 10.0 kB"
+    ) as e:
+        read(cache, 99)
+    assert e.value.errno == errno.ENOSPC
+    assert cache.usage() == 10_000
+    held[4].close()
+    read(cache, 99)
+    assert entry(4) not in cache
+    for number in (0, 9):
+        assert content(number) == held[number].read_at(0, 1000)
+
+
+def test_an_entry_larger_than_the_limit_is_an_error_and_leaves_nothing(cache: NodeCache) -> None:
+    with pytest.raises(OSError, match=r"no room for 20\.0 kB"):
+        read(cache, 1, 20_000)
+    assert files(cache) == []
+
+
+def test_the_only_copy_is_never_evicted(cache: NodeCache) -> None:
+    sole = entry(1, sole=True)
+    cache.put(sole, content(1))
+    for number in range(2, 30):
+        read(cache, number)
+    assert sole in cache
+    assert cache.remove(sole)
+    assert sole not in cache
+
+
+def test_a_far_prefetch_finds_no_room_rather_than_evict_what_comes_sooner(tmp_path: Path) -> None:
+    plan = UsePlan([entry(n).name for n in range(10)])
+    cache = NodeCache(tmp_path, 3000, next_use=plan.next_use)
+    for number in range(3):
+        read(cache, number)
+    with pytest.raises(OSError, match="needed sooner"):
+        read(cache, 7)
+    plan.advance(2)
+    read(cache, 7)
+    assert entry(2) in cache
+
+
+def test_a_failed_download_leaves_nothing_and_the_next_one_succeeds(cache: NodeCache) -> None:
+    def fail(sink: Sink) -> None:
+        sink.write_at(0, b"half")
+        raise RuntimeError("cut")
+
+    with pytest.raises(RuntimeError, match="cut"):
+        cache.fetch(entry(1), fail)
+    assert files(cache) == []
+    assert content(1) == read(cache, 1)
+
+
+def test_bytes_that_do_not_match_are_fetched_again(cache: NodeCache) -> None:
+    calls = []
+
+    def flaky(sink: Sink) -> None:
+        calls.append(1)
+        sink.write_at(0, content(2 if len(calls) < DOWNLOADS else 1))
+
+    with cache.fetch(entry(1), flaky) as file:
+        assert content(1) == file.read_at(0, 1000)
+    assert len(calls) == DOWNLOADS
+    assert cache.stats.corrupt == DOWNLOADS - 1
+
+
+def test_bytes_that_never_match_are_quarantined_with_a_clear_error(cache: NodeCache) -> None:
+    wrong = Source(2)
+    with pytest.raises(
+        ChecksumError, match=r"s3://bucket/1, bytes 0..1000: crc32c is .* should be .*quarantine"
+    ):
+        cache.fetch(entry(1), wrong)
+    assert wrong.calls == DOWNLOADS
+    assert entry(1) not in cache
+    assert content(2) == (Path(cache.folder) / "quarantine" / entry(1).name).read_bytes()
+    assert content(1) == read(cache, 1)
+    for number in range(2, 12):  # quarantine is the first to go
+        read(cache, number)
+    assert list((Path(cache.folder) / "quarantine").iterdir()) == []
+
+
+def test_too_few_bytes_are_noticed_without_a_checksum(cache: NodeCache) -> None:
+    with pytest.raises(ChecksumError, match="999 of 1000 bytes came"):
+        cache.fetch(Cacheable("u", 1000), lambda sink: sink.write_at(0, b"x" * 999))
+
+
+def test_a_gap_in_a_download_is_noticed_without_a_checksum(cache: NodeCache) -> None:
+    def gap(sink: Sink) -> None:
+        sink.write_at(0, b"x" * 400)
+        sink.write_at(401, b"x" * 599)
+
+    with pytest.raises(ChecksumError, match="400 of 1000 bytes came"):
+        cache.fetch(Cacheable("u", 1000), gap)
+
+
+def test_bytes_outside_the_entry_are_refused(cache: NodeCache) -> None:
+    for offset in (-1, 1):
+        with pytest.raises(DataError, match="of an entry of 1000"):
+            cache.fetch(Cacheable("u", 1000), lambda sink, at=offset: sink.write_at(at, b"x" * 1000))  # type: ignore[misc]
+    assert files(cache) == []
+
+
+def test_an_entry_that_rotted_on_disk_is_fetched_again(cache: NodeCache) -> None:
+    read(cache, 1)
+    path = Path(cache.folder) / "objects" / entry(1).name
+    path.write_bytes(content(1)[:-1] + b"!")
+    other = NodeCache(cache.folder, 10_000)
+    source = Source(1)
+    with other.fetch(entry(1), source) as file:
+        assert content(1) == file.read_at(0, 1000)
+    assert (source.calls, other.stats.corrupt) == (1, 1)
+    path.write_bytes(b"short")
+    assert other.open(entry(1)) is None
+
+
+def test_a_lower_limit_than_before_holds_from_the_start(cache: NodeCache) -> None:
+    for number in range(10):
+        read(cache, number)
+    assert NodeCache(cache.folder, 3500).usage() == 3000
+
+
+def test_a_limit_that_is_no_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match=r"NodeCache\(limit=...\)"):
+        NodeCache(tmp_path, "much")
+
+
+def test_threads_that_want_one_entry_share_one_download(cache: NodeCache) -> None:
+    started, go, source, got = threading.Event(), threading.Event(), Source(1), []
+
+    def slow(sink: Sink) -> None:
+        started.set()
+        go.wait()
+        source(sink)
+
+    def want(download: object) -> None:
+        with cache.fetch(entry(1), download) as file:  # type: ignore[arg-type]
+            got.append(file.read_at(0, 1000))
+
+    first = threading.Thread(target=want, args=(slow,))
+    first.start()
+    started.wait()
+    others = [threading.Thread(target=want, args=(source,)) for _ in range(8)]
+    for thread in others:
+        thread.start()
+    go.set()
+    for thread in [first, *others]:
+        thread.join()
+    assert [content(1)] * 9 == got
+    assert source.calls == 1
+
+
+def lock_waits() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "pipegraph-cache-lock"]
+
+
+def test_close_ends_the_wait_for_another_s_download(cache: NodeCache) -> None:
+    path = Path(cache.folder) / "partial" / entry(1).name
+    with path.open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        errors: list[Exception] = []
+
+        def want() -> None:
+            try:
+                read(cache, 1)
+            except LoaderClosedError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=want)
+        thread.start()
+        cache.close()
+        thread.join()
+        assert len(errors) == 1
+    for wait in lock_waits():  # ends once the other one has
+        wait.join()
+    with pytest.raises(LoaderClosedError):
+        read(cache, 1)
+
+
+def test_close_leaves_open_files_readable(cache: NodeCache) -> None:
+    file = cache.fetch(entry(1), Source(1))
+    cache.close()
+    cache.close()
+    assert content(1) == file.read_at(0, 1000)
+    file.close()
+
+
+DOWNLOADER = """
+import sys
+from pipegraph.storage.cache import Cacheable, NodeCache
+cache = NodeCache(sys.argv[1], 10_000)
+def download(sink):
+    sink.write_at(0, b"half")
+    print("begun", flush=True)
+    sys.stdin.read()
+cache.fetch(Cacheable("s3://bucket/1", 1000, crc32c=int(sys.argv[2])), download)
+"""
+
+
+def start_downloader(cache: NodeCache) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", DOWNLOADER, cache.folder, str(entry(1).crc32c)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+    return process
+
+
+def test_when_the_downloading_process_is_killed_a_waiting_one_takes_over(cache: NodeCache) -> None:
+    process = start_downloader(cache)
+    got: list[bytes] = []
+    thread = threading.Thread(target=lambda: got.append(read(cache, 1)))
+    thread.start()
+    assert cache.usage() == 1000  # reserved
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    thread.join()
+    assert [content(1)] == got
+    assert [entry(1).name] == files(cache)
+
+
+def test_what_a_killed_process_was_downloading_is_removed_at_the_next_start(cache: NodeCache) -> None:
+    process = start_downloader(cache)
+    assert NodeCache(cache.folder, 10_000).usage() == 1000  # a living one's is left alone
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert NodeCache(cache.folder, 10_000).usage() == 0
+
+
+def test_a_full_disk_evicts_and_then_says_so(cache: NodeCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, room = os.posix_fallocate, 3
+
+    def fallocate(fd: int, offset: int, nbytes: int) -> None:
+        if len(files(cache)) > room:
+            raise OSError(errno.ENOSPC, "disk full")
+        real(fd, offset, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    for number in range(10):
+        assert content(number) == read(cache, number)
+    assert len(files(cache)) == 3
+    room = 0
+    with pytest.raises(OSError, match="free the disk") as caught:
+        read(cache, 50)
+    assert caught.value.errno == errno.ENOSPC
+    assert files(cache) == []
+
+
+def test_no_descriptor_is_left_open(cache: NodeCache) -> None:
+    read(cache, 0)
+    before = sorted(os.listdir("/proc/self/fd"))
+    for number in range(30):
+        read(cache, number)
+    with pytest.raises(ChecksumError):
+        cache.fetch(entry(77), Source(2))
+    with pytest.raises(OSError):
+        read(cache, 1, 20_000)
+    assert before == sorted(os.listdir("/proc/self/fd"))

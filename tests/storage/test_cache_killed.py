@@ -1,0 +1,101 @@
+"""SIGKILL at any line of the cache: nothing corrupt, nothing locked, usage within the limit."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipegraph.storage.cache import NodeCache
+from pipegraph.storage.filelock import try_exclusive
+
+ENTRIES, ENTRY_NBYTES, LIMIT = 12, 40_000, 200_000
+
+# Children read at random, and end themselves with SIGKILL at a random line
+# of the cache's code. Three live at any time, so that they meet at every lock.
+READERS = """
+import os, random, signal, sys
+from pipegraph.storage import cache as cache_module, filelock
+from pipegraph.storage.cache import Cacheable, NodeCache
+from pipegraph.storage.checksum import crc32c_extend
+from pipegraph.storage.eviction import UsePlan
+
+folder, kills, seed, n, nbytes, limit = sys.argv[1], *map(int, sys.argv[2:])
+modules = {cache_module.__file__, filelock.__file__}
+
+def data(i):
+    return bytes([i + 1]) * nbytes
+
+entries = [Cacheable(f"s3://b/{i}", nbytes, crc32c=crc32c_extend()(0, data(i))) for i in range(n)]
+
+def live(rng):
+    lines = int(6000 ** rng.random() + 20 * rng.random())
+    def trace(frame, event, arg):
+        nonlocal lines
+        if frame.f_code.co_filename not in modules:
+            return None
+        lines -= 1
+        if lines <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+    uses = [rng.randrange(n) for _ in range(1000)]
+    sys.settrace(trace)
+    plan = UsePlan([entries[i].name for i in uses])
+    cache = NodeCache(folder, limit, next_use=plan.next_use)
+    for at, i in enumerate(uses):
+        plan.advance(at)
+        def download(sink):
+            for start in range(0, nbytes, nbytes // 4):
+                sink.write_at(start, data(i)[start : start + nbytes // 4])
+        try:
+            with cache.fetch(entries[i], download) as file:
+                assert file.read_at(0, file.size) == data(i), f"corrupt {i}"
+        except OSError as error:
+            assert "no room" in str(error), error
+        with cache._space():
+            assert cache.usage() <= limit, cache.usage()
+
+rng, living, killed = random.Random(seed), 0, 0
+while killed < kills or living:
+    while living < 3 and killed + living < kills:
+        child_rng = random.Random(rng.random())
+        if os.fork() == 0:
+            try:
+                live(child_rng)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+                os._exit(1)
+            os._exit(0)
+        living += 1
+    pid, status = os.wait()
+    living -= 1
+    if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+        sys.exit(f"a reader failed: {status}")
+    killed += 1
+"""
+
+
+def kill_readers(folder: Path, kills: int, seed: int) -> None:
+    numbers = [str(n) for n in (kills, seed, ENTRIES, ENTRY_NBYTES, LIMIT)]
+    subprocess.run([sys.executable, "-c", READERS, str(folder), *numbers], check=True)
+    for place in ("objects", "partial", "quarantine"):
+        for path in (folder / place).iterdir():
+            with path.open("rb") as file:
+                assert try_exclusive(file.fileno()), f"{path} is locked"
+    for path in (folder / "objects").iterdir():
+        data = path.read_bytes()
+        assert len(data) == ENTRY_NBYTES
+        assert data == data[:1] * ENTRY_NBYTES
+    cache = NodeCache(folder, LIMIT)
+    assert cache.usage() <= LIMIT
+    assert list((folder / "partial").iterdir()) == []
+    assert list((folder / "quarantine").iterdir()) == []
+
+
+def test_readers_killed_at_five_hundred_random_lines_leave_the_cache_whole(tmp_path: Path) -> None:
+    kill_readers(tmp_path, kills=500, seed=1)
+
+
+@pytest.mark.slow
+def test_readers_killed_at_five_thousand_random_lines_leave_the_cache_whole(tmp_path: Path) -> None:
+    kill_readers(tmp_path, kills=5000, seed=2)
