@@ -16,7 +16,7 @@ from pipegraph.errors import DecodeError, MissingExtraError
 from pipegraph.operators.images.backend import Buffer, ImageHWC, Interpolation
 from pipegraph.operators.images.crop import Cut
 from pipegraph.operators.images.header import Header, check_size
-from pipegraph.operators.images.orientation import oriented, stored_region, swaps_sides
+from pipegraph.operators.images.orientation import stored_region
 
 # Raster formats only: Pillow would hand EPS to Ghostscript, and WMF to the system.
 _FORMATS = (
@@ -34,6 +34,9 @@ _FORMATS = (
     "ICO",
     "TGA",
 )
+
+# Values of PIL.Image.Transpose for the EXIF orientations, as PIL.ImageOps.exif_transpose has them.
+_TRANSPOSE = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 
 
 @cache
@@ -70,6 +73,9 @@ def probe_with_pillow(data: Buffer) -> Header:
         image = Image.open(io.BytesIO(data), formats=formats)
         check_size(*image.size)
         value = image.getexif().get(0x0112, 1)
+        if image.format == "TIFF" and value != 1:  # Pillow turns TIFFs, and only these, when it loads them
+            image.load()
+            value = 1
     except (DecodeError, MemoryError):
         raise
     except Exception as error:  # Pillow's plugins raise nearly anything on broken bytes
@@ -109,9 +115,7 @@ class PillowBackend:
             "cubic": Image.Resampling.BICUBIC,
             "area": Image.Resampling.BOX,
         }
-        height, width = header.size
-        top, left, h, w = stored_region(cut.region, header.orientation, height, width)
-        target = out.shape[:2] if swaps_sides(header.orientation) else out.shape[1::-1]  # (width, height)
+        top, left, h, w = stored_region(cut.region, header.orientation, *header.size)
         try:
             image = Image.open(io.BytesIO(data), formats=formats)
             check_size(*image.size)
@@ -120,12 +124,12 @@ class PillowBackend:
             # Transparency is dropped, not blended; without this Pillow warns about it.
             image.info.pop("transparency", None)
             image = image.convert("L" if out.shape[2] == 1 else "RGB")
-            image = image.resize(target, filters[interpolation])
+            if header.orientation != 1:
+                image = image.transpose(Image.Transpose(_TRANSPOSE[header.orientation]))
+            image = image.resize(out.shape[1::-1], filters[interpolation])
         except (DecodeError, MemoryError):
             raise
         except Exception as error:
             raise _refusal(data, error) from error
-        pixels = np.asarray(image)
-        if pixels.ndim == 2:
-            pixels = pixels[:, :, None]
-        np.copyto(out, oriented(pixels, header.orientation, cut.flip))
+        pixels = np.asarray(image).reshape(out.shape)
+        np.copyto(out, pixels[:, ::-1] if cut.flip else pixels)

@@ -72,10 +72,11 @@ class RegionBackend:
 
     def describe(self) -> str:
         """One line: which decoders do what, and why these."""
-        parts = (
-            f"JPEG regions {self._exact.name}, reduced JPEGs {self._reduced.name}, others {self._other.name}"
+        line = (
+            f"{self.name}: JPEG regions by {self._exact.name}, at reduced scale by {self._reduced.name}, "
+            f"other formats by {self._other.name}"
         )
-        return f"{self.name}: {parts}" + (f" ({self._chosen_by})" if self._chosen_by else "")
+        return f"{line} ({self._chosen_by})" if self._chosen_by else line
 
     def decode_into(
         self,

@@ -1,0 +1,115 @@
+"""uint8 images to normalised floats, with the change of layout in the same pass.
+
+On the CPU a table of 256 entries per channel is looked up: a uint8 has no more
+values, and every result is the correctly rounded one. On other devices it is
+one fused multiply-add over the permuted bytes, within two units in the last
+place of the table's values.
+
+Legend: N images, H rows, W columns, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pipegraph.errors import GraphError
+from pipegraph.operators.images.scaling import opencv
+from pipegraph.operators.images.scratch import Scratch
+
+Layout = Literal["NCHW", "NHWC"]
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_BITS = {4: torch.int32, 2: torch.int16}
+_planes = Scratch()
+
+
+def check_normalisation(mean: Sequence[float], std: Sequence[float], dtype: torch.dtype, layout: str) -> None:
+    """Refuse parameters that no image can be normalised with.
+
+    Raises:
+        GraphError: lengths differ, a ``std`` is not above 0, or ``dtype`` or ``layout`` is unknown.
+    """
+    if not mean or len(mean) != len(std):
+        raise GraphError(f"Normalize: mean and std need one value per channel, got {mean} and {std}")
+    if not all(value > 0 for value in std):
+        raise GraphError(f"Normalize: every std must be > 0, got {std}")
+    if dtype not in DTYPES:
+        raise GraphError(f"Normalize: dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype}")
+    if layout not in ("NCHW", "NHWC"):
+        raise GraphError(f"Normalize: layout must be 'NCHW' or 'NHWC', got {layout!r}")
+
+
+def normalize_into(
+    images_NHWC: torch.Tensor,
+    mean: Sequence[float],
+    std: Sequence[float],
+    out: torch.Tensor,
+    layout: Layout = "NCHW",
+) -> None:
+    """Write ``(images / 255 - mean) / std`` to ``out``.
+
+    Args:
+        images_NHWC: uint8 (N, H, W, C), on any device.
+        mean, std: per channel, of values in 0..1, as torchvision's ``Normalize`` has them.
+        out: of one of ``DTYPES``, on the same device, (N, C, H, W) for layout
+            ``"NCHW"`` (contiguous or channels_last) or (N, H, W, C) for ``"NHWC"``.
+
+    On a CUDA device it runs on the current stream and returns at once.
+    """
+    if images_NHWC.device.type != "cpu":
+        scale, bias = _affine(tuple(mean), tuple(std), images_NHWC.device)
+        target = out if layout == "NHWC" else out.permute(0, 2, 3, 1)
+        torch.addcmul(bias, images_NHWC, scale, out=target)
+        return
+    tables = _tables(tuple(mean), tuple(std), out.dtype)
+    bits = out.view(_BITS[out.element_size()])
+    if layout == "NCHW" and not bits.is_contiguous():
+        bits, layout = bits.permute(0, 2, 3, 1), "NHWC"
+    fill = _fill_planes if layout == "NCHW" else _fill_pixels
+    for image_HWC, target_bits in zip(images_NHWC.numpy(), bits.numpy(), strict=True):
+        fill(image_HWC, tables, target_bits)
+
+
+def _fill_planes(
+    image_HWC: npt.NDArray[np.uint8], tables: npt.NDArray[Any], out_CHW: npt.NDArray[Any]
+) -> None:
+    height, width, channels = image_HWC.shape
+    cv2 = opencv()
+    size = height * width
+    block = _planes.take(size * channels)
+    planes = [block[i * size : (i + 1) * size].reshape(height, width) for i in range(channels)]
+    cv2.split(image_HWC, planes)
+    for plane, table, target in zip(planes, tables, out_CHW, strict=True):
+        cv2.LUT(plane, table, dst=target)
+
+
+def _fill_pixels(
+    image_HWC: npt.NDArray[np.uint8], tables: npt.NDArray[Any], out_HWC: npt.NDArray[Any]
+) -> None:
+    opencv().LUT(image_HWC, np.ascontiguousarray(tables.T)[None], dst=out_HWC)
+
+
+@lru_cache(maxsize=16)
+def _tables(mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype) -> npt.NDArray[Any]:
+    """(C, 256), as the integers that have the bits of ``dtype``: NumPy has no bfloat16."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    exact = (values - torch.tensor(mean, dtype=torch.float64)[:, None]) / torch.tensor(
+        std, dtype=torch.float64
+    )[:, None]
+    table = exact.to(dtype)
+    return table.view(_BITS[table.element_size()]).numpy()
+
+
+@lru_cache(maxsize=16)
+def _affine(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale and bias, (C,) float32 each, on ``device``."""
+    mean_64, std_64 = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
+    return (1 / (255 * std_64)).float().to(device), (-mean_64 / std_64).float().to(device)

@@ -1,0 +1,271 @@
+"""Every backend gives what Pillow gives: exactly, or within the tolerance stated here.
+
+The tolerance: the mean absolute difference to Pillow's antialiased resize, in
+levels of 255. It comes from the resize alone: OpenCV's linear filter is not
+widened when it shrinks by less than two, which shows on fine texture, and a
+region at a reduced scale starts and ends at whole pixels of that scale, half
+an output pixel off at most, which shows on steep gradients in small outputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from pipegraph.errors import DecodeError, MissingExtraError
+from pipegraph.operators.images import (
+    CenterCrop,
+    Cut,
+    RandomResizedCrop,
+    Region,
+    draw,
+    open_backend,
+    probe,
+)
+from pipegraph.operators.images.choice import installed
+
+TOLERANCE_OF_ONE_PHOTOGRAPH = 9.0
+TOLERANCE_ON_AVERAGE = 2.0
+TOLERANCE_ON_SMALL_IMAGES = 6.0
+
+FAST = ("opencv", "simplejpeg", "nvimgcodec", "auto")
+MODULES = {"nvimgcodec": "nvidia.nvimgcodec"}
+
+
+def backend_of(name):
+    if name in MODULES and not installed(MODULES[name]):
+        pytest.skip(f"{MODULES[name]} is not installed")
+    return open_backend(name)
+
+
+@pytest.fixture(params=FAST)
+def fast(request):
+    return backend_of(request.param)
+
+
+@pytest.fixture(params=("pillow", *FAST))
+def backend(request):
+    return backend_of(request.param)
+
+
+def reference(data: bytes, cut: Cut, height: int, width: int, mode: str = "RGB") -> np.ndarray:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's advice on transparency
+        image = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert(mode)
+    top, left, h, w = cut.region
+    image = image.crop((left, top, left + w, top + h)).resize((width, height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(image).reshape(height, width, -1)
+    return pixels[:, ::-1] if cut.flip else pixels
+
+
+def decoded(backend, data: bytes, cut: Cut, height: int = 32, width: int = 40, channels: int = 3, **options):
+    out = np.full((height, width, channels), 77, np.uint8)
+    backend.decode_into(data, probe(data), cut, out, **options)
+    return out
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a.astype(int) - b).mean())
+
+
+def some_cut(data: bytes, seed: int, size: tuple[int, int] = (32, 40)) -> Cut:
+    return draw(RandomResizedCrop((0.3, 1.0)), 0.5, *probe(data).size, size, np.random.default_rng(seed))
+
+
+def test_the_reference_backend_is_pillow_on_every_odd_file(odd_files):
+    backend = open_backend("pillow")
+    for i, (name, data) in enumerate(odd_files.items()):
+        cut = some_cut(data, i)
+        for channels, mode in ((3, "RGB"), (1, "L")):
+            expected = reference(data, cut, 32, 40, mode)
+            assert (name, 0.0) == (name, difference(expected, decoded(backend, data, cut, channels=channels)))
+
+
+def test_odd_files_decode_as_pillow_decodes_them(fast, odd_files):
+    for i, (name, data) in enumerate(odd_files.items()):
+        plain = probe(data).plain
+        for seed in range(3):
+            cut = some_cut(data, 10 * i + seed)
+            for channels, mode in ((3, "RGB"), (1, "L")):
+                error = difference(
+                    reference(data, cut, 32, 40, mode), decoded(fast, data, cut, channels=channels)
+                )
+                limit = TOLERANCE_ON_SMALL_IMAGES if plain else 0.0
+                assert error <= limit, f"{name}, {cut}, {mode}: {error}"
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize("end", ["jpg", "png", "webp"])
+def test_every_orientation_is_applied_once(backend, odd_files, turn, end):
+    data = odd_files[f"orientation-{turn}.{end}"]
+    height, width = probe(data).size
+    for flip in (False, True):
+        cut = Cut(Region(0, 0, height, width), flip)
+        out = decoded(backend, data, cut, height, width)
+        assert difference(reference(data, cut, height, width), out) <= 0.1
+
+
+def test_photographs_are_within_the_tolerance(photographs):
+    backend, errors = open_backend("opencv"), []
+    for i, data in enumerate(photographs):
+        for crop in (RandomResizedCrop(), CenterCrop(256), None):
+            cut = draw(crop, 0.5, *probe(data).size, (224, 224), np.random.default_rng(i))
+            errors.append(difference(reference(data, cut, 224, 224), decoded(backend, data, cut, 224, 224)))
+    assert max(errors) <= TOLERANCE_OF_ONE_PHOTOGRAPH
+    assert sum(errors) / len(errors) <= TOLERANCE_ON_AVERAGE
+
+
+def test_all_fast_backends_give_the_same_bytes_on_photographs(fast, photographs):
+    opencv = open_backend("opencv")
+    for i, data in enumerate(photographs):
+        cut = draw(RandomResizedCrop(), 0.5, *probe(data).size, (160, 160), np.random.default_rng(i))
+        assert np.array_equal(decoded(opencv, data, cut, 160, 160), decoded(fast, data, cut, 160, 160))
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(data=st.data())
+def test_all_fast_backends_give_the_same_bytes_for_any_region_and_scale(odd_files, data):
+    name = data.draw(st.sampled_from([name for name in odd_files if name.endswith(".jpg")]))
+    encoded = odd_files[name]
+    height, width = probe(encoded).size
+    top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
+    region = Region(
+        top, left, data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left))
+    )
+    cut = Cut(region, data.draw(st.booleans()))
+    size = data.draw(st.integers(1, 100)), data.draw(st.integers(1, 100))
+    channels = data.draw(st.sampled_from([1, 3]))
+    expected = decoded(open_backend("opencv"), encoded, cut, *size, channels)
+    for other in FAST[1:]:
+        if other not in MODULES or installed(MODULES[other]):
+            assert np.array_equal(expected, decoded(open_backend(other), encoded, cut, *size, channels)), (
+                other
+            )
+
+
+@pytest.mark.parametrize("end", ["jpg", "png", "webp", "bmp"])
+def test_large_images_shrink_without_aliasing(fast, encode, make_scene, end):
+    stripes = make_scene(1200, 1000)
+    stripes[::2] //= 2  # what a filter that skips pixels would turn into bands
+    kind = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP"}[end]
+    data = encode(stripes, kind)
+    for region in (Region(0, 0, 1200, 1000), Region(101, 53, 930, 333), Region(7, 9, 120, 990)):
+        cut = Cut(region, False)
+        assert difference(reference(data, cut, 50, 60), decoded(fast, data, cut, 50, 60)) <= 3.0
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "linear", "cubic", "area"])
+def test_every_interpolation_enlarges_and_shrinks(backend, encode, make_scene, interpolation):
+    data = encode(make_scene(90, 120))
+    filters = {"nearest": 0, "linear": 2, "cubic": 3, "area": 4}
+    for height, width in ((60, 80), (180, 240)):
+        out = decoded(
+            backend, data, Cut(Region(0, 0, 90, 120), False), height, width, interpolation=interpolation
+        )
+        image = Image.open(io.BytesIO(data)).resize((width, height), filters[interpolation])
+        assert difference(np.asarray(image), out) <= 4.0
+
+
+def test_only_the_given_slot_is_written(backend, odd_files):
+    slab = np.full((3, 32, 40, 3), 201, np.uint8)
+    for name in ("sampling-420.jpg", "orientation-6.jpg", "cmyk.jpg", "colour.png"):
+        data = odd_files[name]
+        backend.decode_into(data, probe(data), some_cut(data, 3), slab[1])
+        assert (slab[::2] == 201).all()
+        assert (slab[1] != 201).any()
+
+
+def test_a_slot_whose_rows_are_apart_is_filled(backend, odd_files):
+    data = odd_files["sampling-420.jpg"]
+    for flip in (False, True):
+        cut = Cut(Region(3, 4, 80, 90), flip)
+        wide = np.full((32, 100, 3), 201, np.uint8)
+        backend.decode_into(data, probe(data), cut, wide[:, 20:60])
+        assert np.array_equal(decoded(backend, data, cut), wide[:, 20:60])
+        assert (wide[:, :20] == 201).all()
+        assert (wide[:, 60:] == 201).all()
+
+
+def test_any_bytes_like_object_is_decoded(backend, odd_files):
+    for name in ("sampling-420.jpg", "colour.png", "cmyk.jpg"):
+        data = odd_files[name]
+        cut = Cut(Region(1, 2, 50, 60), False)
+        expected = decoded(backend, data, cut)
+        assert np.array_equal(expected, decoded(backend, bytearray(data), cut))
+        assert np.array_equal(expected, decoded(backend, memoryview(data), cut))
+
+
+def test_the_encoded_bytes_are_left_as_they_were(backend, odd_files):
+    data = bytearray(odd_files["sampling-420.jpg"])
+    decoded(backend, data, Cut(Region(0, 0, 20, 121), False))
+    assert bytes(data) == odd_files["sampling-420.jpg"]
+
+
+def test_threads_that_share_a_backend_do_not_disturb_each_other(backend, photographs):
+    chosen = photographs[:16]
+    cuts = [some_cut(data, i, (64, 64)) for i, data in enumerate(chosen)]
+
+    def decode(i: int) -> np.ndarray:
+        return decoded(backend, chosen[i % 16], cuts[i % 16], 64, 64)
+
+    alone = [decode(i) for i in range(16)]
+    with ThreadPoolExecutor(4) as pool:
+        for i, pixels in enumerate(pool.map(decode, range(64))):
+            assert np.array_equal(alone[i % 16], pixels)
+
+
+@pytest.mark.parametrize(
+    "name", ["sampling-420.jpg", "progressive.jpg", "colour.png", "colour.webp", "grey.tiff"]
+)
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_a_truncated_file_is_an_error_wherever_the_region_lies(backend, odd_files, name, share):
+    data = odd_files[name]
+    cut = Cut(Region(0, 0, 8, 8), False)
+    with pytest.raises(DecodeError, match=r"the image cannot be decoded: .+ \(\d+ bytes\)"):
+        decoded(backend, data[: int(len(data) * share)], cut)
+
+
+def test_a_file_with_another_formats_name_is_decoded_by_what_it_is(backend, tmp_path, odd_files):
+    path = tmp_path / "really-a-png.jpg"
+    path.write_bytes(odd_files["colour.png"])
+    data = path.read_bytes()
+    cut = Cut(Region(0, 0, 93, 121), False)
+    assert np.array_equal(decoded(backend, data, cut, 93, 121), np.asarray(Image.open(path)))
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(data=st.data())
+def test_broken_files_decode_or_are_refused_and_nothing_else(odd_files, data):
+    name = data.draw(st.sampled_from(["sampling-420.jpg", "progressive.jpg", "colour.png", "alpha.webp"]))
+    broken = bytearray(odd_files[name])
+    for _ in range(data.draw(st.integers(1, 5))):
+        broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(DecodeError):
+        header = probe(broken)
+        cut = Cut(Region(0, 0, *header.size), False)
+        if header.width * header.height <= 1_000_000:
+            out = decoded(open_backend("opencv"), broken, cut)
+            assert np.array_equal(out, decoded(open_backend("simplejpeg"), broken, cut))
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "line"),
+    [
+        ("simplejpeg", "simplejpeg", r'pip install "pipegraph\[images\]"'),
+        ("nvimgcodec", "nvidia", r'pip install "pipegraph\[nvimgcodec\]"'),
+    ],
+)
+def test_a_missing_package_is_named_with_its_remedy(monkeypatch, name, module, line):
+    monkeypatch.delitem(sys.modules, "nvidia.nvimgcodec", raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=line):
+        open_backend(name)

@@ -1,0 +1,94 @@
+"""Regions are drawn from sizes and numbers alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipegraph.errors import GraphError
+from pipegraph.operators.images import CenterCrop, RandomResizedCrop, Region, check_crop, draw
+
+sides = st.integers(1, 5000)
+
+
+@given(height=sides, width=sides, seed=st.integers(0, 2**32))
+def test_a_random_region_lies_inside_the_image(height, width, seed):
+    region, _ = draw(RandomResizedCrop(), 0.5, height, width, (224, 224), np.random.default_rng(seed))
+    assert 0 <= region.top < region.top + region.height <= height
+    assert 0 <= region.left < region.left + region.width <= width
+
+
+@given(height=st.integers(100, 2000), seed=st.integers(0, 2**32))
+def test_area_and_ratio_are_within_their_bounds(height, seed):
+    crop = RandomResizedCrop(scale=(0.2, 0.6), ratio=(0.5, 2.0))
+    region, _ = draw(crop, 0.0, height, height, (64, 64), np.random.default_rng(seed))
+    rounding = 3 / math.sqrt(0.1 * height * height)
+    assert 0.2 - rounding <= region.height * region.width / height**2 <= 0.6 + rounding
+    assert 0.5 * (1 - rounding) <= region.width / region.height <= 2.0 * (1 + rounding)
+
+
+def test_areas_ratios_and_places_are_spread_over_their_whole_range():
+    rng = np.random.default_rng(5)
+    cuts = [draw(RandomResizedCrop(), 0.25, 1000, 1000, (224, 224), rng) for _ in range(4000)]
+    regions = np.array([cut.region for cut in cuts], dtype=float)
+    areas = regions[:, 2] * regions[:, 3] / 1e6
+    # Tries that do not fit are drawn again, so large areas are rarer than small ones.
+    assert 0.08 <= areas.min() < 0.10
+    assert 0.97 < areas.max() <= 1.0
+    assert abs(np.median(np.log(regions[:, 3] / regions[:, 2]))) < 0.02
+    places = regions[:, 0] / np.maximum(1, 1000 - regions[:, 2])
+    assert abs(places.mean() - 0.5) < 0.02
+    assert abs(np.mean([cut.flip for cut in cuts]) - 0.25) < 0.03
+
+
+def test_the_generator_advances_alike_whatever_the_image():
+    small, large = np.random.default_rng(1), np.random.default_rng(1)
+    draw(RandomResizedCrop(), 0.5, 3, 5000, (224, 224), small)
+    draw(RandomResizedCrop(), 0.0, 400, 500, (224, 224), large)
+    assert small.random() == large.random()
+
+
+def test_the_same_state_gives_the_same_cut_and_the_flip_does_not_move_the_region():
+    with_flip = draw(RandomResizedCrop(), 0.5, 300, 400, (224, 224), np.random.default_rng(9))
+    again = draw(RandomResizedCrop(), 0.5, 300, 400, (224, 224), np.random.default_rng(9))
+    without = draw(RandomResizedCrop(), 0.0, 300, 400, (224, 224), np.random.default_rng(9))
+    assert with_flip == again
+    assert with_flip.region == without.region
+    assert not without.flip
+
+
+def test_a_crop_that_never_fits_becomes_the_largest_central_one():
+    crop = RandomResizedCrop(scale=(1.0, 1.0))
+    assert draw(crop, 0, 100, 1000, (9, 9), np.random.default_rng(0)).region == Region(0, 433, 100, 133)
+    assert draw(crop, 0, 1000, 100, (9, 9), np.random.default_rng(0)).region == Region(433, 0, 133, 100)
+
+
+def test_nothing_random_leaves_the_generator_alone():
+    rng = np.random.default_rng(3)
+    assert draw(None, 0.0, 30, 40, (8, 8), rng).region == Region(0, 0, 30, 40)
+    assert draw(CenterCrop(), 0.0, 30, 40, (8, 8), rng) == draw(CenterCrop(), 0.0, 30, 40, (8, 8), None)
+    assert rng.random() == np.random.default_rng(3).random()
+
+
+def test_the_centre_crop_is_what_resizing_and_then_cutting_shows():
+    # 256/512 of 512x768 is 256x384; the central 224x224 of that is 448x448 of the original.
+    assert draw(CenterCrop(256), 0, 512, 768, (224, 224), None).region == Region(32, 160, 448, 448)
+    assert draw(CenterCrop(224), 0, 100, 300, (224, 224), None).region == Region(0, 100, 100, 100)
+
+
+def test_parameters_out_of_range_are_refused():
+    for arguments in ({"scale": (0, 1)}, {"scale": (0.5, 0.4)}, {"scale": (0.5, 1.5)}):
+        with pytest.raises(GraphError, match=r"scale must satisfy 0 < low <= high <= 1"):
+            RandomResizedCrop(**arguments)
+    with pytest.raises(GraphError, match=r"ratio must satisfy 0 < low <= high, got \(2, 1\)"):
+        RandomResizedCrop(ratio=(2, 1))
+    with pytest.raises(GraphError, match="resize must be >= 1, got 0"):
+        CenterCrop(0)
+    with pytest.raises(GraphError, match=r"resize=256\) cannot fill .* 288x224: use resize >= 288"):
+        check_crop(CenterCrop(256), (288, 224))
+    check_crop(CenterCrop(256), (256, 256))
+    check_crop(RandomResizedCrop(), (288, 288))

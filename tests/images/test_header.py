@@ -1,0 +1,137 @@
+"""What ``probe`` reads equals what Pillow reads, and what it refuses it explains."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from pipegraph.errors import DecodeError
+from pipegraph.operators.images import MAX_PIXELS, probe
+
+
+def orientation_by_pillow(data: bytes) -> int:
+    image = Image.open(io.BytesIO(data))
+    if image.format == "TIFF":  # turned while loading
+        image.load()
+    value = image.getexif().get(0x0112, 1)
+    return value if value in range(1, 9) else 1
+
+
+def test_every_odd_file_has_the_header_that_pillow_reads(odd_files):
+    for name, data in odd_files.items():
+        header, image = probe(data), Image.open(io.BytesIO(data))
+        image.load()
+        assert (name, image.format, image.size) == (name, header.format, (header.width, header.height))
+        assert (name, image.mode) == (name, header.mode)
+        assert (name, orientation_by_pillow(data)) == (name, header.orientation)
+
+
+def test_photographs_have_the_header_that_pillow_reads(photographs):
+    for data in photographs:
+        header, image = probe(data), Image.open(io.BytesIO(data))
+        assert ("JPEG", image.size, image.mode) == (header.format, (header.width, header.height), header.mode)
+        assert orientation_by_pillow(data) == header.orientation
+        assert (header.plain, header.complete) == (True, True)
+
+
+def test_the_size_is_that_of_the_oriented_image(odd_files):
+    upright, turned = probe(odd_files["orientation-1.jpg"]), probe(odd_files["orientation-6.jpg"])
+    assert upright.size == (93, 121)
+    assert turned.size == (121, 93)
+
+
+def test_any_bytes_like_object_can_be_probed(odd_files):
+    data = odd_files["colour.png"]
+    assert probe(data) == probe(bytearray(data)) == probe(memoryview(data))
+
+
+def test_a_missing_end_marker_is_noticed(odd_files):
+    for name in ("sampling-420.jpg", "progressive.jpg", "colour.png", "colour.webp", "lossless.webp"):
+        data = odd_files[name]
+        assert probe(data).complete
+        assert not probe(data[: len(data) * 3 // 4]).complete
+    assert probe(odd_files["trailing-zeros.jpg"]).complete
+    assert not probe(odd_files["no-end-chunk.png"]).complete
+
+
+def test_a_thumbnails_end_marker_does_not_count(encode, make_scene):
+    thumbnail = encode(make_scene(16, 16), "JPEG")
+    exif = b"Exif\0\0II*\0\x08\0\0\0\0\0" + thumbnail
+    data = encode(make_scene(64, 64), "JPEG")
+    segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
+    with_thumbnail = data[:2] + segment + data[2:]
+    assert probe(with_thumbnail).complete
+    assert not probe(with_thumbnail[:-40]).complete
+
+
+def test_only_rows_of_baseline_jpegs_can_be_left_out(odd_files):
+    baseline = odd_files["sampling-420.jpg"]
+    at = probe(baseline).rows_at
+    assert struct.unpack_from(">H", baseline, at) == (93,)
+    assert probe(odd_files["progressive.jpg"]).rows_at == 0
+    assert probe(odd_files["colour.png"]).rows_at == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "empty: 0 bytes"),
+        (b"key,label\n1,2\n", r"not an image of a known format .*14 bytes that start with b'key,labe'"),
+        (b"\xff\xd8\xff\xe0\x00\x10JF", "ends inside its header: 8 bytes"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "ends inside its header: 16 bytes"),
+        (b"RIFF\x04\0\0\0WEBPVP8X\x0a", "ends inside its header: 17 bytes"),
+    ],
+)
+def test_what_is_not_an_image_is_refused_saying_why(data, message):
+    with pytest.raises(DecodeError, match=message):
+        probe(data)
+
+
+def test_a_header_that_announces_a_bomb_is_refused(odd_files):
+    data = bytearray(odd_files["sampling-420.jpg"])
+    struct.pack_into(">HH", data, probe(data).rows_at, 65535, 65535)
+    with pytest.raises(
+        DecodeError, match=f"65535x65535 = 4294836225 pixels, more than the limit of {MAX_PIXELS}"
+    ):
+        probe(data)
+    ihdr = b"IHDR" + struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    png = (
+        odd_files["colour.png"][:12]
+        + ihdr
+        + struct.pack(">I", zlib.crc32(ihdr))
+        + odd_files["colour.png"][33:]
+    )
+    with pytest.raises(DecodeError, match="100000x100000 = 10000000000 pixels"):
+        probe(png)
+
+
+def test_an_image_without_pixels_is_refused(odd_files):
+    data = odd_files["colour.png"]
+    with pytest.raises(DecodeError, match="0x93 pixels"):
+        probe(data[:16] + bytes(4) + data[20:])
+
+
+def test_a_broken_exif_block_counts_as_none(odd_files):
+    data = odd_files["orientation-6.jpg"]
+    start = data.index(b"Exif\0\0") + 6
+    assert probe(data[: start + 4] + b"\xff\xff\xff\xff" + data[start + 8 :]).orientation == 1
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(data=st.data())
+def test_broken_headers_are_read_or_refused_and_nothing_else(odd_files, data):
+    name = data.draw(st.sampled_from(["orientation-6.jpg", "palette-transparency.png", "orientation-3.webp"]))
+    broken = bytearray(odd_files[name])
+    for _ in range(data.draw(st.integers(1, 4))):
+        broken[data.draw(st.integers(0, 200))] = data.draw(st.integers(0, 255))
+    del broken[data.draw(st.integers(1, len(broken))) :]
+    with contextlib.suppress(DecodeError):
+        header = probe(broken)
+        assert 1 <= header.width * header.height <= MAX_PIXELS
