@@ -26,7 +26,12 @@ class BlockTable:
     @classmethod
     def of(cls, samples: Int64Array, order: Int64Array) -> BlockTable:
         """The table of blocks with these numbers of samples, in this order."""
-        return cls(order, np.cumsum(samples[order]), np.cumsum(samples) - samples)
+        # In place: with millions of blocks, fresh pages cost as much as the sums.
+        ends = samples[order]
+        np.cumsum(ends, out=ends)
+        first_sample = np.cumsum(samples)
+        first_sample -= samples
+        return cls(order, ends, first_sample)
 
     @property
     def nbytes(self) -> int:
