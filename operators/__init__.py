@@ -2,3 +2,18 @@
 
 if __name__ != "pipegraph.operators":
     raise ImportError("import pipegraph.operators: the top-level folder 'operators' is not a module")
+
+from pipegraph.operators.batching import Batch as Batch
+from pipegraph.operators.batching import Bucket as Bucket
+from pipegraph.operators.batching import Shuffle as Shuffle
+from pipegraph.operators.batching import Unbatch as Unbatch
+from pipegraph.operators.functions import Filter as Filter
+from pipegraph.operators.functions import FlatMap as FlatMap
+from pipegraph.operators.functions import Map as Map
+from pipegraph.operators.merging import Concat as Concat
+from pipegraph.operators.merging import Merge as Merge
+from pipegraph.operators.merging import Mix as Mix
+from pipegraph.operators.merging import Route as Route
+from pipegraph.operators.merging import Zip as Zip
+from pipegraph.operators.sources import FromIterable as FromIterable
+from pipegraph.operators.sources import FromSequence as FromSequence

@@ -1,1 +1,72 @@
-"""pipegraph: a pipeline-graph data loading framework for PyTorch."""
+"""pipegraph: a pipeline-graph data loading framework for PyTorch.
+
+>>> import pipegraph as pg
+>>> from pipegraph import operators as ops
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipegraph.chunk import Chunk as Chunk
+from pipegraph.contracts import Context as Context
+from pipegraph.contracts import Merge as Merge
+from pipegraph.contracts import Operator as Operator
+from pipegraph.contracts import Regroup as Regroup
+from pipegraph.contracts import Route as Route
+from pipegraph.contracts import Source as Source
+from pipegraph.errors import PipegraphError as PipegraphError
+from pipegraph.graph import Graph as Graph
+from pipegraph.graph import Node as Node
+from pipegraph.policies import Replace as Replace
+from pipegraph.policies import Retry as Retry
+from pipegraph.policies import Skip as Skip
+
+if TYPE_CHECKING:
+    from pipegraph import operators as operators
+    from pipegraph import order as order
+    from pipegraph import replicas as replicas
+    from pipegraph import testing as testing
+    from pipegraph.device.scattered import Scattered as Scattered
+    from pipegraph.loader import Loader as Loader
+    from pipegraph.plan import Plan as Plan
+    from pipegraph.profile import Profile as Profile
+    from pipegraph.profile import StageProfile as StageProfile
+    from pipegraph.replicas import ReplicaExecutor as ReplicaExecutor
+    from pipegraph.stage.ledger import Quarantined as Quarantined
+    from pipegraph.storage.cache import NodeCache as NodeCache
+
+__version__ = "0.1.0"
+
+# Imported at first use: `import pipegraph` stays quick and starts nothing.
+_LATER = {
+    "operators": "pipegraph.operators",
+    "order": "pipegraph.order",
+    "replicas": "pipegraph.replicas",
+    "testing": "pipegraph.testing",
+    "errors": "pipegraph.errors",
+    "Loader": "pipegraph.loader:Loader",
+    "NodeCache": "pipegraph.storage.cache:NodeCache",
+    "Plan": "pipegraph.plan:Plan",
+    "Profile": "pipegraph.profile:Profile",
+    "Quarantined": "pipegraph.stage.ledger:Quarantined",
+    "ReplicaExecutor": "pipegraph.replicas:ReplicaExecutor",
+    "Scattered": "pipegraph.device.scattered:Scattered",
+    "StageProfile": "pipegraph.profile:StageProfile",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'pipegraph' has no attribute {name!r}")
+    from importlib import import_module
+
+    module, _, attribute = _LATER[name].partition(":")
+    found = import_module(module)
+    value = getattr(found, attribute) if attribute else found
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

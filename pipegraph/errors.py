@@ -59,7 +59,9 @@ class MissingExtraError(PipegraphError, ImportError):
     """
 
     def __init__(self, module: str, extra: str, purpose: str) -> None:
-        super().__init__(f'{purpose} needs {module}, which is not installed: pip install "pipegraph[{extra}]"')
+        super().__init__(
+            f'{purpose} needs {module}, which is not installed: pip install "pipegraph[{extra}]"'
+        )
         self.extra = extra
 
 

@@ -1,0 +1,307 @@
+"""Regrouping: ``Batch``, ``Unbatch``, ``Shuffle``, ``Bucket``."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, final
+
+from pipegraph.chunk import Chunk, Cursor
+from pipegraph.contracts import Context, Operator, Regroup
+from pipegraph.errors import DataError, GraphError
+from pipegraph.operators.collate import collate as stack
+from pipegraph.operators.collate import rows_of
+from pipegraph.operators.functions import function_name
+from pipegraph.randomness import generator
+
+
+def _positive(value: Any, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise GraphError(f"{what} must be an int >= 1, got {value!r}")
+    return value
+
+
+@final
+class Batch(Regroup):
+    """Group consecutive samples.
+
+    Args:
+        size: samples per batch on this rank.
+        drop_last: leave out a last batch that is not full.
+        collate: makes the batch of the list of items; by default numbers, arrays and tensors are
+            stacked to tensors, bytes and str become lists. ``collate=list`` gives the plain list.
+        global_size: samples per batch over all ranks, in place of ``size``; must be a multiple of their number.
+        cost, limit: in place of ``size``: a batch takes samples while the sum of ``cost(sample)`` stays within ``limit``.
+        pad: fills ragged arrays (a value, or a mapping from field to value).
+    """
+
+    gives = "batch"
+    needs = "sample"
+    elastic = True
+
+    def __init__(
+        self,
+        size: int | None = None,
+        drop_last: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+        global_size: int | None = None,
+        cost: Callable[[Any], float] | None = None,
+        limit: float | None = None,
+        pad: Any = None,
+    ) -> None:
+        given = [
+            name
+            for name, value in (("size", size), ("global_size", global_size), ("cost", cost))
+            if value is not None
+        ]
+        if len(given) != 1:
+            raise GraphError(
+                f"Batch: give exactly one of size, global_size or cost with limit, got {given or 'none'}"
+            )
+        if (cost is None) != (limit is None):
+            raise GraphError("Batch: cost and limit go together: Batch(cost=len_of, limit=4096)")
+        self.size = None if size is None else _positive(size, "Batch: size")
+        self.global_size = None if global_size is None else _positive(global_size, "Batch: global_size")
+        self.drop_last = bool(drop_last)
+        self.collate = collate
+        self.cost, self.limit, self.pad = cost, limit, pad
+        self._open: list[Chunk] = []
+        self._sum = 0.0
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "size": self.size,
+            "global_size": self.global_size,
+            "drop_last": self.drop_last,
+            "collate": None if self.collate is None else function_name(self.collate),
+            "cost": None if self.cost is None else function_name(self.cost),
+            "limit": self.limit,
+            "pad": repr(self.pad),
+        }
+
+    def _per_rank(self, world_size: int) -> int | None:
+        if self.global_size is None:
+            return self.size
+        if self.global_size % world_size:
+            below = self.global_size - self.global_size % world_size
+            raise GraphError(
+                f"Batch: global_size={self.global_size} is not a multiple of the {world_size} ranks; "
+                f"use {below or world_size} or {below + world_size}"
+            )
+        return self.global_size // world_size
+
+    def open(self, context: Context) -> None:
+        self.size = self._per_rank(context.world_size)
+        self._open, self._sum = [], 0.0
+
+    def length_for(self, n: int, world_size: int) -> int | None:
+        size = self._per_rank(world_size)
+        if size is None:
+            return None
+        return n // size if self.drop_last else -(-n // size)
+
+    def length(self, n: int) -> int | None:
+        return self.length_for(n, 1)
+
+    def begin(self) -> None:
+        self._open, self._sum = [], 0.0
+
+    def process(self, chunk: Chunk) -> Iterable[Chunk]:
+        open_chunks = self._open
+        if self.cost is None:
+            open_chunks.append(chunk)
+            return self._close() if len(open_chunks) == self.size else ()
+        cost = self.cost(chunk.data)
+        assert self.limit is not None
+        if cost > self.limit:
+            raise DataError(f"Batch: one sample costs {cost}, more than limit={self.limit}")
+        made = self._close() if self._sum + cost > self.limit and open_chunks else ()
+        self._open.append(chunk)
+        self._sum += cost
+        return made
+
+    def flush(self) -> Iterable[Chunk]:
+        if self.drop_last and self.cost is None:
+            self._open = []
+        return self._close() if self._open else ()
+
+    def _close(self) -> list[Chunk]:
+        chunks, self._open, self._sum = self._open, [], 0.0
+        items = [chunk.data for chunk in chunks]
+        data = self.collate(items) if self.collate is not None else stack(items, self.pad)
+        return [Chunk.group(chunks, data)]
+
+
+@final
+class Unbatch(Operator):
+    """Back to samples, each with the lineage it had."""
+
+    kind = "expand"
+    needs = "batch"
+    gives = "sample"
+    one_to_one = False
+
+    def process(self, chunk: Chunk) -> Iterator[Chunk]:
+        count = len(chunk.rows)
+        for index in range(count):
+            yield chunk.row(index, rows_of(chunk.data, index, count))
+
+
+@final
+class Shuffle(Regroup):
+    """Permute consecutive disjoint windows, each by a draw keyed by its number.
+
+    Args:
+        window: items per window; they are held until it is full.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.window = _positive(window, "Shuffle: window")
+        self._context = Context("")
+        self.begin()
+
+    def config(self) -> dict[str, Any]:
+        return {"window": self.window}
+
+    def length(self, n: int) -> int | None:
+        return n
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def begin(self) -> None:
+        self._open: list[Chunk] = []
+        self._number = 0
+        self._drop = 0
+
+    def resume(self, cursor: Cursor) -> Cursor:
+        up, self._number, self._drop = cursor
+        return up
+
+    def process(self, chunk: Chunk) -> Iterable[Chunk]:
+        self._open.append(chunk)
+        return self._close() if len(self._open) == self.window else ()
+
+    def flush(self) -> Iterable[Chunk]:
+        made = self._close() if self._open else ()
+        self._number = self._drop = 0
+        return made
+
+    def _close(self) -> list[Chunk]:
+        chunks, self._open = self._open, []
+        rng = generator(self._context.seed, chunks[0].epoch, ("window", self._number), self._context.stage)
+        start, after = chunks[0].before, chunks[-1].after
+        shuffled = [chunks[i] for i in rng.permutation(len(chunks))]
+        for index, chunk in enumerate(shuffled):
+            chunk.before, chunk.after = (start, self._number, index), (start, self._number, index + 1)
+        self._number += 1
+        shuffled[-1].after = (after, self._number, 0)
+        drop, self._drop = self._drop, 0
+        return shuffled[drop:]
+
+
+class _Held:
+    """A sample that a bucket holds, and how things stood when it came."""
+
+    __slots__ = ("chunk", "counts", "emitted", "start")
+
+    def __init__(self, chunk: Chunk, counts: tuple[int, ...], emitted: int) -> None:
+        self.chunk = chunk
+        self.start = chunk.before
+        self.counts = counts
+        self.emitted = emitted
+
+
+@final
+class Bucket(Regroup):
+    """Samples of similar length together: ``size`` of one bucket leave one after the other.
+
+    Args:
+        length: the length of a sample.
+        boundaries: growing; bucket i takes lengths from boundaries[i-1] up to, not including, boundaries[i].
+        size: samples that leave together, best the size of the ``Batch`` that follows.
+
+    A cursor is ``(outputs, start, counts, drop)``: restart where the oldest sample that has not left came
+    in, with so many already in each bucket (they have left since, and are only counted), and drop the first outputs.
+    """
+
+    def __init__(self, length: Callable[[Any], float], boundaries: Sequence[float], size: int = 32) -> None:
+        bounds = list(boundaries)
+        if not callable(length):
+            raise GraphError(f"Bucket: length must be a function of a sample, got {length!r}")
+        if bounds != sorted(set(bounds)):
+            raise GraphError(f"Bucket: boundaries must grow, got {bounds}")
+        self.measure = length
+        self.boundaries = bounds
+        self.size = _positive(size, "Bucket: size")
+        self.begin()
+
+    def config(self) -> dict[str, Any]:
+        return {"length": function_name(self.measure), "boundaries": self.boundaries, "size": self.size}
+
+    def length(self, n: int) -> int | None:
+        return n
+
+    def begin(self) -> None:
+        self._ghosts = [0] * (len(self.boundaries) + 1)
+        self._buckets: list[list[_Held]] = [[] for _ in self._ghosts]
+        self._emitted = 0
+        self._drop = 0
+        self._last: Cursor = None
+
+    def resume(self, cursor: Cursor) -> Cursor:
+        emitted, start, counts, drop = cursor
+        self._emitted, self._ghosts, self._drop, self._last = emitted - drop, list(counts), drop, cursor
+        return start
+
+    def process(self, chunk: Chunk) -> Iterable[Chunk]:
+        number = bisect_right(self.boundaries, self.measure(chunk.data))
+        counts = tuple(g + len(b) for g, b in zip(self._ghosts, self._buckets, strict=True))
+        self._buckets[number].append(_Held(chunk, counts, self._emitted))
+        if self._ghosts[number] + len(self._buckets[number]) < self.size:
+            return ()
+        return self._release(number, chunk.after)
+
+    def flush(self) -> Iterable[Chunk]:
+        made = []
+        for number in range(len(self._buckets)):
+            made += self._release(number, None)
+        self.begin()
+        return made
+
+    def _release(self, number: int, after: Cursor) -> list[Chunk]:
+        ghosts, leaving = self._ghosts[number], self._buckets[number]
+        self._ghosts[number], self._buckets[number] = 0, []
+        self._emitted += ghosts
+        self._drop = max(0, self._drop - ghosts)
+        oldest = min((b[0] for b in self._buckets if b), key=_arrival, default=None)
+        made = []
+        for index, held in enumerate(leaving):
+            self._emitted += 1
+            waiting = leaving[index + 1] if index + 1 < len(leaving) else None
+            first = _older(oldest, waiting)
+            if first is None:
+                cursor: Cursor = (self._emitted, after, (0,) * len(self._ghosts), 0)
+                if after is None:  # the end of the epoch: restart with its last sample
+                    cursor = (self._emitted, held.start, held.counts, self._emitted - held.emitted)
+            else:
+                cursor = (self._emitted, first.start, first.counts, self._emitted - first.emitted)
+            if self._drop:
+                self._drop -= 1
+                continue
+            held.chunk.before, held.chunk.after = self._last, cursor
+            self._last = cursor
+            made.append(held.chunk)
+        return made
+
+
+def _older(a: _Held | None, b: _Held | None) -> _Held | None:
+    """Whichever came in first: more had come before the later one."""
+    if a is None or b is None:
+        return a or b
+    return a if _arrival(a) <= _arrival(b) else b
+
+
+def _arrival(held: _Held) -> int:
+    """How many samples had come in before it: those that had left, and those that were held."""
+    return held.emitted + sum(held.counts)

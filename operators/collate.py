@@ -1,0 +1,148 @@
+"""From a list of samples to a batch, and back. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipegraph.errors import DataError
+from pipegraph.tree import is_dataclass_value, is_namedtuple
+
+
+def collate(items: Sequence[Any], pad: Any = None, field: str = "") -> Any:
+    """Stack samples as ``torch.utils.data.default_collate`` does; bytes, str and the rest become lists.
+
+    Args:
+        items: samples of one shape of tree, at least one.
+        pad: what fills ragged arrays up to the largest of the batch; None makes ragged an error.
+            A mapping gives a value per field name.
+        field: where in the sample this is, for messages.
+
+    Raises:
+        DataError: arrays of different shapes without ``pad``, or samples with different fields.
+    """
+    first = items[0]
+    if isinstance(first, torch.Tensor):
+        return _stack([torch.as_tensor(item) for item in items], _pad_of(pad, field), field)
+    if isinstance(first, np.ndarray):
+        if first.dtype.kind in "OSUVM":
+            return list(items)
+        return _stack(
+            [torch.as_tensor(np.ascontiguousarray(item)) for item in items], _pad_of(pad, field), field
+        )
+    if isinstance(first, np.generic) and first.dtype.kind in "biufc":
+        return torch.as_tensor(np.asarray(items))
+    if isinstance(first, float) and all(isinstance(item, numbers.Real) for item in items):
+        return torch.tensor(items, dtype=torch.float64)
+    if isinstance(first, bool | int | complex) and all(isinstance(item, numbers.Number) for item in items):
+        return torch.tensor(items)
+    if isinstance(first, str | bytes | bytearray | memoryview):
+        return list(items)
+    if isinstance(first, Mapping):
+        return _collate_mapping(items, first, pad, field)
+    if is_namedtuple(first):
+        columns = zip(*items, strict=True)
+        return type(first)(
+            *(collate(c, pad, _join(field, n)) for c, n in zip(columns, first._fields, strict=True))
+        )
+    if is_dataclass_value(first):
+        names = [f.name for f in dataclasses.fields(first)]
+        values = {n: collate([getattr(item, n) for item in items], pad, _join(field, n)) for n in names}
+        return dataclasses.replace(first, **values)
+    if isinstance(first, list | tuple):
+        if any(len(item) != len(first) for item in items):
+            return list(items)
+        made = [collate(c, pad, _join(field, str(i))) for i, c in enumerate(zip(*items, strict=True))]
+        return tuple(made) if isinstance(first, tuple) else made
+    return list(items)
+
+
+def _join(field: str, name: str) -> str:
+    return f"{field}.{name}" if field else name
+
+
+def _pad_of(pad: Any, field: str) -> Any:
+    return pad.get(field) if isinstance(pad, Mapping) else pad
+
+
+def _collate_mapping(items: Sequence[Any], first: Mapping[Any, Any], pad: Any, field: str) -> dict[Any, Any]:
+    for number, item in enumerate(items):
+        if item.keys() != first.keys():
+            odd = sorted(map(str, item.keys() ^ first.keys()))
+            raise DataError(
+                f"samples of one batch must have the same fields: sample {number} and sample 0 differ in "
+                f"{', '.join(odd)}; give all samples the same fields with a Map before Batch"
+            )
+    return {key: collate([item[key] for item in items], pad, _join(field, str(key))) for key in first}
+
+
+def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
+    shape = tensors[0].shape
+    if all(tensor.shape == shape for tensor in tensors):
+        return torch.stack(tensors)
+    where = f"field {field!r}" if field else "the samples"
+    if pad is None or any(tensor.dim() != len(shape) for tensor in tensors):
+        odd = next(tensor.shape for tensor in tensors if tensor.shape != shape)
+        raise DataError(
+            f"{where}: arrays of shapes {tuple(shape)} and {tuple(odd)} cannot be stacked; "
+            "make them equal before Batch, or use Batch(..., pad=0), or Batch(..., collate=list)"
+        )
+    largest = [max(tensor.shape[i] for tensor in tensors) for i in range(len(shape))]
+    stacked = tensors[0].new_full((len(tensors), *largest), pad)
+    for row, tensor in zip(stacked, tensors, strict=True):
+        row[tuple(slice(0, n) for n in tensor.shape)] = tensor
+    return stacked
+
+
+def rows_of(batch: Any, index: int, count: int) -> Any:
+    """Sample ``index`` of a batch of ``count``: the same tree without the sample dimension.
+
+    Fields without that dimension go to every sample as they are.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch[index] if batch.dim() and len(batch) == count else batch
+    if isinstance(batch, np.ndarray):
+        return batch[index] if batch.ndim and len(batch) == count else batch
+    if isinstance(batch, Mapping):
+        return {key: rows_of(value, index, count) for key, value in batch.items()}
+    if is_namedtuple(batch):
+        return type(batch)(*(rows_of(value, index, count) for value in batch))
+    if is_dataclass_value(batch):
+        values = {f.name: rows_of(getattr(batch, f.name), index, count) for f in dataclasses.fields(batch)}
+        return dataclasses.replace(batch, **values)
+    if isinstance(batch, tuple):
+        return tuple(rows_of(value, index, count) for value in batch)
+    if isinstance(batch, list):
+        if len(batch) == count and not any(_stacked(value, count) for value in batch):
+            return batch[index]
+        return [rows_of(value, index, count) for value in batch]
+    return batch
+
+
+def _stacked(value: Any, count: int) -> bool:
+    return isinstance(value, torch.Tensor | list) and len(value) == count if not _scalar(value) else False
+
+
+def _scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 0
+
+
+def select_rows(batch: Any, kept: Sequence[int], count: int) -> Any:
+    """The batch with only the samples ``kept``."""
+    if isinstance(batch, torch.Tensor):
+        return batch[list(kept)] if batch.dim() and len(batch) == count else batch
+    if isinstance(batch, np.ndarray):
+        return batch[list(kept)] if batch.ndim and len(batch) == count else batch
+    if isinstance(batch, Mapping):
+        return {key: select_rows(value, kept, count) for key, value in batch.items()}
+    if isinstance(batch, list) and len(batch) == count:
+        return [batch[i] for i in kept]
+    if isinstance(batch, list | tuple):
+        made = [select_rows(value, kept, count) for value in batch]
+        return type(batch)(*made) if is_namedtuple(batch) else type(batch)(made)
+    return batch

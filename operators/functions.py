@@ -1,0 +1,190 @@
+"""Operators made of the user's own functions: ``Map``, ``Filter``, ``FlatMap``."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import CancelledError
+from typing import Any, final
+
+from pipegraph.activity import Cancelled
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Context, Operator
+from pipegraph.errors import GraphError
+from pipegraph.randomness import generator
+
+
+def function_name(function: Any) -> str:
+    """How a function is known in the graph's digest: module and qualified name."""
+    target = inspect.unwrap(function)
+    while hasattr(target, "func"):  # functools.partial
+        target = target.func
+    if not hasattr(target, "__qualname__"):
+        target = type(target)
+    return f"{getattr(target, '__module__', '?')}.{target.__qualname__}"
+
+
+def _takes_rng(function: Callable[..., Any]) -> bool:
+    try:
+        return "rng" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # builtins without a signature
+        return False
+
+
+def _stem(function: Any) -> str:
+    name = function_name(function).rpartition(".")[2]
+    return name if name.isidentifier() else "map"
+
+
+class _EventLoop:
+    """One event loop in a thread of its own, shared by a stage's workers; the last to leave ends it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def enter(self, stage: str) -> None:
+        with self._lock:
+            self._users += 1
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name=f"pipegraph-async-{stage}", daemon=True
+                )
+                self._thread.start()
+
+    def leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users or self._loop is None or self._thread is None:
+                return
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        asyncio.run_coroutine_threadsafe(_finish_tasks(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        assert self._loop is not None
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        except CancelledError:
+            raise Cancelled from None
+
+    def cancel(self) -> None:
+        with self._lock:
+            loop = self._loop
+            if loop is not None:
+                asyncio.run_coroutine_threadsafe(_finish_tasks(), loop)
+
+
+async def _finish_tasks() -> None:
+    """Cancel every other task of the running loop."""
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Function(Operator):
+    """What the three share: calling the function with what it asks for.
+
+    Args:
+        function: gets the plain item (a sample or a batch); with a parameter ``rng`` also its own
+            ``numpy.random.Generator``. An ``async def`` function runs on the stage's event loop, as many at
+            once as the stage has workers.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        if not callable(function):
+            raise GraphError(f"{type(self).__name__}: a function is needed, got {function!r}")
+        self.function = function
+        self.random = _takes_rng(function)
+        self._async = (
+            _EventLoop()
+            if inspect.iscoroutinefunction(function)
+            or inspect.iscoroutinefunction(
+                getattr(function, "__call__", None)  # noqa: B004
+            )
+            else None
+        )
+        self._plain = not self.random and self._async is None
+        self._context = Context("")
+
+    @property
+    def name(self) -> str:
+        return (
+            _stem(self.function) if type(self) is Map else (self.default_name or type(self).__name__.lower())
+        )
+
+    def config(self) -> dict[str, Any]:
+        return {"function": function_name(self.function)}
+
+    def open(self, context: Context) -> None:
+        self._context = context
+        if self._async is not None:
+            self._async.enter(context.stage)
+
+    def close(self) -> None:
+        if self._async is not None:
+            self._async.leave()
+
+    def cancel(self) -> None:
+        if self._async is not None:
+            self._async.cancel()
+
+    def call(self, chunk: Chunk) -> Any:
+        """The function's result for a chunk's data."""
+        if self._plain:
+            return self.function(chunk.data)
+        if self.random:
+            rng = generator(self._context.seed, chunk.epoch, chunk.rows[0], self._context.stage)
+            result = self.function(chunk.data, rng=rng)
+        else:
+            result = self.function(chunk.data)
+        return self._async.call(result) if self._async is not None else result
+
+
+@final
+class Map(_Function):
+    """One item to one item: ``Map(fn)``."""
+
+    default_name = "map"
+
+    def process(self, chunk: Chunk) -> Chunk:
+        data = chunk.data
+        if data.__class__ is dict and "key" in data:
+            chunk.keys = chunk.keys  # identity stays with the sample, also when the function drops the field
+        chunk.data = self.function(data) if self._plain else self.call(chunk)
+        return chunk
+
+
+@final
+class Filter(_Function):
+    """One item to none or one: those for which ``predicate`` is true."""
+
+    one_to_one = False
+
+    def process(self, chunk: Chunk) -> Chunk | None:
+        return chunk if self.call(chunk) else None
+
+
+@final
+class FlatMap(_Function):
+    """One item to an iterable of any length, also a lazy one."""
+
+    kind = "expand"
+    gives = "sample"
+    one_to_one = False
+
+    def process(self, chunk: Chunk) -> Iterator[Chunk]:
+        items: Iterable[Any] = self.call(chunk)
+        for index, item in enumerate(items):
+            child = chunk.child(index, item)
+            if item.__class__ is dict and "key" in item:
+                child.keys = (item["key"],)
+            yield child

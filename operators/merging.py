@@ -1,0 +1,230 @@
+"""Fan-ins and routes: ``Zip``, ``Concat``, ``Mix``, ``Route``, ``Merge``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, final
+
+from pipegraph.chunk import Chunk, Cursor, Mark
+from pipegraph.contracts import Context
+from pipegraph.contracts import Merge as Merging
+from pipegraph.contracts import Route as Routing
+from pipegraph.errors import GraphError
+from pipegraph.operators.functions import function_name
+from pipegraph.randomness import uniform
+
+
+@final
+class Zip(Merging):
+    """Tuples of one item from each input, until the shortest ends; identity is the first input's."""
+
+    default_name = "zip"
+
+    def begin(self, inputs: int, epoch: int) -> None:
+        self._inputs = inputs
+        self._held: list[Chunk] = []
+        self._over = False
+
+    def next_input(self) -> int | None:
+        return None if self._over else len(self._held)
+
+    def end_input(self, index: int) -> None:
+        self._over = True
+
+    def process(self, chunk: Chunk) -> Chunk | None:
+        self._held.append(chunk)
+        if len(self._held) < self._inputs:
+            return None
+        chunks, self._held = self._held, []
+        return chunks[0].replace(tuple([each.data for each in chunks]))
+
+    def merged_length(self, lengths: Sequence[int]) -> int | None:
+        return min(lengths)
+
+    def cursor(self, positions: Sequence[Cursor]) -> Cursor:
+        return tuple(positions)
+
+    def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
+        return [None] * inputs if cursor is None else list(cursor)
+
+
+@final
+class Concat(Merging):
+    """One input after the other."""
+
+    def begin(self, inputs: int, epoch: int) -> None:
+        self._inputs = inputs
+        self._at = 0
+
+    def next_input(self) -> int | None:
+        return self._at if self._at < self._inputs else None
+
+    def end_input(self, index: int) -> None:
+        self._at += 1
+
+    def process(self, chunk: Chunk) -> Chunk:
+        return chunk
+
+    def merged_length(self, lengths: Sequence[int]) -> int | None:
+        return sum(lengths)
+
+    def cursor(self, positions: Sequence[Cursor]) -> Cursor:
+        return (self._at, *positions)
+
+    def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
+        self._at = 0 if cursor is None else cursor[0]
+        return [None] * inputs if cursor is None else list(cursor[1:])
+
+
+@final
+class Mix(Merging):
+    """A seeded draw by weights, made by output number and so the same on every rank.
+
+    Args:
+        weights: one per input, positive.
+        stop: ``"first"`` ends with the first input that ends; ``"all"`` goes on with the others, their
+            weights renormalised, until all have ended.
+    """
+
+    def __init__(self, weights: Sequence[float], stop: Literal["first", "all"] = "first") -> None:
+        self.weights = tuple(float(weight) for weight in weights)
+        if not self.weights or any(not weight > 0 for weight in self.weights):
+            raise GraphError(f"Mix: weights must be positive numbers, one per input, got {list(weights)}")
+        if stop not in ("first", "all"):
+            raise GraphError(f'Mix: stop must be "first" or "all", got {stop!r}')
+        self.stop = stop
+        self._context = Context("")
+
+    def check_inputs(self, count: int) -> None:
+        if count != len(self.weights):
+            raise GraphError(
+                f"Mix: {len(self.weights)} weights for {count} inputs; give one weight per input"
+            )
+
+    def config(self) -> dict[str, Any]:
+        return {"weights": self.weights, "stop": self.stop}
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def begin(self, inputs: int, epoch: int) -> None:
+        self._epoch = epoch
+        self._drawn = 0
+        self._ended = [False] * inputs
+        self._over = False
+        self._choice: int | None = None
+
+    def next_input(self) -> int | None:
+        if self._over:
+            return None
+        if self._choice is None:
+            self._choice = self._draw()
+        return self._choice
+
+    def _draw(self) -> int:
+        alive = [i for i, ended in enumerate(self._ended) if not ended]
+        total = sum(self.weights[i] for i in alive)
+        point = total * uniform("mix", self._context.seed, self._epoch, self._context.stage, self._drawn)
+        for i in alive:
+            point -= self.weights[i]
+            if point < 0:
+                return i
+        return alive[-1]
+
+    def end_input(self, index: int) -> None:
+        self._ended[index] = True
+        self._choice = None
+        self._over = self.stop == "first" or all(self._ended)
+
+    def process(self, chunk: Chunk) -> Chunk:
+        self._drawn += 1
+        self._choice = None
+        return chunk
+
+    def merged_length(self, lengths: Sequence[int]) -> int | None:
+        return sum(lengths) if self.stop == "all" else None
+
+    def cursor(self, positions: Sequence[Cursor]) -> Cursor:
+        return (self._drawn, tuple(self._ended), *positions)
+
+    def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
+        if cursor is None:
+            return [None] * inputs
+        self._drawn, self._ended = cursor[0], list(cursor[1])
+        return list(cursor[2:])
+
+
+@final
+class Route(Routing):
+    """Each chunk to one of several downstream nodes: ``graph.add(op, routed[0])``.
+
+    Args:
+        choose: of an item, the number of the output that gets it.
+        outputs: how many there are.
+    """
+
+    def __init__(self, choose: Callable[[Any], int], outputs: int) -> None:
+        if not callable(choose):
+            raise GraphError(f"Route: choose must be a function of an item, got {choose!r}")
+        if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
+            raise GraphError(f"Route: outputs must be >= 1, got {outputs!r}")
+        self.function = choose
+        self.outputs = outputs
+
+    def config(self) -> dict[str, Any]:
+        return {"choose": function_name(self.function), "outputs": self.outputs}
+
+    def choose(self, chunk: Chunk) -> int:
+        return self.function(chunk.data)
+
+    def process(self, chunk: Chunk) -> Chunk:
+        return chunk
+
+    def length(self, n: int) -> int | None:
+        return None
+
+
+@final
+class Merge(Merging):
+    """The outputs of a ``Route`` together again, in the order before it.
+
+    The route sends a mark down the branch it leaves; this reads a branch until its mark.
+    """
+
+    follows_route = True
+
+    def follow(self, route: str, outputs: tuple[int, ...]) -> None:
+        self._route = route
+        self._input_of = {output: index for index, output in enumerate(outputs)}
+        self._first = min(outputs)
+
+    def begin(self, inputs: int, epoch: int) -> None:
+        self._inputs = inputs
+        self._at = self._input_of[self._first]
+        self._live = set(range(inputs))
+
+    def next_input(self) -> int | None:
+        if not self._live:
+            return None
+        return self._at if self._at in self._live else min(self._live)
+
+    def end_input(self, index: int) -> None:
+        self._live.discard(index)
+
+    def turn(self, mark: Mark) -> bool:
+        if mark.route != self._route:
+            return False
+        self._at = self._input_of[mark.turn]
+        return True
+
+    def process(self, chunk: Chunk) -> Chunk:
+        return chunk
+
+    def cursor(self, positions: Sequence[Cursor]) -> Cursor:
+        return (*positions, self._at)
+
+    def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
+        if cursor is None:
+            return [None] * inputs
+        self._at = cursor[-1]
+        return list(cursor[:-1])

@@ -1,0 +1,206 @@
+"""What travels on an edge: data for 1..n samples, with identity and a place in the stream.
+
+Two kinds of identity are kept apart:
+
+* a **lineage** says what a sample *is*: ``(source, position, child, child ...)``. It keys the
+  sample's random numbers and names it in messages;
+* a **cursor** says where a stream *stands*: a value that the stage which made it can restart
+  from. ``before`` restarts with this chunk, ``after`` with the next one. Cursors of one edge
+  compare like the order of its chunks. One-to-one stages do not touch them.
+
+Besides chunks, three tokens travel: :class:`EndOfEpoch`, :class:`Failure` (at its item's place)
+and :class:`Mark` (where a ``Route`` turned to another output).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Lineage = tuple[Any, ...]
+"""``(source stage name, global position, child index, ...)``."""
+
+Cursor = Any
+"""A JSON-serialisable restart point; ``None`` is the start of the epoch. See ``docs/resuming.md``."""
+
+
+class Chunk:
+    """Data for one sample or a batch of samples.
+
+    Attributes:
+        data: the sample (any tree), or the batch: the same tree with the sample dimension first.
+        rows: one lineage per sample.
+        epoch: the epoch it belongs to.
+        batched: whether ``data`` has a sample dimension.
+        before, after: cursors of the edge it travels on.
+        buffers: ``(id, nbytes)`` of each distinct buffer under ``data``, as the memory account knows them.
+        nbytes: their sum; the engine measures both when a stage has made the chunk.
+        paths: per row, which inputs of fan-ins it came through; only kept below completion-order stages.
+    """
+
+    __slots__ = ("_keys", "after", "batched", "before", "buffers", "data", "epoch", "nbytes", "paths", "rows")
+
+    def __init__(
+        self,
+        data: Any,
+        rows: tuple[Lineage, ...],
+        epoch: int = 0,
+        before: Cursor = 0,
+        after: Cursor = 0,
+        keys: tuple[Any, ...] | None = None,
+        batched: bool = False,
+    ) -> None:
+        self.data = data
+        self.rows = rows
+        self.epoch = epoch
+        self.before = before
+        self.after = after
+        self.batched = batched
+        self.buffers: tuple[tuple[int, int], ...] = ()
+        self.nbytes = 0
+        self.paths: tuple[tuple[int, ...], ...] | None = None
+        self._keys = keys
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """One key per sample: its ``"key"`` field, else its position (then its lineage without the source)."""
+        keys = self._keys
+        if keys is None:
+            keys = tuple(row[1] if len(row) == 2 else row[1:] for row in self.rows)
+            data = self.data
+            if isinstance(data, Mapping) and "key" in data:
+                found = data["key"]
+                if not self.batched:
+                    keys = (found,)
+                elif isinstance(found, list | tuple) and len(found) == len(keys):
+                    keys = tuple(found)
+            self._keys = keys
+        return keys
+
+    @keys.setter
+    def keys(self, keys: tuple[Any, ...] | None) -> None:
+        self._keys = keys
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """(samples,) int64: global positions in the epoch's order of each sample's source."""
+        return np.fromiter((row[1] for row in self.rows), np.int64, len(self.rows))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """(samples,): the name of each sample's source stage."""
+        return tuple(row[0] for row in self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        what = f"{len(self.rows)} samples" if self.batched else f"sample {self.keys[0]!r}"
+        return f"<Chunk {what}, epoch {self.epoch}, {self.nbytes} bytes>"
+
+    def replace(self, data: Any) -> Chunk:
+        """The same samples with other data."""
+        chunk = Chunk(data, self.rows, self.epoch, self.before, self.after, self._keys, self.batched)
+        chunk.paths = self.paths
+        if self._keys is None and isinstance(self.data, Mapping) and "key" in self.data:
+            chunk._keys = self.keys  # identity stays with the sample, also when a function drops the field
+        return chunk
+
+    def child(self, index: int, data: Any) -> Chunk:
+        """Sample ``index`` that an expanding operator made out of this chunk's single sample."""
+        row = (*self.rows[0], index)
+        chunk = Chunk(data, (row,), self.epoch, self.before, self.after)
+        if self.paths is not None:
+            chunk.paths = self.paths[:1]
+        return chunk
+
+    def row(self, index: int, data: Any) -> Chunk:
+        """Sample ``index`` of this batch, with its own lineage."""
+        keys = None if self._keys is None else (self._keys[index],)
+        chunk = Chunk(data, (self.rows[index],), self.epoch, self.before, self.after, keys)
+        if self.paths is not None:
+            chunk.paths = (self.paths[index],)
+        return chunk
+
+    def select(self, indices: Sequence[int], data: Any) -> Chunk:
+        """The batch that is left when only ``indices`` stay."""
+        keys = self.keys
+        chunk = Chunk(
+            data,
+            tuple(self.rows[i] for i in indices),
+            self.epoch,
+            self.before,
+            self.after,
+            tuple(keys[i] for i in indices),
+            self.batched,
+        )
+        if self.paths is not None:
+            chunk.paths = tuple(self.paths[i] for i in indices)
+        return chunk
+
+    @staticmethod
+    def group(chunks: Sequence[Chunk], data: Any, batched: bool = True) -> Chunk:
+        """One chunk out of consecutive ones: it restarts with the first and goes on after the last."""
+        first = chunks[0]
+        rows: list[Lineage] = []
+        for chunk in chunks:
+            rows += chunk.rows
+        grouped = Chunk(data, tuple(rows), first.epoch, first.before, chunks[-1].after, None, batched)
+        if any(chunk._keys is not None for chunk in chunks) or isinstance(first.data, Mapping):
+            grouped._keys = tuple(key for chunk in chunks for key in chunk.keys)
+        if first.paths is not None:
+            grouped.paths = tuple(path for chunk in chunks for path in chunk.paths or ((),) * len(chunk))
+        return grouped
+
+
+class EndOfEpoch:
+    """Everything of ``epoch`` has left the stage that sent this."""
+
+    __slots__ = ("after", "before", "epoch")
+    buffers = ()
+    nbytes = 0
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.before: Cursor = None
+        self.after: Cursor = None
+
+    def __repr__(self) -> str:
+        return f"<EndOfEpoch {self.epoch}>"
+
+
+class Failure:
+    """An exception at its item's place in the stream."""
+
+    __slots__ = ("epoch", "error")
+    buffers = ()
+    nbytes = 0
+
+    def __init__(self, error: BaseException, epoch: int) -> None:
+        self.error = error
+        self.epoch = epoch
+
+    def __repr__(self) -> str:
+        return f"<Failure {self.error!r}>"
+
+
+class Mark:
+    """Here a ``Route`` turned to output ``turn``; its ``Merge`` turns with it."""
+
+    __slots__ = ("after", "before", "epoch", "route", "turn")
+    buffers = ()
+    nbytes = 0
+
+    def __init__(self, route: str, turn: int, epoch: int, before: Cursor, after: Cursor) -> None:
+        self.route = route
+        self.turn = turn
+        self.epoch = epoch
+        self.before = before
+        self.after = after
+
+
+Token = EndOfEpoch | Failure | Mark
+Item = Chunk | Token

@@ -1,0 +1,259 @@
+"""What an operator and a source are. Everything the engine knows of them stands here.
+
+An operator is described once, in the graph, and *opened* by each worker on its own shallow copy:
+``open(context)``, then ``process`` for every chunk, then ``close``. User functions inside it are
+shared by all copies. ``kind`` says how the engine treats what ``process`` returns:
+
+=========== ============================================== =====================================
+kind        ``process(chunk)`` returns                     also
+=========== ============================================== =====================================
+``map``     a chunk, or None to drop it
+``expand``  an iterable of chunks, made by ``chunk.child`` ``flush`` is never called
+            or ``chunk.row``
+``regroup`` an iterable of chunks, made by ``Chunk.group`` ``flush()`` once at each epoch's end
+``merge``   a chunk or None; ``input`` tells which         ``next_input()``, ``end_input(i)``
+``route``   the chunk; ``choose(chunk)`` names the output  ``outputs``
+=========== ============================================== =====================================
+
+What these declare makes plan, length, elasticity and digest decidable without running.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from pipegraph.chunk import Chunk, Cursor
+
+Kind = Literal["source", "map", "expand", "regroup", "merge", "route"]
+
+
+@dataclass
+class Context:
+    """What a worker's copy of an operator may know of where it runs.
+
+    Attributes:
+        stage: the stage's name.
+        seed: the graph's seed.
+        rank, world_size: this process's place.
+        worker: 0 .. workers-1.
+        stopping: set when the pipeline stops; long waits of an operator should wait on it too.
+        rows: applies the stage's error policy sample by sample; see :class:`Rows`.
+        count: adds to a named counter that the profile shows.
+    """
+
+    stage: str
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    stopping: threading.Event = field(default_factory=threading.Event)
+    rows: Callable[[Chunk, Callable[[int], Any]], list[int]] | None = None
+    count: Callable[[str, int], None] = lambda name, n: None
+
+
+class Component(ABC):
+    """What operators and sources share: they sit in a graph, are opened, and are closed."""
+
+    kind: ClassVar[Kind]
+    default_name: ClassVar[str | None] = None
+
+    def open(self, context: Context) -> None:  # noqa: B027
+        """Called once by each worker, on its own copy, in its own thread, before the first item."""
+
+    def close(self) -> None:  # noqa: B027
+        """Called once by each worker when the loader closes."""
+
+    def cancel(self) -> None:  # noqa: B027
+        """Called from another thread when the pipeline stops: end a ``process`` that waits."""
+
+    def config(self) -> dict[str, Any]:
+        """JSON of the parameters that change what is delivered; part of the graph's digest."""
+        return {}
+
+    @property
+    def name(self) -> str:
+        """The stem of this node's default stage name."""
+        return self.default_name or type(self).__name__.lower()
+
+
+class Source(Component):
+    """Where samples come from.
+
+    A source numbers the items of one rank's epoch 0, 1, 2 ...: its *steps*. ``iterate`` yields
+    ``(global position, item)`` from step ``start`` on. A random-access source gives ``positions``
+    and ``read`` instead, and is then read by all its stage's workers.
+    """
+
+    kind: ClassVar[Kind] = "source"
+    random_access: bool = False
+    elastic: bool = True
+    level: str = "sample"
+
+    def length(self, epoch: int, rank: int, world_size: int) -> int | None:
+        """This rank's items in ``epoch``; None where it is not known without running."""
+        return None
+
+    def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
+        """``(position, item)`` from step ``start`` on; called by the stage's first worker."""
+        for position in self.positions(epoch, rank, world_size, start):
+            yield position, self.read(position, epoch)
+
+    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int]:
+        """The global positions of this rank's steps from ``start`` on, growing (random-access sources)."""
+        raise NotImplementedError(f"{type(self).__name__} is not random-access")
+
+    def read(self, position: int, epoch: int) -> Any:
+        """The item at a global position of an epoch (random-access sources); any worker calls it."""
+        raise NotImplementedError(f"{type(self).__name__} is not random-access")
+
+    def position_of(self, step: int, epoch: int, rank: int, world_size: int) -> int:
+        """The global position of a step: by default dealt out in turn, r, r+W, r+2W ..."""
+        return step * world_size + rank
+
+    def window(self, position: int) -> range:
+        """The positions from which ``Replace`` may take a substitute: aligned windows of 1,024."""
+        start = position - position % 1024
+        return range(start, start + 1024)
+
+
+class Operator(Component):
+    """What a stage does with chunks; subclass it, name its ``kind``, define ``process``.
+
+    Attributes:
+        needs: what its input must be: ``"sample"``, ``"batch"``, ``"part"``, two of them as ``"sample|part"``, or ``"any"``.
+        gives: what its output is: ``"sample"``, ``"batch"`` or ``"same"``.
+        inputs: how many upstream nodes: 1, or ``"many"``.
+        outputs: how many downstream streams a route has.
+        one_to_one: a map that never drops.
+        random: whether it draws random numbers (a ``Cache`` below it would freeze them).
+        per_sample: whether, on a batch, it works (and fails) sample by sample.
+        shareable: False for an operator that must have a single worker. One that has a
+            ``state_dict`` and ``load_state_dict`` (JSON) runs with a single worker too.
+    """
+
+    kind: ClassVar[Kind] = "map"
+    needs: str = "any"
+    gives: str = "same"
+    inputs: int | Literal["many"] = 1
+    outputs: int = 1
+    one_to_one: bool = True
+    random: bool = False
+    per_sample: bool = False
+    shareable: bool = True
+
+    @abstractmethod
+    def process(self, chunk: Chunk) -> Any:
+        """See the table in the module docstring; called by one worker at a time on its copy."""
+
+    def bypass(self) -> str | None:
+        """Why this operator has nothing to do here, so that the plan leaves it out; else None."""
+        return None
+
+    def notes(self) -> list[str]:
+        """What the printed plan should say about it."""
+        return []
+
+    def length(self, n: int) -> int | None:
+        """Chunks out per epoch for ``n`` in; None where it depends on the data."""
+        return n if self.kind in ("map", "route") and self.one_to_one else None
+
+    def length_for(self, n: int, world_size: int) -> int | None:
+        """As :meth:`length`, for operators to which the number of ranks matters."""
+        return self.length(n)
+
+    def resume(self, cursor: Cursor) -> Cursor:
+        """Prepare to go on at ``cursor`` (made by this operator's own chunks); returns the cursor
+        at which the input must restart. Called before the first item of a restored epoch."""
+        return cursor
+
+
+class Regroup(Operator):
+    """Chunks in, other chunks out: one worker, in order."""
+
+    kind: ClassVar[Kind] = "regroup"
+    one_to_one = False
+    shareable = False
+    elastic: bool = False
+
+    def begin(self) -> None:  # noqa: B027
+        """A run begins (also after one that was broken off): forget what is held."""
+
+    def flush(self) -> Iterable[Chunk]:
+        """What is left at the end of an epoch; the next chunk begins a new epoch."""
+        return ()
+
+
+class Merge(Operator):
+    """Several inputs, one output, read in an order that only the operator's state decides."""
+
+    kind: ClassVar[Kind] = "merge"
+    inputs: int | Literal["many"] = "many"
+    one_to_one = False
+    shareable = False
+    follows_route: bool = False
+
+    def begin(self, inputs: int, epoch: int) -> None:  # noqa: B027
+        """A new epoch over ``inputs`` upstream nodes begins."""
+
+    def check_inputs(self, count: int) -> None:  # noqa: B027
+        """Raises GraphError if this many inputs do not fit."""
+
+    def follow(self, route: str, outputs: tuple[int, ...]) -> None:  # noqa: B027
+        """Input i is output ``outputs[i]`` of ``route`` (for operators with ``follows_route``)."""
+
+    @abstractmethod
+    def next_input(self) -> int | None:
+        """Which input the next chunk is taken from; None when this epoch is over."""
+
+    @abstractmethod
+    def end_input(self, index: int) -> None:
+        """Input ``index`` has no more chunks in this epoch."""
+
+    def turn(self, mark: Any) -> bool:
+        """Take a ``Mark`` of a ``Route``; False if it is not for this operator."""
+        return False
+
+    def merged_length(self, lengths: Sequence[int]) -> int | None:
+        """Chunks out per epoch for the given chunks in."""
+        return None
+
+    def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
+        """Prepare to go on at ``cursor``; returns the cursor of each input. None is the start."""
+        return [None] * inputs
+
+    @abstractmethod
+    def cursor(self, positions: Sequence[Cursor]) -> Cursor:
+        """The cursor of the output when input i stands at ``positions[i]``."""
+
+
+class Route(Operator):
+    """One input, several outputs; each chunk goes to one of them."""
+
+    kind: ClassVar[Kind] = "route"
+    shareable = False
+
+    @abstractmethod
+    def choose(self, chunk: Chunk) -> int:
+        """The output, 0 .. outputs-1, that gets this chunk."""
+
+
+class Clock(ABC):
+    """Time, so that tests can hold it."""
+
+    @abstractmethod
+    def now_ns(self) -> int:
+        """Nanoseconds that only grow."""
+
+
+class Instrument(ABC):
+    """What wants to be told of stages; see ``profile/``."""
+
+    def stage_opened(self, stage: str, workers: int) -> None:  # noqa: B027
+        """A stage's workers have opened their operators."""
+
+    def queue_grew(self, stage: str, capacity: int) -> None:  # noqa: B027
+        """A queue was enlarged because the graph stood still (Parks' rule)."""

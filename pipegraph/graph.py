@@ -1,0 +1,324 @@
+"""The description of a pipeline: stages and edges. Nothing runs here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipegraph.contracts import Operator, Route, Source
+from pipegraph.errors import GraphError
+from pipegraph.policies import Policy, check_policy
+
+if TYPE_CHECKING:
+    import networkx
+
+    from pipegraph.loader import Loader
+    from pipegraph.plan import Plan
+
+BACKENDS = ("inline", "thread", "process", "ray")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Where a stage's input comes from: output ``output`` of stage ``stage``."""
+
+    stage: str
+    output: int = 0
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """One stage as the user described it; see :meth:`Graph.add` for the fields."""
+
+    name: str
+    operator: Operator | Source
+    upstream: tuple[Edge, ...]
+    workers: int = 1
+    backend: str = "thread"
+    capacity: int | None = None
+    max_bytes: int | None = None
+    ordered: bool = True
+    on_error: Policy = "raise"
+    timeout: float | None = None
+
+
+class Node:
+    """A stage in a graph, to hang others on: ``node.then(...)``, ``graph.add(..., node)``."""
+
+    __slots__ = ("_edge", "graph")
+
+    def __init__(self, graph: Graph, edge: Edge) -> None:
+        self.graph = graph
+        self._edge = edge
+
+    @property
+    def name(self) -> str:
+        """The stage's name."""
+        return self._edge.stage
+
+    @property
+    def operator(self) -> Operator | Source:
+        """What the stage does."""
+        return self.graph.stages[self.name].operator
+
+    def then(self, operator: Operator | Source | Callable[..., Any], **options: Any) -> Node:
+        """``graph.add(operator, self, **options)``."""
+        return self.graph.add(operator, self, **options)
+
+    def __getitem__(self, output: int) -> Node:
+        """Output ``output`` of a ``Route``."""
+        operator = self.operator
+        if not isinstance(operator, Route):
+            raise GraphError(
+                f"stage {self.name!r}: only a Route has several outputs, {self.name!r} is a {operator.name}"
+            )
+        if not 0 <= output < operator.outputs:
+            raise IndexError(f"stage {self.name!r}: outputs are 0..{operator.outputs - 1}, got {output}")
+        return Node(self.graph, Edge(self.name, output))
+
+    def __iter__(self) -> Iterator[Node]:
+        operator = self.operator
+        return (self[i] for i in range(operator.outputs if isinstance(operator, Route) else 0))
+
+    def __repr__(self) -> str:
+        output = f"[{self._edge.output}]" if isinstance(self.operator, Route) else ""
+        return f"<Node {self.name}{output}>"
+
+
+class Graph:
+    """A DAG of stages.
+
+    Args:
+        name: for printing.
+        seed: of every random number in the pipeline; None lets rank 0 draw one at the first pass.
+
+    >>> from pipegraph import operators as ops
+    >>> graph = Graph("squares")
+    >>> numbers = graph.add(ops.FromIterable(range(3)))
+    >>> squares = numbers.then(lambda x: x * x, name="square")
+    >>> list(graph.loader())
+    [0, 1, 4]
+    """
+
+    def __init__(self, name: str = "pipeline", seed: int | None = 0) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise GraphError(f"graph {name!r}: seed must be an int or None, got {seed!r}")
+        self.name = name
+        self.seed = seed
+        self.stages: dict[str, StageSpec] = {}
+
+    def add(
+        self,
+        operator: Operator | Source | Callable[..., Any],
+        *upstream: Node,
+        name: str | None = None,
+        workers: int = 1,
+        backend: str = "thread",
+        capacity: int | None = None,
+        max_bytes: int | str | None = None,
+        ordered: bool = True,
+        on_error: Policy = "raise",
+        timeout: float | None = None,
+    ) -> Node:
+        """Place an operator behind its upstream nodes.
+
+        Args:
+            operator: a source, an operator, or a plain (also ``async``) function of one item.
+            upstream: none for a source, one for most, several for a fan-in.
+            name: unique in the graph; by default the operator's.
+            workers: how many work on it at once.
+            backend: ``"inline"``, ``"thread"``, ``"process"`` or ``"ray"``.
+            capacity: items its output queue may hold; by default 64 samples, or 2 batches per worker.
+            max_bytes: bytes its output queue may hold; by default a share of ``memory_limit``.
+            ordered: whether chunks leave in the order they came.
+            on_error: ``"raise"``, ``pg.Skip``, ``pg.Retry`` or ``pg.Replace``.
+            timeout: seconds that one item may take.
+
+        Raises:
+            GraphError: an option or the wiring is wrong; the message names rule, value and remedy.
+        """
+        if not isinstance(operator, Operator | Source):
+            operator = self._as_operator(operator)
+        name = self._free_name(operator.name) if name is None else self._check_name(name)
+        self._check_arity(name, operator, upstream)
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise GraphError(f"stage {name!r}: workers must be >= 1, got {workers!r}")
+        if backend not in BACKENDS:
+            raise GraphError(f"stage {name!r}: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+        if capacity is not None and (
+            isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1
+        ):
+            raise GraphError(f"stage {name!r}: capacity must be >= 1 item, got {capacity!r}")
+        if timeout is not None and not timeout > 0:
+            raise GraphError(f"stage {name!r}: timeout must be more than 0 seconds, got {timeout!r}")
+        if not isinstance(ordered, bool):
+            raise GraphError(f"stage {name!r}: ordered must be True or False, got {ordered!r}")
+        check_policy(on_error, name)
+        if max_bytes is not None:
+            from pipegraph.units import parse_bytes
+
+            max_bytes = parse_bytes(max_bytes, f"stage {name!r}: max_bytes")
+        edges = tuple(node._edge for node in upstream)
+        self.stages[name] = StageSpec(
+            name, operator, edges, workers, backend, capacity, max_bytes, ordered, on_error, timeout
+        )
+        return Node(self, Edge(name))
+
+    def _as_operator(self, function: Any) -> Operator:
+        if inspect.isclass(function) and issubclass(function, Operator | Source):
+            raise GraphError(
+                f"got the class {function.__name__}: place an instance, {function.__name__}(...)"
+            )
+        if not callable(function):
+            raise GraphError(f"an operator, a source or a function is needed, got {function!r}")
+        from pipegraph.operators import Map
+
+        return Map(function)
+
+    def _free_name(self, stem: str) -> str:
+        name, number = stem, 2
+        while name in self.stages:
+            name, number = f"{stem}-{number}", number + 1
+        return name
+
+    def _check_name(self, name: str) -> str:
+        if not isinstance(name, str) or not name:
+            raise GraphError(f"a stage's name must be a text that is not empty, got {name!r}")
+        if name in self.stages:
+            raise GraphError(
+                f"stage {name!r}: the graph has a stage of this name already; choose another name="
+            )
+        return name
+
+    def _check_arity(self, name: str, operator: Operator | Source, upstream: tuple[Node, ...]) -> None:
+        for node in upstream:
+            if not isinstance(node, Node):
+                raise GraphError(f"stage {name!r}: upstream must be nodes of this graph, got {node!r}")
+            if node.graph is not self:
+                raise GraphError(
+                    f"stage {name!r}: upstream node {node.name!r} belongs to graph {node.graph.name!r}"
+                )
+        count = len(upstream)
+        if isinstance(operator, Source):
+            if count:
+                raise GraphError(f"stage {name!r}: a source takes no upstream node, got {count}")
+        elif operator.inputs == "many":
+            if not count:
+                raise GraphError(
+                    f"stage {name!r}: {operator.name} takes at least one upstream node, got none"
+                )
+        elif count != 1:
+            raise GraphError(
+                f"stage {name!r}: {operator.name} takes exactly one upstream node, got {count}; "
+                "join several with Zip(), Concat(), Mix(weights) or Merge() first"
+            )
+
+    def sinks(self) -> list[str]:
+        """Stages that feed no other, in the order they were added."""
+        fed = {edge.stage for spec in self.stages.values() for edge in spec.upstream}
+        return [name for name in self.stages if name not in fed]
+
+    def plan(self, output: Node | str | None = None) -> Plan:
+        """Check the graph and decide sizes, placement and rewrites; pure and printable.
+
+        Raises:
+            GraphError: the graph cannot run; says why and what would help.
+        """
+        from pipegraph.plan import make_plan
+
+        return make_plan(self, output)
+
+    def loader(
+        self,
+        output: Node | str | None = None,
+        *,
+        epochs: int | None = 1,
+        memory_limit: int | str | None = None,
+        equal_steps: bool | None = None,
+        autotune: bool = False,
+        isolate: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: Any = None,
+    ) -> Loader:
+        """The running pipeline, to iterate. Nothing starts before its first ``iter()``.
+
+        Args:
+            output: the node whose chunks are delivered; may be left out when there is one sink.
+            epochs: how many passes will come, so that prefetching crosses their boundaries; None is endless.
+            memory_limit: bytes (or ``"4 GB"``) in flight; by default half of what the machine has available.
+            equal_steps: with several ranks and unknown lengths, whether the ranks agree on their steps.
+            autotune: find workers and capacities while training goes on.
+            isolate: run everything up to the pinned slab in a process of its own.
+            rank, world_size: by default those of torch.distributed, else of the environment, else 0 and 1.
+            mesh: a DeviceMesh dimension to take rank and size from.
+
+        Raises:
+            GraphError: as :meth:`plan`, or an option is wrong.
+        """
+        from pipegraph.loader import Loader
+
+        return Loader(
+            self,
+            output,
+            epochs=epochs,
+            memory_limit=memory_limit,
+            equal_steps=equal_steps,
+            autotune=autotune,
+            isolate=isolate,
+            rank=rank,
+            world_size=world_size,
+            mesh=mesh,
+        )
+
+    def to_networkx(self) -> networkx.DiGraph[str]:
+        """The graph as a ``networkx.DiGraph``; each node has its ``spec``."""
+        import networkx
+
+        digraph: networkx.DiGraph[str] = networkx.DiGraph(name=self.name)
+        for name, spec in self.stages.items():
+            digraph.add_node(name, spec=spec)
+        for name, spec in self.stages.items():
+            for index, edge in enumerate(spec.upstream):
+                digraph.add_edge(edge.stage, name, output=edge.output, input=index)
+        return digraph
+
+    def to_dot(self) -> str:
+        """The graph in Graphviz' language."""
+
+        def quoted(text: str) -> str:
+            return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+        lines = [f"digraph {quoted(self.name)} {{", "  rankdir=LR;", "  node [shape=box];"]
+        for name, spec in self.stages.items():
+            lines.append(
+                f"  {quoted(name)} [label={quoted(f'{name}: {spec.operator.name} x{spec.workers}')}];"
+            )
+        for name, spec in self.stages.items():
+            for edge in spec.upstream:
+                label = f" [label={quoted(str(edge.output))}]" if self._is_route(edge) else ""
+                lines.append(f"  {quoted(edge.stage)} -> {quoted(name)}{label};")
+        return "\n".join([*lines, "}"])
+
+    def _is_route(self, edge: Edge) -> bool:
+        return isinstance(self.stages[edge.stage].operator, Route)
+
+    def __str__(self) -> str:
+        lines = [f"graph {self.name!r}, seed {self.seed}, {len(self.stages)} stages"]
+        width = max((len(name) for name in self.stages), default=0)
+        for name, spec in self.stages.items():
+            sources = ", ".join(
+                f"{edge.stage}[{edge.output}]" if self._is_route(edge) else edge.stage
+                for edge in spec.upstream
+            )
+            lines.append(
+                f"  {name:<{width}}  {type(spec.operator).__name__}" + (f"  <- {sources}" if sources else "")
+            )
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Graph {self.name}: {' -> '.join(self.stages) if len(self.stages) < 8 else len(self.stages)}>"
+        )

@@ -1,0 +1,413 @@
+"""The iterator that a training loop holds: passes, epochs, state.
+
+::
+
+    with graph.loader(epochs=90) as loader:
+        for epoch in range(loader.epoch, 90):
+            for batch in loader: ...
+
+One ``for`` is one pass over one epoch. The loader's methods belong to one thread, the consumer's;
+``profile()``, ``state_dict()`` and ``close()`` may be called from any.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from math import inf
+from time import perf_counter_ns
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pipegraph import state as states
+from pipegraph.activity import Cancelled
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure
+from pipegraph.contracts import Source
+from pipegraph.errors import GraphError, LoaderClosedError
+from pipegraph.graph import Graph, Node
+from pipegraph.machine import available_memory
+from pipegraph.ranks import agree_on_seed, resolve
+from pipegraph.runtime import Resume, Run, Runtime
+from pipegraph.stage.ledger import Entry, Ledger
+from pipegraph.stage.restore import freeze, restarts
+from pipegraph.units import parse_bytes
+
+if TYPE_CHECKING:
+    from pipegraph.profile import Profile
+
+
+class Place:
+    """How far one epoch has been delivered."""
+
+    __slots__ = ("cursor", "delivered", "epoch")
+
+    def __init__(self, epoch: int, cursor: Cursor = None, delivered: states.Delivered | None = None) -> None:
+        self.epoch = epoch
+        self.cursor = cursor
+        self.delivered = delivered or states.Delivered()
+
+
+class Loader:
+    """A running pipeline. Made by :meth:`pipegraph.Graph.loader`, which documents the arguments."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        output: Node | str | None = None,
+        *,
+        epochs: int | None = 1,
+        memory_limit: int | str | None = None,
+        equal_steps: bool | None = None,
+        autotune: bool = False,
+        isolate: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: Any = None,
+    ) -> None:
+        if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
+            raise GraphError(f"epochs must be >= 1 or None (endless), got {epochs!r}")
+        if autotune:
+            raise GraphError(
+                "autotune=True is not available in this version; set workers= and capacity= per stage"
+            )
+        if isolate:
+            raise GraphError("isolate=True is not available in this version")
+        if rank is not None or world_size is not None:
+            resolve(rank, world_size)
+        self.plan = graph.plan(output)
+        self._graph = graph
+        self._epochs = epochs
+        self._memory_limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
+        self._equal_steps = equal_steps
+        self._asked = (rank, world_size, mesh)
+        self._seed = graph.seed
+        self._runtime: Runtime | None = None
+        self._ledger = Ledger()
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._tracked = self.plan.stages[self.plan.output.stage].unordered_above
+        self._place = Place(0)  # what state_dict() describes
+        self._upcoming: Place | None = self._place  # where the next pass starts; None during a pass
+        self._pass: weakref.ref[Pass] | None = None
+        self._ready_for: int | None = None  # the epoch with which the current run would go on
+        self._closed = False
+        self._started_ns = 0
+        self._first_batch_ns = 0
+        self._delivered_items = 0
+        self._delivered_samples = 0
+
+    # -- passes --------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The running pass's epoch; between passes the next one's."""
+        running = self._running()
+        if running is not None:
+            return running.epoch
+        return self._upcoming.epoch if self._upcoming is not None else self._place.epoch + 1
+
+    def _running(self) -> Pass | None:
+        current = self._pass() if self._pass is not None else None
+        return current if current is not None and not current.over else None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the number of the next pass; during a pass it holds for the one after.
+
+        Equal to :attr:`epoch` it changes nothing; any other discards restored and prefetched work.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise GraphError(f"epoch must be >= 0, got {epoch!r}")
+        if epoch == self.epoch:
+            return
+        self._upcoming = Place(epoch)
+        if self._running() is None:
+            self._place = self._upcoming
+
+    def __iter__(self) -> Iterator[Any]:
+        """The next pass. It ends the one before, whose iterator then raises."""
+        return self._begin(whole=False)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The next pass, as :class:`~pipegraph.Chunk` objects with keys, positions and epoch."""
+        return self._begin(whole=True)
+
+    def _begin(self, whole: bool) -> Pass:
+        if self._closed:
+            raise LoaderClosedError("this loader is closed; make another with graph.loader(...)")
+        started = perf_counter_ns()
+        old = self._running()
+        place = self._upcoming or Place(self._place.epoch + 1)
+        if old is not None:
+            old.over = "a new pass over the loader has begun"
+        epoch = place.epoch
+        restored = place.cursor is not None or bool(place.delivered.rows)
+        runtime = self._start()
+        horizon = inf if self._epochs is None else max(epoch, self._epochs - 1)
+        run = runtime.run
+        if run is not None and self._ready_for == epoch and not restored and run.error is None:
+            run.horizon.raise_to(horizon)
+        else:
+            self._ledger.begin(epoch, restored)
+            try:
+                run = runtime.start_run(epoch, horizon, Resume(place.cursor, place.delivered.rows))
+            except BaseException:
+                self.close()
+                raise
+        self._ready_for = None
+        self._place, self._upcoming = place, None
+        if not self._started_ns:
+            self._started_ns = started
+        current = Pass(self, run, epoch, place, whole)
+        self._pass = weakref.ref(current)
+        return current
+
+    def _start(self) -> Runtime:
+        if self._runtime is None:
+            rank, world_size = resolve(*self._asked)
+            if world_size > 1 and not self.plan.counts_known:
+                unknown = ", ".join(map(repr, self.plan.unknown_counts()))
+                if self._equal_steps is None:
+                    raise GraphError(
+                        f"stages {unknown} make the number of steps depend on the data: with {world_size} ranks say "
+                        "loader(equal_steps=True) to let the ranks agree, or equal_steps=False if they may differ"
+                    )
+                if self._equal_steps:
+                    raise GraphError(
+                        f"equal_steps=True with steps that depend on the data (stages {unknown}) is not available in "
+                        "this version; use Replace() instead of Skip(), or equal_steps=False"
+                    )
+            self._seed = agree_on_seed(self._seed, rank, world_size)
+            limit = self._memory_limit if self._memory_limit is not None else max(1, available_memory() // 2)
+            runtime = Runtime(self.plan, limit, self._seed, rank, world_size)
+            runtime.ledger = self._ledger
+            self._runtime = runtime
+            # Holds the runtime, never the loader: dropping the last reference to the loader ends its threads.
+            self._finalizer = weakref.finalize(self, _finalize, runtime)
+        return self._runtime
+
+    def _pass_over(self, finished: bool, epoch: int) -> None:
+        """Called by the pass: it ran to its end (``finished``), or failed."""
+        if self._upcoming is None:
+            self._upcoming = Place(epoch + 1)
+        if finished:
+            self._ready_for = epoch + 1
+            self._place = self._upcoming
+
+    # -- length --------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Chunks per epoch on this rank.
+
+        Raises:
+            TypeError: the data decides (a filter, a flat map, a source without a length ...).
+        """
+        rank, world_size = resolve(*self._asked)
+        length = self.plan.lengths(self.epoch, rank, world_size)[self.plan.output.stage]
+        if length is None:
+            names = ", ".join(map(repr, self.plan.unknown_counts()))
+            raise TypeError(f"this loader has no length: stages {names} make it depend on the data")
+        return length
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been delivered, as a small JSON-serialisable dict with a fixed set of keys.
+
+        Inside the loop: the rest of the epoch after the chunk delivered last. After the loop:
+        a whole epoch. After a ``break``: the rest of the broken pass.
+        """
+        rank, world_size = resolve(*self._asked)
+        place = self._place
+        cursor = place.cursor
+        delivered: list[Any] = []
+        if self._tracked:
+            self._prune(place)
+            delivered = place.delivered.encode()
+        return {
+            "version": states.VERSION,
+            "seed": self._seed,
+            "world_size": world_size,
+            "digest": self.plan.digests(),
+            f"rank{rank}": {
+                "epoch": place.epoch,
+                "cursor": cursor,
+                "delivered": delivered,
+                "ledger": self._ledger_state(place, rank, world_size),
+            },
+        }
+
+    def _ledger_state(self, place: Place, rank: int, world_size: int) -> list[Any]:
+        if self._ledger.empty:
+            return [[], []]
+        steps = restarts(self.plan, place.cursor).steps
+
+        def past(entry: Entry) -> bool:
+            source = entry.row[0]
+            step = steps.get(entry.shown.stage, {}).get(source, 0)
+            operator = self.plan.stages[source].operator
+            assert isinstance(operator, Source)
+            return bool(entry.row[1] < operator.position_of(step, place.epoch, rank, world_size))
+
+        found = self._ledger.state(place.epoch, past)
+        return [[[stage, *counts] for stage, counts in found["counts"].items()], found["entries"]]
+
+    def _prune(self, place: Place) -> None:
+        rank, world_size = resolve(*self._asked)
+        floors = {}
+        for stage, steps in restarts(self.plan, place.cursor).steps.items():
+            operator = self.plan.stages[stage].operator
+            if isinstance(operator, Source):
+                floors[stage] = operator.position_of(steps[stage], place.epoch, rank, world_size)
+        place.delivered.prune(floors)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from a state: the next pass delivers exactly what followed it.
+
+        Raises:
+            StateError: the state is of another graph, version or world size; says what differs.
+        """
+        if self._closed:
+            raise LoaderClosedError("this loader is closed; make another with graph.loader(...)")
+        rank, world_size = resolve(*self._asked)
+        part = states.check_state(state, rank, world_size)
+        self.plan.check_digests(state["digest"])
+        if self._graph.seed is not None and state["seed"] != self._graph.seed:
+            raise states.StateError(
+                f"the state was saved with seed={state['seed']}, graph {self._graph.name!r} has seed={self._graph.seed}"
+            )
+        running = self._running()
+        if running is not None:
+            running.over = "a state was loaded"
+        self._seed = state["seed"]
+        if self._runtime is not None and self._seed is not None:
+            self._runtime.seed = self._seed
+        counts, entries = part["ledger"]
+        self._ledger.load(part["epoch"], {"counts": {s: [f, n] for s, f, n in counts}, "entries": entries})
+        self._place = Place(
+            part["epoch"],
+            freeze(part["cursor"]),
+            states.Delivered(states.decode_delivered(part["delivered"])),
+        )
+        self._upcoming = self._place
+        self._ready_for = None
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def profile(self) -> Profile:
+        """What every stage has done and waited for so far; also after an error and after ``close()``."""
+        from pipegraph.profile import profile_of
+
+        return profile_of(self)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End every thread of the pipeline; idempotent."""
+        self._closed = True
+        running = self._running()
+        if running is not None:
+            running.over = "the loader was closed"
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            self._finalizer = None
+            assert self._runtime is not None
+            self._runtime.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "running" if self._running() is not None else "waiting"
+        return f"<Loader {self._graph.name}: {state}, epoch {self.epoch}, {self._delivered_items} delivered>"
+
+
+def _finalize(runtime: Runtime) -> None:
+    """The loader is gone, or the interpreter ends."""
+    import sys
+
+    runtime.signal_close()
+    if sys.is_finalizing() or not sys.modules:
+        return
+    import threading
+
+    if threading.current_thread() is threading.main_thread():
+        runtime.close()
+
+
+class Pass:
+    """One pass over one epoch: the iterator that ``for`` holds."""
+
+    def __init__(self, loader: Loader, run: Run, epoch: int, place: Place, whole: bool) -> None:
+        self.loader = loader
+        self.epoch = epoch
+        self.over = ""
+        self._run = run
+        self._get = run.terminal.get
+        self._release = run.account.release
+        self._place = place
+        self._whole = whole
+        self._tracked = loader._tracked
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __next__(self) -> Any:
+        if self.over:
+            self._refuse()
+        try:
+            item = self._get()
+        except Cancelled:
+            self._cancelled()
+        except BaseException:
+            self._fail("it was interrupted")
+            raise
+        if item.__class__ is not Chunk:
+            self._token(item)
+        if item.buffers:
+            self._release(item.buffers)
+        place, loader = self._place, self.loader
+        place.cursor = item.after
+        if self._tracked and place.delivered.add(item):
+            loader._prune(place)
+        loader._delivered_items += 1
+        loader._delivered_samples += len(item.rows)
+        if not loader._first_batch_ns:
+            loader._first_batch_ns = perf_counter_ns()
+        return item if self._whole else item.data
+
+    def _refuse(self) -> None:
+        if self.over == "finished":
+            raise StopIteration
+        raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: {self.over}")
+
+    def _token(self, item: Any) -> None:
+        if isinstance(item, EndOfEpoch):
+            self.over = "finished"
+            self.loader._pass_over(True, self.epoch)
+            raise StopIteration
+        assert isinstance(item, Failure)
+        self._fail("a stage failed")
+        raise item.error
+
+    def _cancelled(self) -> None:
+        error = self._run.error
+        self._fail("a stage failed" if error is not None else "the loader was closed")
+        if error is not None:
+            raise error
+        raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: the loader was closed")
+
+    def _fail(self, why: str) -> None:
+        self.over = why
+        self._run.cancel()
+        self.loader._pass_over(False, self.epoch)
+
+    def __del__(self) -> None:
+        # After a break. Only flags: the garbage collector may call this in any thread.
+        if not self.over:
+            self.over = "it was left"
+            if self.loader._upcoming is None:
+                self.loader._upcoming = Place(self.epoch + 1)

@@ -1,0 +1,47 @@
+"""What this machine lets the process use: cores and memory, the cgroup's where there is one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def _read_int(path: Path) -> int | None:
+    try:
+        return int(path.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def cores() -> float:
+    """Cores this process may use: the least of affinity and the cgroup's quota."""
+    count = (
+        float(len(os.sched_getaffinity(0)))
+        if hasattr(os, "sched_getaffinity")
+        else float(os.cpu_count() or 1)
+    )
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text().split()[:2]
+        if quota != "max":
+            count = min(count, int(quota) / int(period))
+    except (OSError, ValueError):
+        pass
+    return count
+
+
+def available_memory() -> int:
+    """Bytes that can still be taken: the least of the machine's and the cgroup's."""
+    available = 8 << 30
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    limit = _read_int(_CGROUP / "memory.max")
+    used = _read_int(_CGROUP / "memory.current")
+    if limit is not None and used is not None:
+        available = min(available, max(0, limit - used))
+    return available

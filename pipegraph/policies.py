@@ -1,0 +1,112 @@
+"""What a stage does with an item that fails: ``on_error="raise"``, ``Skip``, ``Retry``, ``Replace``.
+
+Frozen values that say *what*; ``stage/failures.py`` does it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipegraph.errors import GraphError
+
+SHARE_COUNTS_AFTER = 100
+"""A budget given as a share is not judged before this many items: 1 bad of the first 3 is no rate."""
+
+
+def check_budget(budget: int | float | None, owner: str) -> None:
+    """Raises GraphError unless ``budget`` is None, a count >= 0 or a share in (0, 1)."""
+    if budget is None:
+        return
+    if isinstance(budget, bool) or not isinstance(budget, int | float):
+        raise GraphError(
+            f"{owner}: budget must be a count (int), a share (float below 1) or None, got {budget!r}"
+        )
+    if budget < 0 or (isinstance(budget, float) and budget >= 1 and not budget.is_integer()):
+        raise GraphError(f"{owner}: budget must be a count >= 0 or a share in (0, 1), got {budget!r}")
+
+
+def exceeded(budget: int | float | None, failed: int, items: int) -> bool:
+    """Whether ``failed`` of ``items`` (this failure included) is more than the budget allows."""
+    if budget is None:
+        return False
+    if isinstance(budget, float) and 0 < budget < 1:
+        return items >= SHARE_COUNTS_AFTER and failed > budget * items
+    return failed > budget
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Leave failing items out, at most ``budget`` of them per stage, rank and epoch.
+
+    Args:
+        budget: a count (int), or a share of the stage's items (a float below 1, judged from the
+            100th item on), or None for no bound.
+    """
+
+    budget: int | float | None = None
+
+    def __post_init__(self) -> None:
+        check_budget(self.budget, "Skip")
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Put another sample of the neighbourhood in a failing one's place, so that counts never move.
+
+    The substitute is a draw keyed by the position, from the same window of the source's order.
+
+    Args:
+        tries: substitutes tried before the original failure is raised.
+        budget: as for :class:`Skip`.
+    """
+
+    tries: int = 3
+    budget: int | float | None = None
+
+    def __post_init__(self) -> None:
+        if self.tries < 1:
+            raise GraphError(f"Replace: tries must be >= 1, got {self.tries}")
+        check_budget(self.budget, "Replace")
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Try a failing item again, then do ``then``.
+
+    Args:
+        times: tries after the first.
+        backoff: seconds before the first retry; doubles with each one. A stage that stops does not wait it out.
+        then: ``"raise"``, :class:`Skip` or :class:`Replace`.
+    """
+
+    times: int = 1
+    backoff: float = 0.0
+    then: str | Skip | Replace = "raise"
+
+    def __post_init__(self) -> None:
+        if self.times < 0:
+            raise GraphError(f"Retry: times must be >= 0, got {self.times}")
+        if self.backoff < 0:
+            raise GraphError(f"Retry: backoff must be >= 0 seconds, got {self.backoff}")
+        if self.then != "raise" and not isinstance(self.then, Skip | Replace):
+            raise GraphError(
+                f'Retry: then must be "raise", pg.Skip(...) or pg.Replace(...), got {self.then!r}'
+            )
+
+
+Policy = str | Skip | Retry | Replace
+
+
+def check_policy(policy: object, stage: str) -> None:
+    """Raises GraphError for anything that is not a policy."""
+    if policy == "raise" or isinstance(policy, Skip | Retry | Replace):
+        return
+    raise GraphError(
+        f'stage {stage!r}: on_error must be "raise", pg.Skip(budget), pg.Retry(times, backoff, then=...) '
+        f"or pg.Replace(), got {policy!r}"
+    )
+
+
+def final_policy(policy: Policy) -> str | Skip | Replace:
+    """What is done once retries are used up."""
+    return policy.then if isinstance(policy, Retry) else policy  # type: ignore[return-value]

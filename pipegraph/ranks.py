@@ -1,0 +1,69 @@
+"""Which rank this is, of how many: asked when iteration starts, and not before."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pipegraph.errors import GraphError
+
+
+def resolve(rank: int | None, world_size: int | None, mesh: Any = None) -> tuple[int, int]:
+    """``(rank, world size)``: as given, else the mesh dimension's, the process group's, torchrun's, or 0 of 1.
+
+    Raises:
+        GraphError: only one of the two was given, or they do not fit.
+    """
+    if (rank is None) != (world_size is None):
+        raise GraphError(f"rank and world_size go together, got rank={rank}, world_size={world_size}")
+    if rank is None or world_size is None:
+        rank, world_size = _from_mesh(mesh) if mesh is not None else _found()
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise GraphError(f"rank must be in 0..world_size-1, got rank={rank}, world_size={world_size}")
+    return rank, world_size
+
+
+def _from_mesh(mesh: Any) -> tuple[int, int]:
+    if getattr(mesh, "ndim", 1) != 1:
+        raise GraphError(
+            f"mesh must be one dimension of a DeviceMesh, such as mesh['dp'], got {mesh.ndim} dimensions"
+        )
+    return int(mesh.get_local_rank()), int(mesh.size())
+
+
+def _found() -> tuple[int, int]:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        try:
+            return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        except ValueError as error:
+            raise GraphError(
+                f"RANK={os.environ['RANK']!r} and WORLD_SIZE={os.environ['WORLD_SIZE']!r} in the environment must be numbers"
+            ) from error
+    return 0, 1
+
+
+def agree_on_seed(seed: int | None, rank: int, world_size: int) -> int:
+    """The graph's seed, or with None one that rank 0 draws and the process group carries to all.
+
+    Raises:
+        GraphError: several ranks, and no process group to agree with.
+    """
+    if seed is not None:
+        return seed
+    drawn = int.from_bytes(os.urandom(6), "little")
+    if world_size == 1:
+        return drawn
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        raise GraphError(
+            f"seed=None with {world_size} ranks needs an initialised torch.distributed group to agree on one; "
+            "give Graph(seed=...) a number"
+        )
+    shared = [drawn if rank == 0 else 0]
+    dist.broadcast_object_list(shared, src=0)
+    return int(shared[0])

@@ -1,0 +1,1 @@
+"""Channel -> workers -> channel, for one node of a running graph."""

@@ -1,0 +1,242 @@
+"""Acting on a stage's error policy. The policies themselves are values in ``pipegraph.policies``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pipegraph.activity import Cancelled
+from pipegraph.chunk import Chunk, Failure
+from pipegraph.contracts import Operator, Source
+from pipegraph.policies import Replace, Retry, Skip, exceeded, final_policy
+from pipegraph.randomness import key as hash_key
+from pipegraph.stage.ledger import Entry, Quarantined
+from pipegraph.tree import copy_containers
+
+if TYPE_CHECKING:
+    from pipegraph.stage.stage import StageRun, Worker
+
+
+def explain(error: BaseException, stage: str, chunk: Chunk) -> BaseException:
+    """Add the note that names stage, sample and position; returns what is to be raised."""
+    if isinstance(error, StopIteration | StopAsyncIteration):
+        # Raised from the loader's __next__ it would end the user's loop in silence.
+        wrapped = RuntimeError(f"stage {stage!r}: the function raised {type(error).__name__}")
+        wrapped.__cause__ = error
+        error = wrapped
+    keys, positions = chunk.keys, [row[1] for row in chunk.rows]
+    if len(keys) == 1:
+        where = f"sample {keys[0]!r} at position {positions[0]}"
+    else:
+        shown = ", ".join(repr(key) for key in keys[:4]) + (", ..." if len(keys) > 4 else "")
+        where = f"batch of {len(keys)} samples ({shown}) at positions {positions[0]}..{positions[-1]}"
+    error.add_note(f"pipegraph: stage {stage!r}, {where}, epoch {chunk.epoch}")
+    return error
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+class Failures:
+    """One stage's handling of failing items in one run.
+
+    Ordered stages judge budgets in the order of their items: a worker with a failed item waits
+    until all earlier items have left, so that which failure exceeds a budget never depends on timing.
+    """
+
+    def __init__(self, stage: StageRun) -> None:
+        self.stage = stage
+        self.policy = stage.plan.spec.on_error
+        self.final = final_policy(self.policy)
+
+    def guard(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
+        """``process`` with retries, where the policy has some."""
+        if not isinstance(self.policy, Retry):
+            return process
+
+        def retrying(chunk: Chunk) -> Any:
+            original = chunk.data
+
+            def attempt() -> Any:
+                # A function that failed half-way may have changed its containers.
+                return process(chunk.replace(copy_containers(original)))
+
+            return self.retry(worker, attempt)
+
+        return retrying
+
+    def retry(self, worker: Worker, attempt: Callable[[], Any]) -> Any:
+        """Call ``attempt`` up to ``times`` times more; the last error is raised."""
+        policy = self.policy
+        assert isinstance(policy, Retry)
+        for turn in range(policy.times + 1):
+            try:
+                return attempt()
+            except Cancelled:
+                raise
+            except Exception:
+                if turn == policy.times:
+                    raise
+                worker.meter.retried += 1
+                if policy.backoff and self.stage.run.stopping.wait(policy.backoff * 2**turn):
+                    raise Cancelled from None
+        raise AssertionError
+
+    def handle(self, worker: Worker, chunk: Chunk, error: BaseException) -> Chunk | Failure | None:
+        """What takes the failed chunk's place: a substitute, nothing (None), or the failure."""
+        worker.meter.failed += 1
+        if self.final == "raise" or not isinstance(error, Exception):
+            return self._give_up(chunk, error)
+        problem = self._judge(worker, chunk, error)
+        if problem is not None:
+            return self._give_up(chunk, problem)
+        if isinstance(self.final, Skip):
+            return None
+        substitute = self._substitute(worker, chunk)
+        return self._give_up(chunk, error) if substitute is None else substitute
+
+    def _give_up(self, chunk: Chunk, error: BaseException) -> Failure:
+        error = explain(error, self.stage.name, chunk)
+        if self.stage.unordered:
+            self.stage.run.fail(error)
+            raise Cancelled
+        return Failure(error, chunk.epoch)
+
+    def _judge(self, worker: Worker, chunk: Chunk, error: Exception, row: int = 0) -> Exception | None:
+        """Record the failure, or return the error that exceeds the budget."""
+        stage = self.stage
+        assert isinstance(self.final, Skip | Replace)
+        stage.wait_turn(worker)
+        ledger = stage.run.ledger
+        with stage.judging:
+            items = stage.ordinal(worker, chunk, row)
+            failed = ledger.failed(stage.name, chunk.epoch) + 1
+            if exceeded(self.final.budget, failed, items):
+                error.add_note(
+                    f"pipegraph: stage {stage.name!r}: failure {failed} of {items} items exceeds the budget "
+                    f"of {self.final.budget} in on_error={self.policy!r}"
+                )
+                return error
+            ledger.add(
+                stage.name,
+                chunk.epoch,
+                [
+                    Entry(Quarantined(key, row[1], chunk.epoch, stage.name, _describe(error)), row, items)
+                    for key, row in zip(chunk.keys, chunk.rows, strict=True)
+                ],
+            )
+        return None
+
+    # -- rows of a batch -----------------------------------------------------------------------
+
+    def rows(self, worker: Worker, chunk: Chunk, work: Callable[[int, Any], None]) -> list[int]:
+        """Do ``work(row, sample)`` for each sample of a batch under the policy; returns the rows that stay.
+
+        ``sample`` is None for the batch's own sample, else a substitute sample to work on instead.
+        """
+        kept = []
+        for index in range(len(chunk.rows)):
+            try:
+                if isinstance(self.policy, Retry):
+                    self.retry(worker, lambda index=index: work(index, None))  # type: ignore[misc]
+                else:
+                    work(index, None)
+                kept.append(index)
+            except Cancelled:
+                raise
+            except Exception as error:
+                worker.meter.failed += 1
+                one = chunk.row(index, None)
+                if self.final == "raise":
+                    raise self._note_row(error, one, worker) from None
+                problem = self._judge(worker, one, error, index)
+                if problem is not None:
+                    raise self._note_row(problem, one, worker) from None
+                if isinstance(self.final, Replace) and not self._replace_row(worker, chunk, index, work):
+                    raise self._note_row(error, one, worker) from None
+                if isinstance(self.final, Replace):
+                    kept.append(index)
+        return kept
+
+    def _note_row(self, error: BaseException, one: Chunk, worker: Worker) -> BaseException:
+        worker.judged = explain(error, self.stage.name, one)
+        return worker.judged
+
+    def _replace_row(
+        self, worker: Worker, chunk: Chunk, index: int, work: Callable[[int, Any], None]
+    ) -> bool:
+        for sample in self._candidates(worker, chunk.row(index, None)):
+            try:
+                work(index, sample.data)
+            except Cancelled:
+                raise
+            except Exception:
+                continue
+            keys = list(chunk.keys)
+            keys[index] = sample.keys[0]
+            chunk.keys = tuple(keys)
+            return True
+        return False
+
+    # -- substitutes ---------------------------------------------------------------------------
+
+    def _substitute(self, worker: Worker, chunk: Chunk) -> Chunk | None:
+        operator = self.stage.plan.operator
+        for candidate in self._candidates(worker, chunk):
+            if isinstance(operator, Source):
+                return candidate
+            try:
+                made: Chunk = worker.operator.process(candidate)
+            except Cancelled:
+                raise
+            except Exception:
+                continue
+            return made
+        return None
+
+    def _candidates(self, worker: Worker, chunk: Chunk) -> Any:
+        """Substitute samples as they reach this stage's input, drawn from the position's window."""
+        assert isinstance(self.final, Replace)
+        stage = self.stage
+        chain = worker.substitutes(stage)
+        source = chain[0]
+        assert isinstance(source, Source)
+        row = chunk.rows[0]
+        window = source.window(row[1])
+        others = len(window) - (1 if row[1] in window else 0)
+        for attempt in range(self.final.tries):
+            if others < 1:
+                return
+            draw = hash_key("replace", stage.run.seed, chunk.epoch, row, stage.name, attempt) % others
+            position = window[draw]
+            if row[1] in window and position >= row[1]:
+                position = window[draw + 1]
+            try:
+                item = source.read(position, chunk.epoch)
+                one = Chunk(item, (row,), chunk.epoch, chunk.before, chunk.after)
+                one.keys = (position,) if not isinstance(item, dict) or "key" not in item else (item["key"],)
+                for operator in chain[1:]:
+                    assert isinstance(operator, Operator)
+                    one = operator.process(one)
+            except Cancelled:
+                raise
+            except Exception:
+                continue
+            yield one
+
+
+def open_substitutes(stage: StageRun, worker: Worker) -> list[Operator | Source]:
+    """Own copies of the source and the one-to-one stages above ``stage``, for substitutes."""
+    from pipegraph.plan import lineage_above
+
+    chain: list[Operator | Source] = []
+    for above in reversed(lineage_above(stage.plan, stage.run.plan.stages)):
+        if above.bypassed is None and above.operator.kind in ("source", "map"):
+            operator = copy.copy(above.operator)
+            operator.open(stage.run.context(above.name, worker.index))
+            chain.append(operator)
+    if isinstance(stage.plan.operator, Source):
+        chain = [worker.operator]
+    return chain

@@ -1,0 +1,166 @@
+"""From the cursor of what was delivered to how every stage restarts. Pure.
+
+A cursor mirrors the graph above its edge: one-to-one stages pass it up, an expanding stage's is
+``(parent's, children done)``, a fan-in's holds one per input. A stage that feeds several others
+restarts at the lowest cursor asked of it; the edges that are further along drop what they had.
+
+Below a completion-order stage chunks have no fixed places: there the restart is at the watermark,
+and samples that were delivered are known by lineage and path.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipegraph.chunk import Chunk, Cursor, Lineage
+from pipegraph.contracts import Merge, Operator, Regroup, Source
+from pipegraph.plan import Plan, StagePlan
+from pipegraph.stage.stage import Restart
+
+Path = tuple[int, ...]
+EdgeKey = tuple[str, int]
+"""``(consuming stage, input index)``; the loader's own edge is ``("", 0)``."""
+
+
+def freeze(value: Any) -> Any:
+    """Lists (as JSON gives them) back to tuples."""
+    if isinstance(value, list | tuple):
+        return tuple(freeze(item) for item in value)
+    return value
+
+
+def earlier(a: Cursor, b: Cursor) -> bool:
+    """Whether cursor ``a`` lies before ``b`` on the same edge; None is the start, snapshots do not count."""
+    if b is None:
+        return False
+    if a is None:
+        return True
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        for x, y in zip(a, b, strict=False):
+            if isinstance(x, dict) or isinstance(y, dict):
+                continue
+            if earlier(x, y):
+                return True
+            if earlier(y, x):
+                return False
+        return False
+    return bool(a < b)
+
+
+@dataclass
+class Restarts:
+    """What to do to go on from a cursor.
+
+    Attributes:
+        stages: per stage.
+        skips: per edge, the cursor below which chunks were delivered already.
+        steps: per stage, the source steps that its input restarts from, for the ledger.
+    """
+
+    stages: dict[str, Restart] = field(default_factory=dict)
+    skips: dict[EdgeKey, Cursor] = field(default_factory=dict)
+    steps: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+def restarts(plan: Plan, cursor: Cursor) -> Restarts:
+    """How every running stage restarts so that what follows ``cursor`` at the output comes next."""
+    found = Restarts()
+    asked: dict[str, dict[EdgeKey, Cursor]] = {stage.name: {} for stage in plan.running}
+    asked[plan.output.stage]["", 0] = cursor
+    for stage in reversed(plan.running):
+        wanted = asked[stage.name]
+        lowest = None
+        if wanted:
+            cursors = list(wanted.values())
+            lowest = cursors[0]
+            for other in cursors[1:]:
+                if earlier(other, lowest):
+                    lowest = other
+        if not stage.unordered_above:
+            for edge, each in wanted.items():
+                if earlier(lowest, each):
+                    found.skips[edge] = each
+        restart, inputs = _split(stage, lowest)
+        found.stages[stage.name] = restart
+        for index, (edge_up, each) in enumerate(zip(stage.upstream, inputs, strict=True)):
+            asked[edge_up.stage][stage.name, index] = each
+    for stage in plan.running:
+        if isinstance(stage.operator, Source):
+            found.steps[stage.name] = {stage.name: found.stages[stage.name].step}
+        else:
+            found.steps[stage.name] = {}
+            for index, edge_up in enumerate(stage.upstream):
+                above = asked[edge_up.stage][stage.name, index]
+                found.steps[stage.name].update(_steps(plan, plan.stages[edge_up.stage], above))
+    return found
+
+
+def _split(stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
+    """A stage's own part of a cursor of its output, and the cursors of its inputs."""
+    operator = stage.operator
+    if isinstance(operator, Source):
+        return Restart(step=0 if cursor is None else cursor), []
+    inputs = len(stage.upstream)
+    if cursor is None:
+        return Restart(), [None] * inputs
+    if isinstance(operator, Merge):
+        return Restart(cursor=cursor), copy.copy(operator).cursors(cursor, inputs)
+    if hasattr(operator, "state_dict"):
+        return Restart(cursor=cursor), [cursor[1]]
+    if operator.kind == "expand":
+        if stage.unordered_above:
+            return Restart(), [cursor]
+        return Restart(drop=(cursor[0], cursor[1])), [cursor[0]]
+    if isinstance(operator, Regroup):
+        up = copy.copy(operator).resume(cursor)
+        return Restart(cursor=None if stage.unordered_above else cursor), [up]
+    return Restart(), [cursor]
+
+
+def _steps(plan: Plan, stage: StagePlan, cursor: Cursor) -> dict[str, int]:
+    """The source steps inside a cursor of ``stage``'s output."""
+    if isinstance(stage.operator, Source):
+        return {stage.name: 0 if cursor is None else int(cursor)}
+    found: dict[str, int] = {}
+    for edge, each in zip(stage.upstream, _split(stage, cursor)[1], strict=True):
+        for source, step in _steps(plan, plan.stages[edge.stage], each).items():
+            found[source] = min(step, found.get(source, step))
+    return found
+
+
+# -- samples below completion-order stages ----------------------------------------------------------
+
+
+def unique_paths(plan: Plan) -> dict[EdgeKey, Path]:
+    """For each edge from which only one way leads to the output: the fan-in inputs on that way."""
+    ways: dict[str, set[Path]] = {stage.name: set() for stage in plan.running}
+    ways[plan.output.stage].add(())
+    found: dict[EdgeKey, Path] = {("", 0): ()}
+    for stage in reversed(plan.running):
+        merging = isinstance(stage.operator, Merge)
+        for index, edge in enumerate(stage.upstream):
+            onward = {((index, *way) if merging else way) for way in ways[stage.name]}
+            ways[edge.stage] |= onward
+            if len(onward) == 1:
+                found[stage.name, index] = next(iter(onward))
+    return found
+
+
+def was_delivered(delivered: Mapping[Path, set[Lineage]], path: Path) -> Callable[[Any], bool]:
+    """A filter for the edge from which ``path`` leads to the output: all of a chunk's samples arrived before."""
+
+    def seen(item: Any) -> bool:
+        if not isinstance(item, Chunk) or not item.rows:
+            return False
+        paths = item.paths or ((),) * len(item.rows)
+        return all(row in delivered.get((*way, *path), ()) for row, way in zip(item.rows, paths, strict=True))
+
+    return seen
+
+
+def may_filter(operator: Operator | Source) -> bool:
+    """Whether a consumer's input can be filtered by sample: its chunks keep their lineages."""
+    return isinstance(operator, Operator) and operator.kind in ("map", "route")

@@ -1,0 +1,334 @@
+"""One stage of a run: its channels, its account, and what its loops share.
+
+A ``StageRun`` lives as long as one run (from a pass's start until it is cancelled or replaced); its
+``Worker``s, with their opened operators, live as long as the loader.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipegraph.account import Account, Buffers
+from pipegraph.activity import Activity
+from pipegraph.channel import Channel
+from pipegraph.chunk import Chunk, Cursor
+from pipegraph.contracts import Context, Operator, Source
+from pipegraph.plan import Plan, StagePlan
+from pipegraph.policies import final_policy
+from pipegraph.stage.failures import Failures, open_substitutes
+from pipegraph.stage.ledger import Ledger
+from pipegraph.stage.watermark import Watermark
+from pipegraph.tree import buffers, copy_containers
+
+if TYPE_CHECKING:
+    from pipegraph.stage.horizon import Horizon
+
+
+class Meter:
+    """One worker's counters. Written by that worker alone, read by anyone: a torn view is one item off."""
+
+    __slots__ = ("busy_ns", "calls", "dropped", "failed", "items", "nbytes", "retried", "samples")
+
+    def __init__(self) -> None:
+        self.busy_ns = 0
+        self.calls = 0
+        self.items = 0
+        self.samples = 0
+        self.nbytes = 0
+        self.dropped = 0
+        self.failed = 0
+        self.retried = 0
+
+
+@dataclass
+class Worker:
+    """One worker of a stage: its opened copy of the operator and its counters."""
+
+    index: int
+    operator: Any
+    meter: Meter = field(default_factory=Meter)
+    ticket: int = 0
+    judged: BaseException | None = None
+    chain: list[Operator | Source] | None = None
+    initial: Any = None
+
+    def substitutes(self, stage: StageRun) -> list[Operator | Source]:
+        """The source and one-to-one stages above, opened for substitutes at first need."""
+        if self.chain is None:
+            self.chain = open_substitutes(stage, self)
+        return self.chain
+
+
+class RunFacts(Protocol):
+    """What a stage needs of its run."""
+
+    plan: Plan
+    account: Account
+    activity: Activity
+    horizon: Horizon
+    ledger: Ledger
+    seed: int
+    rank: int
+    world_size: int
+    first_epoch: int
+    stopping: threading.Event
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with this error."""
+
+    def context(self, stage: str, worker: int) -> Context:
+        """What a worker's operator is opened with."""
+
+
+@dataclass
+class Restart:
+    """How a stage goes on from a state, in the run's first epoch only."""
+
+    step: int = 0
+    drop: tuple[Cursor, int] | None = None
+    cursor: Cursor = None
+    snapshot: Any = None
+
+
+class StageRun:
+    """See the module docstring. Attributes are set by the runtime while it wires the run."""
+
+    def __init__(self, plan: StagePlan, run: RunFacts, depth: int) -> None:
+        self.plan = plan
+        self.name = plan.name
+        self.run = run
+        self.inboxes: list[Channel] = []
+        self.outboxes: list[list[Channel]] = [[]]
+        self.restart = Restart()
+        self.account = run.account.stage(plan.name, depth)
+        self.pooled = (
+            plan.backend != "inline"
+            and plan.operator.kind in ("source", "map", "expand")
+            and (plan.workers > 1 or final_policy(plan.spec.on_error) != "raise")
+        )
+        self.unordered = self.pooled and plan.workers > 1 and not plan.spec.ordered
+        self.failures = Failures(self)
+        self.judging = threading.Lock()
+        self.stop_epoch = -1
+        self._starts: dict[int, int] = {}
+        self._started = 0
+        self._open: dict[int, int] = {}
+        self._ending: dict[int, Any] = {}
+        self._lock = threading.Lock()
+        self._marks: dict[int, list[Watermark]] = {}
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def putter(self, output: int = 0) -> Callable[[Any], bool]:
+        """``put`` of this stage's output: of the one channel, or of all of a fan-out."""
+        channels = self.outboxes[output]
+        if len(channels) == 1:
+            return channels[0].put
+        if not channels:
+            return self._nobody
+
+        def put_all(item: Any) -> bool:
+            return self._fan_out(item, channels, lambda index, each: channels[index].put(each))
+
+        return put_all
+
+    def lane_putter(self) -> Callable[[int, Any, bool], bool]:
+        """``put_at`` of this stage's output."""
+        channels = self.outboxes[0]
+        if len(channels) == 1:
+            return channels[0].put_at
+
+        def put_all(lane: int, item: Any, last: bool) -> bool:
+            return self._fan_out(item, channels, lambda index, each: channels[index].put_at(lane, each, last))
+
+        return put_all
+
+    def close_lane(self, lane: int) -> None:
+        """Nothing (more) comes of this ticket."""
+        for channel in self.outboxes[0]:
+            channel.close_lane(lane)
+
+    def _nobody(self, item: Any) -> bool:
+        return not isinstance(item, Chunk)
+
+    def _fan_out(self, item: Any, channels: list[Channel], put: Callable[[int, Any], bool]) -> bool:
+        if not isinstance(item, Chunk):
+            for index in range(len(channels)):
+                put(index, item)
+            return True
+        if item.buffers:
+            self.run.account.hold(item.buffers, len(channels) - 1)
+        refused = 0
+        for index in range(1, len(channels)):
+            share = item.replace(copy_containers(item.data))
+            share.buffers, share.nbytes = item.buffers, item.nbytes
+            if not put(index, share):
+                self.run.account.release(share.buffers)
+                refused += 1
+        if not put(0, item):
+            self.run.account.release(item.buffers)
+            refused += 1
+        if refused == len(channels):
+            item.buffers = ()
+        return refused < len(channels)
+
+    def unwanted(self, item: Any) -> None:
+        """A put was refused: the chunk is gone, and perhaps its whole epoch is unwanted too."""
+        if not isinstance(item, Chunk):
+            return
+        self.run.account.release(item.buffers)
+        if any(not channel.discards(item.epoch) for output in self.outboxes for channel in output):
+            return
+        self.stop_epoch = max(self.stop_epoch, item.epoch)
+        for inbox in self.inboxes:
+            for chunk in inbox.discard(item.epoch):
+                self.run.account.release(chunk.buffers)
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def settle(self, worker: Worker, reserved: int, held: Buffers, chunk: Any) -> None:
+        """Count what a call has made of what it was given."""
+        if isinstance(chunk, Chunk):
+            chunk.buffers = buffers(chunk.data)
+            chunk.nbytes = sum([nbytes for _, nbytes in chunk.buffers])
+            worker.meter.nbytes += chunk.nbytes
+            self.run.account.settle(self.account, reserved, held, chunk.buffers)
+        else:
+            self.drop(reserved, held)
+
+    def drop(self, reserved: int, held: Buffers) -> None:
+        """A call has made nothing of what it was given."""
+        if reserved or held:
+            self.run.account.settle(self.account, reserved, held, ())
+
+    # -- tickets -------------------------------------------------------------------------------
+
+    def number_items(self) -> None:
+        """Give every item its ordinal in the epoch, for budgets; needs ``take``."""
+        inbox = self.inboxes[0]
+        per_sample = isinstance(self.plan.operator, Operator) and self.plan.operator.per_sample
+        epoch = -1
+
+        def on_take(ticket: int, item: Any) -> None:
+            nonlocal epoch
+            if isinstance(item, Chunk):
+                if item.epoch != epoch:
+                    epoch = item.epoch
+                    self._started = self.run.ledger.base(self.name, epoch)[1]
+                self._starts[ticket] = self._started
+                self._started += len(item.rows) if per_sample else 1
+
+        self._chain_on_take(inbox, on_take)
+
+    def _chain_on_take(self, inbox: Channel, hook: Callable[[int, Any], None]) -> None:
+        before = inbox.on_take
+        if before is None:
+            inbox.on_take = hook
+        else:
+            first = before
+            inbox.on_take = lambda ticket, item: (first(ticket, item), hook(ticket, item))[0]
+
+    def ordinal(self, worker: Worker, chunk: Chunk, row: int = 0) -> int:
+        """Which item of the stage's epoch this is, counted from 1."""
+        if isinstance(self.plan.operator, Source):
+            return int(chunk.before) + 1
+        return self._starts.get(worker.ticket, 0) + row + 1
+
+    def forget(self, ticket: int) -> None:
+        """A ticket is done."""
+        self._starts.pop(ticket, None)
+
+    def wait_turn(self, worker: Worker) -> None:
+        """Blocks until every earlier item of an ordered stage has left."""
+        if self.pooled and not self.unordered:
+            self.outboxes[0][0].wait_turn(worker.ticket)
+
+    # -- completion order ----------------------------------------------------------------------
+
+    def track_tickets(self) -> None:
+        """Watermarks per epoch and outbox, epoch barriers and the reorder window, for completion order."""
+        inbox = self.inboxes[0]
+        window = 4 * (self.plan.workers + self.plan.capacity)
+
+        def on_take(ticket: int, item: Any) -> None:
+            if isinstance(item, Chunk):
+                with self._lock:
+                    marks = self._marks.get(item.epoch)
+                    if marks is None:
+                        marks = self._marks[item.epoch] = [Watermark() for _ in self.outboxes[0]]
+                    for mark in marks:
+                        mark.start(ticket, item.before, item.after)
+                    self._open[ticket] = item.epoch
+
+        def may_take(ticket: int) -> bool:
+            with self._lock:
+                for oldest in self._open:
+                    return ticket - oldest < window
+                return True
+
+        self._chain_on_take(inbox, on_take)
+        inbox.may_take = may_take
+
+    def _lane(self, epoch: int) -> int:
+        """In a completion-order stage a lane is an epoch: chunks of one leave in any order."""
+        return epoch - self.run.first_epoch
+
+    def put_unordered(self, ticket: int, chunk: Chunk, last: bool) -> bool:
+        """Put a chunk of ``ticket`` as it finishes, with the watermark of its moment as cursors."""
+        lane = self._lane(chunk.epoch)
+        channels = self.outboxes[0]
+        marks = self._marks[chunk.epoch]
+
+        def put(index: int, each: Chunk) -> bool:
+            return channels[index].put_stamped(lane, each, _Stamp(marks[index], self._lock, ticket, last))
+
+        if len(channels) == 1:
+            return put(0, chunk)
+        return self._fan_out(chunk, channels, put)
+
+    def finish_ticket(self, ticket: int) -> None:
+        """All items of a ticket have been put; perhaps its epoch can end."""
+        ending = None
+        with self._lock:
+            epoch = self._open.pop(ticket)
+            for mark in self._marks[epoch]:
+                mark.finish(ticket)
+            if epoch in self._ending and epoch not in self._open.values():
+                ending = self._ending.pop(epoch)
+        self.inboxes[0].nudge()
+        if ending is not None:
+            self._end_lane(ending)
+
+    def end_epoch(self, token: Any) -> None:
+        """The input's epoch is over; the output's is once every open ticket of it is finished."""
+        with self._lock:
+            if token.epoch in self._open.values():
+                self._ending[token.epoch] = token
+                return
+        self._end_lane(token)
+
+    def _end_lane(self, token: Any) -> None:
+        with self._lock:
+            self._marks.pop(token.epoch, None)
+        for channel in self.outboxes[0]:
+            channel.put_at(self._lane(token.epoch), token, True)
+
+
+class _Stamp:
+    """Sets a chunk's cursors at the moment it is put; runs under the channel's lock."""
+
+    __slots__ = ("_last", "_lock", "_mark", "_ticket")
+
+    def __init__(self, mark: Watermark, lock: threading.Lock, ticket: int, last: bool) -> None:
+        self._mark = mark
+        self._lock = lock
+        self._ticket = ticket
+        self._last = last
+
+    def __call__(self, chunk: Chunk) -> None:
+        with self._lock:
+            chunk.before = self._mark.current()
+            chunk.after = self._mark.finish(self._ticket) if self._last else chunk.before

@@ -1,0 +1,138 @@
+"""Mapping over nested containers: tuples, named tuples, dataclasses, dicts, lists (on optree).
+
+Scalars, plain dicts and flat sequences, which are nearly everything that travels, are handled
+here without a detour; the rest is optree's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+ATOMS = frozenset(
+    {int, float, bool, complex, type(None), np.float32, np.float64, np.int64, np.int32, np.bool_}
+)
+
+
+def is_dataclass_value(data: Any) -> bool:
+    """Whether ``data`` is an instance of a dataclass, and so a container here."""
+    return dataclasses.is_dataclass(data) and not isinstance(data, type)
+
+
+def is_namedtuple(data: Any) -> bool:
+    """Whether ``data`` is a named tuple."""
+    return isinstance(data, tuple) and hasattr(data, "_fields")
+
+
+def leaves(data: Any) -> Iterator[Any]:
+    """The leaves of a tree, containers in their own order."""
+    kind = type(data)
+    if kind in ATOMS or kind is np.ndarray or kind is torch.Tensor or kind is bytes or kind is str:
+        yield data
+    elif isinstance(data, Mapping):
+        for value in data.values():
+            yield from leaves(value)
+    elif isinstance(data, list | tuple):
+        for value in data:
+            yield from leaves(value)
+    elif is_dataclass_value(data):
+        for field in dataclasses.fields(data):
+            yield from leaves(getattr(data, field.name))
+    else:
+        yield data
+
+
+def map_leaves(function: Callable[..., Any], data: Any, *others: Any) -> Any:
+    """A tree of the same shape with ``function`` applied to each leaf (of all trees, side by side).
+
+    Raises:
+        ValueError: the trees have different shapes.
+    """
+    if type(data) is dict and not others:
+        return {key: map_leaves(function, value) for key, value in data.items()}
+    if is_dataclass_value(data):
+        values = {
+            field.name: map_leaves(
+                function, getattr(data, field.name), *(getattr(o, field.name) for o in others)
+            )
+            for field in dataclasses.fields(data)
+        }
+        return dataclasses.replace(data, **values)
+    if isinstance(data, dict | list | tuple):
+        import optree
+
+        return optree.tree_map(
+            lambda *items: map_leaves(function, *items) if is_dataclass_value(items[0]) else function(*items),
+            data,
+            *others,
+            none_is_leaf=True,
+        )
+    return function(data, *others)
+
+
+def copy_containers(data: Any) -> Any:
+    """A shallow copy of the containers; arrays and tensors are shared with the original."""
+    kind = type(data)
+    if kind in ATOMS or kind is str or kind is bytes or kind is np.ndarray or kind is torch.Tensor:
+        return data
+    if kind is dict:
+        return {key: copy_containers(value) for key, value in data.items()}
+    if kind is list:
+        return [copy_containers(value) for value in data]
+    if kind is tuple:
+        return tuple([copy_containers(value) for value in data])
+    if is_dataclass_value(data) or isinstance(data, dict | list | tuple):
+        return map_leaves(lambda leaf: leaf, data)
+    return data
+
+
+def buffers(data: Any) -> tuple[tuple[int, int], ...]:
+    """``(identity, nbytes)`` of each distinct buffer under a tree; scalars and text hold none.
+
+    A view counts with its own extent, not with all it is cut from: a row of a data set that lies
+    in memory anyway is as large as the row.
+    """
+    kind = type(data)
+    if kind in ATOMS or kind is str:
+        return ()
+    if kind is bytes or kind is bytearray:
+        return ((id(data), len(data)),) if data else ()
+    found: dict[int, int] = {}
+    _collect(data, found)
+    return tuple(found.items())
+
+
+def _collect(data: Any, found: dict[int, int]) -> None:
+    kind = type(data)
+    if kind in ATOMS or kind is str:
+        return
+    if kind is bytes:
+        if data:
+            found[id(data)] = len(data)
+    elif isinstance(data, torch.Tensor):
+        nbytes = data.numel() * data.element_size()
+        if nbytes and data.layout == torch.strided:
+            found[data.data_ptr()] = min(nbytes, data.untyped_storage().nbytes())
+        elif nbytes:
+            found[id(data)] = nbytes
+    elif isinstance(data, np.ndarray):
+        if data.nbytes:
+            identity = id(data) if data.base is None else int(data.__array_interface__["data"][0])
+            found[identity] = int(data.nbytes)
+    elif isinstance(data, Mapping):
+        for value in data.values():
+            _collect(value, found)
+    elif isinstance(data, list | tuple):
+        for value in data:
+            _collect(value, found)
+    elif isinstance(data, bytearray | memoryview):
+        nbytes = data.nbytes if isinstance(data, memoryview) else len(data)
+        if nbytes:
+            found[id(data)] = nbytes
+    elif is_dataclass_value(data):
+        for field in dataclasses.fields(data):
+            _collect(getattr(data, field.name), found)

@@ -1,0 +1,41 @@
+"""Sizes as people write them: ``"500 GB"``, ``"64 MiB"``, ``1 << 20``."""
+
+from __future__ import annotations
+
+import re
+
+from pipegraph.errors import GraphError
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", 1):
+    _UNITS[_letter] = _UNITS[_letter + "b"] = 1000**_power
+    _UNITS[_letter + "ib"] = 1024**_power
+
+
+def parse_bytes(size: int | float | str, what: str) -> int:
+    """Bytes from a number or a text such as ``"500 GB"`` (1000-based) or ``"2 GiB"`` (1024-based).
+
+    Raises:
+        GraphError: not a size, or not positive; names ``what``.
+    """
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", size)
+        if match is None or match[2].lower() not in _UNITS:
+            raise GraphError(f"{what} must be bytes or a size such as '500 MB' or '2 GiB', got {size!r}")
+        value = float(match[1]) * _UNITS[match[2].lower()]
+    elif isinstance(size, bool) or not isinstance(size, int | float):
+        raise GraphError(f"{what} must be bytes or a size such as '500 MB' or '2 GiB', got {size!r}")
+    else:
+        value = size
+    if value < 1:
+        raise GraphError(f"{what} must be at least 1 byte, got {size!r}")
+    return int(value)
+
+
+def format_bytes(nbytes: float) -> str:
+    """``1234567`` as ``"1.2 MB"``."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(nbytes) < 999.5 or unit == "TB":
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    raise AssertionError
