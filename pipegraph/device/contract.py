@@ -170,6 +170,14 @@ class Backend(ABC):
         """Say that nothing may read `buffer` any more; test backends poison it."""
 
     @abstractmethod
+    def random_state(self) -> torch.Tensor:
+        """The state of the device's default random number generator, which all its slots share."""
+
+    @abstractmethod
+    def seed(self, value: int) -> None:
+        """Seed that generator, and no other device's."""
+
+    @abstractmethod
     def facts(self) -> DeviceFacts:
         """What the device offers."""
 

@@ -364,6 +364,12 @@ class CpuBackend(Backend):
         if self._chaos is not None:
             self._chaos.poison(buffer)
 
+    def random_state(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def seed(self, value: int) -> None:
+        torch.default_generator.manual_seed(value)
+
     def facts(self) -> DeviceFacts:
         # All slots share the one CPU, so only equality matters here.
         return DeviceFacts(memory=1, multiprocessors=1)

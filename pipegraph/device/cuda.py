@@ -6,10 +6,11 @@ Several slots may share one GPU, each with streams of its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+import torch.cuda.nccl
 
 from pipegraph.device.contract import Backend, DeviceFacts, Event, MemoryKind, Slot, Stream, normalised
 from pipegraph.errors import DeviceError
@@ -18,6 +19,18 @@ from pipegraph.errors import DeviceError
 def is_available() -> bool:
     """Whether a CUDA device can be used."""
     return torch.cuda.is_available()
+
+
+def has_nccl() -> bool:
+    """Whether this build can sum over GPUs with NCCL."""
+    return torch.cuda.is_available() and hasattr(torch._C, "_nccl_all_reduce")
+
+
+def all_reduce(buffers: Sequence[torch.Tensor], streams: Sequence[Stream]) -> None:
+    """Sum equal-sized 1-d tensors on distinct GPUs into all of them, each on its own stream."""
+    torch.cuda.nccl.all_reduce(  # type: ignore[no-untyped-call]
+        list(buffers), streams=[_raw(stream) for stream in streams]
+    )
 
 
 class CudaEvent(Event):
@@ -130,6 +143,13 @@ class CudaBackend(Backend):
 
     def released(self, buffer: torch.Tensor) -> None:
         return None
+
+    def random_state(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state(self.device)
+
+    def seed(self, value: int) -> None:
+        with torch.cuda.device(self.device):
+            torch.cuda.manual_seed(value)
 
     def facts(self) -> DeviceFacts:
         properties = torch.cuda.get_device_properties(self.device)

@@ -1,1 +1,15 @@
-"""Replicas of a model on several device slots."""
+"""Replicas of a model on several device slots: the executor and its building blocks, each usable alone."""
+
+from __future__ import annotations
+
+from pipegraph.replicas.coalesce import broadcast_coalesced as broadcast_coalesced
+from pipegraph.replicas.coalesce import reduce_add_coalesced as reduce_add_coalesced
+from pipegraph.replicas.executor import ReplicaExecutor as ReplicaExecutor
+from pipegraph.replicas.executor import StepResult as StepResult
+from pipegraph.replicas.parts import Whole as Whole
+from pipegraph.replicas.parts import register_scatter as register_scatter
+from pipegraph.replicas.replicate import replicate as replicate
+from pipegraph.replicas.scatter import gather as gather
+from pipegraph.replicas.scatter import scatter as scatter
+from pipegraph.replicas.seeds import replica_seed as replica_seed
+from pipegraph.replicas.team import parallel_apply as parallel_apply

@@ -1,0 +1,199 @@
+"""Persistent replicas: built once from the first, and kept alike before every call."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn import Module, Parameter
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from pipegraph.device import Slot
+from pipegraph.errors import ReplicaError
+from pipegraph.replicas.coalesce import broadcast_coalesced
+from pipegraph.replicas.replicate import refuse_mixed_script
+
+
+def check_model(model: Module, first: torch.device) -> None:
+    """Refuse by name what cannot be replicated.
+
+    Raises:
+        ReplicaError: a parameter or buffer that is not on the first device, is not initialised, or has
+            hooks of its own; a module whose ``compile()`` was called; a ScriptModule with Python children.
+    """
+    refuse_mixed_script(model)
+    for name, module in model.named_modules():
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            raise ReplicaError(
+                f"module {name or 'at the top'!r} was compiled in place, which its copies would lose: pass "
+                "compile=dict(...) to the executor instead"
+            )
+    named: list[tuple[str, str, torch.Tensor]] = [("parameter", n, p) for n, p in model.named_parameters()]
+    named += [("buffer", n, b) for n, b in model.named_buffers()]
+    for kind, name, tensor in named:
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+            raise ReplicaError(f"{kind} {name!r} is not initialised yet: call the lazy module once before")
+        if tensor.device != first:
+            raise ReplicaError(
+                f"{kind} {name!r} is on {tensor.device}, but all must start on the first device, {first}: "
+                f"model.to({str(first)!r})"
+            )
+        if kind == "parameter" and (
+            tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
+        ):
+            raise ReplicaError(
+                f"parameter {name!r} has tensor hooks, which its copies cannot share: register them on the "
+                "module (register_full_backward_hook), or remove them"
+            )
+
+
+def build_replica(model: Module, device: torch.device) -> Module:
+    """A copy of `model` with leaf parameters and buffers of its own on `device`.
+
+    Shared parameters and modules stay shared; nothing is held twice on the first device on the way.
+
+    Raises:
+        ReplicaError: an attribute cannot be deep-copied; names it.
+    """
+    memo: dict[int, torch.Tensor] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = _leaf_on(parameter, device)
+    for buffer in model.buffers():
+        memo[id(buffer)] = _copy_on(buffer, device).requires_grad_(buffer.requires_grad)
+    try:
+        return copy.deepcopy(model, dict(memo))  # it adds entries of its own to the memo it gets
+    except Exception as error:
+        raise ReplicaError(f"the model cannot be copied: {_culprit(model, memo, error)}") from error
+
+
+def _copy_on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    data = tensor.detach()
+    return torch.empty_like(data, device=device).copy_(data)
+
+
+def _leaf_on(parameter: Parameter, device: torch.device) -> Parameter:
+    # _make_subclass keeps subclasses of Parameter.
+    leaf = torch.Tensor._make_subclass(type(parameter), _copy_on(parameter, device), parameter.requires_grad)
+    leaf.__dict__.update({key: copy.copy(value) for key, value in vars(parameter).items()})
+    return leaf
+
+
+def _culprit(model: Module, memo: dict[int, Any], error: Exception) -> str:
+    for prefix, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name == "_modules":
+                continue
+            try:
+                copy.deepcopy(value, dict(memo) | {id(m): m for m in model.modules()})
+            except Exception as own:
+                path = f"{prefix}.{name}" if prefix else name
+                return f"attribute {path!r} of type {type(value).__name__} ({own})"
+    return str(error)
+
+
+@dataclass
+class Replicas:
+    """The replicas of one model, the first of which *is* the model.
+
+    Not thread-safe: the executor calls it between phases.
+    """
+
+    modules: list[Module]
+    slots: Sequence[Slot]
+    _tree: list[tuple[int, str]] = field(init=False)
+    _given: dict[int, tuple[int, int]] = field(init=False, default_factory=dict)
+
+    @classmethod
+    def build(cls, model: Module, slots: Sequence[Slot]) -> Replicas:
+        """Check the model and copy it to every slot but the first."""
+        check_model(model, slots[0].device)
+        return cls([model, *(build_replica(model, slot.device) for slot in slots[1:])], slots)
+
+    def __post_init__(self) -> None:
+        self._tree = self._identity()
+        self.parameters = [list(module.parameters()) for module in self.modules]
+        self.names = [name for name, _ in self.modules[0].named_parameters()]
+        self._submodules = [list(module.modules()) for module in self.modules]
+        self.note_buffers()
+
+    def _identity(self) -> list[tuple[int, str]]:
+        """The first replica's modules and parameters, as objects: what may not change."""
+        first = self.modules[0]
+        return [
+            *((id(module), name) for name, module in first.named_modules()),
+            *((id(parameter), name) for name, parameter in first.named_parameters()),
+        ]
+
+    def check_tree(self) -> None:
+        """Raises:
+        ReplicaError: modules or parameters were added, removed or exchanged since the build; names one.
+        """
+        now = self._identity()
+        if now != self._tree:
+            changed = sorted({name for _, name in set(now) ^ set(self._tree)})
+            raise ReplicaError(
+                f"the module tree has changed since the executor was built, at {changed[0]!r}: build a new "
+                "executor after changing modules or exchanging parameters"
+            )
+
+    def copy_flags(self) -> None:
+        """Copy `training` and `requires_grad` from the first replica."""
+        for others in self._submodules[1:]:
+            for mine, its in zip(self._submodules[0], others, strict=True):
+                if its.training != mine.training:
+                    its.training = mine.training
+        for given in self.parameters[1:]:
+            for mine_p, its_p in zip(self.parameters[0], given, strict=True):
+                if its_p.requires_grad != mine_p.requires_grad:
+                    its_p.requires_grad_(mine_p.requires_grad)
+
+    def copy_parameters(self) -> None:
+        """The first replica's values into the others' parameters.
+
+        Through ``.data``, so that graphs still alive (two forwards before a backward) are not invalidated.
+        """
+        sources = [parameter.data for parameter in self.parameters[0]]
+        copies = broadcast_coalesced(sources, [slot.device for slot in self.slots])
+        for given, values in zip(self.parameters[1:], copies[1:], strict=True):
+            for parameter, value in zip(given, values, strict=True):
+                parameter.data.copy_(value)
+
+    def copy_buffers(self, everything: bool = False) -> None:
+        """The first replica's changed buffers to the others, as *new* tensors: graphs may still use the old.
+
+        Floating-point buffers of a module in training always count as changed: batch norm
+        updates its statistics without moving their version counter (seen with torch 2.13).
+        """
+        owners = [
+            (index, name, buffer)
+            for index, module in enumerate(self._submodules[0])
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        changed = [
+            (index, name, buffer)
+            for index, name, buffer in owners
+            if everything
+            or self._given.get(id(buffer)) != (buffer._version, buffer.data_ptr())
+            or (self._submodules[0][index].training and buffer.is_floating_point())
+        ]
+        if changed and len(self.modules) > 1:
+            once = {id(buffer): buffer.detach() for _, _, buffer in changed}  # a shared one stays shared
+            copies = broadcast_coalesced(list(once.values()), [slot.device for slot in self.slots])
+            for others, values in zip(self._submodules[1:], copies[1:], strict=True):
+                table = dict(zip(once, values, strict=True))
+                for index, name, buffer in changed:
+                    others[index]._buffers[name] = table[id(buffer)].requires_grad_(buffer.requires_grad)
+        self.note_buffers()
+
+    def note_buffers(self) -> None:
+        """Remember the first replica's buffers as given to the others."""
+        self._given = {
+            id(buffer): (buffer._version, buffer.data_ptr())
+            for module in self._submodules[0]
+            for buffer in module._buffers.values()
+            if buffer is not None
+        }

@@ -1,0 +1,172 @@
+"""Broadcast and sum of many small tensors in few large copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from pipegraph.device import normalised
+
+BUFFER_SIZE = (
+    10 * 1024 * 1024
+)  # bytes; DataParallel's choice, large enough that a copy's fixed cost is nothing
+
+
+def broadcast_coalesced(
+    tensors: Sequence[torch.Tensor],
+    devices: Sequence[torch.device | str | int],
+    buffer_size: int = BUFFER_SIZE,
+) -> list[list[torch.Tensor]]:
+    """Copies of `tensors` (all on ``devices[0]``) for every device, without autograd.
+
+    Small tensors travel together in buffers of about `buffer_size` bytes, dense and sparse ones; what
+    comes back is in the callers' order also for mixed types. Every tensor has a version counter of its
+    own and keeps its strides. The first device gets the given tensors themselves.
+
+    Raises:
+        ValueError: a tensor is not on the first device.
+    """
+    places = [normalised(device) for device in devices]
+    if not places:
+        return []
+    for index, tensor in enumerate(tensors):
+        if tensor.device != places[0]:
+            raise ValueError(
+                f"broadcast: tensor {index} is on {tensor.device}, but all must start on the first device, "
+                f"{places[0]}"
+            )
+    with torch.no_grad():
+        dense, join = _opened([tensor.detach() for tensor in tensors])
+        copies: list[list[torch.Tensor]] = [list(tensors)]
+        for place in places[1:]:
+            received: dict[int, torch.Tensor] = {}
+            for group in _groups(dense, buffer_size):
+                flat = torch.cat([_flat(dense[i]) for i in group])
+                there = flat.to(place, non_blocking=True) if flat.device != place else flat
+                received.update(zip(group, _cut_like(there, [dense[i] for i in group]), strict=True))
+            copies.append(join([received[i] for i in range(len(dense))]))
+    return copies
+
+
+def reduce_add_coalesced(
+    inputs: Sequence[Sequence[torch.Tensor]],
+    destination: torch.device | str | int,
+    buffer_size: int = BUFFER_SIZE,
+) -> list[torch.Tensor]:
+    """Tensor by tensor the sum over replicas, on `destination`, without autograd.
+
+    Args:
+        inputs: per replica the same tensors in the same order.
+        destination: the device of the sums.
+        buffer_size: bytes of the buffers that small tensors travel in.
+
+    The sum is made in the order of the replicas, so it repeats bit by bit.
+    """
+    place = normalised(destination)
+    if not inputs:
+        return []
+    count = len(inputs[0])
+    if any(len(given) != count for given in inputs):
+        raise ValueError(f"reduce_add: replicas gave {[len(given) for given in inputs]} tensors")
+    with torch.no_grad():
+        sums: list[torch.Tensor | None] = [None] * count
+        dense = [i for i in range(count) if not any(given[i].is_sparse for given in inputs)]
+        for i in set(range(count)) - set(dense):
+            sums[i] = sum_in_order([given[i].detach().to(place) for given in inputs])
+        chosen = [inputs[0][i] for i in dense]
+        for group in _groups(chosen, buffer_size):
+            flats = [torch.cat([_flat_as(given[dense[i]], chosen[i]) for i in group]) for given in inputs]
+            total = sum_in_order([flat.to(place, non_blocking=True) for flat in flats])
+            for i, part in zip(group, _cut_like(total, [chosen[i] for i in group]), strict=True):
+                sums[dense[i]] = part
+    return [total for total in sums if total is not None]
+
+
+def sum_in_order(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``((t0 + t1) + t2) + ...``, a new tensor; sparse sums are coalesced."""
+    if len(tensors) == 1:
+        return tensors[0].clone()
+    total = tensors[0] + tensors[1]
+    for tensor in tensors[2:]:
+        total = total + tensor if total.is_sparse else total.add_(tensor)
+    return total.coalesce() if total.is_sparse else total
+
+
+def is_compact(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill one stretch of memory without gaps or overlaps, dimensions in any order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def flat_like(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A 1-d stretch seen with the shape of `like`, and with its strides where it is compact."""
+    if is_compact(like):
+        return flat.as_strided(like.shape, like.stride(), flat.storage_offset())
+    return flat.view(like.shape)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    if is_compact(tensor) and tensor.numel():
+        return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+    return tensor.reshape(-1)
+
+
+def _flat_as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Elements in the memory order of `like`, which may differ from the tensor's own."""
+    tensor = tensor.detach()
+    if tensor.stride() == like.stride():
+        return _flat(tensor)
+    out = torch.empty_like(like, device=tensor.device)
+    return _flat(out.copy_(tensor))
+
+
+def _cut_like(flat: torch.Tensor, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    parts, start = [], 0
+    for like in likes:
+        # `.data`: a version counter of its own for each part of the buffer.
+        parts.append(flat_like(flat.narrow(0, start, like.numel()), like).data)
+        start += like.numel()
+    return parts
+
+
+def _groups(tensors: Sequence[torch.Tensor], buffer_size: int) -> Iterator[list[int]]:
+    """Indices that travel together: one dtype each, about `buffer_size` bytes."""
+    by_type: dict[torch.dtype, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        by_type.setdefault(tensor.dtype, []).append(index)
+    for indices in by_type.values():
+        group: list[int] = []
+        nbytes = 0
+        for index in indices:
+            group.append(index)
+            nbytes += tensors[index].nbytes
+            if nbytes >= buffer_size:
+                yield group
+                group, nbytes = [], 0
+        if group:
+            yield group
+
+
+def _opened(
+    tensors: Sequence[torch.Tensor],
+) -> tuple[list[torch.Tensor], Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]]:
+    """Sparse tensors as their indices and values, and how to put copies together again."""
+    dense: list[torch.Tensor] = []
+    for tensor in tensors:
+        dense.extend([tensor._indices(), tensor._values()] if tensor.is_sparse else [tensor])
+
+    def join(copies: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        left = iter(copies)
+        return [
+            torch.sparse_coo_tensor(next(left), next(left), tensor.shape, is_coalesced=tensor.is_coalesced())
+            if tensor.is_sparse
+            else next(left)
+            for tensor in tensors
+        ]
+
+    return dense, join

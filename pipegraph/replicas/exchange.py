@@ -1,0 +1,64 @@
+"""Schedule B's way back: every owner's new parameters to the other replicas, beside the next batch's copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+import torch
+from torch.nn import Parameter
+
+from pipegraph.device import Backend, Slot
+
+
+class Exchange:
+    """Copies of stepped parameters, on one side stream per replica.
+
+    Between :meth:`start` and a replica's :meth:`wait` that replica's parameters are not to be used.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Sequence[Parameter]],
+        owners: Sequence[int],
+        slots: Sequence[Slot],
+        backends: Mapping[torch.device, Backend],
+    ) -> None:
+        self._parameters = parameters
+        self._owners = owners
+        self._backends = [backends[slot.device] for slot in slots]
+        self._streams = [
+            backend.stream(slot, f"gather-{number}")
+            for number, (slot, backend) in enumerate(zip(slots, self._backends, strict=True))
+        ]
+        self._arrived = [backend.event() for backend in self._backends]
+
+    def start(self) -> None:
+        """After all owners' steps, as the current streams see them. Returns at once."""
+        stepped = [backend.current_stream().record_event() for backend in self._backends]
+        for replica, stream in enumerate(self._streams):
+            for event in stepped:
+                stream.wait_event(event)
+            stream.run(lambda replica=replica: self._receive(replica))  # type: ignore[misc]
+            stream.record_event(self._arrived[replica])
+
+    def _receive(self, replica: int) -> None:
+        remote = [index for index, owner in enumerate(self._owners) if owner != replica]
+        mine = [self._parameters[replica][index] for index in remote]
+        theirs = [self._parameters[self._owners[index]][index] for index in remote]
+        with ExitStack() as stack:
+            # A copy between devices is ordered on the current streams of both; the receiver's comes last.
+            for owner in [*set(self._owners) - {replica}, replica]:
+                stack.enter_context(self._backends[owner].use(self._streams[owner]))
+            stack.enter_context(torch.no_grad())
+            for here, there in zip(mine, theirs, strict=True):
+                here.copy_(there, non_blocking=True)
+
+    def wait(self, replica: int) -> None:
+        """Make the current stream wait for a replica's parameters. Raises what the copies raised."""
+        self._arrived[replica].wait()
+
+    def settle(self) -> None:
+        """The same for all replicas."""
+        for replica in range(len(self._arrived)):
+            self.wait(replica)

@@ -1,0 +1,504 @@
+"""The replica executor: DataParallel's ease without its six costs."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from pipegraph.device import Slot, normalised, slots_on
+from pipegraph.errors import ReplicaError
+from pipegraph.replicas.buckets import deal_owners
+from pipegraph.replicas.build import Replicas
+from pipegraph.replicas.compiled import compiled, plain_keys, unwrapped, warn_of_no_overlap
+from pipegraph.replicas.crew import Crew
+from pipegraph.replicas.exchange import Exchange
+from pipegraph.replicas.feed import Feed, batch_feed, call_feed
+from pipegraph.replicas.group import Ranks, refuse_own_collectives
+from pipegraph.replicas.losses import Reduction, shares
+from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers, zero_grads
+from pipegraph.replicas.parts import leaves, map_tree
+from pipegraph.replicas.reducer import Reducer
+from pipegraph.replicas.scatter import gather
+from pipegraph.replicas.seeds import forked_seed, replica_seed
+from pipegraph.replicas.team import Abandoned, Job, Team, note_once
+
+Forward = Callable[[Callable[..., Any], Any], Any]
+Loss = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step has come to.
+
+    Attributes:
+        loss: of the whole batch, as one device would have returned it; 0-dim, detached, on the first device.
+        outputs: one entry per replica that had rows, detached, where it was computed; None unless asked for.
+        grad_norm: the total gradient norm before clipping; None without ``clip_norm``.
+        stepped: whether the optimizers stepped: not in ``no_sync``, nor after an overflow seen by the scaler.
+    """
+
+    loss: torch.Tensor
+    outputs: tuple[Any, ...] | None = None
+    grad_norm: torch.Tensor | None = None
+    stepped: bool = True
+
+
+def _first_argument(module: Callable[..., Any], part: Any) -> Any:
+    return module(part)
+
+
+class ReplicaExecutor:
+    """A model on several device slots of this process, trained as if on one device.
+
+    Replicas live on between steps and are equal by construction; gradients are summed in buckets while
+    backward runs; the loss is computed where the outputs are. Parity with one device is promised for
+    losses that are sums or means over rows. Losses that couple rows (contrastive ones) and batch norm in
+    training see their own part only, as in DataParallel.
+
+    Args:
+        model: on the first device; it *is* the first replica. Its parameters may not be exchanged afterwards.
+        devices: one entry per replica; a device may stand there several times.
+        output_device: where ``executor(...)`` gathers; the first device by default.
+        dim: the dimension that batches are cut along.
+        optimizer: makes an optimizer from a replica's parameters, or from the replica itself if its
+            parameter is named ``module``. Without it, call the executor like a module and train
+            ``model`` yourself.
+        shard_optimizer: every replica keeps the optimizer state of its share of the parameters only.
+        compile: arguments for ``torch.compile``, applied to every replica in bucket-sized graphs.
+        deterministic: run the replicas one after another, each seeded by (seed, call, replica).
+
+    Raises:
+        ReplicaError: the model cannot be replicated; says what and why.
+        DeviceError: a device is not there.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        devices: Sequence[torch.device | str | int | Slot],
+        output_device: torch.device | str | int | None = None,
+        dim: int = 0,
+        optimizer: Factory | None = None,
+        shard_optimizer: bool = False,
+        compile: Mapping[str, Any] | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        slots = slots_on(devices)
+        if not slots:
+            raise ReplicaError("devices is empty: name at least one, such as ['cpu']")
+        if shard_optimizer and optimizer is None:
+            raise ReplicaError("shard_optimizer=True shards the state of optimizer=..., which is missing")
+        self.module = model
+        self.output_device = slots[0].device if output_device is None else normalised(output_device)
+        self._dim = dim
+        self._deterministic = deterministic
+        inner, wrap = unwrapped(model)
+        self._ranks = Ranks.current(slots[0].device)
+        if self._ranks is not None:
+            if len(slots) > 1:
+                refuse_own_collectives(inner)
+            self._ranks.take_first_ranks([*inner.parameters(), *inner.buffers()])
+        self._replicas = Replicas.build(inner, slots)
+        self._calls = self._callables(wrap, compile)
+        self._seen_shapes: set[object] | None = set() if compile is not None or wrap is not None else None
+        count = len(slots)
+        owners = None
+        if shard_optimizer and count > 1:
+            owners = deal_owners([parameter.nbytes for parameter in inner.parameters()], count)
+        self._optimizers = (
+            None if optimizer is None else ReplicaOptimizers(optimizer, self._replicas.modules, owners)
+        )
+        self._crew = Crew(slots)
+        parameters = self._replicas.parameters
+        backends = self._crew.backends
+        self._reducer = (
+            Reducer(parameters, self._replicas.names, slots, backends, owners, self._ranks)
+            if count > 1 or self._ranks is not None
+            else None
+        )
+        self._exchange = None if owners is None else Exchange(parameters, owners, slots, backends)
+        self._joint_backward = False
+        self._syncing = True
+        self._was_training = True
+        self._count = 0
+        self._seed = torch.initial_seed()
+        self._crew.seed_devices(self._seed)
+        if deterministic:
+            self._crew.stop_watching()
+        self._busy = threading.Lock()
+        self._closed: str | None = None
+        self._end = weakref.finalize(self, _end, self._reducer, self._crew.team)
+
+    def _callables(
+        self, wrap: Callable[[Module], Callable[..., Any]] | None, options: Mapping[str, Any] | None
+    ) -> list[Callable[..., Any]]:
+        modules = self._replicas.modules
+        if options is not None:
+            return [compiled(module, options) for module in modules]
+        if wrap is None:
+            return list(modules)
+        if len(modules) > 1:
+            warn_of_no_overlap("the model was compiled whole before")
+        return [self.module, *(wrap(module) for module in modules[1:])]
+
+    # Calling it like a module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Scatter, run the replicas at the same time, gather on ``output_device``.
+
+        The outputs are differentiable. After your own backward, ``executor.module`` holds in ``.grad``
+        the plain sum over the replicas. Without ``optimizer=`` the parameters are copied from the first
+        replica at every call in training mode, and once on entering eval.
+
+        Raises:
+            The first failing replica's exception, with its own type and a note that names it.
+        """
+        with self._entered():
+            feed = call_feed(args, kwargs, self._crew.slots, self._dim)
+            self._align()
+            jobs = {r: self._call_job(r, fetch) for r, fetch in enumerate(feed.fetch)}
+            outputs, _ = self._forward(jobs, feed)
+            if len(self._calls) == 1:
+                joined = outputs[0]
+            else:
+                joined = gather(list(outputs.values()), self.output_device, self._dim)
+            if self._reducer is not None and self._syncing:
+                self._reducer.prepare()
+                _reduce_after_backward(self._reducer, joined, list(outputs))
+            return joined
+
+    def _call_job(self, replica: int, fetch: Callable[[], Any]) -> Job:
+        call = self._calls[replica]
+
+        def work() -> Any:
+            args, kwargs = fetch()
+            return call(*args, **kwargs)
+
+        return work
+
+    # A training step
+
+    def step(
+        self,
+        batch: Any,
+        loss: Loss,
+        forward: Forward | None = None,
+        reduction: Reduction = "mean",
+        clip_norm: float | None = None,
+        scaler: GradScaler | None = None,
+        outputs: bool = False,
+    ) -> StepResult:
+        """Forward, loss and backward on every replica, gradients reduced meanwhile, then one optimizer step.
+
+        Afterwards all gradients are None. In :meth:`no_sync` a step only accumulates.
+
+        Args:
+            batch: plain (host or device), cut here; or already scattered by ``ops.Scatter``.
+            loss: ``loss(outputs, part)``: a mean over the part's rows, a sum with ``reduction="sum"``,
+                or a pair ``(total, weight)`` where rows weigh differently.
+            forward: ``forward(module, part)``; by default ``module(part)``.
+            reduction: what a plain loss is.
+            clip_norm: scale the reduced gradients to at most this total norm.
+            scaler: a ``GradScaler``; this step scales, unscales, checks and updates it.
+            outputs: keep the replicas' outputs in the result.
+
+        Raises:
+            The first failing replica's exception, with its own type and a note that
+            names it. Before the first optimizer step has begun the executor stays usable, with all
+            gradients dropped; a later failure closes it.
+        """
+        if self._optimizers is None and self._syncing:
+            raise ReplicaError("step() needs optimizer=... at construction, or no_sync()")
+        if clip_norm is not None and not clip_norm > 0:
+            raise ReplicaError(f"clip_norm must be > 0, got {clip_norm}")
+        with self._entered():
+            feed = batch_feed(batch, self._crew.slots, self._dim)
+            del batch
+            self._align()
+            if self._optimizers is not None:
+                self._optimizers.copy_groups()
+            reducer = self._reducer if self._syncing else None
+            try:
+                if reducer is not None:
+                    reducer.begin(list(range(len(feed.fetch))))
+                total, kept = self._backward(
+                    feed, forward or _first_argument, loss, reduction, scaler, outputs
+                )
+                del feed
+                if reducer is not None:
+                    reducer.complete()
+                    reducer.give()
+            except BaseException as failure:
+                self._forget(reducer, failure)
+                raise
+            if not self._syncing or self._optimizers is None:
+                return StepResult(total, kept, None, stepped=False)
+            norm, stepped = self._apply(self._optimizers, clip_norm, scaler)
+            return StepResult(total, kept, norm, stepped)
+
+    def _backward(
+        self,
+        feed: Feed,
+        forward: Forward,
+        loss: Loss,
+        reduction: Reduction,
+        scaler: GradScaler | None,
+        outputs: bool,
+    ) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
+        """Forward, losses and backward of all replicas; the whole loss, and the outputs if asked for."""
+        jobs = {r: self._step_job(r, fetch, forward, loss) for r, fetch in enumerate(feed.fetch)}
+        made, serial = self._forward(jobs, feed)
+        values = {r: value for r, (_, value) in made.items()}
+        scaled, total = shares(values, dict(enumerate(feed.rows)), reduction, self._crew.slots[0].device)
+        kept = tuple(map_tree(_detached, given) for given, _ in made.values()) if outputs else None
+        del made, values
+        if scaler is not None:
+            scaled = {r: scaler.scale(share) for r, share in scaled.items()}
+        if self._joint_backward:
+            torch.autograd.backward(list(scaled.values()))
+        else:
+            self._crew.run({r: _backward_of(share) for r, share in scaled.items()}, serial)
+        return total, kept
+
+    def _step_job(self, replica: int, fetch: Callable[[], Any], forward: Forward, loss: Loss) -> Job:
+        call = self._calls[replica]
+
+        def work() -> Any:
+            part = fetch()
+            outputs = forward(call, part)
+            return outputs, loss(outputs, part)
+
+        return work
+
+    def _forward(self, jobs: dict[int, Job], feed: Feed) -> tuple[dict[int, Any], bool]:
+        """Run forwards; also whether this call's replicas go one after another."""
+        serial = self._deterministic
+        if self._deterministic:
+            devices = list(self._crew.backends)
+            jobs = {
+                r: forked_seed(job, replica_seed(self._seed, self._count, r), devices)
+                for r, job in jobs.items()
+            }
+        if self._seen_shapes is not None:
+            # A compiler's first run for a shape is not made by several threads at once.
+            shapes = (feed.shapes(), self.module.training, torch.is_grad_enabled())
+            serial = serial or shapes not in self._seen_shapes
+            self._seen_shapes.add(shapes)
+        self._count += 1
+        if self._exchange is not None:
+            jobs = {r: _after(self._exchange, r, job) for r, job in jobs.items()}
+        return self._crew.run_watched(jobs, serial), serial
+
+    def _align(self) -> None:
+        """Before a call: flags, buffers and, where nobody else keeps them equal, parameters."""
+        replicas = self._replicas
+        replicas.check_tree()
+        replicas.copy_flags()
+        training = replicas.modules[0].training
+        if self._ranks is not None and training and self._syncing:
+            self._ranks.take_first_ranks(list(replicas.modules[0].buffers()))
+        if len(replicas.modules) > 1:
+            replicas.copy_buffers()
+            if self._optimizers is None and (training or self._was_training):
+                replicas.copy_parameters()
+        self._was_training = training
+
+    def _apply(
+        self, optimizers: ReplicaOptimizers, clip_norm: float | None, scaler: GradScaler | None
+    ) -> tuple[torch.Tensor | None, bool]:
+        """Unscale, one check for infinities, clip, step, drop the gradients."""
+        try:
+            finite = True if scaler is None else optimizers.unscale(scaler)
+            norm = optimizers.clip(clip_norm) if clip_norm is not None else None
+            self._settle()
+        except BaseException:
+            zero_grads(self._replicas.parameters)
+            raise
+        try:
+            if finite:
+                self._crew.run({r: optimizer.step for r, optimizer in enumerate(optimizers.each)})
+                if self._exchange is not None:
+                    self._exchange.start()
+                    self._exchange.wait(0)
+            if scaler is not None:
+                scaler.update()
+        except BaseException as failure:
+            note_once(
+                failure, "the executor is closed: its replicas may differ after a failed optimizer step"
+            )
+            self._break("an optimizer step failed half-way", join=not isinstance(failure, Abandoned))
+            raise
+        zero_grads(self._replicas.parameters)
+        if self._reducer is not None:
+            self._reducer.release()
+        return norm, finite
+
+    def _forget(self, reducer: Reducer | None, failure: BaseException) -> None:
+        """After a failure before the optimizers: usable, unless something may still run on."""
+        if isinstance(failure, Abandoned):
+            self._break("interrupted twice while replicas still ran", join=False)
+        elif reducer is not None and not reducer.abort():
+            note_once(
+                failure, "the executor is closed: the other ranks wait for the rest of this step's buckets"
+            )
+            self._break("a step failed after its first collective", join=False)
+        else:
+            zero_grads(self._replicas.parameters)
+
+    # State
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The first replica's optimizer: learning-rate schedulers attach to it."""
+        if self._optimizers is None:
+            raise ReplicaError("the executor was built without optimizer=...")
+        return self._optimizers.each[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """``{"model": ..., "optimizer": ...}`` as of one model and one optimizer; keys without prefix."""
+        self._settle()
+        state: dict[str, Any] = {"model": plain_keys(self.module.state_dict())}
+        if self._optimizers is not None:
+            state["optimizer"] = self._optimizers.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what :meth:`state_dict` gave, here or on any other number of replicas.
+
+        Raises:
+            StateError: the optimizer's groups do not fit.
+        """
+        with self._entered():
+            self._replicas.modules[0].load_state_dict(plain_keys(state["model"]))
+            if self._optimizers is not None and "optimizer" in state:
+                self._optimizers.load_state_dict(state["optimizer"])
+            self._copy_all()
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode for all replicas (the others follow at the next call)."""
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """Evaluation mode for all replicas."""
+        return self.train(False)
+
+    def zero_grad(self) -> None:
+        """Drop all gradients of all replicas, accumulated ones included."""
+        zero_grads(self._replicas.parameters)
+
+    def sync(self) -> None:
+        """Copy parameters and buffers of the first replica, written from outside, to the others."""
+        with self._entered():
+            self._copy_all()
+
+    def _copy_all(self) -> None:
+        self._settle()
+        if len(self._calls) > 1:
+            self._replicas.copy_parameters()
+            self._replicas.copy_buffers(everything=True)
+
+    def _settle(self) -> None:
+        if self._exchange is not None:
+            self._exchange.settle()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Calls inside only accumulate gradients, without reduction and optimizer step; divide the loss by k."""
+        before, self._syncing = self._syncing, False
+        try:
+            yield
+        finally:
+            self._syncing = before
+
+    # Life
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        if self._closed is not None:
+            raise ReplicaError(f"the executor is closed: {self._closed}")
+        if not self._busy.acquire(blocking=False):
+            raise ReplicaError(
+                "the executor is in use: one call at a time, and none from inside a forward or loss"
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _break(self, why: str, join: bool) -> None:
+        self._closed = why
+        self._shut(join)
+
+    def close(self) -> None:
+        """End threads and streams, take the hooks off the model, which stays usable. May be called twice."""
+        if self._closed is None:
+            self._settle()
+            self._closed = "close() was called"
+        self._shut(join=True)
+
+    def _shut(self, join: bool) -> None:
+        self._end()
+        if self._reducer is not None and join:
+            self._reducer.join()
+        self._crew.close(join)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed is not None else "ready"
+        places = ", ".join(map(str, self._crew.slots))
+        return f"<ReplicaExecutor {type(self.module).__name__} on {places}: {state}, {self._count} calls>"
+
+
+def _end(reducer: Reducer | None, team: Team | None) -> None:
+    """Ends the threads of an executor that was not closed; waits for nothing."""
+    if reducer is not None:
+        reducer.stop()
+    if team is not None:
+        team.close(join=False)
+
+
+def _after(exchange: Exchange, replica: int, job: Job) -> Job:
+    """`job` once the replica has its new parameters from their owners."""
+
+    def work() -> Any:
+        exchange.wait(replica)
+        return job()
+
+    return work
+
+
+def _backward_of(share: torch.Tensor) -> Job:
+    return lambda: share.backward()  # type: ignore[no-untyped-call]
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _reduce_after_backward(reducer: Reducer, outputs: Any, active: list[int]) -> None:
+    """When the user's backward reaches an output, open the reducer, and finish it at that backward's end."""
+
+    def begin(grad: torch.Tensor) -> None:
+        reducer.begin_backward(active)
+
+    for _, leaf in leaves(outputs):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            leaf.register_hook(begin)  # type: ignore[no-untyped-call]

@@ -1,0 +1,95 @@
+"""From a call's arguments or a batch to one part per replica, fetched by the replica's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipegraph.device import Scattered, Slot
+from pipegraph.errors import ReplicaError
+from pipegraph.replicas.parts import chunk_sizes_for, cut, leaves, moved, rows_of
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Parts of one call.
+
+    Attributes:
+        fetch: by replica a function that gives its part, on its device, ready for the thread's stream.
+        rows: by replica.
+        shapes: what a compiler would specialise on.
+    """
+
+    fetch: list[Callable[[], Any]]
+    rows: list[int]
+    shapes: Callable[[], object]
+
+
+def batch_feed(batch: Any, slots: Sequence[Slot], dim: int) -> Feed:
+    """A batch, already scattered or to be cut here, lists of its row count included.
+
+    Raises:
+        ReplicaError: scattered over other devices, or nothing to cut.
+        ValueError: unequal row counts.
+    """
+    if isinstance(batch, Scattered):
+        return _scattered_feed(batch, slots, dim)
+    rows = rows_of(batch, dim, "batch")
+    if rows is None:
+        raise ReplicaError("the batch holds no tensor with rows to cut")
+    sizes = chunk_sizes_for(rows, len(slots))
+    return _moving(cut(batch, sizes, dim, lists=True), sizes, slots)
+
+
+def call_feed(args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot], dim: int) -> Feed:
+    """Arguments of a call; each part is a pair (args, kwargs), which are cut as one."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Scattered):
+        feed = _scattered_feed(args[0], slots, dim)
+        return Feed([_as_argument(fetch) for fetch in feed.fetch], feed.rows, feed.shapes)
+    both = (args, kwargs)
+    rows = rows_of(both, dim)
+    if rows is None:
+        # Nothing to cut: every replica gets all of it; without any inputs one replica is called.
+        sizes = [0] * (len(slots) if args or kwargs else 1)
+    else:
+        sizes = chunk_sizes_for(rows, len(slots))
+    return _moving(cut(both, sizes, dim), sizes, slots)
+
+
+def _scattered_feed(batch: Scattered, slots: Sequence[Slot], dim: int) -> Feed:
+    places = [slot.device for slot in slots]
+    if list(batch.devices) != places[: len(batch)]:
+        raise ReplicaError(
+            f"the batch is scattered over {[str(device) for device in batch.devices]}, the executor's devices "
+            f"are {[str(device) for device in places]}"
+        )
+    rows = [rows_of(part, dim, "batch") or 0 for part in batch]
+    fetch = [_waiting(batch, replica) for replica in range(len(batch))]
+    return Feed(fetch, rows, lambda: _shapes(list(batch)))
+
+
+def _moving(parts: list[Any], rows: list[int], slots: Sequence[Slot]) -> Feed:
+    return Feed([_mover(part, slots[r].device) for r, part in enumerate(parts)], rows, lambda: _shapes(parts))
+
+
+def _waiting(batch: Scattered, replica: int) -> Callable[[], Any]:
+    return lambda: batch.wait(replica)
+
+
+def _mover(part: Any, device: torch.device) -> Callable[[], Any]:
+    return lambda: moved(part, device)
+
+
+def _as_argument(fetch: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: ((fetch(),), {})
+
+
+def _shapes(parts: list[Any]) -> object:
+    return tuple(
+        (path, tuple(leaf.shape), leaf.dtype)
+        for path, leaf in leaves(parts)
+        if isinstance(leaf, torch.Tensor)
+    )

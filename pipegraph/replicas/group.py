@@ -1,0 +1,73 @@
+"""What the executor asks of an initialised process group. Collectives are torch.distributed's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import Module
+
+from pipegraph.errors import ReplicaError
+
+BROADCAST_BYTES = 250 * 1024 * 1024  # DDP's own limit for one message of parameters or buffers
+
+
+class Ranks:
+    """The default process group, seen by one rank. Every rank must make the same calls in the same order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.world_size = dist.get_world_size()
+        self.rank = dist.get_rank()
+
+    @staticmethod
+    def current(device: torch.device) -> Ranks | None:
+        """The initialised group, or None without one or with one rank only."""
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            return Ranks(device)
+        return None
+
+    def mean(self, tensor: torch.Tensor) -> None:
+        """Replace `tensor` by its mean over ranks, ordered on the current stream.
+
+        Divided before the sum, as DDP does: the sum of large half-precision gradients may overflow.
+        """
+        tensor.div_(self.world_size)
+        dist.all_reduce(tensor)
+
+    def any_of(self, flags: Sequence[bool]) -> torch.Tensor:
+        """Flag by flag, whether it is set on any rank (int32, ordered on the current stream)."""
+        told = torch.tensor(flags, dtype=torch.int32, device=self._device)
+        dist.all_reduce(told, op=dist.ReduceOp.MAX)
+        return told
+
+    def first_ranks(self, order: Sequence[int]) -> list[int]:
+        """Rank 0's list, which has the same length everywhere."""
+        told = torch.tensor(order, dtype=torch.int64, device=self._device)
+        dist.broadcast(told, 0)
+        return [int(index) for index in told.tolist()]
+
+    def take_first_ranks(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Overwrite tensors with rank 0's, many in one message as DDP does it."""
+        whole: Any = dist.group.WORLD
+        given = [tensor.data for tensor in tensors]
+        if given:
+            dist._broadcast_coalesced(whole, given, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]
+
+
+def refuse_own_collectives(model: Module) -> None:
+    """A module that makes collectives would make them once per replica, in no fixed order.
+
+    Raises:
+        ReplicaError: names the module.
+    """
+    for name, module in model.named_modules():
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        found = kinds & {"SyncBatchNorm", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+        if found:
+            raise ReplicaError(
+                f"module {name or 'at the top'!r} ({sorted(found)[0]}) makes collectives itself, which "
+                "several replicas per process would mix up: use one device per process with it"
+            )

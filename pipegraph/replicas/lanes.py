@@ -1,0 +1,277 @@
+"""Side streams that sum buckets over replicas and hand the sums back.
+
+Side streams touch buckets only, never gradients, so no allocator has to be told of them. Sums are made in the
+order of the replicas, so they repeat bit by bit; with NCCL they repeat on one topology.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+
+from pipegraph.device import Backend, Event, Slot, Stream
+from pipegraph.replicas.buckets import Bucket
+from pipegraph.replicas.coalesce import flat_like
+from pipegraph.replicas.group import Ranks
+
+#: Called as ``observer(bucket, work)`` by the stream that does the work, and has to call it.
+Observer = Callable[[int, Callable[[], None]], None]
+
+
+@dataclass
+class LiveBucket:
+    """A bucket's memory and events: buffers and views by replica, views and arrivals by parameter.
+
+    `pending`, `launched` and `marked` belong to one step and are guarded by the reducer's lock.
+    """
+
+    number: int
+    plan: Bucket
+    buffers: list[torch.Tensor]
+    views: list[dict[int, torch.Tensor]]
+    summed: Event
+    filled: list[Event]
+    arrivals: list[dict[int, Event]]
+    pending: int = 0
+    launched: bool = False
+    marked: set[tuple[int, int]] = field(default_factory=set)
+
+    def contributors(self) -> list[int]:
+        """Replicas that have brought a gradient, in order."""
+        return sorted({replica for replica, _ in self.marked})
+
+
+class Lanes:
+    """One side stream per replica.
+
+    Args:
+        slots: of the replicas.
+        backends: by device; their owner closes them, and with them the streams made here.
+        scattered_sums: every sum stays on its bucket's owner (schedule B) and is not copied to the others.
+        ranks: the process group, if there is one.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        backends: Mapping[torch.device, Backend],
+        scattered_sums: bool,
+        ranks: Ranks | None,
+    ) -> None:
+        self._slots = list(slots)
+        self._backends = [backends[slot.device] for slot in slots]
+        self._scattered_sums = scattered_sums
+        self._ranks = ranks
+        self._side = [
+            backend.stream(slot, f"reduce-{number}")
+            for number, (slot, backend) in enumerate(zip(self._slots, self._backends, strict=True))
+        ]
+        # One line for collectives between CPU processes, so that they keep the buckets' order;
+        # on CUDA the launching thread's own order is enough.
+        cpu = self._slots[0].device.type == "cpu"
+        self._wire = self._backends[0].stream(self._slots[0], "ranks") if ranks is not None and cpu else None
+        self._flags = self._backends[0].event()
+        self._told: list[torch.Tensor] = []
+        self._scratch: dict[tuple[int, torch.dtype, str], torch.Tensor] = {}
+        self._fused = len(slots) > 1 and _all_reduce_of(self._slots)
+        self.observer: Observer | None = None
+
+    def make(self, number: int, plan: Bucket, parameters: Sequence[Sequence[torch.Tensor]]) -> LiveBucket:
+        """Memory and events for a planned bucket, with views shaped and strided like `parameters`."""
+        buffers = [torch.zeros(plan.numel, dtype=plan.dtype, device=slot.device) for slot in self._slots]
+        views = [
+            {
+                member.parameter: flat_like(
+                    buffer.narrow(0, member.offset, member.numel), given[member.parameter]
+                )
+                for member in plan.members
+            }
+            for buffer, given in zip(buffers, parameters, strict=True)
+        ]
+        return LiveBucket(
+            number,
+            plan,
+            buffers,
+            views,
+            summed=self._backends[plan.owner].event(),
+            filled=[backend.event() for backend in self._backends],
+            arrivals=[
+                {member.parameter: backend.event() for member in plan.members} for backend in self._backends
+            ],
+        )
+
+    def put(self, live: LiveBucket, replica: int, index: int, grad: torch.Tensor | None) -> None:
+        """A gradient (None: zeros) into its bucket, on the current stream; called by hooks."""
+        self._await_readers(live)
+        view = live.views[replica][index]
+        with torch.no_grad():
+            if grad is None:
+                view.zero_()
+            else:
+                view.copy_(grad)
+        live.arrivals[replica][index].record()
+
+    def released(self, live: LiveBucket) -> None:
+        """Nobody reads a bucket any more; test backends poison it."""
+        for backend, buffer in zip(self._backends, live.buffers, strict=True):
+            backend.released(buffer)
+
+    def launch(self, live: LiveBucket, contributors: Sequence[int]) -> None:
+        """Give the sum of a bucket, and its way back, to the side streams. Waits for nothing."""
+        owner = live.plan.owner
+        lead = self._side[owner]
+        given = list(contributors) or [owner]
+        self._await_arrivals(live, given)
+        if self._fused:
+            self._launch_fused(live, given)
+        else:
+            lead.run(self._observed(live, lambda: self._sum(live, given)))
+        lead.record_event(live.summed)
+        if self._ranks is not None:
+            ranks, wire = self._ranks, self._wire or lead
+            self._await_summed(live, wire)
+            wire.run(self._observed(live, lambda: ranks.mean(live.buffers[owner])))
+            wire.record_event(live.summed)
+        if self._scattered_sums or (self._fused and self._ranks is None):
+            return
+        for replica, stream in enumerate(self._side):
+            if replica != owner:
+                self._await_summed(live, stream)
+                stream.run(self._observed(live, self._copy_to(live, replica)))
+                stream.record_event(live.filled[replica])
+
+    def tell_ranks(self, flags: Sequence[bool]) -> None:
+        """After the last bucket: exchange which parameters have a gradient. Only with a process group."""
+        ranks = self._ranks
+        if ranks is not None:
+            wire = self._wire or self._side[0]
+            self._told = []
+            wire.run(lambda: self._told.append(ranks.any_of(flags)))
+            wire.record_event(self._flags)
+
+    def await_told(self) -> None:
+        """Later collectives of the calling thread come after the exchange on every rank."""
+        self._flags.wait()
+
+    def told(self) -> list[bool]:
+        """What :meth:`tell_ranks` brought: the host waits."""
+        self._flags.synchronize()
+        return [bool(flag) for flag in self._told[0].tolist()]
+
+    def await_reduced(self, live: LiveBucket) -> None:
+        """Make the current streams wait until every replica's buffer holds the sum."""
+        self._await_filled(live)
+
+    def drain(self) -> None:
+        """Wait for all side streams after a failure; their own failures are left behind."""
+        for stream in self._side:
+            try:
+                stream.synchronize()
+            except Exception:
+                continue
+
+    def _observed(self, live: LiveBucket, work: Callable[[], None]) -> Callable[[], None]:
+        observer = self.observer
+        return work if observer is None else lambda: observer(live.number, work)
+
+    def _launch_fused(self, live: LiveBucket, contributors: Sequence[int]) -> None:
+        """NCCL over the replicas' own GPUs: sums into all buffers at once."""
+        from pipegraph.device import cuda
+
+        for replica, stream in enumerate(self._side):
+            if replica not in contributors:
+                stream.run(live.buffers[replica].zero_)
+        cuda.all_reduce(live.buffers, self._side)
+        for replica, stream in enumerate(self._side):
+            stream.record_event(live.filled[replica])
+
+    def _sum(self, live: LiveBucket, contributors: Sequence[int]) -> None:
+        """On the owner's side stream: the sum over contributors, in their order, into the owner's buffer."""
+        owner = live.plan.owner
+        target = live.buffers[owner]
+        with torch.no_grad():
+            total = self._landed(live, contributors[0], "total")
+            for replica in contributors[1:-1]:
+                out = self._space(live, "total")
+                torch.add(total, self._landed(live, replica, "part"), out=out)
+                total = out
+            if len(contributors) > 1:
+                torch.add(total, self._landed(live, contributors[-1], "part"), out=target)
+            elif total is not target:
+                target.copy_(total)
+
+    def _landed(self, live: LiveBucket, replica: int, space: str) -> torch.Tensor:
+        """A replica's buffer as the owner's device can read it."""
+        buffer = live.buffers[replica]
+        if buffer.device == live.buffers[live.plan.owner].device:
+            return buffer
+        landing = self._space(live, space)
+        # A copy between devices is ordered on both devices' current streams.
+        with self._streams(replica, live.plan.owner):
+            return landing.copy_(buffer, non_blocking=True)
+
+    def _space(self, live: LiveBucket, use: str) -> torch.Tensor:
+        """Scratch of the owner's side stream; its order is the only guard it needs."""
+        key = (live.plan.owner, live.plan.dtype, use)
+        space = self._scratch.get(key)
+        if space is None or space.numel() < live.plan.numel:
+            device = self._slots[live.plan.owner].device
+            space = torch.empty(live.plan.numel, dtype=live.plan.dtype, device=device)
+            self._scratch[key] = space
+        return space.narrow(0, 0, live.plan.numel)
+
+    def _copy_to(self, live: LiveBucket, replica: int) -> Callable[[], None]:
+        """For the replica's side stream: the owner's sum into its own buffer."""
+        owner = live.plan.owner
+
+        def copy() -> None:
+            with torch.no_grad(), self._streams(owner, replica):
+                live.buffers[replica].copy_(live.buffers[owner], non_blocking=True)
+
+        return copy
+
+    def _streams(self, *replicas: int) -> ExitStack:
+        stack = ExitStack()
+        for replica in replicas:
+            stack.enter_context(self._backends[replica].use(self._side[replica]))
+        return stack
+
+    # The waits, each of which a test removes
+
+    def _await_arrivals(self, live: LiveBucket, contributors: Iterable[int]) -> None:
+        """The sum reads what the hooks have written."""
+        for replica in contributors:
+            for event in live.arrivals[replica].values():
+                self._side[replica].wait_event(event)
+                self._side[live.plan.owner].wait_event(event)
+
+    def _await_summed(self, live: LiveBucket, stream: Stream) -> None:
+        """Copies, and collectives, read the sum."""
+        stream.wait_event(live.summed)
+
+    def _await_filled(self, live: LiveBucket) -> None:
+        """The optimizers read what the side streams have written."""
+        live.summed.wait()
+        if not self._scattered_sums:
+            for replica, event in enumerate(live.filled):
+                if replica != live.plan.owner:
+                    event.wait()
+
+    def _await_readers(self, live: LiveBucket) -> None:
+        """A hook overwrites what the last step's sum and copies may still read."""
+        live.summed.wait()
+        for event in live.filled:
+            event.wait()
+
+
+def _all_reduce_of(slots: Sequence[Slot]) -> bool:
+    """Whether NCCL can reduce over these slots: GPUs, all distinct."""
+    devices = {slot.device for slot in slots}
+    if len(devices) != len(slots) or any(device.type != "cuda" for device in devices):
+        return False
+    from pipegraph.device import cuda
+
+    return cuda.has_nccl()

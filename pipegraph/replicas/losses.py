@@ -1,0 +1,80 @@
+"""How the replicas' losses become one loss: each is scaled *before* its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from pipegraph.errors import ReplicaError
+
+Reduction = Literal["mean", "sum"]
+
+
+def shares(
+    values: Mapping[int, Any], rows: Mapping[int, int], reduction: Reduction, device: torch.device
+) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
+    """Scaled losses by replica, whose gradients simply add up, and the loss of the whole batch.
+
+    A mean counts with its part's rows; a sum as it is; a pair ``(total, weight)`` gives the sum of totals
+    over the sum of weights, which alone is right where rows weigh differently (class weights,
+    ``ignore_index``). Weights stay on their devices: no value is read by the host.
+
+    Args:
+        values: by replica what ``loss`` returned.
+        rows: by replica the rows of its part.
+        reduction: of a loss that is no pair.
+        device: of the second result.
+
+    Raises:
+        ReplicaError: a value is no 0-dim tensor and no pair, or the replicas returned different kinds.
+    """
+    pairs = {replica: _pair(value) for replica, value in values.items()}
+    if len({pair is None for pair in pairs.values()}) > 1:
+        raise ReplicaError("loss returned a pair (total, weight) on some replicas and a plain loss on others")
+    scaled: dict[int, torch.Tensor] = {}
+    if None not in pairs.values():
+        weights = {replica: pair[1] for replica, pair in pairs.items() if pair is not None}
+        for replica, pair in pairs.items():
+            assert pair is not None
+            scaled[replica] = pair[0] / _sum(list(weights.values()), pair[0].device)
+    else:
+        for replica, value in values.items():
+            _check(value)
+            whole = sum(rows.values())
+            # One part that is the whole batch is left as it is, to the last bit.
+            exact = reduction == "sum" or rows[replica] == whole
+            scaled[replica] = value if exact else value * (rows[replica] / whole)
+    total = torch.stack([share.detach().to(device, non_blocking=True) for share in scaled.values()]).sum()
+    return scaled, total
+
+
+def _pair(value: Any) -> tuple[torch.Tensor, torch.Tensor | float] | None:
+    if not (isinstance(value, tuple) and len(value) == 2):
+        return None
+    total, weight = value
+    _check(total)
+    if isinstance(weight, torch.Tensor):
+        if weight.dim() > 0:
+            raise ReplicaError(
+                f"the weight of a loss must be a number or 0-dim, got shape {tuple(weight.shape)}"
+            )
+        weight = weight.detach()
+    return total, weight
+
+
+def _sum(weights: Sequence[torch.Tensor | float], device: torch.device) -> torch.Tensor | float:
+    total: torch.Tensor | float = 0.0
+    for weight in weights:
+        total = total + (weight.to(device, non_blocking=True) if isinstance(weight, torch.Tensor) else weight)
+    return total
+
+
+def _check(value: Any) -> None:
+    if not isinstance(value, torch.Tensor) or value.dim() > 0:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise ReplicaError(
+            "loss must return a 0-dim tensor (a mean over the rows of its part, or a sum with "
+            f"reduction='sum') or a pair (total, weight), got {got}"
+        )

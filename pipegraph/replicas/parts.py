@@ -1,0 +1,243 @@
+"""How a batch is cut into parts: pure decisions, no devices.
+
+Legend: a *tree* is any nest of tuples, named tuples, lists, mappings and
+dataclasses; *rows* are the size of a tensor along the cut dimension.
+
+The rules are DataParallel's (a tensor is cut by ``chunk``, containers inside
+are followed, everything else goes whole to every part) with two of its mistakes
+left out: inputs with unequal row counts are an error that names them, not silently cut,
+and a small last batch gives fewer parts for positional and keyword arguments alike.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Generic[T]):
+    """Goes to every replica uncut (moved to its device): ``Whole(class_weights)``."""
+
+    value: T
+
+
+@dataclass(frozen=True, slots=True)
+class CutRule:
+    """How objects of one type are cut; see :func:`register_scatter`."""
+
+    rows: Callable[[Any, int], int]
+    cut: Callable[[Any, Sequence[int], int], Sequence[Any]]
+    move: Callable[[Any, torch.device], Any]
+
+
+_rules: dict[type, CutRule] = {}
+
+
+def register_scatter(
+    kind: type[T],
+    *,
+    rows: Callable[[T, int], int],
+    cut: Callable[[T, Sequence[int], int], Sequence[T]],
+    move: Callable[[T, torch.device], T],
+) -> None:
+    """Teach scatter a type of its own, for this process; subclasses included.
+
+    Args:
+        kind: the type.
+        rows: ``rows(obj, dim)``, how many rows it has.
+        cut: ``cut(obj, sizes, dim)``, one part per size, in order.
+        move: ``move(obj, device)``, a part on the replica's device.
+    """
+    _rules[kind] = CutRule(rows, cut, move)
+
+
+def rule_for(obj: object) -> CutRule | None:
+    """The registered rule of an object's type, or of its nearest base."""
+    for kind in type(obj).__mro__:
+        if kind in _rules:
+            return _rules[kind]
+    return None
+
+
+def is_named_tuple(obj: object) -> bool:
+    """Whether `obj` comes from ``namedtuple`` or ``NamedTuple``."""
+    return isinstance(obj, tuple) and hasattr(obj, "_fields") and hasattr(obj, "_asdict")
+
+
+def children(obj: Any) -> list[tuple[str, Any]] | None:
+    """The entries of a container with the path of each, or None for a leaf."""
+    if rule_for(obj) is not None or isinstance(obj, (torch.Tensor, Whole)):
+        return None
+    if is_named_tuple(obj):
+        return [(f".{name}", getattr(obj, name)) for name in obj._fields]
+    if isinstance(obj, (tuple, list)):
+        return [(f"[{index}]", entry) for index, entry in enumerate(obj)]
+    if isinstance(obj, MutableMapping):
+        return [(f"[{key!r}]", entry) for key, entry in obj.items()]
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        return [(f".{field.name}", getattr(obj, field.name)) for field in dataclasses.fields(obj)]
+    return None
+
+
+def rebuilt(like: Any, entries: Sequence[Any]) -> Any:
+    """A container like `like` with other entries, in the order of :func:`children`."""
+    if is_named_tuple(like):
+        return type(like)._make(entries)
+    if isinstance(like, (tuple, list)):
+        return type(like)(entries)
+    fresh = copy.copy(like)
+    if isinstance(fresh, MutableMapping):
+        for key, entry in zip(list(like), entries, strict=True):
+            fresh[key] = entry
+        return fresh
+    for field, entry in zip(dataclasses.fields(like), entries, strict=True):
+        # Past a frozen dataclass's guard: the copy is ours and nobody has seen it.
+        object.__setattr__(fresh, field.name, entry)
+    return fresh
+
+
+def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
+    """`tree` with every leaf replaced; registered types and :class:`Whole` are leaves."""
+    entries = children(tree)
+    if entries is None:
+        return function(tree)
+    return rebuilt(tree, [map_tree(function, entry) for _, entry in entries])
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf with its path."""
+    entries = children(tree)
+    if entries is None:
+        yield path, tree
+        return
+    for step, entry in entries:
+        yield from leaves(entry, path + step)
+
+
+def _leaf_rows(leaf: Any, dim: int) -> int | None:
+    rule = rule_for(leaf)
+    if rule is not None:
+        return rule.rows(leaf, dim)
+    if isinstance(leaf, torch.Tensor) and leaf.dim() > 0:
+        return leaf.size(dim)
+    return None
+
+
+def rows_of(tree: Any, dim: int = 0, name: str = "inputs") -> int | None:
+    """Rows along `dim` of the first tensor found, or None if nothing in `tree` has rows.
+
+    Raises:
+        ValueError: two tensors have unequal row counts; says which.
+    """
+    first: tuple[str, int] | None = None
+    for path, leaf in leaves(tree):
+        rows = _leaf_rows(leaf, dim)
+        if rows is None:
+            continue
+        if first is None:
+            first = (path, rows)
+        elif first[1] != rows:
+            raise ValueError(
+                f"scatter: all tensors need the same number of rows along dim {dim}, but {name}{first[0]} "
+                f"has {first[1]} and {name}{path} has {rows}: wrap what every replica needs uncut in "
+                "pg.replicas.Whole(...)"
+            )
+    return None if first is None else first[1]
+
+
+def chunk_sizes_for(rows: int, parts: int) -> list[int]:
+    """Rows of each part as ``torch.chunk`` deals them: ceil-sized, and fewer parts when rows run out.
+
+    >>> chunk_sizes_for(9, 4), chunk_sizes_for(2, 4)
+    ([3, 3, 3], [1, 1])
+    """
+    if rows == 0:
+        return [0]
+    size = -(-rows // parts)
+    return [min(size, rows - start) for start in range(0, rows, size)]
+
+
+def cut(tree: Any, sizes: Sequence[int], dim: int = 0, *, lists: bool = False) -> list[Any]:
+    """Cut a tree into ``len(sizes)`` trees, on the device where it lies, without copying.
+
+    Each part's tensors have version counters of their own, so an in-place
+    change of one part leaves the backward of the others alone. Tensors that need gradients
+    are copied for the same reason (differentiably).
+
+    Args:
+        tree: the batch.
+        sizes: rows of each part; their sum is the batch's rows.
+        dim: the dimension that is cut.
+        lists: also cut lists without tensors that have the batch's row count
+            (captions, keys); otherwise they go whole to every part.
+    """
+    rows = sum(sizes)
+    whole = [tree] * len(sizes)
+    rule = rule_for(tree)
+    if rule is not None:
+        return list(rule.cut(tree, sizes, dim))
+    if isinstance(tree, Whole):
+        return whole
+    if isinstance(tree, torch.Tensor):
+        if tree.dim() == 0:
+            return [Whole(tree)] * len(sizes)
+        return _cut_tensor(tree, sizes, dim)
+    entries = children(tree)
+    if not entries:
+        return whole
+    if lists and type(tree) is list and len(tree) == rows and not _holds_tensors(tree):
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return [tree[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    cut_entries = [cut(entry, sizes, dim, lists=lists) for _, entry in entries]
+    return [rebuilt(tree, [parts[i] for parts in cut_entries]) for i in range(len(sizes))]
+
+
+def _holds_tensors(tree: Any) -> bool:
+    return any(isinstance(leaf, (torch.Tensor, Whole)) or rule_for(leaf) for _, leaf in leaves(tree))
+
+
+def _cut_tensor(tensor: torch.Tensor, sizes: Sequence[int], dim: int) -> list[torch.Tensor]:
+    parts, start = [], 0
+    for size in sizes:
+        part = tensor.narrow(dim, start, size)
+        # `.data` has a version counter of its own; a view that needs gradients has not.
+        differentiable = torch.is_grad_enabled() and part.requires_grad
+        parts.append(part.clone() if differentiable else part.data)
+        start += size
+    return parts
+
+
+def moved(tree: Any, device: torch.device) -> Any:
+    """A cut part on its device: tensors moved, differentiably, ``Whole`` opened.
+
+    From pinned memory the copy is asynchronous, on the current stream. Tensors
+    that already lie there are passed on as they are, except those of a
+    ``Whole``, which get a version counter of their own.
+    """
+
+    def move(leaf: Any) -> Any:
+        rule = rule_for(leaf)
+        if rule is not None:
+            return rule.move(leaf, device)
+        if isinstance(leaf, Whole):
+            return map_tree(lambda inner: _own(inner, device), leaf.value)
+        return leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
+
+    return map_tree(move, tree)
+
+
+def _own(leaf: Any, device: torch.device) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    there = leaf.to(device, non_blocking=True)
+    if there is not leaf:
+        return there
+    return leaf.clone() if leaf.requires_grad else leaf.data

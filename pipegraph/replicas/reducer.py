@@ -1,0 +1,390 @@
+"""Gradients of all replicas, summed in buckets while backward goes on.
+
+The contract; if the code differs, the code is wrong:
+
+- A hook marks (parameter, replica) once per step. It copies the gradient into
+  its bucket, records an event on the stream it runs on, and never waits for another replica: one
+  autograd thread serves all slots of a device. Hooks know their replica by closure.
+- Buckets are launched strictly in index order, by one thread of the process.
+- Side streams touch buckets only, never gradients. The next write into a
+  bucket waits for the events of its last remote readers.
+- Sums are made in the order of the replicas, so results repeat bit by bit.
+- After all backwards, what has not been launched is reduced from whatever
+  ``.grad`` exists. A parameter without a gradient on any replica (of any
+  rank) keeps ``None`` on all; otherwise a missing one counts as zero.
+- A failed step leaves nothing behind: marks belong to one step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
+
+from pipegraph.device import Backend, Slot
+from pipegraph.device.threads import start_thread
+from pipegraph.errors import ReplicaError
+from pipegraph.replicas.buckets import Bucket, ParameterFacts, plan_buckets
+from pipegraph.replicas.coalesce import sum_in_order
+from pipegraph.replicas.group import Ranks
+from pipegraph.replicas.lanes import Lanes, LiveBucket, Observer
+
+
+class Reducer:
+    """Sums gradients over replicas, then takes the mean over ranks.
+
+    Args:
+        parameters: per replica, in the same order.
+        names: of the parameters, for messages.
+        slots: per replica.
+        backends: by device; this object makes its streams there and leaves closing to the backends' owner.
+        owners: the replica that steps each parameter (schedule B); None where all do (schedule A).
+        ranks: the process group, if there is one.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Sequence[Parameter]],
+        names: Sequence[str],
+        slots: Sequence[Slot],
+        backends: Mapping[torch.device, Backend],
+        owners: Sequence[int] | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._parameters = [list(given) for given in parameters]
+        self._names = list(names)
+        self._count = len(slots)
+        self._first = slots[0].device
+        self._owners = owners
+        self._ranks = ranks
+        self._lanes = Lanes(slots, backends, owners is not None, ranks)
+        # Re-entrant, because `stop` may be called by the garbage collector.
+        self._condition = threading.Condition(threading.RLock())
+        self._step = 0
+        self._open = False
+        self._forced = False
+        self._launching = False
+        self._next = 0
+        self._stopped = False
+        self._failure: BaseException | None = None
+        self._sparse: set[int] = set()
+        self._arrived: list[int] = []
+        self._rebuilt = False
+        self._order_known = False
+        self._leader = 0
+        self._task: int | None = None
+        self._handles: list[RemovableHandle] = []
+        self._hooked: tuple[bool, ...] = ()
+        self._buckets: list[LiveBucket] = []
+        self._home: dict[int, LiveBucket] = {}
+        self._thread = start_thread(self._launch_in_order, "pipegraph-reducer")
+
+    # Plan and hooks
+
+    def prepare(self) -> None:
+        """Fit hooks and buckets to the present ``requires_grad`` flags. Only between steps."""
+        wanted = tuple(parameter.requires_grad for parameter in self._parameters[0])
+        if wanted != self._hooked:
+            self._hook(wanted)
+            order = [index for index in reversed(range(len(wanted))) if wanted[index]]
+            self._rebuilt = False
+            self._order_known = False
+            self._arrived = []
+            self._lay_out(order)
+        elif self._order_known and not self._rebuilt:
+            # Once, after the first step: the order in which gradients really came.
+            seen = dict.fromkeys(self._arrived)
+            order = [*seen, *(index for index in self._home if index not in seen)]
+            if self._ranks is not None:
+                order = self._ranks.first_ranks(order)
+            self._rebuilt = True
+            self._lay_out(order)
+
+    def _hook(self, wanted: tuple[bool, ...]) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._hook_for(replica, index)
+            )
+            for replica, given in enumerate(self._parameters)
+            for index, parameter in enumerate(given)
+            if wanted[index]
+        ]
+        self._hooked = wanted
+
+    def _hook_for(self, replica: int, index: int) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            self._arrive(replica, index, parameter)
+
+        return hook
+
+    def _lay_out(self, order: Sequence[int]) -> None:
+        facts = [
+            ParameterFacts(p.numel(), p.dtype, None if self._owners is None else self._owners[index])
+            for index, p in enumerate(self._parameters[0])
+        ]
+        self._buckets = [
+            self._lanes.make(number, plan, self._parameters)
+            for number, plan in enumerate(plan_buckets(facts, order, self._count))
+        ]
+        self._home = {member.parameter: live for live in self._buckets for member in live.plan.members}
+
+    @property
+    def observer(self) -> Observer | None:
+        """Sees every sum and copy of a bucket as ``observer(bucket, work)``, and has to call ``work``."""
+        return self._lanes.observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._lanes.observer = observer
+
+    @property
+    def layout(self) -> tuple[Bucket, ...]:
+        """The present buckets."""
+        return tuple(live.plan for live in self._buckets)
+
+    # A step, in the caller's thread: begin, complete, release; or abort
+
+    def begin(self, active: Sequence[int]) -> None:
+        """Marks count from now on. `active` replicas run a backward; of the others ``.grad`` is taken."""
+        if self._open:
+            self.abort()  # a user's own backward that failed
+        self.prepare()
+        late = {
+            index
+            for replica, given in enumerate(self._parameters)
+            if replica not in active
+            for index, parameter in enumerate(given)
+            if parameter.grad is not None
+        }
+        with self._condition:
+            self._step += 1
+            self._open = True
+            self._forced = False
+            self._next = 0
+            self._failure = None
+            self._sparse = set()
+            self._leader = active[0] if active else 0
+            if not self._order_known:
+                self._arrived = []
+            for live in self._buckets:
+                live.launched = False
+                live.marked = set()
+                live.pending = len(live.plan.members) * len(active)
+                # What idle replicas have accumulated is added once all backwards have returned.
+                live.pending += any(member.parameter in late for member in live.plan.members)
+
+    def _arrive(self, replica: int, index: int, parameter: torch.Tensor) -> None:
+        """The hook. Runs in an autograd thread; never waits for a replica."""
+        grad = parameter.grad
+        with self._condition:
+            live = self._home.get(index)
+            if not self._open or live is None or grad is None:
+                return
+            if grad.requires_grad:
+                raise ReplicaError(
+                    "backward(create_graph=True) is not supported: use torch.autograd.grad in the loss"
+                )
+            if live.launched:
+                raise ReplicaError(
+                    f"parameter {self._names[index]!r} got a second gradient after its bucket was reduced: "
+                    "activation checkpoints must use use_reentrant=False"
+                )
+            if grad.is_sparse:
+                self._sparse.add(index)
+        if not grad.is_sparse:
+            self._lanes.put(live, replica, index, grad)
+        with self._condition:
+            if (replica, index) not in live.marked:
+                live.marked.add((replica, index))
+                live.pending -= 1
+                if replica == self._leader and not self._order_known:
+                    self._arrived.append(index)
+                if live.pending == 0:
+                    self._condition.notify_all()
+
+    def complete(self) -> None:
+        """All backwards have returned: reduce what is left, and make the current streams wait for everything.
+
+        Raises what the reduction raised.
+        """
+        late = [live for live in self._buckets if live.pending > 0]
+        for live in late:
+            self._fill(live)
+        with self._condition:
+            self._forced = True
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._next == len(self._buckets) or self._failure is not None)
+            self._condition.wait_for(lambda: not self._launching)
+            failure = self._failure
+        if failure is not None:
+            raise failure
+        for live in self._buckets:
+            self._lanes.await_reduced(live)
+        if self._ranks is not None:
+            self._lanes.await_told()
+        with self._condition:
+            self._open = False
+            self._order_known = True
+
+    def _fill(self, live: LiveBucket) -> None:
+        """Marks, from their ``.grad``, what no hook has brought."""
+        for member in live.plan.members:
+            for replica, given in enumerate(self._parameters):
+                grad = given[member.parameter].grad
+                if grad is None or (replica, member.parameter) in live.marked:
+                    continue
+                if grad.is_sparse:
+                    self._sparse.add(member.parameter)
+                else:
+                    self._lanes.put(live, replica, member.parameter, grad)
+                live.marked.add((replica, member.parameter))
+        for replica in live.contributors() or [live.plan.owner]:
+            for member in live.plan.members:
+                if (replica, member.parameter) not in live.marked:
+                    self._lanes.put(live, replica, member.parameter, None)
+
+    def _flags(self) -> list[bool]:
+        """By parameter, whether any replica here has a gradient for it."""
+        here = {index for live in self._buckets for _, index in live.marked}
+        return [index in here for index in range(len(self._names))]
+
+    def _present(self) -> set[int]:
+        """Parameters with a gradient on any replica of any rank."""
+        with self._condition:
+            flags = self._flags()
+        if self._ranks is not None and not all(flags[index] for index in self._home):
+            # Only a rank that lacks one has to know, and so to wait for, the others' answer.
+            flags = self._lanes.told()
+        return {index for index, flag in enumerate(flags) if flag}
+
+    def give(self) -> None:
+        """Set every replica's ``.grad`` to the sums: views of buckets, valid until :meth:`release`."""
+        present = self._present()
+        sparse = {index: self._sum_sparse(index) for index in sorted(self._sparse)}
+        for replica, given in enumerate(self._parameters):
+            for index, live in self._home.items():
+                if index not in present or (self._owners is not None and self._owners[index] != replica):
+                    given[index].grad = None
+                elif index in sparse:
+                    given[index].grad = sparse[index].to(given[index].device, copy=True)
+                else:
+                    given[index].grad = live.views[replica][index]
+
+    def give_first(self) -> None:
+        """Set the first replica's ``.grad`` alone, to tensors that stay; the others' to None."""
+        present = self._present()
+        for index in self._home:
+            first = self._parameters[0][index]
+            live = self._home[index]
+            if index in self._sparse:
+                first.grad = self._sum_sparse(index)
+            elif index in present:
+                reduced = live.views[live.plan.owner][index]
+                if first.grad is None:
+                    first.grad = torch.empty_like(reduced, device=first.device)
+                first.grad.copy_(reduced)
+            for given in self._parameters[1:]:
+                given[index].grad = None
+
+    def begin_backward(self, active: Sequence[int]) -> None:
+        """From a hook on an output: begin, once per backward, and finish at its end."""
+        task = torch._C._current_graph_task_id()
+        if task == self._task:
+            return
+        self.begin(active)
+        self._task = task
+
+        def finish() -> None:
+            self._task = None
+            self.complete()
+            self.give_first()
+            self.release()
+
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(finish)
+
+    def _sum_sparse(self, index: int) -> torch.Tensor:
+        place = self._first
+        parts = [given[index].grad for given in self._parameters]
+        total = sum_in_order([part.to(place) for part in parts if part is not None])
+        if self._ranks is not None:
+            raise ReplicaError(
+                f"parameter {self._names[index]!r} has sparse gradients, which are summed over the replicas "
+                "of one process only: use a dense embedding in a process group"
+            )
+        return total
+
+    def release(self) -> None:
+        """The reduced gradients have been used; tests poison the buckets."""
+        for live in self._buckets:
+            self._lanes.released(live)
+
+    def abort(self) -> bool:
+        """Forget a step that failed; nothing of it reaches a later one.
+
+        Returns:
+            Whether the reducer can be used again. Not so in a process group
+            once a bucket was launched: the other ranks wait for the rest.
+        """
+        with self._condition:
+            launched = self._next > 0
+            self._open = False
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: not self._launching)
+        if self._ranks is not None and launched:
+            return False
+        self._lanes.drain()
+        return True
+
+    def stop(self) -> None:
+        """End the launching thread and take the hooks off. Waits for nothing: it may run in a finalizer."""
+        with self._condition:
+            self._stopped = True
+            self._open = False
+            self._condition.notify_all()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def join(self) -> None:
+        """Wait for the launching thread after :meth:`stop`."""
+        self._thread.join()
+
+    # The launching thread
+
+    def _launch_in_order(self) -> None:
+        while True:
+            with self._condition:
+                self._launching = False
+                self._condition.notify_all()
+                self._condition.wait_for(self._has_work)
+                if self._stopped:
+                    return
+                live = self._buckets[self._next]
+                live.launched = True
+                contributors = live.contributors()
+                self._launching = True
+                last = self._flags() if self._next + 1 == len(self._buckets) else None
+            try:
+                self._lanes.launch(live, contributors)
+                if last is not None:
+                    self._lanes.tell_ranks(last)
+            except BaseException as failure:
+                with self._condition:
+                    self._failure = failure
+                    self._open = False
+            with self._condition:
+                self._next += 1
+
+    def _has_work(self) -> bool:
+        if self._stopped:
+            return True
+        if not self._open or self._next >= len(self._buckets):
+            return False
+        return self._forced or self._buckets[self._next].pending == 0

@@ -1,0 +1,102 @@
+"""Public scatter and gather, usable alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipegraph.device import normalised
+from pipegraph.errors import PipegraphWarning
+from pipegraph.replicas.parts import chunk_sizes_for, cut, is_named_tuple, moved, rows_of
+
+
+def scatter(
+    inputs: Any,
+    devices: Sequence[torch.device | str | int],
+    dim: int = 0,
+    chunk_sizes: Sequence[int] | None = None,
+) -> list[Any]:
+    """Cut `inputs` and put part i on device i. Differentiable: its backward gathers.
+
+    Args:
+        inputs: any tree; see :mod:`pipegraph.replicas.parts` for what is cut and what goes whole.
+        devices: a device per part; the same device may stand there several times.
+        dim: the dimension that is cut.
+        chunk_sizes: rows per part; by default those of ``torch.chunk``.
+
+    Returns:
+        One entry per part: fewer than devices if there are fewer rows; one
+        per device if nothing in `inputs` has rows.
+
+    Raises:
+        ValueError: unequal row counts, or `chunk_sizes` does not fit.
+    """
+    places = [normalised(device) for device in devices]
+    rows = rows_of(inputs, dim)
+    if rows is None:
+        sizes = [0] * len(places)
+    elif chunk_sizes is None:
+        sizes = chunk_sizes_for(rows, len(places))
+    else:
+        sizes = list(chunk_sizes)
+        if len(sizes) > len(places) or sum(sizes) != rows or min(sizes, default=0) < 0:
+            raise ValueError(
+                f"scatter: chunk_sizes {sizes} must be at most {len(places)} sizes >= 0 that sum to "
+                f"{rows} rows"
+            )
+    parts = cut(inputs, sizes, dim)
+    return [moved(part, place) for part, place in zip(parts, places, strict=False)]
+
+
+def gather(outputs: Sequence[Any], output_device: torch.device | str | int, dim: int = 0) -> Any:
+    """Join the outputs of replicas on one device. Differentiable: its backward scatters.
+
+    Tensors are concatenated along `dim`, 0-dim ones become a vector (with a
+    warning), dicts and (named) tuples and lists are joined inside, None stays.
+
+    Raises:
+        ValueError: dicts with unequal keys, or nothing to gather.
+    """
+    if not outputs:
+        raise ValueError("gather: there are no outputs")
+    return _gather(list(outputs), normalised(output_device), dim)
+
+
+def _gather(outputs: list[Any], device: torch.device, dim: int) -> Any:
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        return _gather_tensors(outputs, device, dim)
+    if first is None:
+        return None
+    if isinstance(first, Mapping):
+        if any(first.keys() != other.keys() for other in outputs):
+            keys = [sorted(map(str, other)) for other in outputs]
+            raise ValueError(f"gather: all replicas' dicts need the same keys, got {keys}")
+        joined = [(key, _gather([output[key] for output in outputs], device, dim)) for key in first]
+        return type(first)(joined)  # type: ignore[call-arg]
+    if isinstance(first, (tuple, list)):
+        if any(len(first) != len(other) for other in outputs):
+            raise ValueError(f"gather: sequences of lengths {[len(other) for other in outputs]} do not match")
+        entries = [_gather(list(column), device, dim) for column in zip(*outputs, strict=True)]
+        return type(first)._make(entries) if is_named_tuple(first) else type(first)(entries)  # type: ignore
+    raise TypeError(
+        f"gather: cannot join objects of type {type(first).__name__}: return tensors, or nests of them"
+    )
+
+
+def _gather_tensors(outputs: list[torch.Tensor], device: torch.device, dim: int) -> torch.Tensor:
+    if all(output.dim() == 0 for output in outputs) and dim == 0:
+        warnings.warn(
+            "gather: all outputs are 0-dim (losses?); they come back as a vector, one entry per replica",
+            PipegraphWarning,
+            stacklevel=5,
+        )
+        outputs = [output.unsqueeze(0) for output in outputs]
+    channels_last = all(
+        output.dim() == 4 and output.is_contiguous(memory_format=torch.channels_last) for output in outputs
+    )
+    joined = torch.cat([output.to(device, non_blocking=True) for output in outputs], dim)
+    return joined.contiguous(memory_format=torch.channels_last) if channels_last else joined
