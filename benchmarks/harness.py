@@ -293,6 +293,29 @@ def header(claim: str, configuration: Mapping[str, Any]) -> None:
     print("versions:", ", ".join(f"{k} {v}" for k, v in facts["versions"].items()), flush=True)
 
 
+def compare(
+    script: str,
+    claim: str,
+    configuration: Mapping[str, Any],
+    contestants: Iterable[Contestant],
+    check: Callable[[Contestant], str],
+    yardsticks: Sequence[str],
+    unit: str,
+    options: argparse.Namespace,
+) -> None:
+    """The whole of a comparison: check every contestant's output once, race those that pass, record."""
+    header(claim, configuration)
+    entered = chosen(contestants, options.only)
+    checks = attempt(entered, check)
+    for name, outcome in checks.items():
+        print(f"  check: {name:<34} {outcome}", flush=True)
+    result = race([c for c in entered if not checks[c.name].startswith("failed")], options.rounds)
+    print(rate_table(result, yardsticks, unit))
+    if not options.no_record:
+        results = {**summary(result, yardsticks), "checks": checks}
+        print("recorded in", record(script, claim, configuration, results).name)
+
+
 class Repeat:
     """The items over and over, without keeping a second list of them; every ``iter`` starts anew."""
 

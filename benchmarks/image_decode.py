@@ -42,6 +42,7 @@ from images import (
 CLAIM = ">= 0.97 of a hand-written two-thread loop, and ahead of every peer"
 IDEAL = "hand-written loop"
 OURS = "pipegraph: batch, DecodeImage"
+DATALOADER = "DataLoader, processes"
 TIMED = 32  # batches: 2,048 images
 WARM = 10
 
@@ -59,7 +60,7 @@ def fill(path: str, row: Any) -> None:
 
 def hand_written(paths: Sequence[str]) -> HandWritten:
     """Two threads that do just the work."""
-    return HandWritten(paths, lambda: fill, (SIZE, SIZE, 3), np.uint8)
+    return HandWritten(paths, lambda: fill, (SIZE, SIZE, 3), np.uint8, WORKERS)
 
 
 @contextmanager
@@ -134,7 +135,7 @@ def dataloader(paths: Sequence[str]) -> Iterator[Any]:
         data,
         batch_size=BATCH,
         num_workers=WORKERS,
-        prefetch_factor=PREFETCH // WORKERS,
+        prefetch_factor=max(1, PREFETCH // WORKERS),
         persistent_workers=True,
         worker_init_fn=limit_threads,
     )
@@ -170,7 +171,8 @@ def spdl_items(paths: Sequence[str]) -> Iterator[Any]:
     """An image per task, then aggregated and collated."""
     from spdl.pipeline import PipelineBuilder
 
-    builder: Any = PipelineBuilder().add_source(harness.Repeat(paths))
+    empty: Any = PipelineBuilder()
+    builder = empty.add_source(harness.Repeat(paths))
     builder = builder.pipe(load, concurrency=WORKERS, output_order="input").aggregate(BATCH).pipe(stack)
     pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
     with pipeline.auto_stop():
@@ -182,7 +184,8 @@ def spdl_batches(paths: Sequence[str]) -> Iterator[Any]:
     """Paths aggregated first, then a batch per task: fewer tasks for its event loop."""
     from spdl.pipeline import PipelineBuilder
 
-    builder: Any = PipelineBuilder().add_source(harness.Repeat(paths)).aggregate(BATCH)
+    empty: Any = PipelineBuilder()
+    builder = empty.add_source(harness.Repeat(paths)).aggregate(BATCH)
     builder = builder.pipe(load_batch, concurrency=WORKERS, output_order="input")
     pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
     with pipeline.auto_stop():
@@ -194,7 +197,8 @@ def spdl_own(paths: Sequence[str]) -> Iterator[Any]:
     """SPDL's own decoder and resize (FFmpeg), a batch per task."""
     from spdl.pipeline import PipelineBuilder
 
-    builder: Any = PipelineBuilder().add_source(harness.Repeat(paths)).aggregate(BATCH)
+    empty: Any = PipelineBuilder()
+    builder = empty.add_source(harness.Repeat(paths)).aggregate(BATCH)
     builder = builder.pipe(spdl_load_batch, concurrency=WORKERS, output_order="input")
     pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
     with pipeline.auto_stop():
@@ -251,7 +255,7 @@ def webdataset(paths: Sequence[str]) -> Iterator[Any]:
             data,
             batch_size=None,
             num_workers=WORKERS,
-            prefetch_factor=PREFETCH // WORKERS,
+            prefetch_factor=max(1, PREFETCH // WORKERS),
             worker_init_fn=limit_threads,
         )
         iterator = iter(loader)
@@ -291,14 +295,14 @@ def contestants(paths: Sequence[str]) -> list[Contestant]:
         OURS: pipegraph_batch,
         "pipegraph: map, batch": pipegraph_map,
         "pipegraph: batch, map": pipegraph_batch_function,
-        "DataLoader, 2 processes": dataloader,
+        DATALOADER: dataloader,
         "torchdata.nodes, threads": partial(torchdata_nodes, method="thread"),
         "torchdata.nodes, processes": partial(torchdata_nodes, method="process"),
         "SPDL, per image": spdl_items,
         "SPDL, per batch": spdl_batches,
         "SPDL, own decoder": spdl_own,
-        "Grain, 2 read threads": grain,
-        "WebDataset, 2 processes": webdataset,
+        "Grain, read threads": grain,
+        "WebDataset, processes": webdataset,
         "DALI, own decoder": dali,
     }
     return [
@@ -331,18 +335,11 @@ def main() -> None:
         "photographs": len(paths), "images": TIMED * BATCH, "batch": BATCH, "size": SIZE, "workers": WORKERS,
         "prefetch_batches": PREFETCH, "rounds": options.rounds,
     }  # fmt: skip
-    harness.header(CLAIM, configuration)
-    entered = harness.chosen(contestants(paths), options.only)
     reference = load_batch([path for _, path in zip(range(BATCH), harness.Repeat(paths), strict=False)])
-    checks = harness.attempt(entered, partial(check, reference=reference))
-    for name, outcome in checks.items():
-        print(f"  first batch: {name:<34} {outcome}")
-    result = harness.race([c for c in entered if not checks[c.name].startswith("failed")], options.rounds)
-    yardsticks = [IDEAL, OURS]
-    print(harness.rate_table(result, yardsticks, "images"))
-    if not options.no_record:
-        results = {**harness.summary(result, yardsticks), "first_batch": checks}
-        print("recorded in", harness.record("image_decode", CLAIM, configuration, results).name)
+    same = partial(check, reference=reference)
+    harness.compare(
+        "image_decode", CLAIM, configuration, contestants(paths), same, [IDEAL, OURS], "images", options
+    )
 
 
 if __name__ == "__main__":

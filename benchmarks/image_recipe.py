@@ -134,7 +134,8 @@ def spdl(paths: Sequence[str], function: Callable[[Sequence[str]], Any]) -> Iter
     """A batch per task."""
     from spdl.pipeline import PipelineBuilder
 
-    builder: Any = PipelineBuilder().add_source(harness.Repeat(paths)).aggregate(BATCH)
+    empty: Any = PipelineBuilder()
+    builder = empty.add_source(harness.Repeat(paths)).aggregate(BATCH)
     builder = builder.pipe(function, concurrency=WORKERS, output_order="input")
     pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
     with pipeline.auto_stop():
@@ -297,20 +298,11 @@ def run(paths: Sequence[str], options: Any, large: bool) -> None:
         "size": SIZE,
         "workers": WORKERS, "prefetch_batches": PREFETCH, "rounds": options.rounds, "large": large,
     }  # fmt: skip
-    harness.header(claim, configuration)
-    entered = harness.chosen(contestants(paths), options.only)
+    entered = contestants(paths)
     if large:
         entered = [Contestant(c.name, c.stream, WARM // 5, TIMED // 8, c.weight) for c in entered]
-    checks = harness.attempt(entered, check)
-    for name, outcome in checks.items():
-        print(f"  first batches: {name:<34} {outcome}")
-    result = harness.race([c for c in entered if not checks[c.name].startswith("failed")], options.rounds)
-    yardsticks = [IDEAL, REGION, OURS]
-    print(harness.rate_table(result, yardsticks, "images"))
-    if not options.no_record:
-        results = {**harness.summary(result, yardsticks), "first_batches": checks}
-        name = "image_recipe_large" if large else "image_recipe"
-        print("recorded in", harness.record(name, claim, configuration, results).name)
+    name = "image_recipe_large" if large else "image_recipe"
+    harness.compare(name, claim, configuration, entered, check, [IDEAL, REGION, OURS], "images", options)
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def opencv_crop(data: bytes) -> Any:
     """The usual OpenCV way: full decode, crop, resize, flip. RGB uint8 (SIZE, SIZE, 3)."""
     import cv2
 
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+    image: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
     top, left, height, width = draw_crop(*image.shape[:2])
     resized = cv2.resize(image[top : top + height, left : left + width], (SIZE, SIZE))
     return cv2.flip(resized, 1) if random.random() < 0.5 else resized
@@ -94,7 +94,8 @@ def pillow_sample(path: str) -> Any:
 def tables() -> Any:
     """What each of 256 values becomes, per channel: float32 (3, 256)."""
     values = np.arange(256, dtype=np.float32) / 255
-    return ((values[None] - np.float32(MEAN)[:, None]) / np.float32(STD)[:, None]).astype(np.float32)
+    mean, deviation = (np.array(numbers, np.float32)[:, None] for numbers in (MEAN, STD))
+    return (values[None] - mean) / deviation
 
 
 def planes(image_HWC: Any, table: Any, row: Any) -> None:
@@ -129,7 +130,7 @@ def make_opencv_fill() -> Callable[[str, Any], None]:
             scale, flag = 4, cv2.IMREAD_REDUCED_COLOR_4
         elif min(height, width) >= 2 * SIZE:
             scale, flag = 2, cv2.IMREAD_REDUCED_COLOR_2
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
+        image: Any = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
         if flag != cv2.IMREAD_COLOR_RGB:
             image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
         top, left, height, width = (value // scale for value in (top, left, height, width))

@@ -39,6 +39,11 @@ MODULES = {
 }
 
 
+def modules_of(name: str) -> tuple[str, ...]:
+    """What the contestant's user imports."""
+    return next(modules for start, modules in MODULES.items() if name.startswith(start))
+
+
 def child(name: str, folder: str) -> None:
     """One measurement, in its own interpreter: prints the two times as JSON on the last line."""
     import cv2  # noqa: F401
@@ -46,9 +51,8 @@ def child(name: str, folder: str) -> None:
 
     paths = photographs(folder)
     one_thread_each()
-    modules = next(names for start, names in MODULES.items() if name.startswith(start))
     begin = time.perf_counter()
-    for module in modules:
+    for module in modules_of(name):
         importlib.import_module(module)
     imported = time.perf_counter()
     contestant = next(c for c in image_decode.contestants(paths) if c.name == name)

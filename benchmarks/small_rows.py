@@ -1,0 +1,226 @@
+"""A million rows of 32 floats, shuffled, in batches of 1024: the loader's own cost, with no work to hide it.
+
+Claim: ahead of every peer, row by row and batch by batch.
+
+Two ways to ask: "rows" asks the data set for one row at a time and collates, as most data sets are
+written; "batches" asks it for a list of indices at once, as each library's documentation recommends for
+rows in memory.
+
+    python benchmarks/small_rows.py --rounds 5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import harness
+import numpy as np
+from harness import Contestant
+from hop_cost import shut_down
+from images import WORKERS, one_thread_each
+
+CLAIM = "ahead of every peer, row by row and batch by batch"
+IDEAL = "hand-written, batches"
+OURS = "pipegraph, batches"
+ROWS = 1_000_000
+COLUMNS = 32
+BATCH = 1024
+PREFETCH = 4
+PASSES = 1000  # more than any contestant draws
+
+
+class Rows:
+    """The table. An index gives a row; a list of indices gives their batch."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.table = torch.from_numpy(np.random.default_rng(0).random((ROWS, COLUMNS), np.float32))
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.table[index]
+
+
+class EndlessBatches:
+    """Lists of shuffled indices, pass after pass."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for epoch in range(PASSES):
+            order = np.random.default_rng(epoch).permutation(ROWS)
+            for start in range(0, ROWS - BATCH + 1, BATCH):
+                yield order[start : start + BATCH].tolist()
+
+    def __len__(self) -> int:
+        return PASSES * (ROWS // BATCH)
+
+
+class EndlessRows:
+    """Shuffled indices, pass after pass."""
+
+    def __iter__(self) -> Iterator[int]:
+        for batch in EndlessBatches():
+            yield from batch
+
+    def __len__(self) -> int:
+        return PASSES * (ROWS // BATCH) * BATCH
+
+
+@contextmanager
+def hand_written(rows: Rows) -> Iterator[Any]:
+    """One thread, no queue: index and yield."""
+    yield (rows[indices] for indices in EndlessBatches())
+
+
+@contextmanager
+def pipegraph_batches(rows: Rows) -> Iterator[Any]:
+    """A sampler of index lists, read in two worker threads."""
+    import pipegraph as pg
+    from pipegraph import operators as ops
+
+    graph = pg.Graph("rows")
+    sampler: Any = EndlessBatches()
+    graph.add(ops.FromSequence(rows, sampler=sampler), workers=WORKERS, capacity=PREFETCH)
+    with graph.loader() as loader:
+        yield loader
+
+
+@contextmanager
+def pipegraph_rows(rows: Rows) -> Iterator[Any]:
+    """A sampler of indices, then a batch."""
+    import pipegraph as pg
+    from pipegraph import operators as ops
+
+    graph = pg.Graph("rows")
+    sampler: Any = EndlessRows()
+    source = graph.add(ops.FromSequence(rows, sampler=sampler), workers=WORKERS, capacity=BATCH)
+    source.then(ops.Batch(BATCH), capacity=PREFETCH)
+    with graph.loader() as loader:
+        yield loader
+
+
+@contextmanager
+def dataloader(rows: Rows, batches: bool) -> Iterator[Any]:
+    """Two persistent processes; batches: a sampler of index lists with ``batch_size=None``."""
+    from torch.utils.data import DataLoader
+
+    data: Any = rows
+    ways: dict[str, Any] = (
+        {"sampler": EndlessBatches(), "batch_size": None}
+        if batches
+        else {"sampler": EndlessRows(), "batch_size": BATCH}
+    )
+    loader: Any = DataLoader(
+        data, num_workers=WORKERS, prefetch_factor=PREFETCH // WORKERS, persistent_workers=True, **ways
+    )
+    iterator = iter(loader)
+    yield iterator
+    iterator._shutdown_workers()
+
+
+@contextmanager
+def dataloader_inline(rows: Rows) -> Iterator[Any]:
+    """No worker: a sampler of index lists in the consumer's own process."""
+    from torch.utils.data import DataLoader
+
+    data: Any = rows
+    sampler: Any = EndlessBatches()
+    yield iter(DataLoader(data, sampler=sampler, batch_size=None))
+
+
+@contextmanager
+def torchdata_nodes(rows: Rows, batches: bool) -> Iterator[Any]:
+    """Batch the indices, read and collate in two threads, prefetch."""
+    from torch.utils.data import default_collate
+    from torchdata.nodes import Batcher, IterableWrapper, Loader, ParallelMapper, Prefetcher
+
+    def read(indices: Sequence[int]) -> Any:
+        return rows[indices] if batches else default_collate([rows[index] for index in indices])
+
+    node: Any = Batcher(IterableWrapper(EndlessRows()), BATCH)
+    if batches:
+        node = IterableWrapper(EndlessBatches())
+    node = Prefetcher(ParallelMapper(node, read, num_workers=WORKERS, method="thread"), PREFETCH)
+    iterator = iter(Loader(node))
+    yield iterator
+    shut_down(iterator)
+
+
+@contextmanager
+def spdl(rows: Rows) -> Iterator[Any]:
+    """A list of indices per task."""
+    from spdl.pipeline import PipelineBuilder
+
+    empty: Any = PipelineBuilder()
+    builder = empty.add_source(EndlessBatches())
+    builder = builder.pipe(rows.__getitem__, concurrency=WORKERS, output_order="input")
+    pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
+    with pipeline.auto_stop():
+        yield pipeline
+
+
+@contextmanager
+def grain(rows: Rows) -> Iterator[Any]:
+    """Its own shuffle, a row at a time, batched in two read threads (it has no call for many rows)."""
+    import grain as gr
+    import torch
+
+    source: Any = rows.table.numpy()
+    data = gr.MapDataset.source(source).seed(0).shuffle().repeat().batch(BATCH)
+    options = gr.ReadOptions(num_threads=WORKERS, prefetch_buffer_size=PREFETCH)
+    iterator = iter(data.to_iter_dataset(options))
+    yield (torch.from_numpy(batch) for batch in iterator)
+    iterator.close()
+
+
+def contestants(rows: Rows) -> list[Contestant]:
+    """All ways to read the table; those that go row by row draw fewer batches."""
+
+    def entry(name: str, stream: Any, timed: int) -> Contestant:
+        return Contestant(name, partial(stream, rows), warm=max(20, timed // 10), timed=timed, weight=BATCH)
+
+    return [
+        entry(IDEAL, hand_written, 3000),
+        entry(OURS, pipegraph_batches, 2000),
+        entry("pipegraph, rows", pipegraph_rows, 200),
+        entry("DataLoader, batches", partial(dataloader, batches=True), 1000),
+        entry("DataLoader, batches, no worker", dataloader_inline, 2000),
+        entry("DataLoader, rows", partial(dataloader, batches=False), 200),
+        entry("torchdata.nodes, batches", partial(torchdata_nodes, batches=True), 1000),
+        entry("torchdata.nodes, rows", partial(torchdata_nodes, batches=False), 200),
+        entry("SPDL, batches", spdl, 500),
+        entry("Grain, rows", grain, 100),
+    ]
+
+
+def check(contestant: Contestant) -> str:
+    """The mean of the first batch; a wrong shape or type is an error."""
+    import torch
+
+    with contestant.stream() as stream:
+        batch = next(iter(stream))
+        if tuple(batch.shape) != (BATCH, COLUMNS) or batch.dtype != torch.float32:
+            raise RuntimeError(f"{contestant.name}: got {tuple(batch.shape)} {batch.dtype}")
+        return f"mean {batch.mean().item():.3f}"
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__ or "")
+    options = parser.parse_args()
+    one_thread_each()
+    configuration = {
+        "rows": ROWS, "columns": COLUMNS, "batch": BATCH, "workers": WORKERS, "prefetch_batches": PREFETCH,
+        "rounds": options.rounds,
+    }  # fmt: skip
+    harness.compare(
+        "small_rows", CLAIM, configuration, contestants(Rows()), check, [IDEAL, OURS], "rows", options
+    )
+
+
+if __name__ == "__main__":
+    main()

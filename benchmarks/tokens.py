@@ -1,0 +1,200 @@
+"""Windows of 2,049 tokens from one long array on disk, in batches of 16: what language-model training reads.
+
+Claim: ahead of every peer. A batch is int64 (16, 2049), cut at scattered places of a memory-mapped
+uint16 file of 100 million tokens.
+
+    python benchmarks/tokens.py --rounds 5
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+from harness import Contestant
+from hop_cost import shut_down
+from images import WORKERS, one_thread_each
+
+CLAIM = "windows of tokens: ahead of every peer"
+IDEAL = "hand-written loop"
+OURS = "pipegraph, batches"
+TOKENS = 100_000_000
+WINDOW = 2049
+BATCH = 16
+PREFETCH = 4
+ENDLESS = 1 << 40
+
+
+class Windows:
+    """Window i of the file, at a place drawn from i; a list of indices gives their batch."""
+
+    def __init__(self, path: str) -> None:
+        self.tokens = np.memmap(path, np.uint16, mode="r")
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def start(self, index: int) -> int:
+        """A fixed scatter of the indices over the file (Knuth's multiplicative hash)."""
+        return (index * 2_654_435_761) % (len(self.tokens) - WINDOW)
+
+    def __getitem__(self, index: int) -> Any:
+        start = self.start(index)
+        return self.tokens[start : start + WINDOW].astype(np.int64)
+
+    def batch(self, indices: Sequence[int]) -> Any:
+        """int64 (len(indices), WINDOW), every token written once."""
+        import torch
+
+        out = np.empty((len(indices), WINDOW), np.int64)
+        for row, index in enumerate(indices):
+            start = self.start(index)
+            out[row] = self.tokens[start : start + WINDOW]
+        return torch.from_numpy(out)
+
+
+@contextmanager
+def hand_written(windows: Windows) -> Iterator[Any]:
+    """One thread, no queue: cut and yield."""
+    yield (windows.batch(range(start, start + BATCH)) for start in range(0, ENDLESS, BATCH))
+
+
+@contextmanager
+def pipegraph_batches(windows: Windows) -> Iterator[Any]:
+    """Indices batched, then a function on the batch in two workers."""
+    import pipegraph as pg
+    from pipegraph import operators as ops
+
+    graph = pg.Graph("tokens")
+    indices = graph.add(ops.FromIterable(range(ENDLESS)), capacity=BATCH * PREFETCH)
+    lists = indices.then(ops.Batch(BATCH, collate=list), capacity=PREFETCH)
+    lists.then(ops.Map(windows.batch), workers=WORKERS, capacity=PREFETCH)
+    with graph.loader() as loader:
+        yield loader
+
+
+@contextmanager
+def pipegraph_windows(windows: Windows) -> Iterator[Any]:
+    """The plain way: a data set, then a batch."""
+    import pipegraph as pg
+    from pipegraph import operators as ops
+
+    graph = pg.Graph("tokens")
+    source = graph.add(ops.FromSequence(windows), workers=WORKERS, capacity=BATCH * PREFETCH)
+    source.then(ops.Batch(BATCH), capacity=PREFETCH)
+    with graph.loader() as loader:
+        yield loader
+
+
+@contextmanager
+def dataloader(windows: Windows) -> Iterator[Any]:
+    """Two persistent processes that collate into shared memory."""
+    from torch.utils.data import DataLoader
+
+    data: Any = windows
+    loader: Any = DataLoader(
+        data,
+        batch_size=BATCH,
+        num_workers=WORKERS,
+        prefetch_factor=PREFETCH // WORKERS,
+        persistent_workers=True,
+    )
+    iterator = iter(loader)
+    yield iterator
+    iterator._shutdown_workers()
+
+
+@contextmanager
+def torchdata_nodes(windows: Windows) -> Iterator[Any]:
+    """Batch the indices, read in two threads, prefetch."""
+    from torchdata.nodes import Batcher, IterableWrapper, Loader, ParallelMapper, Prefetcher
+
+    node: Any = Batcher(IterableWrapper(range(ENDLESS)), BATCH)
+    node = Prefetcher(ParallelMapper(node, windows.batch, num_workers=WORKERS, method="thread"), PREFETCH)
+    iterator = iter(Loader(node))
+    yield iterator
+    shut_down(iterator)
+
+
+@contextmanager
+def spdl(windows: Windows) -> Iterator[Any]:
+    """A batch per task; the indices are grouped before the event loop sees them."""
+    from spdl.pipeline import PipelineBuilder
+
+    lists = (range(start, start + BATCH) for start in range(0, ENDLESS, BATCH))
+    empty: Any = PipelineBuilder()
+    builder = empty.add_source(lists)
+    builder = builder.pipe(windows.batch, concurrency=WORKERS, output_order="input")
+    pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
+    with pipeline.auto_stop():
+        yield pipeline
+
+
+@contextmanager
+def grain(windows: Windows) -> Iterator[Any]:
+    """Batched in two read threads."""
+    import grain as gr
+    import torch
+
+    data = gr.MapDataset.range(1 << 30).map(windows.__getitem__).batch(BATCH)
+    options = gr.ReadOptions(num_threads=WORKERS, prefetch_buffer_size=PREFETCH)
+    iterator = iter(data.to_iter_dataset(options))
+    yield (torch.from_numpy(batch) for batch in iterator)
+    iterator.close()
+
+
+def contestants(windows: Windows) -> list[Contestant]:
+    """All ways to cut the windows."""
+
+    def entry(name: str, stream: Any, timed: int) -> Contestant:
+        return Contestant(
+            name, partial(stream, windows), warm=timed // 10, timed=timed, weight=BATCH * WINDOW
+        )
+
+    return [
+        entry(IDEAL, hand_written, 5000),
+        entry(OURS, pipegraph_batches, 4000),
+        entry("pipegraph, windows", pipegraph_windows, 2000),
+        entry("DataLoader", dataloader, 1000),
+        entry("torchdata.nodes", torchdata_nodes, 2000),
+        entry("SPDL", spdl, 1000),
+        entry("Grain", grain, 1000),
+    ]
+
+
+def check(contestant: Contestant, windows: Windows) -> str:
+    """The first batch must be exactly the first windows."""
+    import torch
+
+    with contestant.stream() as stream:
+        batch = next(iter(stream))
+        if not torch.equal(batch, windows.batch(range(BATCH))):
+            raise RuntimeError(f"{contestant.name}: got {tuple(batch.shape)} {batch.dtype}, other tokens")
+    return "equal"
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__ or "")
+    options = parser.parse_args()
+    one_thread_each()
+    configuration = {
+        "tokens": TOKENS, "window": WINDOW, "batch": BATCH, "workers": WORKERS, "prefetch_batches": PREFETCH,
+        "rounds": options.rounds,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "tokens.bin")
+        np.random.default_rng(0).integers(0, 50_000, TOKENS, np.uint16).tofile(path)
+        windows = Windows(path)
+        same = partial(check, windows=windows)
+        entered = contestants(windows)
+        harness.compare("tokens", CLAIM, configuration, entered, same, [IDEAL, OURS], "tokens", options)
+
+
+if __name__ == "__main__":
+    main()
