@@ -117,7 +117,7 @@ def main() -> None:
     options = parser.parse_args()
     paths = photographs(options.images)
     if options.child:
-        image_decode.WORKERS = options.workers
+        vars(image_decode)["WORKERS"] = options.workers
         child(options.child, options.images)
         return
     counts = (options.workers,) if options.workers else WORKERS
