@@ -13,6 +13,7 @@ Rules (what differs from them is a bug):
 from __future__ import annotations
 
 import threading
+from time import perf_counter_ns
 
 from pipegraph.activity import Activity, Cancelled, Waiter
 from pipegraph.errors import MemoryLimitError
@@ -27,15 +28,17 @@ class StageAccount:
     Attributes:
         depth: 0 for the stage next to the consumer, growing upstream.
         largest: the most bytes that one call has added so far.
+        wait_ns: nanoseconds that its workers have waited for room.
     """
 
-    __slots__ = ("depth", "headroom", "largest", "name")
+    __slots__ = ("depth", "headroom", "largest", "name", "wait_ns")
 
     def __init__(self, name: str, depth: int) -> None:
         self.name = name
         self.depth = depth
         self.largest = 0
         self.headroom = 0
+        self.wait_ns = 0
 
 
 class Account:
@@ -76,7 +79,7 @@ class Account:
                 if self._fits(stage):
                     self._use(stage.largest)
                     return stage.largest
-                waiter = Waiter(0)
+                waiter = Waiter(perf_counter_ns())
                 self._waiting.append((stage, waiter))
             try:
                 waiter.wait(self.activity)
@@ -88,6 +91,8 @@ class Account:
                     else:
                         self._wake()
                 raise
+            with self._lock:
+                stage.wait_ns += perf_counter_ns() - waiter.since_ns
 
     def _fits(self, stage: StageAccount) -> bool:
         return self.used + stage.largest <= self.limit - stage.headroom

@@ -386,8 +386,8 @@ class Channel:
 
     # -- looking -------------------------------------------------------------------------------
 
-    def _stats(self) -> ChannelStats:
-        now = perf_counter_ns()
+    def _stats(self, now_ns: int | None = None) -> ChannelStats:
+        now = perf_counter_ns() if now_ns is None else now_ns
         depth = len(self._ready) + (self._reorder.held if self._reorder is not None else 0)
         return ChannelStats(
             capacity=self._capacity,
@@ -395,17 +395,17 @@ class Channel:
             nbytes=self._nbytes,
             puts=self._taken + depth,
             gets=self._taken,
-            put_wait_ns=self._put_wait_ns + sum(now - waiter.since_ns for waiter in self._putters),
-            get_wait_ns=self._get_wait_ns + sum(now - waiter.since_ns for waiter in self._getters),
+            put_wait_ns=self._put_wait_ns + sum(max(0, now - waiter.since_ns) for waiter in self._putters),
+            get_wait_ns=self._get_wait_ns + sum(max(0, now - waiter.since_ns) for waiter in self._getters),
             putters_waiting=len(self._putters),
             getters_waiting=len(self._getters),
             grown=self._grown,
         )
 
-    def stats(self) -> ChannelStats:
-        """One consistent look."""
+    def stats(self, now_ns: int | None = None) -> ChannelStats:
+        """One consistent look; waits that still run count up to ``now_ns``, by default now."""
         with self._lock:
-            return self._stats()
+            return self._stats(now_ns)
 
     def wait_until(self, condition: Callable[[ChannelStats], bool]) -> None:
         """Blocks until ``condition`` holds (for tests: wait for a state, never for time)."""

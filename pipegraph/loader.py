@@ -141,6 +141,7 @@ class Loader:
         epoch = place.epoch
         restored = place.cursor is not None or bool(place.delivered.rows)
         runtime = self._start()
+        runtime.tally.end()  # before the run may be cancelled, which ends its waits
         horizon = inf if self._epochs is None else max(epoch, self._epochs - 1)
         run = runtime.run
         if run is not None and self._ready_for == epoch and not restored and run.error is None:
@@ -152,6 +153,7 @@ class Loader:
             except BaseException:
                 self.close()
                 raise
+        runtime.tally.begin(run)
         self._ready_for = None
         self._place, self._upcoming = place, None
         if not self._started_ns:
@@ -186,6 +188,8 @@ class Loader:
 
     def _pass_over(self, finished: bool, epoch: int) -> None:
         """Called by the pass: it ran to its end (``finished``), or failed."""
+        if self._runtime is not None:
+            self._runtime.tally.end()
         if self._upcoming is None:
             self._upcoming = Place(epoch + 1)
         if finished:
@@ -306,6 +310,8 @@ class Loader:
         running = self._running()
         if running is not None:
             running.over = "the loader was closed"
+        if self._runtime is not None:
+            self._runtime.tally.end()
         if self._finalizer is not None:
             self._finalizer.detach()
             self._finalizer = None
@@ -409,5 +415,7 @@ class Pass:
         # After a break. Only flags: the garbage collector may call this in any thread.
         if not self.over:
             self.over = "it was left"
+            if self.loader._runtime is not None:
+                self.loader._runtime.tally.leave()
             if self.loader._upcoming is None:
                 self.loader._upcoming = Place(self.epoch + 1)

@@ -45,7 +45,8 @@ from pipegraph.stage.restore import (
     was_delivered,
 )
 from pipegraph.stage.sources import positions_loop
-from pipegraph.stage.stage import StageRun, Worker
+from pipegraph.stage.stage import Meter, StageRun, Worker
+from pipegraph.tally import Tally
 from pipegraph.units import format_bytes
 
 GRACE_S = 5.0
@@ -295,6 +296,8 @@ class Runtime:
         self.ledger = Ledger()
         self.run: Run | None = None
         self.workers: dict[str, list[Worker]] = {}
+        self.meters: dict[str, list[Meter]] = {}  # kept after close
+        self.tally = Tally(self)
         self.readers: dict[str, Source] = {}  # deal the positions of random-access sources
         self.grown: dict[str, int] = {}
         self.counters: dict[str, dict[str, int]] = {}
@@ -377,6 +380,7 @@ class Runtime:
                 reader = self.readers[stage.name] = copy.copy(stage.operator)
                 reader.open(self.context(stage.name, 0))
             self.workers[stage.name] = [Worker(i, copy.copy(stage.operator)) for i in range(stage.workers)]
+            self.meters[stage.name] = [worker.meter for worker in self.workers[stage.name]]
             for worker in self.workers[stage.name]:
                 if stage.backend == "inline":
                     self._open(stage.name, worker)
