@@ -17,3 +17,6 @@ from pipegraph.operators.merging import Route as Route
 from pipegraph.operators.merging import Zip as Zip
 from pipegraph.operators.sources import FromIterable as FromIterable
 from pipegraph.operators.sources import FromSequence as FromSequence
+from pipegraph.operators.files import ListFiles as ListFiles
+from pipegraph.operators.files import Load as Load
+from pipegraph.operators.files import ShardSelect as ShardSelect

@@ -7,17 +7,12 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
-import numpy as np
-
 from pipegraph.contracts import Context, Source
 from pipegraph.errors import GraphError, PipegraphError
 from pipegraph.operators.functions import function_name
+from pipegraph.operators.ordered import OrderedSource
 from pipegraph.order import Order, StridedOrder
 from pipegraph.tree import copy_containers
-
-POSITIONS_AT_ONCE = 1024
-"""Positions drawn from an order in one call: the cost of a draw is shared, the array stays in cache."""
-
 
 @final
 class FromIterable(Source):
@@ -90,7 +85,7 @@ def _parameters(function: Any) -> Iterable[str]:
 
 
 @final
-class FromSequence(Source):
+class FromSequence(OrderedSource):
     """Any map-style data set: ``dataset[i]`` for i in the order, or for i in a torch ``Sampler``.
 
     Args:
@@ -99,12 +94,9 @@ class FromSequence(Source):
         sampler: gives the indices of this rank instead, in each epoch; ``set_epoch`` is called where it has one.
     """
 
-    random_access = True
     default_name = "fromsequence"
 
-    def __init__(
-        self, dataset: Any, order: Order | None = None, sampler: Iterable[int] | None = None
-    ) -> None:
+    def __init__(self, dataset: Any, order: Order | None = None, sampler: Iterable[Any] | None = None) -> None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise GraphError(
                 f"FromSequence: the data set needs __len__ and __getitem__, {type(dataset).__name__} lacks one; "
@@ -116,71 +108,59 @@ class FromSequence(Source):
             raise GraphError(
                 f"FromSequence: order must be one of pg.order, got {order!r}; a torch Sampler goes to sampler="
             )
+        super().__init__(order if order is not None else StridedOrder(shuffle=False))
         self.dataset = dataset
-        self.order: Order = order if order is not None else StridedOrder(shuffle=False)
         self.sampler = sampler
         self.elastic = sampler is None
-        self._seed, self._world_size = 0, 1
-        self._block: tuple[tuple[int, int], list[int]] | None = None
-        self._indices: dict[int, list[int]] = {}  # the sampler's, by epoch; shared by all copies
+        self._world_size = 1
+        self._sampled: dict[int, list[Any]] = {}  # the sampler's draws by epoch; shared by all copies
 
     def config(self) -> dict[str, Any]:
         drawn = self.order.config() if self.sampler is None else {"sampler": type(self.sampler).__qualname__}
         return {"length": len(self.dataset), **drawn}
 
     def open(self, context: Context) -> None:
-        self._seed, self._world_size = context.seed, context.world_size
+        super().open(context)
+        self._world_size = context.world_size
+
+    def layout(self) -> int:
+        return len(self.dataset)
+
+    def item(self, index: Any) -> Any:
+        return copy_containers(self.dataset[index])
+
+    def has_length(self) -> bool:
+        return self.sampler is None or hasattr(self.sampler, "__len__")
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
-        if self.sampler is not None:
-            return len(self.sampler) if hasattr(self.sampler, "__len__") else None
-        n = len(self.dataset)
-        return self.order.length(n, world_size, (), rank, self._seed, epoch) if n else 0
+        if self.sampler is None:
+            return super().length(epoch, rank, world_size)
+        return len(self.sampler) if hasattr(self.sampler, "__len__") else None
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int]:
-        if self.sampler is not None:
-            yield from self._sampled(epoch, rank, world_size, start)
+        if self.sampler is None:
+            yield from super().positions(epoch, rank, world_size, start)
             return
-        n = len(self.dataset)
-        stop = self.length(epoch, rank, world_size)
-        assert stop is not None
-        for first in range(start, stop, POSITIONS_AT_ONCE):
-            last = min(stop, first + POSITIONS_AT_ONCE)
-            yield from self.order.positions(n, self._seed, epoch, rank, world_size, first, last).tolist()
-
-    def _sampled(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int]:
-        sampler = self.sampler
-        assert sampler is not None
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-        # The draws of a sampler without a fixed length are kept as they come, for the workers to read.
-        indices = self._indices[epoch] = []
-        for old in [e for e in self._indices if e < epoch - 1]:
-            self._indices.pop(old, None)
-        for step, index in enumerate(sampler):
-            indices.append(index)
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+        # Kept as they are drawn, for the workers that read them; prefetching needs two epochs at once.
+        drawn = self._sampled[epoch] = []
+        for old in [known for known in self._sampled if known < epoch - 1]:
+            self._sampled.pop(old, None)
+        for step, index in enumerate(self.sampler):
+            drawn.append(index)
             if step >= start:
                 yield step * world_size + rank
 
-    def _index(self, position: int, epoch: int) -> Any:
-        if self.sampler is not None:
-            return self._indices[epoch][position // self._world_size]
-        base = position - position % POSITIONS_AT_ONCE
-        block = self._block
-        if block is None or block[0] != (epoch, base):
-            drawn = np.arange(base, base + POSITIONS_AT_ONCE)
-            indices = self.order.samples_at(len(self.dataset), drawn, self._seed, epoch).tolist()
-            block = self._block = ((epoch, base), indices)
-        return block[1][position - base]
+    def position_of(self, step: int, epoch: int, rank: int, world_size: int) -> int:
+        if self.sampler is None:
+            return super().position_of(step, epoch, rank, world_size)
+        return step * world_size + rank
 
     def index_of(self, position: int, epoch: int) -> Any:
-        """The data set's index at a position."""
-        return self._index(position, epoch)
+        if self.sampler is None:
+            return super().index_of(position, epoch)
+        return self._sampled[epoch][position // self._world_size]
 
-    def read(self, position: int, epoch: int) -> Any:
-        return copy_containers(self.dataset[self._index(position, epoch)])
-
-    def window(self, position: int) -> range:
-        n = len(self.dataset)
-        start = position % n - position % n % 1024
-        return range(start, min(start + 1024, n))
+    def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
+        return super().substitute(position, epoch, attempt) if self.sampler is None else None

@@ -97,6 +97,10 @@ class Source(Component):
         """This rank's items in ``epoch``; None where it is not known without running."""
         return None
 
+    def has_length(self) -> bool:
+        """Whether :meth:`length` is known without running; the plan asks this, which must touch no data."""
+        return self.length(0, 0, 1) is not None
+
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
         """``(position, item)`` from step ``start`` on; called by the stage's first worker."""
         for position in self.positions(epoch, rank, world_size, start):
@@ -114,10 +118,9 @@ class Source(Component):
         """The global position of a step: by default dealt out in turn, r, r+W, r+2W ..."""
         return step * world_size + rank
 
-    def window(self, position: int) -> range:
-        """The positions from which ``Replace`` may take a substitute: aligned windows of 1,024."""
-        start = position - position % 1024
-        return range(start, start + 1024)
+    def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
+        """A position near by whose sample ``Replace`` may put at ``position``: a keyed draw, try by try."""
+        return None
 
 
 class Operator(Component):
@@ -148,6 +151,10 @@ class Operator(Component):
     @abstractmethod
     def process(self, chunk: Chunk) -> Any:
         """See the table in the module docstring; called by one worker at a time on its copy."""
+
+    def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
+        """The operator that does this one's work behind these: itself, or a variant of it."""
+        return self
 
     def bypass(self) -> str | None:
         """Why this operator has nothing to do here, so that the plan leaves it out; else None."""

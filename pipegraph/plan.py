@@ -95,7 +95,7 @@ class Plan:
         for stage in self.running:
             operator = stage.operator
             if isinstance(operator, Source):
-                if operator.length(0, 0, 1) is None:
+                if not operator.has_length():
                     names.append(stage.name)
             elif isinstance(operator, Merge):
                 if operator.merged_length([1000] * len(stage.upstream)) is None:
@@ -256,6 +256,9 @@ def _shortcut(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge:
 def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
     operator = spec.operator
     upstream = tuple(_shortcut(edge, planned) for edge in spec.upstream)
+    if isinstance(operator, Operator):
+        operator = operator.bind([planned[edge.stage].operator for edge in upstream])
+        spec = replace(spec, operator=operator)
     levels = [planned[edge.stage].level for edge in upstream]
     notes: list[str] = []
     if spec.backend in ("process", "ray"):

@@ -10,7 +10,6 @@ from pipegraph.activity import Cancelled
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.contracts import Operator, Source
 from pipegraph.policies import Replace, Retry, Skip, exceeded, final_policy
-from pipegraph.randomness import key as hash_key
 from pipegraph.stage.ledger import Entry, Quarantined
 from pipegraph.tree import copy_containers
 
@@ -204,15 +203,10 @@ class Failures:
         source = chain[0]
         assert isinstance(source, Source)
         row = chunk.rows[0]
-        window = source.window(row[1])
-        others = len(window) - (1 if row[1] in window else 0)
         for attempt in range(self.final.tries):
-            if others < 1:
+            position = source.substitute(row[1], chunk.epoch, attempt)
+            if position is None:
                 return
-            draw = hash_key("replace", stage.run.seed, chunk.epoch, row, stage.name, attempt) % others
-            position = window[draw]
-            if row[1] in window and position >= row[1]:
-                position = window[draw + 1]
             try:
                 item = source.read(position, chunk.epoch)
                 one = Chunk(item, (row,), chunk.epoch, chunk.before, chunk.after)

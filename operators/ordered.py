@@ -1,0 +1,82 @@
+"""What sources with a ``pg.order`` share: from a position of the epoch's stream to an index."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pipegraph.contracts import Context, Source
+from pipegraph.order import Order, total_samples
+
+POSITIONS_AT_ONCE = 1024
+"""Positions drawn from an order in one call: the cost of a draw is shared, the array stays in cache."""
+
+
+class OrderedSource(Source):
+    """A random-access source whose order is one of ``pg.order``.
+
+    Args:
+        order: gets the graph's seed and the pass's epoch as they are.
+    """
+
+    random_access = True
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.seed = 0
+        self._block: tuple[tuple[int, int], list[int]] | None = None
+
+    @abstractmethod
+    def layout(self) -> Any:
+        """What the order is over; see ``pg.order``."""
+
+    @abstractmethod
+    def item(self, index: int) -> Any:
+        """The sample of an index."""
+
+    def open(self, context: Context) -> None:
+        self.seed = context.seed
+
+    def has_length(self) -> bool:
+        return True
+
+    def length(self, epoch: int, rank: int, world_size: int) -> int | None:
+        layout = self.layout()
+        if not total_samples(layout):
+            return 0
+        return self.order.length(layout, world_size, (), rank, self.seed, epoch)
+
+    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int]:
+        stop = self.length(epoch, rank, world_size) or 0
+        layout = self.layout()
+        for first in range(start, stop, POSITIONS_AT_ONCE):
+            last = min(stop, first + POSITIONS_AT_ONCE)
+            drawn = self.order.positions(layout, self.seed, epoch, rank, world_size, first, last)
+            yield from drawn.tolist()
+
+    def position_of(self, step: int, epoch: int, rank: int, world_size: int) -> int:
+        stop = self.length(epoch, rank, world_size) or 0
+        if step >= stop:
+            return step * world_size + rank
+        drawn = self.order.positions(self.layout(), self.seed, epoch, rank, world_size, step, step + 1)
+        return int(drawn[0])
+
+    def index_of(self, position: int, epoch: int) -> int:
+        """The index at a position; neighbouring positions are drawn together."""
+        base = position - position % POSITIONS_AT_ONCE
+        block = self._block
+        if block is None or block[0] != (epoch, base):
+            drawn = np.arange(base, base + POSITIONS_AT_ONCE)
+            indices = self.order.samples_at(self.layout(), drawn, self.seed, epoch).tolist()
+            block = self._block = ((epoch, base), indices)
+        return block[1][position - base]
+
+    def read(self, position: int, epoch: int) -> Any:
+        return self.item(self.index_of(position, epoch))
+
+    def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
+        other = self.order.substitute(self.layout(), position, attempt, self.seed, epoch)
+        return None if other == position else other
