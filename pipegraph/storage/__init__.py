@@ -20,3 +20,7 @@ from .manifest import Manifest as Manifest
 from .opening import open_part as open_part
 from .parts import Part as Part
 from .parts import expand_parts as expand_parts
+from .policy import Retry as Retry
+from .remote import RemoteFile as RemoteFile
+from .stores import StoreClient as StoreClient
+from .stores import StoreError as StoreError

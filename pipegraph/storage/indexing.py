@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import IO, Any
@@ -20,6 +20,7 @@ from .formats.base import BLOCK_NBYTES
 from .manifest import Manifest, PartIndex
 from .opening import open_part
 from .parts import Part, PartsLike, expand_parts
+from .stores import StoreClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def build_manifest(
     path: str | os.PathLike[str] | None = None,
     *,
     form: Format | None = None,
-    store: Mapping[str, Any] | None = None,
+    store: StoreClient | None = None,
     workers: int = 8,
     checksums: bool = True,
     block_nbytes: int = BLOCK_NBYTES,
@@ -90,7 +91,7 @@ def build_manifest(
 
     Args:
         form: of all parts; else each part's suffix tells.
-        store: options of the object store, for remote parts.
+        store: for remote parts; else one is made from the environment.
         workers: parts read at the same time.
         checksums: read every byte for CRC-32C of parts and blocks.
         progress: called in this thread after each part.
@@ -99,15 +100,18 @@ def build_manifest(
         ShardError: a part is broken; the other parts in flight are finished first.
         DataError: as `expand_parts`, or another process is writing this manifest.
     """
-    found = expand_parts(parts, store=store)
     if checksums:
         crc32c_extend()
     with contextlib.ExitStack() as stack:
+        found = expand_parts(parts, store=store)
+        if store is None and not all(part.is_local for part in found):
+            store = stack.enter_context(StoreClient())
         journal = stack.enter_context(_Journal.open(path)) if path is not None else None
         settings = [block_nbytes, checksums]
 
         def run(part: Part) -> PartIndex:
-            with open_part(part, store) as file:
+            # A block's bytes are read a second time, for their checksum.
+            with open_part(part, store, keep_nbytes=block_nbytes + block_nbytes // 2) as file:
                 return index_part(part, file, form, checksums=checksums, block_nbytes=block_nbytes)
 
         done: dict[int, PartIndex] = {}

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from pipegraph.errors import DataError
 
 from .files import LocalFile, ShardFile
 from .parts import Part
+from .remote import RemoteFile
+from .stores import StoreClient, safe_url
 
 
-def open_part(part: Part, store: Mapping[str, Any] | None = None) -> ShardFile:
+def open_part(part: Part, store: StoreClient | None = None, *, keep_nbytes: int = 0) -> ShardFile:
     """Open a part for reading; the caller closes it.
 
     Args:
-        store: options of the object store, for a remote part.
+        store: reads remote parts; it must outlive the file.
+        keep_nbytes: as `RemoteFile`.
 
     Raises:
-        DataError: a local part is missing, or its size is not `part.size`.
+        DataError: a part is missing, or its size is not `part.size`.
     """
     if not part.is_local:
-        raise DataError(f"part {part.uri!r}: remote parts need a store")
+        if store is None:
+            raise DataError(f"part {safe_url(part.uri)!r}: a remote part needs store=StoreClient(...)")
+        return RemoteFile(part, store, keep_nbytes=keep_nbytes)
     try:
         file = LocalFile(part.uri)
     except OSError as error:

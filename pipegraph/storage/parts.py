@@ -11,12 +11,15 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from pipegraph.errors import DataError
+
+if TYPE_CHECKING:
+    from .stores import StoreClient
 
 PartsLike = str | os.PathLike[str] | Iterable["str | os.PathLike[str] | Part"]
 
@@ -56,12 +59,13 @@ def is_url(text: str) -> bool:
     return bool(_SCHEME.match(text)) and not text.lower().startswith("file://")
 
 
-def expand_parts(parts: PartsLike, *, store: Mapping[str, Any] | None = None) -> list[Part]:
+def expand_parts(parts: PartsLike, *, store: StoreClient | None = None) -> list[Part]:
     """The parts that `parts` names, in the order given; globs and folders sorted by name.
 
     Args:
         parts: a path, URL, pattern, folder, or an iterable of these.
-        store: options of the object store, for URLs that must be listed.
+        store: for URLs that must be listed (globs, and folders, which end in ``/``); else
+            one is made from the environment.
 
     Raises:
         DataError: nothing matches, a named file is missing, or a pattern is
@@ -130,7 +134,7 @@ def _alternatives(pattern: str, body: str) -> list[str] | _Numbers:
     raise DataError(f"parts {pattern!r}: {{{body}}} is neither a range {{0..9}} nor a list {{a,b}}")
 
 
-def _expand_one(pattern: str, store: Mapping[str, Any] | None) -> Iterator[Part]:
+def _expand_one(pattern: str, store: StoreClient | None) -> Iterator[Part]:
     if is_url(pattern):
         yield from _expand_url(pattern, store)
         return
@@ -187,8 +191,14 @@ def _folder(folder: str) -> Iterator[Part]:
         yield Part(entry.path, entry.stat().st_size)
 
 
-def _expand_url(pattern: str, store: Mapping[str, Any] | None) -> Iterator[Part]:
+def _expand_url(pattern: str, store: StoreClient | None) -> Iterator[Part]:
     for url in expand_braces(pattern):
-        if url.endswith("/") or any(c in url for c in "*["):
-            raise DataError(f"parts {pattern!r}: listing a store is not available here; name the parts")
-        yield Part(url, None)
+        if not (url.endswith("/") or any(c in url for c in "*[")):
+            yield Part(url, None)
+        elif store is not None:
+            yield from store.list(url)
+        else:
+            from .stores import StoreClient  # stores import Part
+
+            with StoreClient() as client:
+                yield from client.list(url)

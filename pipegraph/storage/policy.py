@@ -1,0 +1,111 @@
+"""When to try again, to ask twice, and to give up on a connection: pure decisions.
+
+Times are seconds on any clock that only grows; callers pass them in.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Exponential backoff with full jitter, inside a deadline.
+
+    Full jitter (a delay drawn from zero to the bound) spreads the clients that one
+    outage hit at once; see Brooker, "Exponential Backoff And Jitter", AWS, 2015.
+
+    Args:
+        deadline_s: after this no further try begins, for a transfer without bytes;
+            each byte adds its time at `min_rate`.
+        first_s, most_s: bound of the first and of any delay.
+        min_rate: bytes per second, as in `Stall`.
+    """
+
+    deadline_s: float = 120.0
+    first_s: float = 0.1
+    most_s: float = 10.0
+    min_rate: float = 64_000.0
+
+    def delay(self, failures: int, elapsed_s: float, nbytes: int, draw: float) -> float | None:
+        """Seconds to wait before the next try, or None to give up.
+
+        Args:
+            failures: so far, at least 1; those before the last progress do not count.
+            elapsed_s: since the first try began.
+            nbytes: length of the transfer.
+            draw: uniform in [0, 1).
+        """
+        bound = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 60))
+        delay = draw * bound
+        deadline = self.deadline_s + nbytes / self.min_rate
+        return delay if elapsed_s + delay < deadline else None
+
+
+class Stall:
+    """Tells when a transfer has become too slow, whatever its length.
+
+    A transfer starts with `grace_s` of credit and earns one second more for each `min_rate`
+    bytes, up to `grace_s` again. So a slow but steady transfer goes on for
+    ever, and one that stops is noticed after `grace_s`.
+
+    Args:
+        now: time at the start.
+    """
+
+    def __init__(self, now: float, *, grace_s: float = 10.0, min_rate: float = 64_000.0) -> None:
+        self._grace, self._rate = grace_s, min_rate
+        self._until = now + grace_s
+
+    def received(self, now: float, nbytes: int) -> None:
+        self._until = min(self._until + nbytes / self._rate, now + self._grace)
+
+    def remaining(self, now: float) -> float:
+        """Seconds until the transfer counts as stalled if nothing more comes; 0 if it does now."""
+        return max(0.0, self._until - now)
+
+
+class Hedge:
+    """Tells when a second, equal request is worth its cost.
+
+    As in Dean and Barroso, "The Tail at Scale", 2013: after the 95th percentile of what
+    requests took, so that about one in twenty is asked twice; and never
+    more than that many, so that an overloaded store is not loaded further.
+    Not thread-safe.
+    """
+
+    WINDOW: Final = 128
+    NEEDED: Final = 16
+    MOST: Final = 0.05
+
+    def __init__(self, least_s: float = 0.05) -> None:
+        self._least = least_s
+        self._took: deque[float] = deque(maxlen=self.WINDOW)
+        self._requests = self._hedges = 0
+
+    def finished(self, took_s: float) -> None:
+        """A request was answered."""
+        self._requests += 1
+        self._took.append(took_s)
+
+    def after(self) -> float | None:
+        """Seconds after which to ask again, or None where that is not known or not allowed."""
+        if len(self._took) < self.NEEDED or self._hedges >= 1 + self.MOST * self._requests:
+            return None
+        ordered = sorted(self._took)
+        return max(self._least, ordered[int(0.95 * len(ordered))])
+
+    def hedged(self) -> None:
+        """A second request was sent."""
+        self._hedges += 1
+
+
+def jitter() -> float:
+    """A draw for `Retry.delay`; the one place here that is not pure.
+
+    Never seeded: ranks that fail together must not draw the same delays.
+    """
+    return random.SystemRandom().random()

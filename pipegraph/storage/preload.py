@@ -1,0 +1,101 @@
+"""When to start loading what comes next: a pure policy, driven by time and not by a count.
+
+A trainer that works on one part needs the next one at its end, and not before:
+starting earlier only holds memory. So a part is started as soon as the time until
+it is needed (its lead) is no more than the 95th percentile of load times, plus a
+margin. With T_load above T_train this keeps ceil(T_load / T_train) parts on their
+way at once, as far as there are bytes for them.
+
+Nothing here waits or reads a clock: the caller asks after each event (a part was
+finished, a load ended, samples were consumed), and starts what it is told to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Sequence
+
+# A part that comes late stops every rank of a collective; one that comes early holds
+# a little memory a little longer. benchmarks/idle_ratio.py shows what it does.
+MARGIN = 0.1
+
+# Recent enough to follow storage that gets slower, many enough for a 95th percentile.
+REMEMBERED = 64
+
+
+class Durations:
+    """The last durations of one kind, in seconds. One thread at a time."""
+
+    def __init__(self, remembered: int = REMEMBERED) -> None:
+        self._latest: deque[float] = deque(maxlen=remembered)
+
+    def add(self, seconds: float) -> None:
+        """Take another measurement, >= 0."""
+        self._latest.append(seconds)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean; None before the first measurement."""
+        return math.fsum(self._latest) / len(self._latest) if self._latest else None
+
+    @property
+    def p95(self) -> float | None:
+        """The smallest one that 95 % do not exceed (of fewer than 20, the largest); None without any."""
+        if not self._latest:
+            return None
+        return sorted(self._latest)[math.ceil(0.95 * len(self._latest)) - 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Preload:
+    """What to do now.
+
+    Attributes:
+        start: how many of the upcoming parts to start loading.
+        due_s: seconds of training after which the next one is to be started; None if
+            that does not depend on time (no more parts, no free bytes, nothing measured).
+    """
+
+    start: int
+    due_s: float | None
+
+
+def preload(
+    *,
+    remaining_s: float,
+    train_s: float | None,
+    load_p95_s: float | None,
+    ahead: int,
+    upcoming: Sequence[int],
+    free_bytes: int,
+    margin: float = MARGIN,
+) -> Preload:
+    """Which upcoming parts to start now.
+
+    Args:
+        remaining_s: training time that the part in use still gives.
+        train_s: mean training time of a part; None before the first one.
+        load_p95_s: 95th percentile of load times, from start to end; None before the first one.
+        ahead: parts after the one in use that are loading or loaded already.
+        upcoming: bytes of the parts after those, in their order.
+        free_bytes: bytes that more parts may take.
+        margin: share of ``load_p95_s`` by which to start earlier.
+    """
+    start = 0
+    for nbytes in upcoming:
+        between = ahead + start
+        if train_s is None or load_p95_s is None:
+            # Nothing is measured yet: one part ahead is always needed, more may not be.
+            if between:
+                break
+        else:
+            due_s = remaining_s + between * train_s - load_p95_s * (1 + margin)
+            if due_s > 0:
+                return Preload(start, due_s)
+        if nbytes > free_bytes:
+            break
+        free_bytes -= nbytes
+        start += 1
+    return Preload(start, None)

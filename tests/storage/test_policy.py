@@ -1,0 +1,89 @@
+"""Decisions of the store client, with time passed in."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipegraph.storage.policy import Hedge, Retry, Stall
+
+
+def test_delays_double_up_to_a_bound_and_are_drawn_from_zero_on() -> None:
+    retry = Retry(first_s=0.1, most_s=1.0)
+    assert [retry.delay(n, 0, 0, 0.5) for n in range(1, 7)] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.5, 0.5])
+    assert retry.delay(5, 0, 0, 0.0) == 0.0
+    assert retry.delay(10_000, 0, 0, 1.0) == 1.0
+
+
+def test_no_try_begins_after_the_deadline() -> None:
+    retry = Retry(deadline_s=10, first_s=1, most_s=1)
+    assert retry.delay(1, 9.4, 0, 0.5) == 0.5
+    assert retry.delay(1, 9.6, 0, 0.5) is None
+
+
+def test_a_long_transfer_has_the_time_its_bytes_need() -> None:
+    retry = Retry(deadline_s=10, min_rate=1000)
+    assert retry.delay(1, 100, 0, 0) is None
+    assert retry.delay(1, 100, 100_000, 0) == 0
+
+
+def test_a_transfer_without_bytes_stalls_after_the_grace() -> None:
+    stall = Stall(100.0, grace_s=10, min_rate=1000)
+    assert stall.remaining(100.0) == 10
+    assert stall.remaining(109.0) == 1
+    assert stall.remaining(111.0) == 0
+
+
+@given(st.floats(1.01, 50), st.integers(1, 2000))
+def test_a_steady_transfer_above_the_rate_never_stalls_however_long_it_takes(rate: float, steps: int) -> None:
+    stall = Stall(0.0, grace_s=2, min_rate=1000)
+    for second in range(1, steps):
+        assert stall.remaining(float(second)) > 0
+        stall.received(float(second), int(1000 * rate))
+
+
+def test_a_transfer_below_the_rate_stalls_although_bytes_keep_coming() -> None:
+    stall = Stall(0.0, grace_s=10, min_rate=1000)
+    second = 0
+    while stall.remaining(float(second)) > 0:
+        second += 1
+        stall.received(float(second), 500)
+    assert second == 20  # ten seconds of grace, used up at half a second per second
+
+
+def test_credit_does_not_pile_up_over_the_grace() -> None:
+    stall = Stall(0.0, grace_s=10, min_rate=1000)
+    stall.received(1.0, 10**9)
+    assert stall.remaining(1.0) == 10
+
+
+def test_nothing_is_asked_twice_before_the_usual_time_is_known() -> None:
+    hedge = Hedge()
+    for _ in range(Hedge.NEEDED - 1):
+        hedge.finished(1.0)
+    assert hedge.after() is None
+    hedge.finished(1.0)
+    assert hedge.after() == 1.0
+
+
+def test_the_second_request_comes_after_the_95th_percentile() -> None:
+    hedge = Hedge()
+    for n in range(100):
+        hedge.finished(n / 100)
+    assert hedge.after() == 0.95
+
+
+def test_at_most_one_in_twenty_is_asked_twice() -> None:
+    hedge, hedged = Hedge(), 0
+    for _ in range(1000):
+        if hedge.after() is not None:
+            hedge.hedged()
+            hedged += 1
+        hedge.finished(1.0)
+    assert 40 <= hedged <= 51
+
+
+def test_very_short_times_do_not_make_hedges() -> None:
+    hedge = Hedge(least_s=0.05)
+    for _ in range(50):
+        hedge.finished(0.001)
+    assert hedge.after() == 0.05

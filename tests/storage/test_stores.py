@@ -1,0 +1,374 @@
+"""Stores: an S3-compatible server, and a proxy that breaks one request in a chosen way."""
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipegraph.errors import DataError, LoaderClosedError, ShardError
+from pipegraph.storage import LocalFile
+from pipegraph.storage.cache import Cacheable, NodeCache
+from pipegraph.storage.checksum import crc32c_extend
+from pipegraph.storage.formats import format_of
+from pipegraph.storage.indexing import build_manifest
+from pipegraph.storage.opening import open_part
+from pipegraph.storage.parts import Part, expand_parts
+from pipegraph.storage.policy import Retry
+from pipegraph.storage.remote import RemoteFile
+from pipegraph.storage.stores import StoreClient, StoreError, safe_url, split_url
+
+Connect = Callable[..., StoreClient]
+MakeTar = Callable[..., Path]
+
+QUICK = Retry(deadline_s=20, first_s=0.01, most_s=0.05)
+DATA = random.Random(0).randbytes(1_000_000)
+
+
+@pytest.fixture
+def url(s3_port: int, connect: Connect, request: pytest.FixtureRequest) -> str:
+    """An object of a million random bytes."""
+    address = f"s3://data/{request.node.name}/object.bin"
+    connect(s3_port).put(address, DATA)
+    return address
+
+
+def once(fault: str, command: str = "GET") -> Callable[[str, str], str]:
+    """The first request of this kind gets the fault, all others none."""
+    left = iter([fault])
+    return lambda method, path: next(left, "") if method == command else ""
+
+
+class Sink:
+    def __init__(self, nbytes: int) -> None:
+        self.data, self.pieces = bytearray(nbytes), 0
+
+    def write_at(self, offset: int, data: bytes) -> None:
+        self.data[offset : offset + len(data)] = data
+        self.pieces += 1
+
+
+def test_ranges_are_read_exactly(s3_port: int, connect: Connect, url: str) -> None:
+    store = connect(s3_port, range_nbytes=10_000, parallel=3)
+    assert store.head(url).size == len(DATA)
+    for offset, nbytes in ((0, 1), (5, 9999), (12_345, 123_456), (999_999, 1), (0, 0), (0, 1_000_000)):
+        assert store.read(url, offset, nbytes) == DATA[offset : offset + nbytes]
+
+
+def test_a_download_hands_over_pieces_in_the_calling_thread(s3_port: int, connect: Connect, url: str) -> None:
+    store, sink = connect(s3_port, range_nbytes=100_000), Sink(850_000)
+    store.download(url, 100_000, 850_000, sink)
+    assert sink.data == DATA[100_000:950_000]
+    assert sink.pieces == 9
+
+
+def test_listing_matches_globs_and_folders_with_sizes(s3_port: int, connect: Connect) -> None:
+    store = connect(s3_port)
+    for name in ("b-2.tar", "b-10.tar", "c.txt", "deep/d.tar"):
+        store.put(f"s3://data/listing/{name}", b"x" * len(name))
+    assert [(p.name, p.size) for p in expand_parts("s3://data/listing/*.tar", store=store)] == [
+        ("b-10.tar", 8),
+        ("b-2.tar", 7),
+    ]
+    assert [p.name for p in store.list("s3://data/listing/")] == ["b-10.tar", "b-2.tar", "c.txt"]
+    assert [p.name for p in store.list("s3://data/listing/**/*.tar")] == ["b-10.tar", "b-2.tar", "d.tar"]
+    assert [p.name for p in store.list("s3://data/listing/b-?.tar")] == ["b-2.tar"]
+    with pytest.raises(StoreError, match=r"no object matches in 's3://data/listing/'"):
+        store.list("s3://data/listing/*.zip")
+
+
+def test_a_missing_object_is_an_error_at_once(s3_port: int, connect: Connect) -> None:
+    store = connect(s3_port)
+    for ask in (lambda: store.head("s3://data/none"), lambda: store.read("s3://data/none", 0, 5)):
+        with pytest.raises(StoreError, match=r"s3://data/none: .*not found"):
+            ask()
+    assert store.stats.retried == 0
+
+
+def test_a_range_behind_the_end_is_an_error_at_once(s3_port: int, connect: Connect, url: str) -> None:
+    store = connect(s3_port)
+    with pytest.raises(ShardError, match="the object has 1000000; it is truncated"):
+        store.read(url, 999_990, 20)
+    assert store.stats.retried == 0
+
+
+@pytest.mark.parametrize("fault", ["503", "cut", "stall"])
+def test_a_request_that_fails_once_is_tried_again(proxy: Any, connect: Connect, url: str, fault: str) -> None:
+    store = connect(proxy.port, retry=QUICK, grace_s=0.3)
+    proxy.fault = once(fault)
+    assert store.read(url, 1000, 900_000) == DATA[1000:901_000]
+    assert store.stats.retried == 1
+    assert store.stats.stalled == (fault == "stall")
+
+
+@pytest.mark.parametrize("fault", ["cut", "stall"])
+def test_a_transfer_that_was_cut_goes_on_where_it_was(
+    proxy: Any, connect: Connect, url: str, fault: str
+) -> None:
+    store = connect(proxy.port, retry=QUICK, grace_s=0.3)
+    proxy.fault = once(fault)
+    assert store.read(url, 0, 1_000_000) == DATA
+    first, second = (seen for command, seen, _ in proxy.seen if command == "GET")
+    assert first == "bytes=0-999999"
+    start = int(second.removeprefix("bytes=").split("-")[0])
+    assert 0 < start <= 500_000
+
+
+def test_what_is_continued_must_be_the_same_object(
+    proxy: Any, connect: Connect, url: str, s3_port: int
+) -> None:
+    store, other = connect(proxy.port, retry=QUICK), connect(s3_port)
+
+    def fault(method: str, path: str) -> str:
+        if method == "GET" and len(proxy.seen) == 0:
+            return "cut"
+        other.put(url, DATA[::-1])
+        return ""
+
+    proxy.fault = fault
+    with pytest.raises(StoreError, match=r"(?i)precondition.*of 1000000 bytes from 0 came"):
+        store.read(url, 0, 1_000_000)
+
+
+def test_a_server_that_stays_down_is_an_error_after_the_deadline(
+    proxy: Any, connect: Connect, url: str
+) -> None:
+    store = connect(proxy.port, retry=Retry(deadline_s=0.2, first_s=0.01, most_s=0.02, min_rate=1e9))
+    proxy.fault = lambda method, path: "503"
+    with pytest.raises(StoreError, match=r"503.*\(0 of 10 bytes from 5 came\)"):
+        store.read(url, 5, 10)
+    with pytest.raises(StoreError, match="503"):
+        store.head(url)
+    assert store.stats.retried > 3
+
+
+def test_a_server_that_comes_back_is_not_noticed(proxy: Any, connect: Connect, url: str) -> None:
+    store = connect(proxy.port, retry=QUICK)
+    down = iter(range(8))
+    proxy.fault = lambda method, path: "503" if next(down, None) is not None else ""
+    assert store.read(url, 0, 1000) == DATA[:1000]
+
+
+def test_a_slow_request_is_asked_twice_and_the_quicker_answer_taken(
+    proxy: Any, connect: Connect, url: str
+) -> None:
+    store = connect(proxy.port, retry=QUICK, grace_s=30, range_nbytes=1000)
+    for start in range(0, 20_000, 1000):
+        store.read(url, start, 1000)
+    proxy.fault = once("late")
+    assert store.read(url, 50_000, 1000) == DATA[50_000:51_000]
+    assert store.stats.hedged == 1
+    assert [f for _, _, f in proxy.seen[-2:]] == ["late", ""]
+    proxy.release()
+
+
+def test_close_ends_a_wait_for_a_silent_server(proxy: Any, connect: Connect, url: str) -> None:
+    store = connect(proxy.port, grace_s=600)
+    asked = threading.Event()
+
+    def fault(method: str, path: str) -> str:
+        asked.set()
+        return "late"
+
+    proxy.fault = fault
+    pending = store.submit(url, 0, 10)
+    asked.wait()
+    store.close()
+    with pytest.raises(LoaderClosedError):
+        pending.result()
+    with pytest.raises(LoaderClosedError):
+        store.head(url)
+    assert not [t for t in threading.enumerate() if t.name == "pipegraph-store-io" and t is store._thread]
+
+
+def test_a_sink_that_fails_cancels_the_other_pieces(s3_port: int, connect: Connect, url: str) -> None:
+    class Full:
+        def write_at(self, offset: int, data: bytes) -> None:
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        connect(s3_port, range_nbytes=10_000).download(url, 0, 1_000_000, Full())
+
+
+def test_secrets_are_in_no_message(proxy: Any, connect: Connect, url: str) -> None:
+    store = connect(proxy.port, retry=Retry(deadline_s=0.05, first_s=0.01, min_rate=1e9))
+    proxy.fault = lambda method, path: "503"
+    with pytest.raises(StoreError) as caught:
+        store.read(url, 0, 10)
+    error: BaseException | None = caught.value
+    assert error is not None
+    assert error.__suppress_context__
+    assert "very-secret-key" not in f"{error} {store!r} {store._stores}"
+    assert "id-of-the-key" not in f"{error} {store!r} {store._stores}"
+    with pytest.raises(StoreError, match="store options given") as caught:
+        StoreClient({"very_secret_key": 1, "no_such_option": "secret-value"}).head("s3://b/x")
+    assert "secret-value" not in str(caught.value)
+    with pytest.raises(DataError, match="give credentials as store options") as query:
+        split_url("https://user:hunter2@host/a.tar?signature=hidden")
+    assert "hidden" not in str(query.value)
+    assert "hunter2" not in str(query.value)
+    assert safe_url("https://user:hunter2@host/a.tar?sig=1") == "https://host/a.tar"
+
+
+def test_an_http_server_s_files_are_read(proxy: Any, connect: Connect, url: str) -> None:
+    with StoreClient() as store:
+        path = url.removeprefix("s3://")
+        assert store.read(f"http://127.0.0.1:{proxy.port}/{path}", 10, 20) == DATA[10:30]
+
+
+def test_an_unreachable_server_is_an_error_that_names_the_object() -> None:
+    with (
+        StoreClient(retry=Retry(deadline_s=0.05, first_s=0.01, min_rate=1e9)) as store,
+        pytest.raises(StoreError, match=r"http://127\.0\.0\.1:9/a\.tar"),
+    ):
+        store.head("http://127.0.0.1:9/a.tar")
+
+
+def test_memory_stores_are_shared_in_the_process() -> None:
+    with StoreClient() as one, StoreClient() as other:
+        one.put("memory://shared/a", b"abc")
+        assert other.read("memory://shared/a", 1, 2) == b"bc"
+
+
+# Remote parts.
+
+
+@pytest.fixture
+def shard(
+    make_tar: MakeTar, s3_port: int, connect: Connect, request: pytest.FixtureRequest
+) -> tuple[Path, Part]:
+    rng = random.Random(1)
+    path = make_tar([(f"{i:04d}.{f}", rng.randbytes(rng.randrange(3000))) for i in range(150) for f in "ab"])
+    url = f"s3://data/{request.node.name}/a.tar"
+    connect(s3_port).put(url, path.read_bytes())
+    return path, Part(url, path.stat().st_size)
+
+
+def test_a_remote_tar_reads_like_a_local_one(
+    shard: tuple[Path, Part], s3_port: int, connect: Connect
+) -> None:
+    path, part = shard
+    tar, store = format_of(part), connect(s3_port, range_nbytes=20_000, parallel=4)
+    with LocalFile(path) as local, open_part(part, store) as remote:
+        assert list(tar.samples(local)) == list(tar.samples(remote))
+        requests = store.stats.requests
+        assert requests <= 2 + part.size // 20_000 + 4  # type: ignore[operator]
+        blocks = list(tar.index(local, 50_000))
+        assert blocks == list(tar.index(remote, 50_000))
+        for block in reversed(blocks):
+            assert tar.read(local, block)[:] == tar.read(remote, block)[:]
+
+
+def test_reading_in_order_asks_for_each_byte_once(s3_port: int, connect: Connect, url: str) -> None:
+    store = connect(s3_port, range_nbytes=50_000, parallel=4)
+    with RemoteFile(Part(url), store) as file:
+        data = b"".join(file.read_at(at, min(7777, 1_000_000 - at)) for at in range(0, 1_000_000, 7777))
+    assert data == DATA
+    assert (store.stats.requests, store.stats.nbytes) == (21, 1_000_000)
+
+
+@pytest.mark.parametrize("keep", [0, 300_000])
+def test_any_pattern_of_reads_gives_the_right_bytes(
+    s3_port: int, connect: Connect, url: str, keep: int
+) -> None:
+    store, rng = connect(s3_port, range_nbytes=30_000, parallel=3), random.Random(keep)
+    with RemoteFile(Part(url), store, keep_nbytes=keep) as file:
+        at = 0
+        for _ in range(60):
+            nbytes = rng.choice([0, 1, 512, 30_000, 100_000])
+            at = min(rng.choice([at, at + 100, rng.randrange(1_000_000)]), 1_000_000 - nbytes)
+            assert file.read_at(at, nbytes) == DATA[at : at + nbytes]
+            at += nbytes
+
+
+def test_a_part_of_another_size_than_its_manifest_says_is_refused(
+    s3_port: int, connect: Connect, url: str
+) -> None:
+    with pytest.raises(DataError, match="has 1000000 bytes, its manifest says 5; it was changed"):
+        open_part(Part(url, 5), connect(s3_port))
+    with pytest.raises(DataError, match=r"needs store=StoreClient"):
+        open_part(Part(url))
+
+
+def test_a_manifest_of_remote_parts_reads_each_byte_once(
+    shard: tuple[Path, Part], s3_port: int, connect: Connect
+) -> None:
+    path, part = shard
+    store = connect(s3_port, range_nbytes=20_000)
+    remote = build_manifest([part], store=store, block_nbytes=50_000)
+    assert remote == build_manifest([path], block_nbytes=50_000)
+    assert remote.block_crc32c.tolist() == build_manifest([path], block_nbytes=50_000).block_crc32c.tolist()
+    assert store.stats.nbytes == part.size
+
+
+def cacheable(url: str, offset: int, nbytes: int) -> Cacheable:
+    return Cacheable(url, nbytes, offset, crc32c=crc32c_extend()(0, DATA[offset : offset + nbytes]))
+
+
+def test_with_a_fifth_of_all_requests_spoiled_every_byte_arrives_right(
+    proxy: Any, connect: Connect, url: str, tmp_path: Path
+) -> None:
+    store = connect(proxy.port, retry=QUICK, grace_s=0.3, range_nbytes=20_000)
+    rng = random.Random(5)
+    faults = ["503", "cut", "stall", "flip"]
+    proxy.fault = lambda method, path: rng.choice(faults) if rng.random() < 0.2 else ""
+    with NodeCache(tmp_path, 300_000) as cache:
+        for start in range(0, 1_000_000, 20_000):
+            what = cacheable(url, start, 20_000)
+            with cache.fetch(what, lambda sink, at=start: store.download(url, at, 20_000, sink)) as file:
+                assert file.read_at(0, 20_000) == DATA[start : start + 20_000]
+            assert cache.usage() <= 300_000
+        flipped = sum(f == "flip" for _, _, f in proxy.seen)
+        assert cache.stats.corrupt == flipped > 0
+    assert {f for _, _, f in proxy.seen} == {"", *faults}
+
+
+RANK = """
+import sys
+from pipegraph.storage.cache import Cacheable, NodeCache
+from pipegraph.storage.checksum import crc32c_extend
+from pipegraph.storage.stores import StoreClient
+folder, url, port, path = sys.argv[1:]
+data = open(path, "rb").read()
+options = {"endpoint": f"http://127.0.0.1:{port}", "region": "us-east-1", "access_key_id": "a",
+           "secret_access_key": "b", "virtual_hosted_style_request": False}
+with StoreClient(options) as store, NodeCache(folder, "2 MB") as cache:
+    for start in range(0, 1_000_000, 50_000):
+        want = data[start : start + 50_000]
+        what = Cacheable(url, 50_000, start, crc32c=crc32c_extend()(0, want))
+        with cache.fetch(what, lambda sink: store.download(url, start, 50_000, sink)) as file:
+            assert file.read_at(0, 50_000) == want
+"""
+
+
+def test_the_ranks_of_a_node_download_each_entry_once_between_them(
+    proxy: Any, url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data").write_bytes(DATA)
+    arguments = [str(tmp_path / "cache"), url, str(proxy.port), str(tmp_path / "data")]
+    ranks = [subprocess.Popen([sys.executable, "-c", RANK, *arguments]) for _ in range(4)]
+    assert [rank.wait() for rank in ranks] == [0] * 4
+    ranges = [seen for command, seen, _ in proxy.seen if command == "GET"]
+    assert sorted(ranges) == sorted(f"bytes={s}-{s + 49_999}" for s in range(0, 1_000_000, 50_000))
+
+
+def test_no_descriptor_or_thread_is_left_after_close(
+    s3_port: int, url: str, s3_options: Callable[[int], dict[str, Any]]
+) -> None:
+    def cycle() -> None:
+        with StoreClient(s3_options(s3_port)) as store:
+            store.read(url, 0, 100)
+
+    cycle()
+    threads, before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    for _ in itertools.repeat(None, 5):
+        cycle()
+    assert threads == threading.active_count()
+    # The pool of connections belongs to the client library, which lets go of it in its own time.
+    assert len(os.listdir("/proc/self/fd")) <= before + 5
