@@ -6,11 +6,13 @@ own that decodes on that thread, and one image whose memory is used again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from typing import Any, final
 
 import numpy as np
@@ -32,32 +34,41 @@ _loading = threading.Lock()
 def _load() -> Any:
     """Import nvImageCodec without its notices about missing GPU libraries.
 
-    Native code writes them to descriptor 2: it is turned into a file while the
-    library loads, and whatever else was written meanwhile is passed on.
+    Raises:
+        MissingExtraError: it is not installed.
     """
     with _loading:
         if "nvidia.nvimgcodec" in sys.modules:
             return sys.modules["nvidia.nvimgcodec"]
-        sys.stderr.flush()
-        with tempfile.TemporaryFile() as caught:
-            kept = os.dup(2)
-            try:
-                os.dup2(caught.fileno(), 2)
+        try:
+            with _without_notices():
                 from nvidia import nvimgcodec
 
                 _decoder(nvimgcodec)
-            except ImportError as error:
-                raise MissingExtraError(
-                    "nvidia-nvimgcodec-cu13", "nvimgcodec", "backend='nvimgcodec'"
-                ) from error
-            finally:
-                os.dup2(kept, 2)
-                os.close(kept)
-                caught.seek(0)
-                for line in caught:
-                    if not _NOTICE.search(line):
-                        os.write(2, line)
+        except ImportError as error:
+            raise MissingExtraError("nvidia-nvimgcodec-cu13", "nvimgcodec", "backend='nvimgcodec'") from error
         return nvimgcodec
+
+
+@contextlib.contextmanager
+def _without_notices() -> Iterator[None]:
+    """Native code writes to descriptor 2: a file takes its place, and all but the notices is passed on."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no standard error
+        yield
+        return
+    with tempfile.TemporaryFile() as caught:
+        try:
+            os.dup2(caught.fileno(), 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            caught.seek(0)
+            for line in caught:
+                if not _NOTICE.search(line):
+                    os.write(2, line)
 
 
 def _decoder(nvimgcodec: Any) -> Any:

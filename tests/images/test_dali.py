@@ -1,0 +1,178 @@
+"""DALI pipelines and dynamic functions as pure functions of a chunk and its generator."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from pipegraph.errors import GraphError, MissingExtraError
+from pipegraph.operators.images.dali import DaliError, open_dali
+
+needs_dali = pytest.mark.skipif(
+    importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None,
+    reason="nvidia-dali-cuda130 is not installed",
+)
+
+
+def pipeline():
+    from nvidia.dali import fn, pipeline_def, types
+
+    @pipeline_def
+    def recipe():
+        encoded = fn.external_source(name="jpg", dtype=types.UINT8, ndim=1)
+        images = fn.resize(fn.decoders.image_random_crop(encoded, device="cpu"), size=(32, 40))
+        return images, fn.random.uniform(range=(0, 1))
+
+    return recipe
+
+
+def function(jpg, rng):
+    import nvidia.dali.experimental.dynamic as ndd
+
+    images = ndd.resize(ndd.decoders.image_random_crop(jpg, rng=rng), size=(32, 40))
+    return images, ndd.random.uniform(range=(0, 1), batch_size=len(jpg.tensors), device="cpu")
+
+
+@pytest.fixture(params=["static", "dynamic"])
+def runner(request):
+    definition = pipeline() if request.param == "static" else function
+    opened = open_dali(definition, ("image", "number"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def chunk(encode, make_scene):
+    return {"jpg": [encode(make_scene(60, 80, seed), "JPEG") for seed in range(4)], "label": [1, 2, 3, 4]}
+
+
+def run(runner, chunk, seed=0):
+    count = len(next(iter(chunk.values())))
+    return runner.run(chunk, count, np.random.default_rng(seed))
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@needs_dali
+def test_a_chunk_becomes_tensors_by_name(runner, chunk):
+    result = run(runner, chunk)
+    assert list(result) == ["image", "number"]
+    assert result["image"].shape == (4, 32, 40, 3)
+    assert result["image"].dtype == torch.uint8
+    assert result["number"].shape == (4,)
+    assert len(set(result["number"].tolist())) == 4
+
+
+@needs_dali
+def test_the_generator_alone_decides_and_not_what_ran_before(runner, chunk):
+    first = run(runner, chunk, 1)
+    assert not equal(first, run(runner, chunk, 2))
+    assert equal(first, run(runner, chunk, 1))
+
+
+@needs_dali
+@pytest.mark.parametrize("definition", [pipeline, lambda: function])
+def test_another_worker_that_starts_there_gives_the_same(definition, chunk):
+    one, other = open_dali(definition(), ("image", "number")), open_dali(definition(), ("image", "number"))
+    expected = [run(one, chunk, seed) for seed in range(3)]
+    assert equal(expected[2], run(other, chunk, 2))
+    one.close()
+    other.close()
+
+
+@needs_dali
+def test_chunks_of_any_size_follow_each_other(runner, chunk):
+    for count in (4, 1, 3, 4):
+        part = {"jpg": chunk["jpg"][:count]}
+        assert run(runner, part)["image"].shape == (count, 32, 40, 3)
+    larger = {"jpg": chunk["jpg"] * 3}
+    assert run(runner, larger)["image"].shape == (12, 32, 40, 3)
+
+
+@needs_dali
+def test_a_held_output_is_never_written_again(runner, chunk):
+    held = [run(runner, chunk, seed)["image"] for seed in range(6)]
+    kept = [image.clone() for image in held]
+    for seed in range(6, 12):
+        run(runner, chunk, seed)
+    assert all(torch.equal(a, b) for a, b in zip(held, kept, strict=True))
+
+
+@needs_dali
+def test_a_broken_sample_is_named_by_its_place_and_the_next_chunk_is_fine(runner, chunk):
+    broken = {"jpg": [*chunk["jpg"][:2], chunk["jpg"][2][:20] + bytes(200), chunk["jpg"][3]]}
+    with pytest.raises(DaliError, match="DALI: sample 2 of the chunk: ") as caught:
+        run(runner, broken)
+    assert caught.value.index == 2
+    assert equal(run(runner, chunk, 5), run(runner, chunk, 5))
+
+
+@needs_dali
+def test_samples_of_different_shapes_stay_a_list(encode, make_scene):
+    def decode(jpg):
+        import nvidia.dali.experimental.dynamic as ndd
+
+        return {"picture": ndd.decoders.image(jpg)}
+
+    chunk = {"jpg": [encode(make_scene(20 + i, 30), "PNG") for i in range(3)]}
+    pictures = run(open_dali(decode), chunk)["picture"]
+    assert [tuple(picture.shape) for picture in pictures] == [(20, 30, 3), (21, 30, 3), (22, 30, 3)]
+    assert np.array_equal(pictures[1].numpy(), make_scene(21, 30))
+
+
+@needs_dali
+def test_arrays_and_tensors_go_in(chunk):
+    from nvidia.dali import fn, pipeline_def
+
+    @pipeline_def
+    def twice():
+        return fn.external_source(name="x") * 2, fn.external_source(name="y") + 1
+
+    runner = open_dali(twice, ("a", "b"))
+    x = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    result = run(runner, {"x": x, "y": [np.int64(5), 6, np.int64(7)]})
+    assert torch.equal(result["a"], 2 * x)
+    assert result["b"].tolist() == [6, 7, 8]
+
+
+@needs_dali
+def test_definitions_that_cannot_be_fed_or_resumed_are_refused(tmp_path):
+    from nvidia.dali import fn, pipeline_def
+
+    @pipeline_def
+    def reads():
+        data, _ = fn.readers.file(file_root=str(tmp_path), files=["a"])
+        return fn.decoders.image(data)
+
+    @pipeline_def
+    def nameless():
+        return fn.external_source()
+
+    with pytest.raises(
+        GraphError, match=r"readers__File keeps a state of its own.*external_source\(name=FIELD\)"
+    ):
+        open_dali(reads)
+    with pytest.raises(GraphError, match="give it name=FIELD"):
+        open_dali(nameless)
+    with pytest.raises(GraphError, match=r"returns 2 outputs, but outputs=\('image',\)"):
+        open_dali(pipeline())
+    with pytest.raises(GraphError, match="parameters name the fields"):
+        open_dali(lambda rng: rng)
+
+
+@needs_dali
+def test_a_missing_field_is_named_with_those_that_are_there(runner):
+    with pytest.raises(GraphError, match="wants a field 'jpg', the chunk has label"):
+        run(runner, {"label": [1]})
+
+
+def test_without_dali_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "pipegraph\[dali\]"'):
+        open_dali(function)
