@@ -163,7 +163,13 @@ def _opened(
     def join(copies: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         left = iter(copies)
         return [
-            torch.sparse_coo_tensor(next(left), next(left), tensor.shape, is_coalesced=tensor.is_coalesced())
+            torch.sparse_coo_tensor(
+                next(left),
+                next(left),
+                tensor.shape,
+                is_coalesced=tensor.is_coalesced(),
+                check_invariants=False,
+            )
             if tensor.is_sparse
             else next(left)
             for tensor in tensors

@@ -49,7 +49,7 @@ def warn_of_no_overlap(why: str) -> None:
 
 
 def unwrapped(model: Module) -> tuple[Module, Callable[[Module], Callable[..., Any]] | None]:
-    """The module inside ``torch.compile``'s wrapper, and how to wrap copies alike (None without a wrapper)."""
+    """The module inside ``torch.compile``'s wrapper, and how to wrap copies alike (None without one)."""
     from torch._dynamo.eval_frame import OptimizedModule
 
     if not isinstance(model, OptimizedModule):

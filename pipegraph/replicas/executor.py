@@ -414,7 +414,7 @@ class ReplicaExecutor:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Calls inside only accumulate gradients, without reduction and optimizer step; divide the loss by k."""
+        """Calls inside only accumulate gradients: no reduction, no optimizer step. Divide the loss by k."""
         before, self._syncing = self._syncing, False
         try:
             yield

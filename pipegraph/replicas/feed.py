@@ -63,8 +63,8 @@ def _scattered_feed(batch: Scattered, slots: Sequence[Slot], dim: int) -> Feed:
     places = [slot.device for slot in slots]
     if list(batch.devices) != places[: len(batch)]:
         raise ReplicaError(
-            f"the batch is scattered over {[str(device) for device in batch.devices]}, the executor's devices "
-            f"are {[str(device) for device in places]}"
+            f"the batch is scattered over {list(map(str, batch.devices))}, the executor's devices are "
+            f"{list(map(str, places))}"
         )
     rows = [rows_of(part, dim, "batch") or 0 for part in batch]
     fetch = [_waiting(batch, replica) for replica in range(len(batch))]

@@ -1,0 +1,78 @@
+"""Shared by the replica tests: executors that are closed, in both backward modes, and a reference loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipegraph.replicas import ReplicaExecutor
+
+MakeExecutor = Callable[..., ReplicaExecutor]
+
+
+@pytest.fixture
+def make_executor() -> Iterator[MakeExecutor]:
+    """Builds executors and closes them; afterwards no thread of theirs is left."""
+    before = set(threading.enumerate())
+    made: list[ReplicaExecutor] = []
+
+    def make(
+        model: nn.Module, slots: int | list[Any] = 2, mode: str = "threads", **options: Any
+    ) -> ReplicaExecutor:
+        devices = ["cpu"] * slots if isinstance(slots, int) else slots
+        executor = ReplicaExecutor(model, devices, **options)
+        executor._joint_backward = mode == "joint"
+        made.append(executor)
+        return executor
+
+    yield make
+    for executor in made:
+        executor.close()
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.fixture(params=["threads", "joint"])
+def mode(request: pytest.FixtureRequest) -> str:
+    """One backward per replica thread, or one backward call for all: there one thread serves all hooks.
+
+    On the CPU the first runs every hook in its own thread and would never
+    catch a hook that waits; the second has the one engine thread that a GPU has.
+    """
+    return str(request.param)
+
+
+def assert_replicas_equal(executor: ReplicaExecutor) -> None:
+    """Parameters and optimizer state, bit by bit."""
+    executor._settle()
+    first, *others = executor._replicas.parameters
+    for given in others:
+        for mine, its in zip(first, given, strict=True):
+            assert torch.equal(mine, its)
+    if executor._optimizers is None or executor._optimizers._owners is not None:
+        return
+    states = [optimizer.state_dict()["state"] for optimizer in executor._optimizers.each]
+    for state in states[1:]:
+        assert state.keys() == states[0].keys()
+        for index, entries in state.items():
+            for name, value in entries.items():
+                mine = states[0][index][name]
+                assert (
+                    torch.equal(torch.as_tensor(mine), torch.as_tensor(value))
+                    if value is not None
+                    else mine is None
+                )
+
+
+def assert_close(executor: ReplicaExecutor, reference: nn.Module, tolerance: float = 1e-12) -> None:
+    """Parameters equal to the reference's, relative to each tensor's size."""
+    executor._settle()
+    named = dict(executor.module.named_parameters())
+    for name, expected in reference.named_parameters():
+        scale = expected.abs().max().clamp(min=1.0)
+        error = ((named[name] - expected).abs().max() / scale).item()
+        assert error <= tolerance, f"{name} differs by {error}"

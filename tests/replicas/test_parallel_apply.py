@@ -1,0 +1,118 @@
+"""Modules called at the same time, under the caller's state."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pipegraph.errors import ReplicaError
+from pipegraph.replicas import parallel_apply
+
+CPUS = ["cpu", "cpu"]
+colour: contextvars.ContextVar[str] = contextvars.ContextVar("colour", default="none")
+
+
+def test_outputs_come_in_order_from_threads_of_their_own() -> None:
+    names: list[str] = []
+
+    def work(x: int, *, scale: int = 1) -> int:
+        names.append(threading.current_thread().name)
+        return x * scale
+
+    assert parallel_apply([work, work], [(1,), 2], [{"scale": 10}, {}], CPUS) == [10, 2]
+    assert sorted(names) == ["pipegraph-apply-0", "pipegraph-apply-1"]
+
+
+def test_replicas_really_run_at_the_same_time() -> None:
+    barrier = threading.Barrier(2)
+    assert sorted(parallel_apply([barrier.wait, barrier.wait], [(), ()], devices=CPUS)) == [0, 1]
+
+
+def seen_state() -> tuple[object, ...]:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None,
+        torch.is_autocast_cache_enabled(),
+        torch.empty(0).device,
+        colour.get(),
+    )
+
+
+def states() -> list[tuple[object, ...]]:
+    return parallel_apply([seen_state, seen_state], [(), ()], devices=CPUS)
+
+
+def test_threads_see_the_callers_grad_and_inference_mode() -> None:
+    with torch.no_grad():
+        assert states() == [seen_state()] * 2
+    with torch.inference_mode():
+        assert states() == [seen_state()] * 2
+    assert states() == [seen_state()] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cache", [True, False])
+def test_threads_see_the_callers_autocast_with_its_dtype_and_cache(dtype: torch.dtype, cache: bool) -> None:
+    with torch.autocast("cpu", dtype=dtype, cache_enabled=cache):
+        assert states() == [seen_state()] * 2
+        products = parallel_apply([nn.Linear(4, 4)] * 2, [torch.randn(2, 4)] * 2, devices=CPUS)
+        assert {product.dtype for product in products} == {dtype}
+    with torch.autocast("cpu"), torch.autocast("cpu", enabled=False):
+        assert states() == [seen_state()] * 2
+
+
+def test_threads_see_the_callers_default_device_and_context_variables() -> None:
+    token = colour.set("blue")
+    try:
+        with torch.device("meta"):
+            assert states() == [seen_state()] * 2
+        assert states()[0][-1] == "blue"
+    finally:
+        colour.reset(token)
+
+
+def test_modes_that_threads_would_not_see_are_refused() -> None:
+    class Watching(TorchDispatchMode):
+        pass
+
+    class Counting(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            return func(*args, **(kwargs or {}))
+
+    with Watching(), pytest.raises(ReplicaError, match="mode"):
+        states()
+    with Counting(), pytest.raises(ReplicaError, match="Counting"):
+        states()
+    with torch.autograd.graph.save_on_cpu(), pytest.raises(ReplicaError, match="saved-tensor hooks"):
+        states()
+
+
+def test_the_first_failing_replica_is_raised_with_its_own_type_and_place() -> None:
+    def fail(code: int) -> None:
+        raise KeyError(f"code {code}")
+
+    with pytest.raises(KeyError, match="code 1") as caught:
+        parallel_apply([len, fail, fail], [("",), (1,), (2,)], devices=["cpu"] * 3)
+    assert caught.value.__notes__ == ["in replica 1 on cpu"]
+    assert "fail" in [entry.name for entry in caught.traceback]
+
+
+def test_one_module_runs_in_the_calling_thread() -> None:
+    assert parallel_apply([threading.current_thread], [()]) == [threading.current_thread()]
+
+
+def test_unequal_lengths_are_an_error() -> None:
+    with pytest.raises(ValueError, match="2 modules need as many inputs"):
+        parallel_apply([len, len], [("",)])
+
+
+def test_a_new_thread_takes_its_share_of_the_cores() -> None:
+    widths = parallel_apply([torch.get_num_threads] * 2, [(), ()], devices=CPUS)
+    assert widths == [max(1, torch.get_num_threads() // 2)] * 2
