@@ -20,3 +20,6 @@ from pipegraph.operators.sources import FromSequence as FromSequence
 from pipegraph.operators.files import ListFiles as ListFiles
 from pipegraph.operators.files import Load as Load
 from pipegraph.operators.files import ShardSelect as ShardSelect
+from pipegraph.operators.decode import DecodeImage as DecodeImage
+from pipegraph.operators.images import CenterCrop as CenterCrop
+from pipegraph.operators.images import RandomResizedCrop as RandomResizedCrop

@@ -229,17 +229,22 @@ class Channel:
                 return item
         return self._get()[1]
 
-    def take(self) -> tuple[int, Any]:
-        """``(ticket, item)``: items in order, tickets 0, 1, 2 ... in order, to any number of threads."""
-        return self._get()
+    def take(self, elsewhere: Callable[[], bool] | None = None) -> tuple[int, Any]:
+        """``(ticket, item)``: items in order, tickets 0, 1, 2 ... in order, to any number of threads.
 
-    def _get(self) -> tuple[int, Any]:
+        Where ``elsewhere()`` says (after a ``nudge_all``) that there is other work, ``(-1, None)``.
+        """
+        return self._get(elsewhere)
+
+    def _get(self, elsewhere: Callable[[], bool] | None = None) -> tuple[int, Any]:
         while True:
             pump = None
             waiter = None
             with self._lock:
                 if self._cancelled:
                     raise Cancelled
+                if elsewhere is not None and elsewhere():
+                    return -1, None
                 ticket = self._taken
                 if self.may_take is not None and not self.may_take(ticket):
                     waiter = self._queue_getter()
@@ -275,6 +280,13 @@ class Channel:
             if self._getters:
                 self._getters.popleft().wake(self.activity)
                 self._set_hooks()
+
+    def nudge_all(self) -> None:
+        """Let every waiting getter look again."""
+        with self._lock:
+            while self._getters:
+                self._getters.popleft().wake(self.activity)
+            self._set_hooks()
 
     # -- waiting -------------------------------------------------------------------------------
 

@@ -41,8 +41,8 @@ class Context:
         rank, world_size: this process's place.
         worker: 0 .. workers-1.
         stopping: set when the pipeline stops; long waits of an operator should wait on it too.
-        rows: applies the stage's error policy sample by sample; see :class:`Rows`.
-        count: adds to a named counter that the profile shows.
+        count: adds to a named counter of the stage.
+        share: ``share(name, make)`` is one object for all workers of the stage, made by the first that asks.
     """
 
     stage: str
@@ -51,8 +51,8 @@ class Context:
     world_size: int = 1
     worker: int = 0
     stopping: threading.Event = field(default_factory=threading.Event)
-    rows: Callable[[Chunk, Callable[[int], Any]], list[int]] | None = None
     count: Callable[[str, int], None] = lambda name, n: None
+    share: Callable[[str, Callable[[], Any]], Any] = lambda name, make: make()
 
 
 class Component(ABC):
@@ -176,6 +176,28 @@ class Operator(Component):
         """Prepare to go on at ``cursor`` (made by this operator's own chunks); returns the cursor
         at which the input must restart. Called before the first item of a restored epoch."""
         return cursor
+
+
+class RowOperator(Operator):
+    """A one-to-one operator that works, and fails, sample by sample, also on batches.
+
+    A batch is begun once, its rows are done by any of the stage's workers at once, and it is ended by the one
+    that did the last. Only ``process`` is called for a chunk that is a single sample.
+    """
+
+    per_sample = True
+
+    @abstractmethod
+    def begin_batch(self, chunk: Chunk) -> Any:
+        """Whatever the rows need, such as the memory for all of them."""
+
+    @abstractmethod
+    def do_row(self, batch: Any, index: int, sample: Any) -> None:
+        """Do row ``index``; on ``sample`` instead of the batch's own where that is not None."""
+
+    @abstractmethod
+    def end_batch(self, batch: Any, kept: Sequence[int]) -> Chunk:
+        """The outcome; ``kept`` are the rows that were done, in order, at least one."""
 
 
 class Regroup(Operator):

@@ -302,6 +302,8 @@ class Runtime:
         self.grown: dict[str, int] = {}
         self.counters: dict[str, dict[str, int]] = {}
         self.stopping = threading.Event()
+        self._sharing = threading.RLock()
+        self._shared: dict[tuple[str, str], Any] = {}
         self._condition = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._run_number = 0
@@ -328,7 +330,13 @@ class Runtime:
             with self._condition:
                 counters[name] = counters.get(name, 0) + n
 
-        return Context(stage, self.seed, self.rank, self.world_size, worker, self.stopping, None, count)
+        def share(name: str, make: Callable[[], Any]) -> Any:
+            with self._sharing:
+                if (stage, name) not in self._shared:
+                    self._shared[stage, name] = make()
+                return self._shared[stage, name]
+
+        return Context(stage, self.seed, self.rank, self.world_size, worker, self.stopping, count, share)
 
     # -- runs ----------------------------------------------------------------------------------
 

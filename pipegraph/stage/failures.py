@@ -130,47 +130,47 @@ class Failures:
 
     # -- rows of a batch -----------------------------------------------------------------------
 
-    def rows(self, worker: Worker, chunk: Chunk, work: Callable[[int, Any], None]) -> list[int]:
-        """Do ``work(row, sample)`` for each sample of a batch under the policy; returns the rows that stay.
+    def do_row(self, worker: Worker, work: Callable[[], None]) -> Exception | None:
+        """One row, with retries where the policy has some; returns what it failed with."""
+        try:
+            if isinstance(self.policy, Retry):
+                self.retry(worker, work)
+            else:
+                work()
+        except Exception as error:
+            return error
+        return None
 
-        ``sample`` is None for the batch's own sample, else a substitute sample to work on instead.
+    def judge_rows(
+        self,
+        worker: Worker,
+        chunk: Chunk,
+        failed: dict[int, Exception],
+        work: Callable[[int, Any], None],
+    ) -> list[int] | Failure:
+        """The rows that stay once the failed ones were skipped or replaced, or the failure of the first that may not be.
+
+        ``work(row, sample)`` does a row on a substitute sample.
         """
-        kept = []
-        for index in range(len(chunk.rows)):
-            try:
-                if isinstance(self.policy, Retry):
-                    self.retry(worker, lambda index=index: work(index, None))  # type: ignore[misc]
-                else:
-                    work(index, None)
-                kept.append(index)
-            except Cancelled:
-                raise
-            except Exception as error:
-                worker.meter.failed += 1
-                one = chunk.row(index, None)
-                if self.final == "raise":
-                    raise self._note_row(error, one, worker) from None
-                problem = self._judge(worker, one, error, index)
-                if problem is not None:
-                    raise self._note_row(problem, one, worker) from None
-                if isinstance(self.final, Replace) and not self._replace_row(worker, chunk, index, work):
-                    raise self._note_row(error, one, worker) from None
-                if isinstance(self.final, Replace):
-                    kept.append(index)
-        return kept
+        dropped = set()
+        for index, error in sorted(failed.items()):
+            worker.meter.failed += 1
+            one = chunk.row(index, None)
+            if self.final == "raise":
+                return self._give_up(one, error)
+            problem = self._judge(worker, one, error, index)
+            if problem is not None:
+                return self._give_up(one, problem)
+            if isinstance(self.final, Skip):
+                dropped.add(index)
+            elif not self._replace_row(worker, chunk, index, work):
+                return self._give_up(one, error)
+        return [index for index in range(len(chunk.rows)) if index not in dropped]
 
-    def _note_row(self, error: BaseException, one: Chunk, worker: Worker) -> BaseException:
-        worker.judged = explain(error, self.stage.name, one)
-        return worker.judged
-
-    def _replace_row(
-        self, worker: Worker, chunk: Chunk, index: int, work: Callable[[int, Any], None]
-    ) -> bool:
+    def _replace_row(self, worker: Worker, chunk: Chunk, index: int, work: Callable[[int, Any], None]) -> bool:
         for sample in self._candidates(worker, chunk.row(index, None)):
             try:
                 work(index, sample.data)
-            except Cancelled:
-                raise
             except Exception:
                 continue
             keys = list(chunk.keys)

@@ -16,7 +16,8 @@ from typing import Any
 
 from pipegraph.activity import Cancelled
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Mark
-from pipegraph.contracts import Merge, Regroup, Route, Source
+from pipegraph.contracts import Merge, Regroup, Route, RowOperator, Source
+from pipegraph.stage.rows import rows_loop
 from pipegraph.stage.sources import reading, sequence_loop
 from pipegraph.stage.stage import StageRun, Worker
 from pipegraph.tree import ATOMS
@@ -39,6 +40,8 @@ def loop_for(stage: StageRun, worker: Worker) -> Loop:
         from pipegraph.stage.stateful import stateful_loop
 
         return stateful_loop(stage, worker)
+    if isinstance(operator, RowOperator):
+        return rows_loop(stage, worker)
     if operator.kind == "map":
         process = worker.operator.process
         if stage.unordered:

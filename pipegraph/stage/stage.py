@@ -7,6 +7,7 @@ A ``StageRun`` lives as long as one run (from a pass's start until it is cancell
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -51,9 +52,9 @@ class Worker:
     operator: Any
     meter: Meter = field(default_factory=Meter)
     ticket: int = 0
-    judged: BaseException | None = None
     chain: list[Operator | Source] | None = None
     initial: Any = None
+    """The state a stateful operator starts each epoch with."""
 
     def substitutes(self, stage: StageRun) -> list[Operator | Source]:
         """The source and one-to-one stages above, opened for substitutes at first need."""
@@ -109,6 +110,8 @@ class StageRun:
             and plan.operator.kind in ("source", "map", "expand")
             and (plan.workers > 1 or final_policy(plan.spec.on_error) != "raise")
         )
+        self.jobs: deque[Any] = deque()  # batches whose rows the workers share; see rows.py
+        self.jobs_lock = threading.Lock()
         self.unordered = self.pooled and plan.workers > 1 and not plan.spec.ordered
         self.failures = Failures(self)
         self.judging = threading.Lock()
