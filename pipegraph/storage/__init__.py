@@ -5,6 +5,7 @@ Mechanism only: knows no graph, no operator and no engine.
 
 from __future__ import annotations
 
+from .blocks import open_block as open_block
 from .cache import Cacheable as Cacheable
 from .cache import CachedFile as CachedFile
 from .cache import CacheStats as CacheStats

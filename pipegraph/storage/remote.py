@@ -21,11 +21,11 @@ class RemoteFile(ShardFile):
     different places is read ahead for none of them.
 
     Args:
-        part: its size is asked for if it is not known.
+        part: where its size is known the store is asked at the first read only.
         store: must outlive the file.
         keep_nbytes: of what was read in order, keep at least this much, for a second look.
 
-    Raises:
+    Raises (also from the first read):
         StoreError: there is no such object, or no way to it.
         DataError: its size is not `part.size`.
     """
@@ -33,22 +33,36 @@ class RemoteFile(ShardFile):
     def __init__(self, part: Part, store: StoreClient, *, keep_nbytes: int = 0) -> None:
         self.name = safe_url(part.uri)
         self._url, self._store = part.uri, store
-        info = store.head(part.uri)
-        self.size, self._version = info.size, info.version
-        if part.size is not None and part.size != info.size:
-            raise DataError(
-                f"part {self.name!r}: has {info.size} bytes, its manifest says {part.size}; "
-                "it was changed, index again"
-            )
+        self._size: int | None = part.size
+        self._version: str | None = None
+        self._identified = threading.Lock()
+        self._is_identified = False
+        self.size = part.size if part.size is not None else self._identify()
         self._keep = max(2, -(-keep_nbytes // store.range_nbytes))
         self._lock = threading.Lock()
         self._pieces: OrderedDict[int, Pending[bytes]] = OrderedDict()
         self._last = (0, 0)  # the range read last
 
+    def _identify(self) -> int:
+        """Ask the store which object this is, once; its size."""
+        with self._identified:
+            if not self._is_identified:
+                info = self._store.head(self._url)
+                if self._size is not None and self._size != info.size:
+                    raise DataError(
+                        f"part {self.name!r}: has {info.size} bytes, its manifest says {self._size}; "
+                        "it was changed, index again"
+                    )
+                self._size, self._version = info.size, info.version
+                self._is_identified = True
+        assert self._size is not None
+        return self._size
+
     def read_at(self, offset: int, nbytes: int) -> bytes:
         self.check_range(offset, nbytes)
         if nbytes == 0:
             return b""
+        self._identify()
         step = self._store.range_nbytes
         first, last = offset // step, (offset + nbytes - 1) // step
         with self._lock:

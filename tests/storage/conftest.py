@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import http.server
 import io
+import os
 import socket
 import subprocess
 import sys
@@ -186,3 +187,9 @@ def connect(s3_options: Callable[[int], dict[str, Any]]) -> Iterator[Callable[..
 
     with contextlib.ExitStack() as stack:
         yield lambda port, **more: stack.enter_context(StoreClient(s3_options(port), **more))
+
+
+@pytest.fixture
+def open_descriptors() -> Callable[[], list[str]]:
+    """What this process has open now."""
+    return lambda: sorted(os.listdir("/proc/self/fd"))

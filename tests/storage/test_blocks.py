@@ -1,0 +1,111 @@
+"""Blocks brought near: the same samples from place, cache and memory."""
+
+import io
+import random
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipegraph.errors import ChecksumError
+from pipegraph.storage import LocalFile
+from pipegraph.storage.blocks import open_block
+from pipegraph.storage.cache import DOWNLOADS, NodeCache
+from pipegraph.storage.formats import Sample, format_of
+from pipegraph.storage.indexing import build_manifest
+from pipegraph.storage.manifest import Manifest
+from pipegraph.storage.parts import Part
+from pipegraph.storage.stores import StoreClient
+
+BLOCK = 20_000
+
+
+@pytest.fixture(params=["a.tar", "a.parquet", "a.jsonl"])
+def data(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A part of some ten blocks."""
+    rng, path = random.Random(0), tmp_path / request.param
+    if request.param == "a.tar":
+        with tarfile.open(path, "w") as archive:
+            for i in range(200):
+                info = tarfile.TarInfo(f"{i}.jpg")
+                info.size = 900
+                archive.addfile(info, io.BytesIO(rng.randbytes(900)))
+    elif request.param == "a.parquet":
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        pq.write_table(pa.table({"x": [rng.randbytes(900) for _ in range(200)]}), path, row_group_size=20)
+    else:
+        path.write_text("".join(f'{{"x": "{rng.randbytes(450).hex()}"}}\n' for _ in range(200)))
+    return path
+
+
+@pytest.fixture
+def manifest(data: Path) -> Manifest:
+    return build_manifest(data, block_nbytes=BLOCK)
+
+
+@pytest.fixture
+def remote(data: Path) -> Part:
+    url = f"memory://blocks/{data.name}"
+    with StoreClient() as store:
+        store.put(url, data.read_bytes())
+    return Part(url, data.stat().st_size)
+
+
+def samples(part: Part, manifest: Manifest, **how: Any) -> list[Sample]:
+    found = []
+    for number in range(manifest.blocks):
+        block = manifest.block(number)[1]
+        with open_block(part, block, crc32c=manifest.block_checksum(number), **how) as file:
+            found += format_of(part).read(file, block)[:]
+    return found
+
+
+def test_blocks_are_the_same_from_place_memory_and_cache(
+    data: Path, manifest: Manifest, remote: Part, tmp_path: Path
+) -> None:
+    assert manifest.blocks > 5
+    with LocalFile(data) as file:
+        expected = list(format_of(data.name).samples(file))
+    local = manifest.parts[0]
+    assert samples(local, manifest) == expected
+    with StoreClient() as store, NodeCache(tmp_path / "cache", "1 MB") as cache:
+        assert samples(remote, manifest, store=store) == expected
+        for _ in range(2):
+            assert samples(remote, manifest, store=store, cache=cache) == expected
+            assert samples(local, manifest, cache=cache) == expected
+        assert cache.stats.misses == cache.stats.hits == 2 * manifest.blocks
+
+
+def test_where_the_cache_has_no_room_blocks_are_read_into_memory(
+    manifest: Manifest, remote: Part, tmp_path: Path
+) -> None:
+    with StoreClient() as store, NodeCache(tmp_path / "cache", 5000) as cache:
+        assert len(samples(remote, manifest, store=store, cache=cache)) == 200
+        assert cache.usage() == 0
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_bytes_that_never_match_are_an_error(
+    manifest: Manifest, remote: Part, tmp_path: Path, cached: bool
+) -> None:
+    block = manifest.block(1)[1]
+    with StoreClient() as store, NodeCache(tmp_path / "cache", "1 MB") as cache:
+        with pytest.raises(ChecksumError, match=f"after {DOWNLOADS} downloads"):
+            open_block(remote, block, crc32c=1, store=store, cache=cache if cached else None)
+        assert store.stats.requests == DOWNLOADS
+
+
+def test_no_descriptor_is_left_open(
+    manifest: Manifest, remote: Part, tmp_path: Path, open_descriptors: Callable[[], list[str]]
+) -> None:
+    with StoreClient() as store, NodeCache(tmp_path / "cache", "1 MB") as cache:
+        samples(remote, manifest, store=store, cache=cache)
+        before = open_descriptors()
+        for _ in range(3):
+            samples(remote, manifest, store=store, cache=cache)
+            samples(manifest.parts[0], manifest, cache=cache)
+            with pytest.raises(ChecksumError):
+                open_block(manifest.parts[0], manifest.block(0)[1], crc32c=1, cache=cache)
+        assert before == open_descriptors()
