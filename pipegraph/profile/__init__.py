@@ -1,0 +1,10 @@
+"""What a running pipeline has measured of itself, and what that says."""
+
+from __future__ import annotations
+
+from .bottleneck import CONSUMER as CONSUMER
+from .bottleneck import EdgeFacts as EdgeFacts
+from .bottleneck import find_bottleneck as find_bottleneck
+from .collect import profile_of as profile_of
+from .values import Profile as Profile
+from .values import StageProfile as StageProfile

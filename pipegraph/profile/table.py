@@ -1,0 +1,129 @@
+"""A profile as text: one line per stage, what went wrong, and the conclusion in a sentence."""
+
+from __future__ import annotations
+
+from pipegraph.units import format_bytes
+
+from .bottleneck import CONSUMER
+from .values import Profile, StageProfile
+
+WIDTH = 100
+NAME_WIDTH = 22
+SHOWN_QUARANTINED = 5
+
+COLUMNS = ("stage", "workers", "items", "items/s", "bytes/s", "per item", "busy", "starved", "blocked")
+
+
+def render(profile: Profile) -> str:
+    """The table; every line has at most :data:`WIDTH` characters, the conclusion wraps."""
+    rows = [COLUMNS, *(_row(name, stage, profile) for name, stage in profile.stages.items())]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    lines = [_headline(profile)]
+    for row in rows:
+        cells = [f"{row[0]:<{widths[0]}}"]
+        cells += [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    lines += [_cut(line) for line in _remarks(profile)]
+    return "\n".join([*(_cut(line) for line in lines), *_wrap(conclude(profile))])
+
+
+def conclude(profile: Profile) -> str:
+    """The bottleneck in a sentence."""
+    if not profile.items:
+        return "Nothing has been delivered yet."
+    waited = profile.stall_s / profile.elapsed_s if profile.elapsed_s else 0.0
+    stall = f"training waited for data {_share(waited)} of the time"
+    if profile.bottleneck == CONSUMER:
+        return f"Training sets the pace, the pipeline keeps up: {stall}."
+    name, stage = profile.bottleneck, profile.stages[profile.bottleneck]
+    workers = "its worker is" if stage.workers == 1 else f"its {stage.workers} workers are"
+    if stage.memory > stage.busy:
+        why = f"its workers wait for room under memory_limit {_share(stage.memory)} of the time"
+    else:
+        why = f"{workers} busy {_share(stage.busy)} of the time while what follows waits for it"
+    return f"Stage {name!r} holds training back: {why}; {stall}."
+
+
+def _headline(profile: Profile) -> str:
+    passes = f"{profile.passes} pass" + ("" if profile.passes == 1 else "es")
+    head = (
+        f"profile of {_shorten(profile.graph, 24)!r}: {passes}, {profile.elapsed_s:.1f} s, "
+        f"{profile.samples_per_s:,.0f} samples/s, waited {profile.stall_s:.2f} s"
+    )
+    if profile.first_batch_s is not None:
+        head += f", first batch {profile.first_batch_s:.2f} s"
+    return head
+
+
+def _row(name: str, stage: StageProfile, profile: Profile) -> tuple[str, ...]:
+    name = _shorten(name, NAME_WIDTH)
+    if not stage.workers:
+        return (name, "left out", "", "", "", "", "", "", "")
+    bytes_per_item = stage.nbytes / stage.items if stage.items else 0.0
+    return (
+        name,
+        str(stage.workers),
+        f"{stage.items:,}",
+        f"{stage.rate:,.1f}" if stage.rate < 1000 else f"{stage.rate:,.0f}",
+        format_bytes(stage.rate * bytes_per_item) if bytes_per_item else "-",
+        _duration(stage.service_mean_s),
+        _share(stage.busy),
+        _share(stage.starved),
+        _share(stage.blocked),
+    )
+
+
+def _remarks(profile: Profile) -> list[str]:
+    lines = []
+    for name, stage in profile.stages.items():
+        found = [
+            f"{count:,} {what}"
+            for count, what in (
+                (stage.failed, "failed"),
+                (stage.retried, "retries"),
+                (stage.dropped, "dropped"),
+            )
+            if count
+        ]
+        found += [f"{what} {count:,}" for what, count in stage.counters.items()]
+        if stage.grown_to is not None:
+            found.append(f"queue grew to {stage.grown_to} items, as the graph stood still")
+        if found:
+            lines.append(f"{_shorten(name, NAME_WIDTH)}: {', '.join(found)}")
+    if profile.quarantined:
+        lines.append(f"quarantined: {len(profile.quarantined):,}")
+        lines += [
+            f"  {entry.key!r} at position {entry.position}, epoch {entry.epoch}, in {entry.stage!r}: {entry.error}"
+            for entry in profile.quarantined[:SHOWN_QUARANTINED]
+        ]
+        if len(profile.quarantined) > SHOWN_QUARANTINED:
+            lines.append("  ...")
+    return lines
+
+
+def _share(share: float) -> str:
+    percent = 100 * share
+    return f"{percent:.0f} %" if percent >= 9.95 or percent < 0.05 else f"{percent:.1f} %"
+
+
+def _duration(seconds: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * factor >= 1 or unit == "us":
+            return f"{seconds * factor:.3g} {unit}" if seconds else "-"
+    raise AssertionError
+
+
+def _shorten(text: str, limit: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _cut(line: str) -> str:
+    line = line.replace("\n", " ")
+    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
+
+
+def _wrap(sentence: str) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(sentence, WIDTH)

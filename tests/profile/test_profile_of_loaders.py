@@ -1,0 +1,200 @@
+"""Profiles of real graphs. Planted costs are held by gates and by spinning, never judged by the clock."""
+
+import threading
+from time import perf_counter_ns
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+
+ITEMS = 60
+
+
+def works_for(milliseconds):
+    """A function that takes this long; it waits without the GIL, as decoding and reading do."""
+    never = threading.Event()
+
+    def work(x):
+        never.wait(milliseconds / 1000)
+        return x
+
+    return work
+
+
+def chain(costs, workers, **options):
+    graph = pg.Graph("planted")
+    node = graph.add(ops.FromIterable(range(ITEMS)), name="source")
+    for index, (cost, count) in enumerate(zip(costs, workers, strict=True)):
+        node = node.then(works_for(cost), name=f"s{index}", workers=count, capacity=4, **options)
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("costs", "workers", "train", "expected"),
+    [
+        ((6, 1, 1), (1, 1, 1), 1, "s0"),
+        ((1, 6, 1), (1, 1, 1), 1, "s1"),
+        ((1, 1, 6), (1, 1, 1), 1, "s2"),
+        ((1, 6, 1), (1, 2, 1), 1, "s1"),
+        ((5, 8, 1), (1, 4, 1), 1, "s0"),
+        ((1, 1, 1), (1, 1, 1), 6, "consumer"),
+    ],
+)
+def test_a_planted_bottleneck_is_named_in_a_running_graph(costs, workers, train, expected):
+    step = works_for(train)
+    with chain(costs, workers).loader() as loader:
+        for item in loader:
+            step(item)
+        found = loader.profile()
+    assert expected == found.bottleneck, str(found)
+
+
+@pytest.mark.parametrize(("cost", "expected"), [(6, "s0"), (0.2, "consumer")])
+def test_inline_stages_count_as_waiting_of_the_training_loop(cost, expected):
+    step = works_for(3)
+    with chain((cost,), (1,), backend="inline").loader() as loader:
+        for item in loader:
+            step(item)
+        found = loader.profile()
+    assert expected == found.bottleneck, str(found)
+
+
+def test_items_samples_bytes_and_calls_are_counted_exactly():
+    import numpy as np
+
+    graph = pg.Graph("counted")
+    node = graph.add(ops.FromIterable([np.zeros(100, np.uint8) for _ in range(10)]), name="source")
+    node.then(ops.Filter(lambda x: True), name="keep").then(ops.Batch(4), name="batch")
+    with graph.loader(epochs=2) as loader:
+        for _ in range(2):
+            assert [len(batch) for batch in loader] == [4, 4, 2]
+        stages = loader.profile().stages
+    assert (stages["source"].items, stages["source"].samples, stages["source"].nbytes) == (20, 20, 2000)
+    assert (stages["batch"].items, stages["batch"].samples, stages["batch"].nbytes) == (6, 20, 2000)
+    assert loader.profile().passes == 2
+    assert (loader.profile().items, loader.profile().samples) == (6, 20)
+
+
+def test_a_profile_is_there_before_the_first_pass_and_stays_after_close():
+    loader = chain((0, 0), (1, 2)).loader()
+    before = loader.profile()
+    assert list(before.stages) == ["source", "s0", "s1"]
+    assert (before.items, before.passes, before.first_batch_s, before.bottleneck) == (0, 0, None, "consumer")
+    assert len(list(loader)) == ITEMS
+    running = loader.profile()
+    loader.close()
+    closed = loader.profile()
+    assert running.to_dict() == closed.to_dict()
+    assert closed.stages["s1"].items == ITEMS
+    assert closed.stages["s1"].workers == 2
+
+
+def test_a_profile_after_an_error_counts_the_failure():
+    def fails(x):
+        if x == 5:
+            raise ValueError("no")
+        return x
+
+    graph = pg.Graph("failing")
+    graph.add(ops.FromIterable(range(10)), name="source").then(fails, name="fails")
+    with graph.loader() as loader:
+        with pytest.raises(ValueError, match="no"):
+            list(loader)
+        found = loader.profile()
+    assert found.stages["fails"].failed == 1
+    assert found.items == 5
+
+
+def test_quarantined_samples_and_retries_are_in_the_profile():
+    def fails(x):
+        if x % 5 == 0:
+            raise ValueError(f"no {x}")
+        return x
+
+    graph = pg.Graph("skipping")
+    node = graph.add(ops.FromIterable(range(10)), name="source")
+    node.then(fails, name="fails", on_error=pg.Retry(2, then=pg.Skip(5)))
+    with graph.loader() as loader:
+        assert list(loader) == [1, 2, 3, 4, 6, 7, 8, 9]
+        found = loader.profile()
+    assert [(entry.position, entry.stage, entry.error) for entry in found.quarantined] == [
+        (0, "fails", "ValueError: no 0"),
+        (5, "fails", "ValueError: no 5"),
+    ]
+    stage = found.stages["fails"]
+    assert (stage.failed, stage.retried, stage.dropped, stage.items) == (2, 4, 2, 8)
+
+
+def test_rest_between_passes_does_not_dilute_the_rates():
+    loader = chain((2,), (1,)).loader(epochs=3)
+    with loader:
+        list(loader)
+        ended = perf_counter_ns()
+        first = loader.profile()
+        works_for(150)(0)
+        assert perf_counter_ns() - ended > 100_000_000
+        assert first.elapsed_s == loader.profile().elapsed_s
+
+
+def test_time_after_a_break_does_not_count_either():
+    loader = chain((1,), (1,)).loader()
+    with loader:
+        for _ in loader:
+            break
+        at_once = loader.profile()
+        works_for(150)(0)
+        later = loader.profile()
+    assert at_once.elapsed_s == later.elapsed_s
+    assert at_once.stall_s == later.stall_s
+
+
+def test_a_queue_that_had_to_grow_is_shown():
+    graph = pg.Graph("branches")
+    source = graph.add(ops.FromIterable(range(64)), name="source", capacity=2)
+    tens = source.then(ops.Batch(16), name="tens", capacity=1).then(ops.Unbatch(), name="back", capacity=1)
+    graph.add(ops.Zip(), tens, source.then(lambda x: x, name="same", capacity=1), name="zip")
+    with graph.loader() as loader:
+        assert len(list(loader)) == 64
+        found = loader.profile()
+    grown = {name: stage.grown_to for name, stage in found.stages.items() if stage.grown_to}
+    assert grown
+    name = next(iter(grown))
+    assert f"{name}: queue grew to {grown[name]} items" in str(found)
+
+
+def test_counters_of_an_operator_are_in_the_profile():
+    class Counts(pg.Operator):
+        def open(self, context):
+            self.count = context.count
+
+        def process(self, chunk):
+            self.count("evens", int(chunk.data % 2 == 0))
+            return chunk
+
+    graph = pg.Graph("counting")
+    graph.add(ops.FromIterable(range(9)), name="source").then(Counts(), name="counts", workers=2)
+    with graph.loader() as loader:
+        list(loader)
+        assert dict(loader.profile().stages["counts"].counters) == {"evens": 5}
+
+
+def test_profile_may_be_asked_from_another_thread_while_a_pass_runs():
+    found, failed = [], []
+    done = threading.Event()
+    with chain((0.5, 0.5), (1, 2)).loader() as loader:
+
+        def watch():
+            try:
+                while not done.is_set():
+                    found.append(loader.profile().items)
+            except Exception as error:
+                failed.append(error)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        assert len(list(loader)) == ITEMS
+        done.set()
+        watcher.join(10)
+    assert not failed
+    assert found == sorted(found)
