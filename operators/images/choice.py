@@ -62,6 +62,14 @@ def open_backend(name: str) -> Backend:
     return RegionBackend(name, decoder, other if name == "nvimgcodec" else decoder, other)
 
 
+def family_of(name: str) -> str:
+    """``Backend.family`` of what ``open_backend(name)`` gives here; opens nothing.
+
+    It belongs to what a state must agree with: two families differ in their bytes.
+    """
+    return "pillow" if name == "pillow" or (name == "auto" and not installed("cv2")) else "opencv"
+
+
 def installed(module: str) -> bool:
     """Whether ``module`` could be imported; imports no more than its parent packages."""
     try:

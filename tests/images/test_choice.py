@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from pipegraph.errors import GraphError
-from pipegraph.operators.images import BACKENDS, open_backend
+from pipegraph.operators.images import BACKENDS, choice, family_of, open_backend
 from pipegraph.operators.images.choice import fastest, installed
 
 
@@ -31,6 +31,20 @@ def test_a_named_backend_says_what_it_does(name):
     backend = open_backend(name)
     assert backend.name == name
     assert backend.describe().startswith(f"{name}: ")
+
+
+def test_the_family_is_known_without_opening_a_backend(monkeypatch):
+    assert {name: family_of(name) for name in BACKENDS} == {
+        "auto": "opencv",
+        "pillow": "pillow",
+        "opencv": "opencv",
+        "simplejpeg": "opencv",
+        "nvimgcodec": "opencv",
+    }
+    monkeypatch.setattr(choice, "installed", lambda module: False)
+    assert family_of("auto") == "pillow"
+    monkeypatch.setattr(choice, "_calibrated", None)
+    assert open_backend("auto").family == "pillow"
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
