@@ -23,3 +23,9 @@ from pipegraph.operators.files import ShardSelect as ShardSelect
 from pipegraph.operators.decode import DecodeImage as DecodeImage
 from pipegraph.operators.images import CenterCrop as CenterCrop
 from pipegraph.operators.images import RandomResizedCrop as RandomResizedCrop
+from pipegraph.operators.device import CopyToDevice as CopyToDevice
+from pipegraph.operators.device import Pin as Pin
+from pipegraph.operators.device import Scatter as Scatter
+from pipegraph.operators.normalize import Normalize as Normalize
+from pipegraph.operators.normalize import ToDtype as ToDtype
+from pipegraph.operators.normalize import ToLayout as ToLayout

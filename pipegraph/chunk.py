@@ -38,10 +38,11 @@ class Chunk:
         before, after: cursors of the edge it travels on.
         buffers: ``(id, nbytes)`` of each distinct buffer under ``data``, as the memory account knows them.
         nbytes: their sum; the engine measures both when a stage has made the chunk.
+        ready: events of copies under way; the loader makes its consumer's streams wait for them.
         paths: per row, which inputs of fan-ins it came through; only kept below completion-order stages.
     """
 
-    __slots__ = ("_keys", "after", "batched", "before", "buffers", "data", "epoch", "nbytes", "paths", "rows")
+    __slots__ = ("_keys", "after", "batched", "before", "buffers", "data", "epoch", "nbytes", "paths", "ready", "rows")
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class Chunk:
         self.buffers: tuple[tuple[int, int], ...] = ()
         self.nbytes = 0
         self.paths: tuple[tuple[int, ...], ...] | None = None
+        self.ready: tuple[Any, ...] = ()
         self._keys = keys
 
     @property
@@ -105,6 +107,7 @@ class Chunk:
         """The same samples with other data."""
         chunk = Chunk(data, self.rows, self.epoch, self.before, self.after, self._keys, self.batched)
         chunk.paths = self.paths
+        chunk.ready = self.ready
         if self._keys is None and isinstance(self.data, Mapping) and "key" in self.data:
             chunk._keys = self.keys  # identity stays with the sample, also when a function drops the field
         return chunk

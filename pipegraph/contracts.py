@@ -42,6 +42,7 @@ class Context:
         worker: 0 .. workers-1.
         stopping: set when the pipeline stops; long waits of an operator should wait on it too.
         count: adds to a named counter of the stage.
+        read_by_stages: whether another stage reads this one's output, and not only the loader (or a ``Scatter``).
         share: ``share(name, make)`` is one object for all workers of the stage, made by the first that asks.
     """
 
@@ -53,6 +54,7 @@ class Context:
     stopping: threading.Event = field(default_factory=threading.Event)
     count: Callable[[str, int], None] = lambda name, n: None
     share: Callable[[str, Callable[[], Any]], Any] = lambda name, make: make()
+    read_by_stages: bool = True
 
 
 class Component(ABC):

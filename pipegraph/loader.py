@@ -375,6 +375,8 @@ class Pass:
             self._token(item)
         if item.buffers:
             self._release(item.buffers)
+        for event in item.ready:
+            event.wait()
         place, loader = self._place, self.loader
         place.cursor = item.after
         if self._tracked and place.delivered.add(item):

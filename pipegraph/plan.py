@@ -309,8 +309,8 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
     capacity = spec.capacity
     if capacity is None:
         capacity = BATCHES_PER_WORKER * workers if level == "batch" else max(SAMPLES_PER_QUEUE, 2 * workers)
-        if level == "part":
-            capacity = BATCHES_PER_WORKER
+        if level == "part" and not getattr(operator, "random_access", False):
+            capacity = BATCHES_PER_WORKER  # whole shards; else single samples of shards
     return StagePlan(
         spec, upstream, workers, spec.backend, capacity, level, unordered, bypassed, tuple(notes)
     )

@@ -336,7 +336,8 @@ class Runtime:
                     self._shared[stage, name] = make()
                 return self._shared[stage, name]
 
-        return Context(stage, self.seed, self.rank, self.world_size, worker, self.stopping, count, share)
+        read = any(self.plan.stages[name].operator.name != "scatter" for name, _, _ in self.plan.consumers(stage))
+        return Context(stage, self.seed, self.rank, self.world_size, worker, self.stopping, count, share, read)
 
     # -- runs ----------------------------------------------------------------------------------
 

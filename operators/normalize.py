@@ -1,0 +1,189 @@
+"""uint8 images to what a model takes: ``Normalize``, ``ToLayout``, ``ToDtype``. On whatever device they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Context, Operator, RowOperator
+from pipegraph.device.slabs import SlabRing, pageable
+from pipegraph.errors import DataError, GraphError
+from pipegraph.operators.collate import select_rows
+from pipegraph.operators.decode import SPARE_SLABS
+from pipegraph.operators.images.normalize import Layout, check_normalisation, normalize_into
+
+
+def _image_of(data: Any, what: str) -> torch.Tensor:
+    image = data.get("image") if isinstance(data, dict) else data
+    if not isinstance(image, torch.Tensor):
+        fields = ", ".join(map(str, data)) if isinstance(data, dict) else type(data).__name__
+        raise DataError(f"{what}: a tensor or a field 'image' is needed, got {fields}")
+    return image
+
+
+def _with_image(data: Any, image: torch.Tensor) -> Any:
+    return {**data, "image": image} if isinstance(data, dict) else image
+
+
+class _Batch:
+    __slots__ = ("chunk", "images", "out", "slab")
+
+    def __init__(self, chunk: Chunk, images: torch.Tensor, out: torch.Tensor, slab: torch.Tensor | None) -> None:
+        self.chunk = chunk
+        self.images = images
+        self.out = out
+        self.slab = slab
+
+
+@final
+class Normalize(RowOperator):
+    """``(image / 255 - mean) / std`` with change of dtype and layout, in one pass.
+
+    On the CPU the workers share the rows of a batch and write into a slab; on another device it is one fused
+    operation on the current stream.
+
+    Args:
+        mean, std: per channel, of values in 0..1, as torchvision's ``Normalize`` has them.
+        dtype: float32, float16 or bfloat16.
+        layout: ``"NCHW"`` or ``"NHWC"`` (CHW or HWC on a sample).
+    """
+
+    default_name = "normalize"
+
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        dtype: torch.dtype = torch.float32,
+        layout: Layout = "NCHW",
+    ) -> None:
+        check_normalisation(mean, std, dtype, layout)
+        self.mean, self.std = tuple(mean), tuple(std)
+        self.dtype = dtype
+        self.layout = layout
+        self._ring: SlabRing | None = None
+        self._context = Context("")
+
+    def config(self) -> dict[str, Any]:
+        return {"mean": self.mean, "std": self.std, "dtype": str(self.dtype), "layout": self.layout}
+
+    def open(self, context: Context) -> None:
+        self._context = context
+        self._ring = context.share("slabs", lambda: SlabRing(pageable, spare=SPARE_SLABS))
+
+    def _check(self, image: torch.Tensor, dims: int) -> torch.Tensor:
+        channels = len(self.mean)
+        if image.dtype != torch.uint8 or image.dim() != dims or image.shape[-1] != channels:
+            raise DataError(
+                f"Normalize: uint8 {'N' if dims == 4 else ''}HWC images of {channels} channels are needed, "
+                f"got {image.dtype} of shape {tuple(image.shape)}"
+            )
+        return image
+
+    def _shape(self, images_NHWC: torch.Tensor) -> tuple[int, ...]:
+        n, h, w, c = images_NHWC.shape
+        return (n, c, h, w) if self.layout == "NCHW" else (n, h, w, c)
+
+    def process(self, chunk: Chunk) -> Chunk:
+        image = self._check(_image_of(chunk.data, "Normalize"), 3)[None]
+        out = torch.empty(self._shape(image), dtype=self.dtype, device=image.device)
+        normalize_into(image, self.mean, self.std, out, self.layout)
+        chunk.keys = chunk.keys
+        chunk.data = _with_image(chunk.data, out[0])
+        return chunk
+
+    def begin_batch(self, chunk: Chunk) -> _Batch:
+        images = self._check(_image_of(chunk.data, "Normalize"), 4)
+        shape = self._shape(images)
+        if images.device.type != "cpu":
+            out = torch.empty(shape, dtype=self.dtype, device=images.device)
+            normalize_into(images, self.mean, self.std, out, self.layout)
+            return _Batch(chunk, images, out, None)
+        nbytes = images.numel() * self.dtype.itemsize
+        assert self._ring is not None
+        made = self._ring.made
+        slab = self._ring.take(nbytes)
+        self._context.count("slabs_made", self._ring.made - made)
+        out = slab[:nbytes].view(self.dtype).view(shape)
+        return _Batch(chunk, images, out, slab)
+
+    def do_row(self, batch: _Batch, index: int, sample: Any) -> None:
+        if batch.slab is None:
+            return
+        images = batch.images[index : index + 1]
+        if sample is not None:
+            images = self._check(_image_of(sample, "Normalize"), 3)[None]
+        normalize_into(images, self.mean, self.std, batch.out[index : index + 1], self.layout)
+
+    def end_batch(self, batch: _Batch, kept: Sequence[int]) -> Chunk:
+        chunk, out, count = batch.chunk, batch.out, len(batch.chunk.rows)
+        data = chunk.data
+        chunk.keys = chunk.keys
+        if len(kept) < count:
+            for place, index in enumerate(kept):
+                if place != index:
+                    out[place] = out[index]
+            out = out[: len(kept)]
+            data = select_rows(data, kept, count)
+            chunk = chunk.select(kept, data)
+        if batch.slab is not None:
+            assert self._ring is not None
+            out = self._ring.lend(batch.slab).tensor(self.dtype, tuple(out.shape))
+        chunk.data = _with_image(data, out)
+        return chunk
+
+
+@final
+class ToDtype(Operator):
+    """Images to another dtype; from uint8 to floats also from 0..255 to 0..1.
+
+    Args:
+        dtype: of the result.
+        scale: whether uint8 is divided by 255.
+    """
+
+    def __init__(self, dtype: torch.dtype, scale: bool = True) -> None:
+        self.dtype = dtype
+        self.scale = scale
+
+    def config(self) -> dict[str, Any]:
+        return {"dtype": str(self.dtype), "scale": self.scale}
+
+    def process(self, chunk: Chunk) -> Chunk:
+        image = _image_of(chunk.data, "ToDtype")
+        made = image.to(self.dtype)
+        if self.scale and image.dtype == torch.uint8 and self.dtype.is_floating_point:
+            made.div_(255)
+        chunk.keys = chunk.keys
+        chunk.data = _with_image(chunk.data, made)
+        return chunk
+
+
+@final
+class ToLayout(Operator):
+    """Images from HWC to another layout, contiguous.
+
+    Args:
+        layout: ``"NCHW"``, ``"NHWC"`` (as it is), or ``"channels_last"`` (NCHW in shape, NHWC in memory: no copy).
+    """
+
+    def __init__(self, layout: str) -> None:
+        if layout not in ("NCHW", "NHWC", "channels_last"):
+            raise GraphError(f"ToLayout: layout must be 'NCHW', 'NHWC' or 'channels_last', got {layout!r}")
+        self.layout = layout
+
+    def config(self) -> dict[str, Any]:
+        return {"layout": self.layout}
+
+    def process(self, chunk: Chunk) -> Chunk:
+        image = _image_of(chunk.data, "ToLayout")
+        if self.layout != "NHWC":
+            image = image.permute(*range(image.dim() - 3), -1, -3, -2)
+            if self.layout == "NCHW":
+                image = image.contiguous()
+        chunk.keys = chunk.keys
+        chunk.data = _with_image(chunk.data, image)
+        return chunk
