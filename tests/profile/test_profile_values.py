@@ -47,9 +47,8 @@ def test_the_table_fits_a_hundred_columns_and_says_what_went_wrong():
 
 def test_the_conclusion_is_a_sentence_with_its_evidence():
     assert (
-        profile().conclusion
-        == "Stage 'decode' holds training back: its 2 workers are busy 97 % of the time while what follows waits for it; "
-        "training waited for data 41 % of the time."
+        profile().conclusion == "Stage 'decode' holds training back: its 2 workers are busy 97 % of the time "
+        "while what follows waits for it; training waited for data 41 % of the time."
     )
     assert profile(bottleneck="consumer", stall_s=0.01).conclusion.startswith("Training sets the pace")
     assert profile(items=0).conclusion == "Nothing has been delivered yet."
