@@ -34,7 +34,9 @@ class _Batch:
 
     __slots__ = ("array", "chunk", "encoded", "field", "slab")
 
-    def __init__(self, chunk: Chunk, field: Any, encoded: Sequence[Any], slab: torch.Tensor, array: Any) -> None:
+    def __init__(
+        self, chunk: Chunk, field: Any, encoded: Sequence[Any], slab: torch.Tensor, array: Any
+    ) -> None:
         self.chunk = chunk
         self.field = field
         self.encoded = encoded
@@ -90,7 +92,7 @@ class DecodeImage(RowOperator):
         self.backend = backend
         self.interpolation: Interpolation = interpolation
         self.mode = mode
-        self.random = crop is not None and type(crop).__name__ == "RandomResizedCrop" or flip > 0
+        self.random = (crop is not None and type(crop).__name__ == "RandomResizedCrop") or flip > 0
         self._channels = 3 if mode == "RGB" else 1
         self._context = Context("")
         self._decoder: Any = None
@@ -176,10 +178,14 @@ class DecodeImage(RowOperator):
                 if name in data:
                     return name, data[name]
             hint = "; put Load() before it" if "path" in data else ""
-            raise DataError(f"DecodeImage: no field {' or '.join(names)} in {', '.join(map(str, data))}{hint}")
+            raise DataError(
+                f"DecodeImage: no field {' or '.join(names)} in {', '.join(map(str, data))}{hint}"
+            )
         if isinstance(data, bytes | bytearray | memoryview) or self.field is None:
             return None, data
-        raise DataError(f"DecodeImage: field {self.field!r} of a {type(data).__name__}: samples must be dicts")
+        raise DataError(
+            f"DecodeImage: field {self.field!r} of a {type(data).__name__}: samples must be dicts"
+        )
 
     def _filled(self, data: Any, field: Any, image: torch.Tensor) -> Any:
         if field is None:

@@ -15,7 +15,17 @@ import torch
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
-from pipegraph.device import Backend, Event, Scattered, Slot, Stream, backend_for, copy_tree, normalised, slots_on
+from pipegraph.device import (
+    Backend,
+    Event,
+    Scattered,
+    Slot,
+    Stream,
+    backend_for,
+    copy_tree,
+    normalised,
+    slots_on,
+)
 from pipegraph.errors import GraphError
 from pipegraph.replicas.parts import Whole, chunk_sizes_for, cut, map_tree, rows_of
 from pipegraph.tree import map_leaves

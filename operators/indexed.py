@@ -35,7 +35,9 @@ def local_manifest(parts: Sequence[Part]) -> Manifest:
     stamp = hashlib.blake2b(digest_size=16)
     for part in parts:
         status = os.stat(part.uri)
-        stamp.update(f"{os.path.abspath(part.uri)}\0{part.uri}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        stamp.update(
+            f"{os.path.abspath(part.uri)}\0{part.uri}\0{status.st_size}\0{status.st_mtime_ns}\n".encode()
+        )
     folder = cache_folder() / "manifests"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{stamp.hexdigest()}.json"

@@ -31,7 +31,9 @@ def _with_image(data: Any, image: torch.Tensor) -> Any:
 class _Batch:
     __slots__ = ("chunk", "images", "out", "slab")
 
-    def __init__(self, chunk: Chunk, images: torch.Tensor, out: torch.Tensor, slab: torch.Tensor | None) -> None:
+    def __init__(
+        self, chunk: Chunk, images: torch.Tensor, out: torch.Tensor, slab: torch.Tensor | None
+    ) -> None:
         self.chunk = chunk
         self.images = images
         self.out = out

@@ -14,6 +14,7 @@ from pipegraph.operators.ordered import OrderedSource
 from pipegraph.order import Order, StridedOrder
 from pipegraph.tree import copy_containers
 
+
 @final
 class FromIterable(Source):
     """The items of an iterable, or those of what a callable returns, anew for each epoch.
@@ -96,7 +97,9 @@ class FromSequence(OrderedSource):
 
     default_name = "fromsequence"
 
-    def __init__(self, dataset: Any, order: Order | None = None, sampler: Iterable[Any] | None = None) -> None:
+    def __init__(
+        self, dataset: Any, order: Order | None = None, sampler: Iterable[Any] | None = None
+    ) -> None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise GraphError(
                 f"FromSequence: the data set needs __len__ and __getitem__, {type(dataset).__name__} lacks one; "

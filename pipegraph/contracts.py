@@ -120,6 +120,10 @@ class Source(Component):
         """The global position of a step: by default dealt out in turn, r, r+W, r+2W ..."""
         return step * world_size + rank
 
+    def index_of(self, position: int, epoch: int) -> Any:
+        """What stays the same of a sample when the order changes: its number in the data (for ``Cache``)."""
+        return position
+
     def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
         """A position near by whose sample ``Replace`` may put at ``position``: a keyed draw, try by try."""
         return None
@@ -210,7 +214,7 @@ class Regroup(Operator):
     shareable = False
     elastic: bool = False
 
-    def begin(self) -> None:  # noqa: B027
+    def begin(self) -> None:
         """A run begins (also after one that was broken off): forget what is held."""
 
     def flush(self) -> Iterable[Chunk]:
@@ -227,13 +231,13 @@ class Merge(Operator):
     shareable = False
     follows_route: bool = False
 
-    def begin(self, inputs: int, epoch: int) -> None:  # noqa: B027
+    def begin(self, inputs: int, epoch: int) -> None:
         """A new epoch over ``inputs`` upstream nodes begins."""
 
-    def check_inputs(self, count: int) -> None:  # noqa: B027
+    def check_inputs(self, count: int) -> None:
         """Raises GraphError if this many inputs do not fit."""
 
-    def follow(self, route: str, outputs: tuple[int, ...]) -> None:  # noqa: B027
+    def follow(self, route: str, outputs: tuple[int, ...]) -> None:
         """Input i is output ``outputs[i]`` of ``route`` (for operators with ``follows_route``)."""
 
     @abstractmethod

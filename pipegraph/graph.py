@@ -226,7 +226,7 @@ class Graph:
         Raises:
             GraphError: the graph cannot run; says why and what would help.
         """
-        from pipegraph.plan import make_plan
+        from pipegraph.planner import make_plan
 
         return make_plan(self, output)
 

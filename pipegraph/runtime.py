@@ -33,6 +33,7 @@ from pipegraph.chunk import Lineage
 from pipegraph.contracts import Context, Source
 from pipegraph.errors import MemoryLimitError, PipegraphError, StuckWorker
 from pipegraph.plan import Plan, StagePlan
+from pipegraph.stage.caching import wire_cache
 from pipegraph.stage.horizon import Horizon
 from pipegraph.stage.ledger import Ledger
 from pipegraph.stage.loops import loop_for
@@ -336,8 +337,12 @@ class Runtime:
                     self._shared[stage, name] = make()
                 return self._shared[stage, name]
 
-        read = any(self.plan.stages[name].operator.name != "scatter" for name, _, _ in self.plan.consumers(stage))
-        return Context(stage, self.seed, self.rank, self.world_size, worker, self.stopping, count, share, read)
+        read = any(
+            self.plan.stages[name].operator.name != "scatter" for name, _, _ in self.plan.consumers(stage)
+        )
+        return Context(
+            stage, self.seed, self.rank, self.world_size, worker, self.stopping, count, share, read
+        )
 
     # -- runs ----------------------------------------------------------------------------------
 
@@ -384,11 +389,20 @@ class Runtime:
 
     def _start_workers(self) -> None:
         threads = []
+        operators = {
+            stage.name: [copy.copy(stage.operator) for _ in range(stage.workers)]
+            for stage in self.plan.running
+        }
         for stage in self.plan.running:
             if isinstance(stage.operator, Source) and stage.operator.random_access:
-                reader = self.readers[stage.name] = copy.copy(stage.operator)
-                reader.open(self.context(stage.name, 0))
-            self.workers[stage.name] = [Worker(i, copy.copy(stage.operator)) for i in range(stage.workers)]
+                self.readers[stage.name] = copy.copy(stage.operator)
+        wire_cache(self.plan, operators, self.readers)
+        for name, reader in self.readers.items():
+            reader.open(self.context(name, 0))
+        for stage in self.plan.running:
+            self.workers[stage.name] = [
+                Worker(i, operator) for i, operator in enumerate(operators[stage.name])
+            ]
             self.meters[stage.name] = [worker.meter for worker in self.workers[stage.name]]
             for worker in self.workers[stage.name]:
                 if stage.backend == "inline":

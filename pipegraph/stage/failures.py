@@ -167,7 +167,9 @@ class Failures:
                 return self._give_up(one, error)
         return [index for index in range(len(chunk.rows)) if index not in dropped]
 
-    def _replace_row(self, worker: Worker, chunk: Chunk, index: int, work: Callable[[int, Any], None]) -> bool:
+    def _replace_row(
+        self, worker: Worker, chunk: Chunk, index: int, work: Callable[[int, Any], None]
+    ) -> bool:
         for sample in self._candidates(worker, chunk.row(index, None)):
             try:
                 work(index, sample.data)

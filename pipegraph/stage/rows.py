@@ -44,7 +44,9 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
         if found is not None:
             job, index = found
             start = now()
-            error = stage.failures.do_row(worker, lambda job=job, index=index: operator.do_row(job.batch, index, None))
+            error = stage.failures.do_row(
+                worker, lambda job=job, index=index: operator.do_row(job.batch, index, None)
+            )
             meter.busy_ns += now() - start
             if _row_done(stage, job, index, error):
                 _send(stage, worker, job.ticket, _end(stage, worker, job), job.held, job.reserved)

@@ -1,0 +1,158 @@
+"""``Cache``: a memo by source index, in memory or in a folder. Never changes what is delivered."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Operator
+from pipegraph.errors import DataError, PipegraphWarning
+from pipegraph.operators.packing import pack, unpack
+from pipegraph.stage.caching import Hit
+from pipegraph.tree import buffers, copy_containers, map_leaves
+from pipegraph.units import parse_bytes
+
+Value = tuple[tuple[Any, ...], Any]
+"""A sample's keys and its data."""
+
+
+class _Store(ABC):
+    """Values by (digest of what made them, index). Any thread may call it."""
+
+    @abstractmethod
+    def get(self, digest: str, index: int) -> Value | None: ...
+
+    @abstractmethod
+    def put(self, digest: str, index: int, value: Value) -> None:
+        """Keep a value if there is room; what is kept stays, so that a scan larger than the limit still hits."""
+
+
+@final
+class _Memory(_Store):
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._used = 0
+        self._values: dict[tuple[str, int], Value] = {}
+
+    def get(self, digest: str, index: int) -> Value | None:
+        with self._lock:
+            value = self._values.get((digest, index))
+        return None if value is None else (value[0], copy_containers(value[1]))
+
+    def put(self, digest: str, index: int, value: Value) -> None:
+        size = sum(nbytes for _, nbytes in buffers(value[1])) + 64
+        with self._lock:
+            if self._used + size > self._limit or (digest, index) in self._values:
+                return
+            self._used += size
+        own = map_leaves(_own, value[1])
+        with self._lock:
+            self._values[digest, index] = (value[0], own)
+
+
+def _own(leaf: Any) -> Any:
+    """A copy of its own memory: a kept view would keep all it is cut from, such as a whole batch."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
+@final
+class _Folder(_Store):
+    """A file per value, written aside and renamed: a reader sees all of it or nothing."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._used: int | None = None
+
+    def _path(self, digest: str, index: int) -> Path:
+        return self._folder / digest / f"{index % 256:02x}" / f"{index}.pgv"
+
+    def get(self, digest: str, index: int) -> Value | None:
+        path = self._path(digest, index)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            keys, value = unpack(data)
+        except DataError:
+            path.unlink(missing_ok=True)  # torn by a power cut, or not ours: make it again
+            return None
+        return keys, value
+
+    def put(self, digest: str, index: int, value: Value) -> None:
+        data = pack(value)
+        with self._lock:
+            if self._used is None:
+                self._used = sum(file.stat().st_size for file in self._folder.rglob("*.pgv"))
+            if self._used + len(data) > self._limit:
+                return
+            self._used += len(data)
+        path = self._path(digest, index)
+        aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside.write_bytes(data)
+            os.replace(aside, path)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            self._limit = 0
+            warnings.warn(
+                f"Cache: {self._folder} takes no more files ({error.strerror}); going on without adding to it",
+                PipegraphWarning,
+                stacklevel=2,
+            )
+
+
+@final
+class Cache(Operator):
+    """Later epochs take samples from here and skip the stages above.
+
+    It follows a random-access source by one-to-one stages without randomness. What does not fit into the
+    limit is made anew each time; what is in stays in.
+
+    Args:
+        where: ``"memory"``, or a folder (shared by processes, kept between runs; values are never unpickled).
+        limit: bytes, or a text such as ``"20 GB"``.
+    """
+
+    default_name = "cache"
+    needs = "sample"
+
+    def __init__(self, where: str | os.PathLike[str], limit: int | str) -> None:
+        size = parse_bytes(limit, "Cache: limit")
+        self.where = os.fspath(where)
+        self._store: _Store = _Memory(size) if self.where == "memory" else _Folder(Path(self.where), size)
+        self._index_of: Callable[[int, int], int] | None = None
+        self._digest = ""
+
+    def attach(self, index_of: Callable[[int, int], int], digest: str) -> None:
+        """Told by the runtime: how positions become indices, and what the stages above are."""
+        self._index_of, self._digest = index_of, digest
+
+    def lookup(self, index: int) -> Hit | None:
+        """What the stages above would make of the source's sample ``index``, if it is known."""
+        value = self._store.get(self._digest, index)
+        return None if value is None else Hit(*value)
+
+    def process(self, chunk: Chunk) -> Chunk:
+        data = chunk.data
+        if data.__class__ is Hit:
+            chunk.keys, chunk.data = data.keys, data.value
+            return chunk
+        assert self._index_of is not None
+        self._store.put(self._digest, self._index_of(chunk.rows[0][1], chunk.epoch), (chunk.keys, data))
+        return chunk

@@ -1,0 +1,282 @@
+"""The decisions that make a plan of a graph: checks, placement, sizes, rewrites. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pipegraph.contracts import Merge, Operator, Regroup, Route, Source
+from pipegraph.errors import GraphError
+from pipegraph.graph import Edge, Graph, Node, StageSpec
+from pipegraph.plan import Plan, StagePlan, lineage_above
+from pipegraph.policies import Replace, Skip, final_policy
+
+SAMPLES_PER_QUEUE = 64
+"""Default capacity of a queue of samples: a hand-over to another thread costs ten items' work, so
+queues of cheap items must be long enough to pay it rarely. Measured in benchmarks/hop_cost.py."""
+
+BATCHES_PER_WORKER = 2
+"""Default capacity of a queue of batches, per worker: one in hand, one ready."""
+
+
+def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
+    """See :meth:`pipegraph.graph.Graph.plan`."""
+    edge = _output_edge(graph, output)
+    order = _ancestors(graph, edge)
+    planned: dict[str, StagePlan] = {}
+    for name in order:
+        planned[name] = _plan_stage(graph.stages[name], planned)
+    edge = _shortcut(edge, planned)
+    _pair_routes(planned, edge)
+    for stage in planned.values():
+        _check_replace(stage, planned)
+    inelastic = tuple(
+        stage.name for stage in planned.values() if stage.bypassed is None and not _is_elastic(stage)
+    )
+    plan = Plan(graph.name, graph.seed, planned, edge, inelastic)
+    for stage in plan.running:
+        if stage.operator.name == "cache":
+            _check_cache(plan, stage)
+    return plan
+
+
+def _output_edge(graph: Graph, output: Node | str | None) -> Edge:
+    if isinstance(output, Node):
+        if output.graph is not graph:
+            raise GraphError(
+                f"output node {output.name!r} belongs to graph {output.graph.name!r}, not {graph.name!r}"
+            )
+        return output._edge
+    if isinstance(output, str):
+        if output not in graph.stages:
+            known = ", ".join(graph.stages) or "none"
+            raise GraphError(f"graph {graph.name!r} has no stage {output!r} to deliver from; it has: {known}")
+        return Edge(output)
+    if output is not None:
+        raise GraphError(f"output must be a node or a stage's name, got {output!r}")
+    sinks = graph.sinks()
+    if not graph.stages:
+        raise GraphError(
+            f"graph {graph.name!r} is empty: add a source first, graph.add(ops.FromIterable(...))"
+        )
+    if len(sinks) != 1:
+        raise GraphError(
+            f"graph {graph.name!r} has {len(sinks)} sinks ({', '.join(sinks)}): name one with output="
+        )
+    return Edge(sinks[0])
+
+
+def _ancestors(graph: Graph, output: Edge) -> list[str]:
+    """The stages that run, in topological order (which is the order they were added in)."""
+    import networkx
+
+    digraph = graph.to_networkx()
+    if not networkx.is_directed_acyclic_graph(digraph):
+        cycle = " -> ".join(a for a, _ in networkx.find_cycle(digraph))
+        raise GraphError(f"graph {graph.name!r} has a cycle: {cycle}")
+    needed = networkx.ancestors(digraph, output.stage) | {output.stage}
+    return [name for name in networkx.topological_sort(digraph) if name in needed]
+
+
+def _shortcut(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge:
+    """The edge that carries the chunks once stages that were left out are passed over."""
+    while planned[edge.stage].bypassed is not None:
+        edge = planned[edge.stage].upstream[0]
+    return edge
+
+
+def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
+    operator = spec.operator
+    upstream = tuple(_shortcut(edge, planned) for edge in spec.upstream)
+    if isinstance(operator, Operator):
+        operator = operator.bind([planned[edge.stage].operator for edge in upstream])
+        spec = replace(spec, operator=operator)
+    levels = [planned[edge.stage].level for edge in upstream]
+    notes: list[str] = []
+    if spec.backend in ("process", "ray"):
+        raise GraphError(
+            f"stage {spec.name!r}: backend={spec.backend!r} is not available in this version; use backend='thread'"
+        )
+    if spec.timeout is not None and spec.backend == "inline":
+        raise GraphError(f"stage {spec.name!r}: timeout= needs a worker to watch; use backend='thread'")
+    workers = spec.workers
+    bypassed = None
+    if isinstance(operator, Source):
+        level = operator.level
+        if workers > 1 and not operator.random_access:
+            notes.append(
+                f"reads with 1 worker instead of {workers}: {operator.name} can only be read in sequence"
+            )
+            workers = 1
+        if final_policy(spec.on_error) != "raise" and not operator.random_access:
+            raise GraphError(
+                f"stage {spec.name!r}: on_error={spec.on_error!r} needs a random-access source (FromSequence, ListFiles); "
+                f"{operator.name} ends with its first error. Put the work that may fail into a stage behind it"
+            )
+    else:
+        _check_level(spec, operator, levels, upstream)
+        level = levels[0] if operator.gives == "same" else operator.gives
+        if isinstance(operator, Merge):
+            operator.check_inputs(len(upstream))
+        if isinstance(operator, Merge) and "batch" in levels:
+            level = "batch" if operator.gives == "same" else level
+        if workers > 1 and (not operator.shareable or hasattr(operator, "state_dict")):
+            notes.append(f"runs with 1 worker instead of {workers}: {operator.name} works in sequence")
+            workers = 1
+        bypassed = operator.bypass()
+        notes += operator.notes()
+    if spec.backend == "inline" and workers > 1:
+        notes.append(f"runs with 1 worker instead of {workers}: an inline stage runs in its consumer")
+        workers = 1
+    unordered = any(planned[edge.stage].unordered_above for edge in upstream)
+    if unordered and not isinstance(operator, Source) and operator.name == "zip":
+        raise GraphError(
+            f"stage {spec.name!r}: Zip pairs items by their order, but a stage above it runs with ordered=False; "
+            "make it ordered=True"
+        )
+    if not spec.ordered and spec.backend == "inline":
+        notes.append("an inline stage is always in order")
+    parallel = spec.backend != "inline" and workers > 1
+    unordered = unordered or (not spec.ordered and parallel)
+    capacity = spec.capacity
+    if capacity is None:
+        capacity = BATCHES_PER_WORKER * workers if level == "batch" else max(SAMPLES_PER_QUEUE, 2 * workers)
+        if level == "part" and not getattr(operator, "random_access", False):
+            capacity = BATCHES_PER_WORKER  # whole shards; else single samples of shards
+    return StagePlan(
+        spec, upstream, workers, spec.backend, capacity, level, unordered, bypassed, tuple(notes)
+    )
+
+
+def _check_level(spec: StageSpec, operator: Operator, levels: list[str], upstream: tuple[Edge, ...]) -> None:
+    if operator.needs == "any":
+        if (
+            "part" in levels
+            and not isinstance(operator, Merge | Route)
+            and operator.name not in ("map", "filter", "shuffle")
+        ):
+            raise GraphError(
+                f"stage {spec.name!r}: {operator.name} takes samples, but {upstream[0].stage!r} gives shards; "
+                "put Load() between them"
+            )
+        return
+    for level, edge in zip(levels, upstream, strict=True):
+        if level in operator.needs.split("|"):
+            continue
+        remedy = {"batch": "put Unbatch() between them", "sample": "put Batch(n) between them"}.get(
+            level, "put Load() between them"
+        )
+        plural = {"sample": "samples", "batch": "batches", "part": "shards"}
+        wanted = " or ".join(plural[need] for need in operator.needs.split("|"))
+        raise GraphError(
+            f"stage {spec.name!r}: {operator.name} takes {wanted}, but {edge.stage!r} gives {plural[level]}; {remedy}"
+        )
+
+
+def _pair_routes(planned: dict[str, StagePlan], output: Edge) -> None:
+    """Find for each Merge() the Route whose outputs it joins."""
+    for stage in list(planned.values()):
+        operator = stage.operator
+        if not isinstance(operator, Merge) or not operator.follows_route:
+            continue
+        routes = [_route_above(edge, planned, 0) for edge in stage.upstream]
+        first = routes[0]
+        if first is None or any(route is None or route[0] != first[0] for route in routes):
+            raise GraphError(
+                f"stage {stage.name!r}: Merge() joins the outputs of one Route; "
+                "for other inputs use Concat(), Mix(weights) or Zip()"
+            )
+        outputs = [route[1] for route in routes if route is not None]
+        if len(set(outputs)) != len(outputs):
+            raise GraphError(
+                f"stage {stage.name!r}: Merge() was given the same Route output twice ({outputs})"
+            )
+        planned[first[0]] = replace(planned[first[0]], merge=stage.name, route_outputs=tuple(outputs))
+        planned[stage.name] = replace(stage, route=first[0], route_outputs=tuple(outputs))
+
+
+def _route_above(edge: Edge, planned: Mapping[str, StagePlan], depth: int) -> tuple[str, int] | None:
+    """The Route (and its output) that an edge comes from through single-input stages."""
+    while True:
+        stage = planned[edge.stage]
+        operator = stage.operator
+        if isinstance(operator, Route):
+            if depth == 0:
+                return edge.stage, edge.output
+            depth -= 1
+        if isinstance(operator, Merge):
+            if not operator.follows_route:
+                return None
+            depth += 1
+        if not stage.upstream:
+            return None
+        edge = stage.upstream[0]
+
+
+def _check_replace(stage: StagePlan, planned: Mapping[str, StagePlan]) -> None:
+    if not isinstance(final_policy(stage.spec.on_error), Replace):
+        return
+    operator = stage.operator
+    if isinstance(operator, Operator) and (operator.kind != "map" or not operator.one_to_one):
+        raise GraphError(
+            f"stage {stage.name!r}: Replace() works for one-to-one stages, not for {operator.name}"
+        )
+    if (
+        isinstance(operator, Operator)
+        and planned[stage.upstream[0].stage].level == "batch"
+        and not operator.per_sample
+    ):
+        raise GraphError(
+            f"stage {stage.name!r}: Replace() puts one sample in another's place, but this function fails for a whole "
+            "batch; move it before Batch"
+        )
+    for above in lineage_above(stage, planned):
+        operator = above.operator
+        if isinstance(operator, Source):
+            if not operator.random_access:
+                raise GraphError(
+                    f"stage {stage.name!r}: Replace() needs a random-access source, and {above.name!r} "
+                    f"({operator.name}) is not one; use FromSequence or ListFiles, or Skip()"
+                )
+        elif not (operator.name == "batch" or (operator.kind == "map" and operator.one_to_one)):
+            raise GraphError(
+                f"stage {stage.name!r}: Replace() needs only one-to-one stages or Batch between it and its source, "
+                f"and {above.name!r} is a {operator.name}; use Skip()"
+            )
+
+
+def _is_elastic(stage: StagePlan) -> bool:
+    operator = stage.operator
+    if isinstance(operator, Source):
+        return operator.elastic
+    if isinstance(final_policy(stage.spec.on_error), Skip) or (not stage.spec.ordered and stage.workers > 1):
+        return False
+    if hasattr(operator, "state_dict"):
+        return False
+    if isinstance(operator, Regroup):
+        return operator.elastic
+    return operator.name == "unbatch" or (operator.kind == "map" and operator.one_to_one)
+
+
+def _check_cache(plan: Plan, stage: StagePlan) -> None:
+    """Raises GraphError where a cache could change what is delivered; says why."""
+    for above in lineage_above(stage, plan.stages):
+        operator = above.operator
+        why = None
+        if isinstance(operator, Source):
+            if not operator.random_access:
+                why = f"its source {above.name!r} ({operator.name}) is not random-access"
+        elif operator.kind != "map" or not operator.one_to_one:
+            why = f"{above.name!r} ({operator.name}) is not one-to-one"
+        elif operator.random:
+            why = f"{above.name!r} ({operator.name}) draws random numbers, and every epoch must draw anew"
+        elif hasattr(operator, "state_dict") or operator.name == stage.operator.name:
+            why = f"{above.name!r} ({operator.name}) keeps state of its own"
+        if why is None and isinstance(final_policy(above.spec.on_error), Replace):
+            why = f"{above.name!r} puts substitutes in other samples' places (Replace)"
+        if why is None and len(plan.consumers(above.name)) > 1:
+            why = f"{above.name!r} feeds other stages too, which need it in every epoch"
+        if why is not None:
+            raise GraphError(
+                f"stage {stage.name!r}: Cache cannot stand here: {why}; move it up, or leave it out"
+            )

@@ -1,0 +1,73 @@
+"""How a ``Cache`` stage makes the stages above it skip what it knows already.
+
+The source asks the cache before it reads. What is found travels as a :class:`Hit`, which the stages in
+between pass on untouched, and the cache opens. Nothing else in the engine knows of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Operator, Source
+from pipegraph.plan import Plan, StagePlan, lineage_above
+
+
+class Hit:
+    """A value from a cache, on its way through the stages that would have made it."""
+
+    __slots__ = ("keys", "value")
+
+    def __init__(self, keys: tuple[Any, ...], value: Any) -> None:
+        self.keys = keys
+        self.value = value
+
+
+def upstream_digest(plan: Plan, stage: StagePlan) -> str:
+    """What the stages above a cache are, for the names of its entries."""
+    names = [above.name for above in lineage_above(stage, plan.stages)]
+    digests = plan.digests()
+    text = json.dumps([[type(plan.stages[name].operator).__qualname__, digests[name]] for name in names])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def skip_hits(process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
+    """``process`` for a stage between a source and its cache."""
+
+    def skipping(chunk: Chunk) -> Any:
+        return chunk if chunk.data.__class__ is Hit else process(chunk)
+
+    return skipping
+
+
+def read_cached(source: Source, lookup: Callable[[int], Hit | None]) -> Callable[[int, int], Any]:
+    """``read`` for a source whose samples a cache may know."""
+    read, index_of = source.read, source.index_of
+
+    def reading(position: int, epoch: int) -> Any:
+        hit = lookup(index_of(position, epoch))
+        return read(position, epoch) if hit is None else hit
+
+    return reading
+
+
+def wire_cache(plan: Plan, operators: dict[str, list[Operator | Source]], readers: dict[str, Source]) -> None:
+    """Connect every cache with the workers' operators above it, before they are opened."""
+    for stage in plan.running:
+        if not hasattr(stage.operator, "lookup"):
+            continue
+        chain = lineage_above(stage, plan.stages)
+        reader = readers[chain[-1].name]
+        digest = upstream_digest(plan, stage)
+        caches: list[Any] = list(operators[stage.name])
+        for cache in caches:
+            cache.attach(reader.index_of, digest)
+        for above in chain:
+            for operator in operators[above.name]:
+                if isinstance(operator, Source):
+                    operator.read = read_cached(operator, caches[0].lookup)  # type: ignore[method-assign]
+                else:
+                    operator.process = skip_hits(operator.process)  # type: ignore[method-assign]
