@@ -6,6 +6,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, final
 
+import numpy as np
+import torch
+
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Operator, Regroup
 from pipegraph.errors import DataError, GraphError
@@ -13,6 +16,7 @@ from pipegraph.operators.collate import collate as stack
 from pipegraph.operators.collate import rows_of
 from pipegraph.operators.functions import function_name
 from pipegraph.randomness import generator
+from pipegraph.tree import map_leaves
 
 
 def _positive(value: Any, what: str) -> int:
@@ -144,7 +148,14 @@ class Unbatch(Operator):
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
         count = len(chunk.rows)
         for index in range(count):
-            yield chunk.row(index, rows_of(chunk.data, index, count))
+            # Copied: a view would keep the whole batch's memory for as long as one of its samples lives.
+            yield chunk.row(index, map_leaves(_own, rows_of(chunk.data, index, count)))
+
+
+def _own(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 @final

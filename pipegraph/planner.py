@@ -26,6 +26,7 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     planned: dict[str, StagePlan] = {}
     for name in order:
         planned[name] = _plan_stage(graph.stages[name], planned)
+    _leave_out_copies(planned, edge)
     edge = _shortcut(edge, planned)
     _pair_routes(planned, edge)
     for stage in planned.values():
@@ -78,6 +79,19 @@ def _ancestors(graph: Graph, output: Edge) -> list[str]:
     return [name for name in networkx.topological_sort(digraph) if name in needed]
 
 
+def _leave_out_copies(planned: dict[str, StagePlan], output: Edge) -> None:
+    """A copy to one device that is only there to be scattered goes: each slice is copied straight from the host."""
+    for name, stage in list(planned.items()):
+        if stage.operator.name != "copy" or stage.bypassed is not None or output.stage == name:
+            continue
+        readers = [s for s in planned.values() if any(edge.stage == name for edge in s.upstream)]
+        if readers and all(reader.operator.name == "scatter" for reader in readers):
+            planned[name] = replace(stage, bypassed="each slice is copied straight from the host to its device")
+            for reader in readers:
+                upstream = tuple(_shortcut(edge, planned) for edge in reader.upstream)
+                planned[reader.name] = replace(reader, upstream=upstream)
+
+
 def _shortcut(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge:
     """The edge that carries the chunks once stages that were left out are passed over."""
     while planned[edge.stage].bypassed is not None:
@@ -97,8 +111,8 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         raise GraphError(
             f"stage {spec.name!r}: backend={spec.backend!r} is not available in this version; use backend='thread'"
         )
-    if spec.timeout is not None and spec.backend == "inline":
-        raise GraphError(f"stage {spec.name!r}: timeout= needs a worker to watch; use backend='thread'")
+    if spec.timeout is not None:
+        raise GraphError(f"stage {spec.name!r}: timeout= is not available in this version; leave it out")
     workers = spec.workers
     bypassed = None
     if isinstance(operator, Source):
