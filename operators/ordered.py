@@ -27,6 +27,7 @@ class OrderedSource(Source):
     def __init__(self, order: Order) -> None:
         self.order = order
         self.seed = 0
+        self._history: tuple[int, tuple[tuple[int, int], ...]] = (0, ())
         self._block: tuple[tuple[int, int], list[int]] | None = None
 
     @abstractmethod
@@ -44,24 +45,35 @@ class OrderedSource(Source):
         return True
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
+        return self._left(epoch, rank, world_size, ())
+
+    def _left(self, epoch: int, rank: int, world_size: int, history: tuple[tuple[int, int], ...]) -> int:
         layout = self.layout()
         if not total_samples(layout):
             return 0
-        return self.order.length(layout, world_size, (), rank, self.seed, epoch)
+        return self.order.length(layout, world_size, history, rank, self.seed, epoch)
+
+    def go_on(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
+        self._history = (epoch, history)
+
+    def _consumed(self, epoch: int) -> tuple[tuple[int, int], ...]:
+        return self._history[1] if epoch == self._history[0] else ()
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int]:
-        stop = self.length(epoch, rank, world_size) or 0
+        history = self._consumed(epoch)
+        stop = self._left(epoch, rank, world_size, history)
         layout = self.layout()
         for first in range(start, stop, POSITIONS_AT_ONCE):
             last = min(stop, first + POSITIONS_AT_ONCE)
-            drawn = self.order.positions(layout, self.seed, epoch, rank, world_size, first, last)
+            drawn = self.order.positions(layout, self.seed, epoch, rank, world_size, first, last, history)
             yield from drawn.tolist()
 
     def position_of(self, step: int, epoch: int, rank: int, world_size: int) -> int:
-        stop = self.length(epoch, rank, world_size) or 0
+        history = self._consumed(epoch)
+        stop = self._left(epoch, rank, world_size, history)
         if step >= stop:
-            return step * world_size + rank
-        drawn = self.order.positions(self.layout(), self.seed, epoch, rank, world_size, step, step + 1)
+            return 1 << 62  # past the epoch's end
+        drawn = self.order.positions(self.layout(), self.seed, epoch, rank, world_size, step, step + 1, history)
         return int(drawn[0])
 
     def index_of(self, position: int, epoch: int) -> int:

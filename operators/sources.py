@@ -28,7 +28,6 @@ class FromIterable(Source):
         shard: rank r of W takes items r, r+W, r+2W ...; with False every rank takes all.
     """
 
-    elastic = False
     default_name = "fromiterable"
 
     def __init__(self, iterable: Iterable[Any] | Callable[..., Iterable[Any]], shard: bool = True) -> None:
@@ -39,6 +38,8 @@ class FromIterable(Source):
             )
         self.iterable: Any = iterable
         self.shard = shard
+        self.elastic = shard
+        self._history: tuple[int, tuple[tuple[int, int], ...]] = (0, ())
         self._one_shot = not self._callable and isinstance(iterable, Iterator)
         self._used: list[int] = []  # shared by all copies: the epoch that used a one-shot iterator up
 
@@ -54,7 +55,17 @@ class FromIterable(Source):
         return max(0, -(-(n - rank) // world_size)) if self.shard else n
 
     def position_of(self, step: int, epoch: int, rank: int, world_size: int) -> int:
-        return step * world_size + rank if self.shard else step
+        return self._begun(epoch) + step * world_size + rank if self.shard else step
+
+    def go_on(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
+        if not self.shard:
+            super().go_on(epoch, history)
+        self._history = (epoch, history)
+
+    def _begun(self, epoch: int) -> int:
+        """Items of the epoch consumed at other world sizes."""
+        history = self._history[1] if epoch == self._history[0] else ()
+        return sum(ranks * steps for ranks, steps in history)
 
     def _items(self, epoch: int) -> Iterable[Any]:
         if self._callable:
@@ -73,7 +84,7 @@ class FromIterable(Source):
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
         items = iter(self._items(epoch))
         stride, offset = (world_size, rank) if self.shard else (1, 0)
-        first = start * stride + offset
+        first = self._begun(epoch) + start * stride + offset
         for position, item in enumerate(itertools.islice(items, first, None, stride)):
             yield first + position * stride, copy_containers(item)
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from pipegraph.chunk import Chunk, Cursor
+from pipegraph.errors import StateError
 
 Kind = Literal["source", "map", "expand", "regroup", "merge", "route"]
 
@@ -107,6 +108,15 @@ class Source(Component):
         """``(position, item)`` from step ``start`` on; called by the stage's first worker."""
         for position in self.positions(epoch, rank, world_size, start):
             yield position, self.read(position, epoch)
+
+    def go_on(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
+        """A run begins at ``epoch``, of which ``history`` was consumed at other world sizes; steps count from there.
+
+        Raises:
+            StateError: this source cannot go on at another world size.
+        """
+        if history:
+            raise StateError(f"{self.name} cannot go on at another world size; resume with {history[-1][0]} ranks")
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int]:
         """The global positions of this rank's steps from ``start`` on, growing (random-access sources)."""

@@ -39,12 +39,19 @@ if TYPE_CHECKING:
 class Place:
     """How far one epoch has been delivered."""
 
-    __slots__ = ("cursor", "delivered", "epoch")
+    __slots__ = ("cursor", "delivered", "epoch", "history")
 
-    def __init__(self, epoch: int, cursor: Cursor = None, delivered: states.Delivered | None = None) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        cursor: Cursor = None,
+        delivered: states.Delivered | None = None,
+        history: states.History = (),
+    ) -> None:
         self.epoch = epoch
         self.cursor = cursor
         self.delivered = delivered or states.Delivered()
+        self.history = history
 
 
 class Loader:
@@ -89,6 +96,7 @@ class Loader:
         self._upcoming: Place | None = self._place  # where the next pass starts; None during a pass
         self._pass: weakref.ref[Pass] | None = None
         self._ready_for: int | None = None  # the epoch with which the current run would go on
+        self._digest: dict[str, str] | None = None
         self._closed = False
         self._started_ns = 0
         self._first_batch_ns = 0
@@ -139,7 +147,7 @@ class Loader:
         if old is not None:
             old.over = "a new pass over the loader has begun"
         epoch = place.epoch
-        restored = place.cursor is not None or bool(place.delivered.rows)
+        restored = place.cursor is not None or bool(place.delivered.rows) or bool(place.history)
         runtime = self._start()
         runtime.tally.end()  # before the run may be cancelled, which ends its waits
         horizon = inf if self._epochs is None else max(epoch, self._epochs - 1)
@@ -149,7 +157,8 @@ class Loader:
         else:
             self._ledger.begin(epoch, restored)
             try:
-                run = runtime.start_run(epoch, horizon, Resume(place.cursor, place.delivered.rows))
+                resume = Resume(place.cursor, place.delivered.rows, place.history)
+                run = runtime.start_run(epoch, horizon, resume)
             except BaseException:
                 self.close()
                 raise
@@ -230,14 +239,20 @@ class Loader:
             "version": states.VERSION,
             "seed": self._seed,
             "world_size": world_size,
-            "digest": self.plan.digests(),
+            "digest": self._digests(),
             f"rank{rank}": {
                 "epoch": place.epoch,
                 "cursor": cursor,
+                "history": place.history,
                 "delivered": delivered,
                 "ledger": self._ledger_state(place, rank, world_size),
             },
         }
+
+    def _digests(self) -> dict[str, str]:
+        if self._digest is None:
+            self._digest = self.plan.digests()
+        return dict(self._digest)
 
     def _ledger_state(self, place: Place, rank: int, world_size: int) -> list[Any]:
         if self._ledger.empty:
@@ -272,7 +287,7 @@ class Loader:
         if self._closed:
             raise LoaderClosedError("this loader is closed; make another with graph.loader(...)")
         rank, world_size = resolve(*self._asked)
-        part = states.check_state(state, rank, world_size)
+        part, history = states.part_for(state, rank, world_size, self.plan)
         self.plan.check_digests(state["digest"])
         if self._graph.seed is not None and state["seed"] != self._graph.seed:
             raise states.StateError(
@@ -286,10 +301,12 @@ class Loader:
             self._runtime.seed = self._seed
         counts, entries = part["ledger"]
         self._ledger.load(part["epoch"], {"counts": {s: [f, n] for s, f, n in counts}, "entries": entries})
+        resized = state["world_size"] != world_size
         self._place = Place(
             part["epoch"],
-            freeze(part["cursor"]),
+            None if resized else freeze(part["cursor"]),
             states.Delivered(states.decode_delivered(part["delivered"])),
+            history,
         )
         self._upcoming = self._place
         self._ready_for = None

@@ -280,9 +280,15 @@ def _depths(plan: Plan) -> dict[str, int]:
 class Resume:
     """Where a run starts inside its first epoch."""
 
-    def __init__(self, cursor: Any = None, delivered: dict[Path, set[Lineage]] | None = None) -> None:
+    def __init__(
+        self,
+        cursor: Any = None,
+        delivered: dict[Path, set[Lineage]] | None = None,
+        history: tuple[tuple[int, int], ...] = (),
+    ) -> None:
         self.cursor = cursor
         self.delivered = delivered or {}
+        self.history = history
 
 
 class Runtime:
@@ -356,6 +362,11 @@ class Runtime:
             self.end_run()
         if not self.workers:
             self._start_workers()
+        for stage in self.plan.running:  # no worker is inside a run now
+            if isinstance(stage.operator, Source):
+                copies = [worker.operator for worker in self.workers[stage.name]]
+                for source in (*copies, *filter(None, [self.readers.get(stage.name)])):
+                    source.go_on(epoch, resume.history)
         run = Run(self, epoch, horizon, resume)
         run.activity.attach()  # the consumer
         for stage in self.plan.running:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipegraph.chunk import Chunk, Lineage
+from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.errors import StateError
+from pipegraph.plan import Plan
 from pipegraph.stage.restore import Path, freeze
 
 VERSION = 1
+
+History = tuple[tuple[int, int], ...]
+"""``(world size, samples per rank)`` consumed of an epoch so far, at each world size it has had."""
 
 
 class Delivered:
@@ -64,24 +68,56 @@ def decode_delivered(encoded: Iterable[Any]) -> dict[Path, set[Lineage]]:
     return found
 
 
-def check_state(state: Any, rank: int, world_size: int) -> Mapping[str, Any]:
-    """This rank's part of a state.
+def part_for(
+    state: Any, rank: int, world_size: int, plan: Plan
+) -> tuple[Mapping[str, Any], History]:
+    """The part of a state that this rank goes on from, and what was consumed of the epoch at other world sizes.
 
     Raises:
-        StateError: it is not a loader's state, of another version, or of another world size.
+        StateError: it is not a loader's state, of another version, or of a world size that this graph
+            cannot go on from; says which stage is in the way.
     """
     if not isinstance(state, Mapping) or "version" not in state or "digest" not in state:
         raise StateError("this is not the state of a loader: it has no 'version' and 'digest'")
     if state["version"] != VERSION:
         raise StateError(f"the state has version {state['version']}, this pipegraph reads version {VERSION}")
+    parts = {key: part for key, part in state.items() if key.startswith("rank") and isinstance(part, Mapping)}
     saved = state["world_size"]
-    if saved != world_size:
+    if saved == world_size:
+        if f"rank{rank}" not in parts:
+            raise StateError(f"the state has no part for rank {rank}; it has: {', '.join(parts) or 'none'}")
+        part = parts[f"rank{rank}"]
+        return part, freeze(part["history"])
+    if not parts:
+        raise StateError("the state has no part of any rank")
+    part = parts.get(f"rank{rank}") or next(iter(parts.values()))
+    if part["cursor"] is None and not part["history"]:
+        return part, ()  # a whole epoch: there is nothing to deal anew
+    if not plan.elastic:
         raise StateError(
-            f"the state was saved with world_size={saved}, this loader runs with {world_size}; "
-            "resuming at another world size is not available in this version"
+            f"the state was saved with world_size={saved}, this loader runs with {world_size}, and the graph can only go "
+            f"on at the same size because of stages {', '.join(map(repr, plan.inelastic))}"
         )
-    part = state.get(f"rank{rank}")
-    if not isinstance(part, Mapping):
-        ranks = ", ".join(key for key in state if key.startswith("rank"))
-        raise StateError(f"the state has no part for rank {rank}; it has: {ranks or 'none'}")
-    return part
+    consumed = {key: steps_consumed(plan, freeze(each["cursor"])) for key, each in parts.items()}
+    if len(set(consumed.values())) > 1:
+        raise StateError(
+            "the ranks of this state stand at different steps ("
+            + ", ".join(f"{key} at {steps}" for key, steps in consumed.items())
+            + "); save all ranks at the same step to go on at another world size"
+        )
+    steps = next(iter(consumed.values()))
+    history = freeze(part["history"])
+    return part, (*history, (saved, steps)) if steps else history
+
+
+def steps_consumed(plan: Plan, cursor: Cursor) -> int:
+    """How many samples of its epoch a rank of an elastic graph has consumed, for a cursor of the output."""
+    stage, samples = plan.stages[plan.output.stage], 0
+    while stage.upstream:
+        if cursor is None:
+            return 0
+        if stage.operator.kind == "expand":
+            cursor, done = cursor
+            samples += done
+        stage = plan.stages[stage.upstream[0].stage]
+    return samples + (0 if cursor is None else int(cursor))
