@@ -24,6 +24,10 @@ MARGIN = 0.1
 # Recent enough to follow storage that gets slower, many enough for a 95th percentile.
 REMEMBERED = 64
 
+# Sooner than this is now: a caller that asks again when a part is due must not be told,
+# for the rounding of its clock, to ask again at the same time.
+NOW_S = 1e-3
+
 
 class Durations:
     """The last durations of one kind, in seconds. One thread at a time."""
@@ -92,7 +96,7 @@ def preload(
                 break
         else:
             due_s = remaining_s + between * train_s - load_p95_s * (1 + margin)
-            if due_s > 0:
+            if due_s > NOW_S:
                 return Preload(start, due_s)
         if nbytes > free_bytes:
             break

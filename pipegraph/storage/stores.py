@@ -70,7 +70,6 @@ class _Counts:
     hedged: int = 0
     stalled: int = 0
     nbytes: int = 0
-    hedge: Hedge = field(default_factory=Hedge)
 
 
 @final
@@ -81,7 +80,7 @@ class StoreClient:
         options: obstore's: of the store (``endpoint``, ``region``, ...), and
             ``client_options`` and ``credential_provider``. What is missing comes from the
             environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``), then from the instance's metadata service.
-        retry, grace_s: see `policy`.
+        retry, hedge, grace_s: see `policy`; a `Hedge` belongs to one client.
         range_nbytes, parallel: large reads are cut into ranges of this size, so many at once.
     """
 
@@ -90,6 +89,7 @@ class StoreClient:
         options: Mapping[str, Any] | None = None,
         *,
         retry: Retry | None = None,
+        hedge: Hedge | None = None,
         grace_s: float = 10.0,
         range_nbytes: int = RANGE_NBYTES,
         parallel: int = PARALLEL,
@@ -103,7 +103,7 @@ class StoreClient:
         self.range_nbytes, self.parallel = range_nbytes, parallel
         self._lock = threading.Lock()
         self._stores: dict[str, Any] = {}
-        self._counts = _Counts()
+        self._counts, self._hedge = _Counts(), hedge or Hedge()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -260,12 +260,12 @@ class StoreClient:
         tasks = {loop.create_task(self._range(store, path, url, offset, nbytes, version))}
         try:
             # Only full ranges: short ones would make their times incomparable.
-            after = self._counts.hedge.after() if nbytes == self.range_nbytes else None
+            after = self._hedge.after() if nbytes == self.range_nbytes else None
             if after is not None:
                 done, _ = await asyncio.wait(tasks, timeout=after)
                 if not done:
                     self._count(hedged=1)
-                    self._counts.hedge.hedged()
+                    self._hedge.hedged()
                     tasks.add(loop.create_task(self._range(store, path, url, offset, nbytes, version)))
             left = set(tasks)
             while True:
@@ -275,7 +275,7 @@ class StoreClient:
                     continue
                 data = (won or next(iter(done))).result()
                 if nbytes == self.range_nbytes:
-                    self._counts.hedge.finished(loop.time() - begun)
+                    self._hedge.finished(loop.time() - begun)
                 self._count(nbytes=len(data))
                 return data
         finally:

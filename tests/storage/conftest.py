@@ -85,12 +85,12 @@ def s3_options() -> Callable[[int], dict[str, Any]]:
 class FaultyProxy:
     """Passes requests on to the S3 server, and spoils what `fault(method, path)` names.
 
-    Faults: ``""`` (none), ``503``, ``cut`` (half of the body, then the connection ends), ``stall``
-    (half of the body, then nothing), ``late`` (nothing at all until `release`),
-    ``flip`` (one bit of the body).
+    Faults: ``""`` (none), ``503``, ``drop`` (the connection ends at once), ``cut`` (half
+    of the body, then the connection ends), ``stall`` (half of the body, then nothing),
+    ``late`` (nothing at all until `release`), ``flip`` (one bit of the body).
     """
 
-    def __init__(self, upstream: int) -> None:
+    def __init__(self, upstream: int, port: int = 0) -> None:
         self.fault: Callable[[str, str], str] = lambda method, path: ""
         self.seen: list[tuple[str, str, str]] = []
         self._upstream, self._over = upstream, threading.Event()
@@ -115,7 +115,7 @@ class FaultyProxy:
             def handle_error(self, *args: object) -> None:
                 pass  # clients that hang up are part of the game
 
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server = Server(("127.0.0.1", port), Handler)
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
@@ -137,6 +137,10 @@ class FaultyProxy:
             self.seen.append((request.command, request.headers.get("Range", ""), fault))
         if fault == "late":
             self._over.wait()
+        if fault == "drop":
+            request.connection.shutdown(socket.SHUT_RDWR)
+            request.close_connection = True
+            return
         if fault == "503":
             request.send_response(503)
             request.send_header("Content-Length", "0")
@@ -174,10 +178,15 @@ class FaultyProxy:
 
 
 @pytest.fixture
-def proxy(s3_port: int) -> Iterator[FaultyProxy]:
-    faulty = FaultyProxy(s3_port)
-    yield faulty
-    faulty.close()
+def new_proxy() -> Iterator[Callable[..., FaultyProxy]]:
+    """Proxies, closed at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *where: stack.enter_context(contextlib.closing(FaultyProxy(*where)))
+
+
+@pytest.fixture
+def proxy(s3_port: int, new_proxy: Callable[..., FaultyProxy]) -> FaultyProxy:
+    return new_proxy(s3_port)
 
 
 @pytest.fixture

@@ -123,17 +123,21 @@ def _objects(pieces: Iterator[bytes], name: str) -> Iterator[Sample]:
 
 def _lines(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
     """Non-empty lines, without their ends."""
-    rest = b""
+    rest: list[bytes] = []
     for piece in pieces:
-        lines = (rest + piece).split(b"\n")
-        rest = lines.pop()
-        for line in lines:
-            if line.strip():
-                yield line
-        if len(rest) > MAX_LINE_NBYTES:
+        end = piece.rfind(b"\n")
+        if end >= 0:
+            rest.append(piece[:end])
+            for line in b"".join(rest).split(b"\n"):
+                if line.strip():
+                    yield line
+            rest = []
+        rest.append(piece[end + 1 :])
+        if sum(map(len, rest)) > MAX_LINE_NBYTES:
             raise ShardError(f"{name}: a line is longer than {MAX_LINE_NBYTES} bytes")
-    if rest.strip():
-        yield rest
+    last = b"".join(rest)
+    if last.strip():
+        yield last
 
 
 def _line_spans(file: ShardFile, start: int, stop: int) -> Iterator[tuple[int, int]]:

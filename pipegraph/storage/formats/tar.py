@@ -26,6 +26,9 @@ MAX_FIELDS: Final = 1000
 # Read at a time by an index: tiny members share one read, large ones are skipped.
 _SCAN_NBYTES: Final = 1 << 13
 
+# Fields from this size on are read alone. Measured in benchmarks/tar_streaming.py.
+_LARGE_NBYTES: Final = 1 << 15
+
 
 @final
 class TarFormat(Format):
@@ -87,16 +90,22 @@ class _TarBlock(Sequence[Sample]):
         if not 0 <= index < len(self):
             raise IndexError(f"block of {len(self)} samples has no sample {index}")
         start, stop = self._starts[index], self._starts[index + 1]
-        window = _Window(self._file, stop, stop - start)
+        size = stop - start
+        window = _Window(self._file, stop, size if size < 2 * _LARGE_NBYTES else _SCAN_NBYTES)
         name = self._file.name
         return next(_samples(members(window.read, start, stop, name, marker=False), window, name))
 
 
 class _Window:
-    """Bytes of a file through a buffer that moves forward."""
+    """Bytes of a file through a buffer that moves forward.
+
+    Large fields go straight to the caller, since through the buffer they would be
+    copied twice; between them the buffer is short, among small fields it grows.
+    """
 
     def __init__(self, file: ShardFile, stop: int, nbytes: int) -> None:
-        self._file, self._stop, self._nbytes = file, stop, nbytes
+        self._file, self._stop, self._most = file, stop, nbytes
+        self._ahead = nbytes
         self._base, self._buffer = 0, b""
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -104,12 +113,12 @@ class _Window:
         buffer = self._buffer
         if at >= 0 and at + nbytes <= len(buffer):
             return buffer[at : at + nbytes]
-        # Large fields go straight to the caller: through the buffer they would
-        # be copied twice.
-        if nbytes > self._nbytes >> 1 and nbytes != self._nbytes:
+        if nbytes >= _LARGE_NBYTES:
+            self._ahead = min(_SCAN_NBYTES, self._most)
             return self._file.read_at(offset, nbytes)
         self._base = offset
-        self._buffer = self._file.read_at(offset, max(nbytes, min(self._nbytes, self._stop - offset)))
+        self._buffer = self._file.read_at(offset, max(nbytes, min(self._ahead, self._stop - offset)))
+        self._ahead = min(2 * self._ahead, self._most)
         return self._buffer[:nbytes]
 
 
