@@ -141,8 +141,13 @@ class Channel:
                     raise Cancelled
                 if reorder.next >= lane:
                     return
-                waiter = self._queue_putter(lane)
+                waiter = self._queue_putter(lane, None)
             self._wait(waiter, self._putters)
+
+    def at_head(self, lane: int) -> bool:
+        """Whether every lower lane is closed. Without the lock: once true it stays so."""
+        assert self._reorder is not None
+        return self._reorder.next >= lane
 
     def _admits(self, lane: int, nbytes: int) -> bool:
         reorder = self._reorder
@@ -172,24 +177,35 @@ class Channel:
                     if stamp is not None:
                         stamp(item)
                     self._nbytes += item.nbytes
-                    if self._reorder is None or lane < 0:
-                        self._ready.append(item)
-                        if self._put_hooks:
-                            self._after_put()
+                    if self._reorder is None:
+                        self._append(item)
                     else:
                         self._release(self._reorder.add(lane, item, last))
                     return True
-                waiter = self._queue_putter(lane)
+                waiter = self._queue_putter(lane, item.nbytes)
             self._wait(waiter, self._putters)
 
     def _release(self, items: list[Any]) -> None:
         """Items have come to the head of the line, or the head has moved on."""
         for item in items:
-            self._ready.append(item)
-            if self._put_hooks:
-                self._after_put()
+            self._append(item)
         if self._putters:
             self._wake_putter()
+            self._set_hooks()
+
+    def _append(self, item: Any) -> None:
+        if self._room == 0 and item.__class__ is EndOfEpoch:
+            self._lift_filters(item.epoch)
+        self._ready.append(item)
+        if self._put_hooks:
+            self._after_put()
+
+    def _lift_filters(self, epoch: int) -> None:
+        """Everything of ``epoch`` is in; only now: in another lane an item of it may still have been on its way."""
+        if self._skip is not None and epoch >= self._skip[0]:
+            self._skip = None
+        if epoch >= self._discarded and self._skip is None:
+            self._room = self._capacity
 
     def _after_put(self) -> None:
         if self._getters:
@@ -197,17 +213,14 @@ class Channel:
         self._set_hooks()
 
     def _dropped(self, item: Any) -> bool:
-        """Whether a filter takes this item out; lifts filters that have done their work."""
+        """Whether a filter takes this item out."""
         if isinstance(item, Chunk):
             if item.epoch <= self._discarded:
                 return True
             if self._skip is not None and item.epoch == self._skip[0] and self._skip[1](item):
                 return True
         elif isinstance(item, EndOfEpoch):
-            if self._skip is not None and item.epoch >= self._skip[0]:
-                self._skip = None
-            if item.epoch >= self._discarded and self._skip is None:
-                self._room = self._capacity
+            return False
         elif item.epoch <= self._discarded:
             return True
         elif self._skip is not None and isinstance(item, Mark) and item.epoch == self._skip[0]:
@@ -228,6 +241,18 @@ class Channel:
                     self._after_get()
                 return item
         return self._get()[1]
+
+    def peek(self) -> None:
+        """Blocks until there is an item, and leaves it."""
+        self._get(lambda: bool(self._ready))
+
+    def ahead(self) -> tuple[int, Any]:
+        """How many chunks can be got at once, and the token behind them, if one is there."""
+        with self._lock:
+            for count, item in enumerate(self._ready):
+                if not isinstance(item, Chunk):
+                    return count, item
+            return len(self._ready), None
 
     def take(self, elsewhere: Callable[[], bool] | None = None) -> tuple[int, Any]:
         """``(ticket, item)``: items in order, tickets 0, 1, 2 ... in order, to any number of threads.
@@ -256,6 +281,9 @@ class Channel:
                         self.on_take(ticket, item)
                     if self._get_hooks:
                         self._after_get()
+                    if self._ready and self.may_take is not None and self._getters:
+                        self._wake_getter()  # it may have waited for the window and not for an item
+                        self._set_hooks()
                     return ticket, item
                 elif self.pump is not None and self.pump.try_enter():
                     pump = self.pump
@@ -290,8 +318,8 @@ class Channel:
 
     # -- waiting -------------------------------------------------------------------------------
 
-    def _queue_putter(self, lane: int) -> Waiter:
-        waiter = Waiter(perf_counter_ns(), lane)
+    def _queue_putter(self, lane: int, nbytes: int | None) -> Waiter:
+        waiter = Waiter(perf_counter_ns(), lane, nbytes)
         self._putters.append(waiter)
         self._set_hooks()
         return waiter
@@ -307,9 +335,12 @@ class Channel:
         if self._reorder is None:
             self._putters.popleft().wake(self.activity)
             return
-        first = min(self._putters, key=lambda waiter: waiter.lane)
+        first = self._first_putter()
         self._putters.remove(first)
         first.wake(self.activity)
+
+    def _first_putter(self) -> Waiter:
+        return min(self._putters, key=lambda waiter: waiter.lane)
 
     def _wait(self, waiter: Waiter, queue: deque[Waiter]) -> None:
         try:
@@ -376,24 +407,53 @@ class Channel:
 
     def discards(self, epoch: int) -> bool:
         """Whether chunks of ``epoch`` are refused."""
-        return epoch <= self._discarded
+        with self._lock:
+            return epoch <= self._discarded
 
     def skip(self, epoch: int, seen: Callable[[Any], bool]) -> None:
-        """Take out the chunks of ``epoch`` for which ``seen`` is true: they were delivered before."""
+        """Take out the chunks of ``epoch`` for which ``seen`` is true: they were delivered before.
+
+        Called before the run; several filters of one epoch add up.
+        """
         with self._lock:
-            self._skip = (epoch, seen)
+            before = self._skip
+            if before is None:
+                self._skip = (epoch, seen)
+            else:
+                first = before[1]
+                self._skip = (epoch, lambda item: first(item) or seen(item))
             self._room = 0
 
-    def grow(self) -> int:
-        """Parks' rule: one more item may be held. Returns the new capacity."""
+    def full(self) -> bool:
+        """Whether the item that must come next waits for room."""
         with self._lock:
-            self._capacity += 1
+            return self._blocked() is not None
+
+    def _blocked(self) -> Waiter | None:
+        if not self._putters:
+            return None
+        first = self._first_putter()
+        at_head = self._reorder is None or first.lane <= self._reorder.next
+        return first if first.nbytes is not None and at_head else None
+
+    def grow(self) -> int:
+        """Parks' rule: room for the one item that must come next. Returns the new capacity."""
+        with self._lock:
+            waiter = self._blocked()
+            if waiter is None:
+                return self._capacity
+            assert waiter.nbytes is not None
+            held = len(self._ready) + (self._reorder.held if self._reorder is not None else 0)
+            if held >= self._capacity:
+                self._capacity = held + 1
+            if self._max_bytes is not None:
+                self._max_bytes = max(self._max_bytes, self._nbytes + waiter.nbytes)
             self._grown += 1
             if self._room:
                 self._room = self._capacity
-            if self._putters:
-                self._wake_putter()
-                self._set_hooks()
+            self._putters.remove(waiter)
+            waiter.wake(self.activity)
+            self._set_hooks()
             return self._capacity
 
     # -- looking -------------------------------------------------------------------------------

@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from math import inf
 from time import perf_counter_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipegraph import state as states
 from pipegraph.activity import Cancelled
+from pipegraph.agreement import Agreement, Sure, minimum_over, own_group
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure
 from pipegraph.contracts import Source
 from pipegraph.errors import GraphError, LoaderClosedError
@@ -96,6 +97,7 @@ class Loader:
         self._upcoming: Place | None = self._place  # where the next pass starts; None during a pass
         self._pass: weakref.ref[Pass] | None = None
         self._ready_for: int | None = None  # the epoch with which the current run would go on
+        self._group: Any = None  # for the agreement on equal steps
         self._digest: dict[str, str] | None = None
         self._closed = False
         self._started_ns = 0
@@ -182,10 +184,7 @@ class Loader:
                         "loader(equal_steps=True) to let the ranks agree, or equal_steps=False if they may differ"
                     )
                 if self._equal_steps:
-                    raise GraphError(
-                        f"equal_steps=True with steps that depend on the data (stages {unknown}) is not available in "
-                        "this version; use Replace() instead of Skip(), or equal_steps=False"
-                    )
+                    self._group = own_group(world_size)
             self._seed = agree_on_seed(self._seed, rank, world_size)
             limit = self._memory_limit if self._memory_limit is not None else max(1, available_memory() // 2)
             runtime = Runtime(self.plan, limit, self._seed, rank, world_size)
@@ -296,9 +295,10 @@ class Loader:
         running = self._running()
         if running is not None:
             running.over = "a state was loaded"
+        if self._runtime is not None and self._seed != state["seed"]:
+            self._runtime.close()  # its workers were opened with the seed that was drawn here
+            self._runtime = None
         self._seed = state["seed"]
-        if self._runtime is not None and self._seed is not None:
-            self._runtime.seed = self._seed
         counts, entries = part["ledger"]
         self._ledger.load(part["epoch"], {"counts": {s: [f, n] for s, f, n in counts}, "entries": entries})
         resized = state["world_size"] != world_size
@@ -374,6 +374,10 @@ class Pass:
         self._place = place
         self._whole = whole
         self._tracked = loader._tracked
+        self._agreement: Agreement | None = None
+        self._step = 0
+        if loader._group is not None:
+            self._agreement = Agreement(minimum_over(loader._group), self._sure, run.terminal.peek)
 
     def __iter__(self) -> Pass:
         return self
@@ -382,14 +386,18 @@ class Pass:
         if self.over:
             self._refuse()
         try:
+            if self._agreement is not None:
+                self._agree(self._agreement)
             item = self._get()
+        except StopIteration:
+            raise
         except Cancelled:
             self._cancelled()
         except BaseException:
             self._fail("it was interrupted")
             raise
-        if item.__class__ is not Chunk:
-            self._token(item)
+        while item.__class__ is not Chunk:
+            item = self._token(item)
         if item.buffers:
             self._release(item.buffers)
         for event in item.ready:
@@ -409,11 +417,37 @@ class Pass:
             raise StopIteration
         raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: {self.over}")
 
-    def _token(self, item: Any) -> None:
+    def _sure(self) -> Sure:
+        chunks, token = self._run.terminal.ahead()
+        ended = isinstance(token, EndOfEpoch) and token.epoch == self.epoch
+        if chunks == 0 and isinstance(token, Failure):
+            self._token(self._get())
+        return Sure(self._step + chunks, ended)
+
+    def _agree(self, agreement: Agreement) -> None:
+        """Raises StopIteration at the step at which all ranks end."""
+        while isinstance(self._run.terminal.ahead()[1], EndOfEpoch) and not self._run.terminal.ahead()[0]:
+            token = self._run.terminal.ahead()[1]
+            if token.epoch == self.epoch:
+                break
+            self._get()  # the end of an epoch that was cut short for other ranks' sake
+        if agreement.may_deliver(self._step):
+            self._step += 1
+            return
+        for chunk in self._run.terminal.discard(self.epoch):
+            self._release(chunk.buffers)
+        self._finish()
+
+    def _finish(self) -> NoReturn:
+        self.over = "finished"
+        self.loader._pass_over(True, self.epoch)
+        raise StopIteration
+
+    def _token(self, item: Any) -> Any:
         if isinstance(item, EndOfEpoch):
-            self.over = "finished"
-            self.loader._pass_over(True, self.epoch)
-            raise StopIteration
+            if item.epoch < self.epoch:
+                return self._get()
+            self._finish()
         assert isinstance(item, Failure)
         self._fail("a stage failed")
         raise item.error

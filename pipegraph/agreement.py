@@ -1,0 +1,111 @@
+"""Equal steps on every rank, where nobody knows beforehand how many there are.
+
+Every rank says how many chunks of the epoch it is sure of: those delivered and those that wait in its last
+queue, and whether its epoch has ended. The ranks take the minimum, by an asynchronous all-reduce of one
+number on a group of their own that is read a window later, so that in the steady state no step waits for it. Each rank
+may deliver as many chunks as the least sure rank is sure of; when that rank has ended, all end there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pipegraph.errors import GraphError
+
+ENDLESS = 1 << 61
+
+
+@dataclass(frozen=True)
+class Sure:
+    """What one rank is sure of: ``chunks`` of this epoch, and whether there are no more."""
+
+    chunks: int
+    ended: bool
+
+    def encode(self) -> int:
+        """One integer, of which the minimum over ranks is the agreement: at equal counts the ended one is less."""
+        return 2 * self.chunks + (0 if self.ended else 1)
+
+    @staticmethod
+    def decode(value: int) -> Sure:
+        """The inverse of :meth:`encode`."""
+        return Sure(value // 2, value % 2 == 0)
+
+
+class Agreement:
+    """The rounds of one pass. Every rank makes the same rounds, because it starts one only when the last is read.
+
+    Args:
+        begin: starts the minimum of one integer over all ranks; returns what waits for it and gives it.
+        sure: what this rank is sure of now.
+        prepare: called before a round when nothing is sure beyond what was delivered: waits for one chunk or the end.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[int], Callable[[], int]],
+        sure: Callable[[], Sure],
+        prepare: Callable[[], None],
+    ) -> None:
+        self._begin = begin
+        self._sure = sure
+        self._prepare = prepare
+        self._pending: Callable[[], int] | None = None
+        self.allowed = 0
+        self.over = False
+
+    def may_deliver(self, step: int) -> bool:
+        """Whether chunk ``step`` may be delivered; makes as many rounds as it takes to know."""
+        while step >= self.allowed and not self.over:
+            if self._pending is None:
+                self._post(step)
+            assert self._pending is not None
+            agreed = Sure.decode(self._pending())
+            self._pending = None
+            self.allowed = agreed.chunks
+            self.over = agreed.ended
+            if not self.over and self.allowed > step:
+                self._post(step)  # read when this window is used up
+        return step < self.allowed
+
+    def _post(self, step: int) -> None:
+        if self._sure().chunks <= step:
+            self._prepare()
+        self._pending = self._begin(self._sure().encode())
+
+
+def minimum_over(group: Any) -> Callable[[int], Callable[[], int]]:
+    """An asynchronous all_reduce(MIN) of one integer on a group of this loader's own."""
+    import torch
+    import torch.distributed as dist
+
+    def begin(value: int) -> Callable[[], int]:
+        number = torch.tensor([value], dtype=torch.int64)
+        work = dist.all_reduce(number, op=dist.ReduceOp.MIN, group=group, async_op=True)
+
+        def read() -> int:
+            if work is not None:
+                work.wait()
+            return int(number[0])
+
+        return read
+
+    return begin
+
+
+def own_group(world_size: int) -> Any:
+    """A gloo group for the agreement, made by all ranks together at their first pass.
+
+    Raises:
+        GraphError: there is no process group of that size to agree in.
+    """
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() != world_size:
+        raise GraphError(
+            f"equal_steps=True needs an initialised torch.distributed group of {world_size} ranks to agree in; "
+            "call torch.distributed.init_process_group(...) before the first pass"
+        )
+    return dist.new_group(backend="gloo")
