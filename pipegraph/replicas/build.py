@@ -162,11 +162,7 @@ class Replicas:
                 parameter.data.copy_(value)
 
     def copy_buffers(self, everything: bool = False) -> None:
-        """The first replica's changed buffers to the others, as *new* tensors: graphs may still use the old.
-
-        Floating-point buffers of a module in training always count as changed: batch norm
-        updates its statistics without moving their version counter (seen with torch 2.13).
-        """
+        """The first replica's changed buffers to the others, as *new* tensors: graphs may still use the old."""
         owners = [
             (index, name, buffer)
             for index, module in enumerate(self._submodules[0])
@@ -178,7 +174,6 @@ class Replicas:
             for index, name, buffer in owners
             if everything
             or self._given.get(id(buffer)) != (buffer._version, buffer.data_ptr())
-            or (self._submodules[0][index].training and buffer.is_floating_point())
         ]
         if changed and len(self.modules) > 1:
             once = {id(buffer): buffer.detach() for _, _, buffer in changed}  # a shared one stays shared
@@ -190,10 +185,14 @@ class Replicas:
         self.note_buffers()
 
     def note_buffers(self) -> None:
-        """Remember the first replica's buffers as given to the others."""
+        """Remember the first replica's buffers as given to the others.
+
+        Not so floating-point buffers of a module in training, which count as changed next time: batch norm
+        updates its statistics without moving their version counter (seen with torch 2.13).
+        """
         self._given = {
             id(buffer): (buffer._version, buffer.data_ptr())
             for module in self._submodules[0]
             for buffer in module._buffers.values()
-            if buffer is not None
+            if buffer is not None and not (module.training and buffer.is_floating_point())
         }

@@ -15,6 +15,15 @@ from pipegraph.replicas import ReplicaExecutor
 MakeExecutor = Callable[..., ReplicaExecutor]
 
 
+@pytest.fixture(autouse=True)
+def one_core() -> Iterator[None]:
+    """Tiny tensors gain nothing from several threads per operation, and lose much when the cores are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def make_executor() -> Iterator[MakeExecutor]:
     """Builds executors and closes them; afterwards no thread of theirs is left."""
