@@ -1,0 +1,146 @@
+"""The commands and their options; what they do stands in the modules beside this one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import rich  # noqa: F401  a missing one is told before any command starts
+import typer
+
+from pipegraph.errors import DataError, GraphError, MissingExtraError, PipegraphError, StateError
+
+app = typer.Typer(
+    name="pipegraph",
+    help="A pipeline-graph data loading framework for PyTorch.",
+    epilog="Examples:  pipegraph demo  |  pipegraph plan train.py:graph  |  pipegraph doctor",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE:GRAPH", help="A Python file and the graph in it, or a function that returns one."
+    ),
+]
+Output = Annotated[
+    str | None, typer.Option(help="The stage to deliver from, where the graph has several sinks.")
+]
+
+
+@app.command(epilog="Examples:  pipegraph demo  |  pipegraph demo --data photos/ --epochs 5")
+def demo(
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A folder of class folders, a flat folder of images, or tar shards (a folder, a glob, or "
+            "'part-{0000..0099}.tar'). By default drawn shapes, kept in the user's cache folder."
+        ),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the data.")] = None,
+) -> None:
+    """Train a small network on images, stop in the middle, resume, and show the profile."""
+    from pipegraph.cli.demo import run_demo
+
+    run_demo(data, epochs)
+
+
+@app.command(epilog="Example:  pipegraph plan train.py:graph")
+def plan(graph: Target, output: Output = None) -> None:
+    """Check a graph and print what would run: operators, workers, queues, rewrites. Starts nothing."""
+    from pipegraph.cli.target import load_graph
+
+    print(load_graph(graph).plan(output))
+
+
+@app.command(epilog="Example:  pipegraph profile train.py:graph --seconds 20")
+def profile(
+    graph: Target,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to run.")] = 20.0,
+    output: Output = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON only.")] = False,
+) -> None:
+    """Run a graph without training and print the throughput of every stage and the bottleneck."""
+    from pipegraph.cli.profiling import run_profile
+    from pipegraph.cli.target import load_graph
+
+    run_profile(load_graph(graph), seconds, output, json)
+
+
+@app.command(epilog="Example:  pipegraph index 'data/train-*.tar' --out train.manifest.json")
+def index(
+    parts: Annotated[list[str], typer.Argument(help="Shards: files, folders, globs, brace ranges, URLs.")],
+    out: Annotated[Path, typer.Option(help="The manifest to write.")] = Path("manifest.json"),
+    checksums: Annotated[bool, typer.Option(help="Read every byte for checksums.")] = True,
+) -> None:
+    """Index shards once, so that any order over them can start at any sample. A stopped run goes on."""
+    from pipegraph.cli.indexing import run_index
+
+    run_index(parts, out, checksums)
+
+
+@app.command(epilog="Example:  pipegraph quality train.py:graph --classes 1000")
+def quality(
+    graph: Target,
+    classes: Annotated[
+        int, typer.Option(min=2, help="Classes, if the data lay sorted by class: the worst case.")
+    ] = 1000,
+) -> None:
+    """How well a graph's order shuffles: measures of one epoch, beside those of a global shuffle."""
+    from pipegraph.cli.quality import run_quality
+    from pipegraph.cli.target import load_graph
+
+    run_quality(load_graph(graph), classes)
+
+
+@app.command(epilog="Example:  pipegraph doctor")
+def doctor() -> None:
+    """What this machine offers: cores, memory, devices, decoders, and the install line of each missing part."""
+    from pipegraph.cli.doctor import report
+
+    print(report())
+
+
+# typer before 0.26 raises click's exceptions, later ones their own copies: both are found from this class.
+_USAGE_ERROR = typer.BadParameter.__mro__[1]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command; returns the exit code."""
+    try:
+        typer.main.get_command(app).main(list(arguments), prog_name="pipegraph", standalone_mode=False)
+    except typer.Exit as done:
+        return done.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        # `pipegraph plan ... | head`: nobody reads on. What is left in the buffer must not fail at exit.
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (GraphError, StateError, DataError, MissingExtraError) as error:
+        return _fail(_line(error), 2)
+    except PipegraphError as error:
+        return _fail(_line(error), 1)
+    except Exception as error:
+        if isinstance(error, _USAGE_ERROR):
+            return _fail(error.format_message(), 2)  # type: ignore[attr-defined]
+        return _fail(f"{type(error).__name__}: {_line(error)}", 1)
+    return 0
+
+
+def _line(error: BaseException) -> str:
+    """The message and its notes in one line."""
+    notes = getattr(error, "__notes__", ())
+    return " ".join(" ".join([str(error), *(f"({note})" for note in notes)]).split())
+
+
+def _fail(message: str, code: int) -> int:
+    if message:
+        print(f"pipegraph: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,5 @@
+"""``pipegraph demo``: the whole of pipegraph on one small job."""
+
+from __future__ import annotations
+
+from pipegraph.cli.demo.job import run_demo as run_demo

@@ -1,0 +1,142 @@
+"""The demo's job: train, stop in the middle, resume from the saved state, show the profile."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import pipegraph as pg
+from pipegraph.cli.demo.data import SEED, DataSet, find_data, own_images
+from pipegraph.cli.demo.network import Autoencoder, Classifier
+from pipegraph.cli.demo.shapes import IMAGES, shapes_folder
+from pipegraph.cli.progress import Progress
+from pipegraph.errors import PipegraphError
+
+BATCH = 32
+FEWEST_STEPS = 8
+"""Steps per epoch that a small folder still gets, by smaller batches."""
+
+SAMPLES_IN_ALL = 9600
+MOST_EPOCHS = 12
+STOP_WITHIN = 300
+"""The stop in the middle comes after so many steps at the latest."""
+
+
+def run_demo(path: str | None, epochs: int | None, images: int = IMAGES) -> None:
+    """See ``pipegraph demo --help``."""
+    with Progress("") as progress:
+        data = (
+            own_images(str(shapes_folder(progress.say, images)), images) if path is None else find_data(path)
+        )
+        if epochs is None:
+            epochs = min(MOST_EPOCHS, max(3, SAMPLES_IN_ALL // data.samples))
+        job = Job(data, epochs, progress)
+        job.run()
+
+
+class Job:
+    """One demo run over ``data``."""
+
+    def __init__(self, data: DataSet, epochs: int, progress: Progress) -> None:
+        self.data = data
+        self.epochs = epochs
+        self.progress = progress
+        self.devices = _devices()
+        self.batch = max(1, min(BATCH, data.samples // FEWEST_STEPS))
+        self.steps = -(-data.samples // self.batch)
+        self.stop_at = max(1, min(STOP_WITHIN, epochs * self.steps // 2 + self.steps // 3))
+        self.seen: dict[int, list[np.ndarray[Any, Any]]] = {}
+        self.losses: dict[int, list[float]] = {}
+
+    def run(self) -> None:
+        """Train, stop, resume, report."""
+        say = self.progress.say
+        places = ", ".join(map(str, self.devices))
+        say(f"{self.data.what}: {self.data.samples:,} images, batches of {self.batch}, on {places}")
+        if not self.data.classes:
+            say("no classes here, so the network learns to paint each image's thumbnail from 64 numbers")
+        say(str(self.data.graph(self.batch, self.devices).plan()))
+        with tempfile.TemporaryDirectory(prefix="pipegraph-demo-") as folder:
+            checkpoint = Path(folder) / "checkpoint.pt"
+            if self.epochs * self.steps > 1:
+                self._train(checkpoint, stop=True)
+            profile = self._train(checkpoint, stop=False)
+        self._check_epochs()
+        say("")
+        say(str(profile))
+
+    def _executor(self) -> pg.ReplicaExecutor:
+        torch.manual_seed(SEED)
+        model = Classifier(self.data.classes) if self.data.classes else Autoencoder()
+        optimizer = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.01)
+        return pg.ReplicaExecutor(model.to(self.devices[0]), self.devices, optimizer=optimizer)
+
+    def _train(self, checkpoint: Path, stop: bool) -> pg.Profile:
+        """Train from the checkpoint, if there is one, to the stop in the middle or to the end."""
+        graph = self.data.graph(self.batch, self.devices)
+        with graph.loader(epochs=self.epochs) as loader, self._executor() as executor:
+            done = self._resume(checkpoint, loader, executor) if checkpoint.exists() else 0
+            while loader.epoch < self.epochs:
+                epoch = loader.epoch
+                self.progress.start(f"epoch {epoch + 1}/{self.epochs}", self.steps, done=done % self.steps)
+                for chunk in loader.chunks():
+                    loss = self._step(executor, chunk)
+                    done += 1
+                    self.progress.advance((done - 1) % self.steps + 1, len(chunk), f"loss {loss:.3f}")
+                    if stop and done == self.stop_at:
+                        self._save(checkpoint, loader, executor, done)
+                        return loader.profile()
+                mean = float(np.mean(self.losses[epoch]))
+                self.progress.say(f"epoch {epoch + 1}/{self.epochs}: mean loss {mean:.4f}")
+            return loader.profile()
+
+    def _step(self, executor: pg.ReplicaExecutor, chunk: pg.Chunk) -> float:
+        model: Any = executor.module
+        loss = float(executor.step(chunk.data, loss=model.loss).loss)
+        self.losses.setdefault(chunk.epoch, []).append(loss)
+        self.seen.setdefault(chunk.epoch, []).append(chunk.positions)
+        return loss
+
+    def _save(self, checkpoint: Path, loader: pg.Loader, executor: pg.ReplicaExecutor, done: int) -> None:
+        state = loader.state_dict()
+        torch.save({"executor": executor.state_dict(), "loader": state, "step": done}, checkpoint)
+        size = len(json.dumps(state))
+        self.progress.say(
+            f"stopped on purpose after step {done} of {self.epochs * self.steps}, inside epoch {loader.epoch + 1}; "
+            f"the loader's state is {size:,} bytes of JSON"
+        )
+
+    def _resume(self, checkpoint: Path, loader: pg.Loader, executor: pg.ReplicaExecutor) -> int:
+        saved = torch.load(checkpoint, weights_only=False)
+        executor.load_state_dict(saved["executor"])
+        loader.load_state_dict(saved["loader"])
+        done = int(saved["step"])
+        self.progress.say(
+            f"resumed in a new loader, model and optimizer: goes on with step {done + 1}, in epoch {loader.epoch + 1}"
+        )
+        return done
+
+    def _check_epochs(self) -> None:
+        """Every position of every epoch was delivered once, also in the one that was broken off."""
+        everything = np.arange(self.data.samples)
+        for epoch, parts in self.seen.items():
+            if not np.array_equal(np.sort(np.concatenate(parts)), everything):
+                raise PipegraphError(f"epoch {epoch + 1} did not deliver each of its samples exactly once")
+        self.progress.say(
+            f"each of the {self.data.samples:,} images was delivered exactly once in each of {len(self.seen)} epochs, "
+            "also in the one that was broken off"
+        )
+
+
+def _devices() -> list[torch.device]:
+    """Every CUDA device there is, else the CPU."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None or found.type != "cuda":
+        return [torch.device("cpu")]
+    return [torch.device("cuda", index) for index in range(torch.accelerator.device_count())]

@@ -1,0 +1,97 @@
+"""``pipegraph doctor``: what this machine offers, and what would bring what is missing."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from importlib import metadata, util
+from typing import NamedTuple
+
+from pipegraph.machine import available_memory, cores
+from pipegraph.units import format_bytes
+
+
+class Part(NamedTuple):
+    """An optional part: its module, the extra that brings it, what it is for, and its distribution."""
+
+    module: str
+    extra: str
+    purpose: str
+    distribution: str
+
+
+PARTS = (
+    Part("cv2", "images", "decoding images", "opencv-python-headless"),
+    Part("PIL", "images", "decoding images, reference", "Pillow"),
+    Part("simplejpeg", "images", "decoding JPEG faster", "simplejpeg"),
+    Part("nvidia.nvimgcodec", "nvimgcodec", "decoding images with nvImageCodec", "nvidia-nvimgcodec-cu13"),
+    Part("nvidia.dali", "dali", "decoding with DALI", "nvidia-dali-cuda130"),
+    Part("obstore", "cloud", "object stores (S3, GCS, Azure, HTTP)", "obstore"),
+    Part("pyarrow", "shards", "Parquet and Arrow shards", "pyarrow"),
+    Part("zstandard", "shards", "zstd-compressed shards", "zstandard"),
+    Part("google_crc32c", "shards", "checksums of shards", "google-crc32c"),
+    Part("ray", "ray", "workers on other machines", "ray"),
+    Part("matplotlib", "report", "figures in reports", "matplotlib"),
+    Part("jinja2", "report", "report pages", "jinja2"),
+    Part("rich", "cli", "progress bars", "rich"),
+    Part("typer", "cli", "the command line", "typer"),
+)
+
+
+def report() -> str:
+    """Facts and optional parts as aligned text; imports none of the parts."""
+    lines = [f"{name:<12}{value}" for name, value in [*_facts(), *_devices()]]
+    lines += ["", "optional parts"]
+    width = max(len(part.distribution) for part in PARTS)
+    for part in PARTS:
+        found = _version(part)
+        state = found or f'missing: pip install "pipegraph[{part.extra}]"'
+        lines.append(f"  {part.distribution:<{width}}  {part.purpose:<38}{state}")
+    return "\n".join(lines)
+
+
+def _facts() -> list[tuple[str, str]]:
+    import numpy
+    import torch
+
+    import pipegraph
+    from pipegraph.operators.indexed import cache_folder
+
+    gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+    system = f"{platform.system()} {platform.machine()}"
+    python = f"{platform.python_version()} ({'with' if gil else 'without'} the GIL), {system}"
+    folder = cache_folder()
+    near = next(each for each in (folder, *folder.parents) if each.exists())
+    return [
+        ("pipegraph", pipegraph.__version__),
+        ("python", python),
+        ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
+        ("numpy", numpy.__version__),
+        ("cores", f"{cores():g} that this process may use"),
+        ("memory", f"{format_bytes(available_memory())} available; memory_limit defaults to half of it"),
+        ("cache", f"{folder}, {format_bytes(shutil.disk_usage(near).free)} free"),
+    ]
+
+
+def _devices() -> list[tuple[str, str]]:
+    import torch
+
+    from pipegraph.device.cuda import is_available
+
+    if not is_available():
+        return [("devices", "cpu (no CUDA device; device='cpu' follows the same code path)")]
+    count = torch.accelerator.device_count()
+    return [("devices", f"{count} x cuda, and cpu")]
+
+
+def _version(part: Part) -> str | None:
+    try:
+        if util.find_spec(part.module) is None:
+            return None
+    except ModuleNotFoundError:
+        return None
+    try:
+        return metadata.version(part.distribution)
+    except metadata.PackageNotFoundError:
+        return "installed"

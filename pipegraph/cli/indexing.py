@@ -1,0 +1,28 @@
+"""``pipegraph index``: manifests of shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipegraph.cli.progress import Progress
+from pipegraph.storage import IndexProgress, build_manifest
+from pipegraph.units import format_bytes
+
+
+def run_index(parts: Sequence[str], out: Path, checksums: bool) -> None:
+    """Index ``parts`` into the manifest ``out``; a run that was stopped goes on where it was."""
+    with Progress("") as progress:
+        started = False
+
+        def tell(state: IndexProgress) -> None:
+            nonlocal started
+            if not started:
+                started = True
+                progress.start("indexing", state.parts, unit="shards", done=state.parts_done)
+                return
+            progress.advance(state.parts_done, 1, f"{state.samples:,} samples")
+
+        manifest = build_manifest(list(parts), out, checksums=checksums, progress=tell)
+    size = format_bytes(manifest.nbytes)
+    print(f"{len(manifest):,} samples in {len(manifest.parts):,} shards ({size}): wrote {out}")

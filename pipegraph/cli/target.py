@@ -1,0 +1,74 @@
+"""``FILE:GRAPH`` on the command line: a Python file and the graph in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pipegraph.errors import GraphError
+from pipegraph.graph import Graph
+
+
+def load_graph(target: str) -> Graph:
+    """The graph that ``train.py:graph`` names; a function without arguments is called for it.
+
+    Raises:
+        GraphError: the file cannot be found or run, or holds no such graph; says which it holds.
+    """
+    file, colon, name = target.rpartition(":")
+    if not colon or not file or not name:
+        raise GraphError(f"expected FILE:GRAPH, such as train.py:graph, got {target!r}")
+    module = _run(Path(file))
+    if not hasattr(module, name):
+        graphs = [each for each, value in vars(module).items() if isinstance(value, Graph)]
+        raise GraphError(f"{file} has no {name!r}; graphs in it: {', '.join(graphs) or 'none'}")
+    found: Any = getattr(module, name)
+    if callable(found) and not isinstance(found, Graph):
+        try:
+            found = found()
+        except Exception as error:
+            raise GraphError(f"{file}:{name}() failed: {_where(error, file)}") from error
+    if not isinstance(found, Graph):
+        raise GraphError(
+            f"{file}:{name} is a {type(found).__name__}, not a graph nor a function that returns one"
+        )
+    return found
+
+
+def _run(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise GraphError(f"there is no file {str(path)!r}")
+    # Under its own name, as if imported from its folder, so that what it imports beside it is found.
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise GraphError(f"{str(path)!r} is not a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(path.stem)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        if before is None:
+            del sys.modules[path.stem]
+        else:
+            sys.modules[path.stem] = before
+        raise GraphError(f"{path} could not be run: {_where(error, str(path))}") from error
+    return module
+
+
+def _where(error: Exception, file: str) -> str:
+    told = f"{type(error).__name__}: {error}"
+    wanted = str(Path(file).resolve())
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename and str(Path(frame.filename).resolve()) == wanted
+    ]
+    return f"{told} (line {lines[-1]})" if lines else told
