@@ -93,6 +93,8 @@ class Source(Component):
 
     kind: ClassVar[Kind] = "source"
     random_access: bool = False
+    group: int = 1
+    """Positions that ``read_many`` reads in one call; 1 where there is nothing to gain."""
     elastic: bool = True
     level: str = "sample"
 
@@ -125,6 +127,10 @@ class Source(Component):
     def read(self, position: int, epoch: int) -> Any:
         """The item at a global position of an epoch (random-access sources); any worker calls it."""
         raise NotImplementedError(f"{type(self).__name__} is not random-access")
+
+    def read_many(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
+        """The items at several positions, for sources with a ``group`` above 1."""
+        return [self.read(position, epoch) for position in positions]
 
     def position_of(self, step: int, epoch: int, rank: int, world_size: int) -> int:
         """The global position of a step: by default dealt out in turn, r, r+W, r+2W ..."""

@@ -61,6 +61,7 @@ def wire_cache(plan: Plan, operators: dict[str, list[Operator | Source]], reader
             continue
         chain = lineage_above(stage, plan.stages)
         reader = readers[chain[-1].name]
+        reader.group = 1
         digest = upstream_digest(plan, stage)
         caches: list[Any] = list(operators[stage.name])
         for cache in caches:
@@ -68,6 +69,7 @@ def wire_cache(plan: Plan, operators: dict[str, list[Operator | Source]], reader
         for above in chain:
             for operator in operators[above.name]:
                 if isinstance(operator, Source):
+                    operator.group = 1
                     operator.read = read_cached(operator, caches[0].lookup)  # type: ignore[method-assign]
                 else:
                     operator.process = skip_hits(operator.process)  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from pipegraph.activity import Cancelled
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Mark
 from pipegraph.contracts import Merge, Regroup, Route, RowOperator, Source
 from pipegraph.stage.rows import rows_loop
-from pipegraph.stage.sources import reading, sequence_loop
+from pipegraph.stage.sources import groups_loop, reading, sequence_loop
 from pipegraph.stage.stage import StageRun, Worker
 from pipegraph.tree import ATOMS
 
@@ -32,6 +32,8 @@ def loop_for(stage: StageRun, worker: Worker) -> Loop:
     if isinstance(operator, Source):
         if not operator.random_access:
             return sequence_loop(stage, worker)
+        if worker.operator.group > 1:
+            return groups_loop(stage, worker)
         process = reading(worker.operator)
         if stage.unordered:
             return _map_unordered(stage, worker, process)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from time import perf_counter_ns
+from typing import Any
 
 from pipegraph.channel import Channel
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
@@ -92,11 +94,15 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
     while True:
         run.horizon.wait_for(epoch)
         filled = 0
-        for position in source.positions(epoch, run.rank, run.world_size, step):
-            if stage.stop_epoch >= epoch:
+        positions = source.positions(epoch, run.rank, run.world_size, step)
+        while stage.stop_epoch < epoch:
+            group = list(islice(positions, source.group))
+            if not group:
                 break
-            inner.put(Chunk(int(position), ((name, int(position)),), epoch, step, step + 1))
-            step += 1
+            rows = tuple([(name, position) for position in group])
+            data = group if source.group > 1 else group[0]
+            inner.put(Chunk(data, rows, epoch, step, step + len(group)))
+            step += len(group)
             filled += 1
             if filled == room:
                 filled = 0
@@ -117,3 +123,72 @@ def reading(source: Source) -> Callable[[Chunk], Chunk]:
         return chunk
 
     return read
+
+
+def groups_loop(stage: StageRun, worker: Worker) -> Loop:
+    """A worker of a source that reads several positions in one call (a data set's ``__getitems__``).
+
+    A call that fails is made again item by item, so that policies see the item that fails.
+    """
+    source: Source = worker.operator
+    inbox, meter, now = stage.inboxes[0], worker.meter, perf_counter_ns
+    put, put_at = stage.putter(), stage.lane_putter()
+    while True:
+        ticket, item = inbox.take()
+        worker.ticket = ticket
+        if item.__class__ is not Chunk:
+            if stage.unordered:
+                stage.end_epoch(item)
+            elif stage.pooled:
+                put_at(ticket, item, True)
+            else:
+                put(item)
+            yield
+            continue
+        count = len(item.rows)
+        reserved = sum([stage.run.account.reserve(stage.account) for _ in range(count)]) if stage.account.largest else 0
+        share = reserved // count
+        start = now()
+        try:
+            found: list[Any] | None = list(source.read_many(item.data, item.epoch))
+            if len(found or ()) != count:
+                found = None
+        except Exception:
+            found = None
+        meter.busy_ns += now() - start
+        meter.calls += 1
+        for index in range(count):
+            row, step = item.rows[index], item.before + index
+            one = Chunk(item.data[index], (row,), item.epoch, step, step + 1)
+            out: Any = one
+            start = now()
+            try:
+                if found is None:
+                    out = stage.failures.guard(worker, reading(source))(one)
+                else:
+                    one.data = found[index]
+                    if one.data.__class__ is dict and "key" in one.data:
+                        one.keys = (one.data["key"],)
+            except Exception as error:
+                out = stage.failures.handle(worker, one, error)
+            meter.busy_ns += now() - start
+            if out is None:
+                meter.dropped += 1
+                stage.drop(share, ())
+                continue
+            meter.items += 1
+            meter.samples += 1
+            if share or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
+                stage.settle(worker, share, (), out)
+            if stage.unordered:
+                kept = stage.put_unordered(ticket, out, False)
+            else:
+                kept = put_at(ticket, out, False) if stage.pooled else put(out)
+            if not kept:
+                stage.unwanted(out)
+        if stage.unordered:
+            stage.finish_ticket(ticket)
+        elif stage.pooled:
+            stage.close_lane(ticket)
+        stage.forget(ticket)
+        yield
