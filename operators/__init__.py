@@ -30,3 +30,4 @@ from pipegraph.operators.normalize import ToDtype as ToDtype
 from pipegraph.operators.normalize import ToLayout as ToLayout
 from pipegraph.operators.sources import FromIterable as FromIterable
 from pipegraph.operators.sources import FromSequence as FromSequence
+from pipegraph.operators.dali import Dali as Dali

@@ -40,6 +40,11 @@ class DaliError(DataError):
 class DaliRunner(Protocol):
     """Runs one chunk at a time; belongs to one worker."""
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The fields that the definition names."""
+        ...
+
     def run(self, fields: Fields, count: int, rng: np.random.Generator) -> dict[str, Any]:
         """Process one chunk; blocks until its outputs are there.
 
@@ -113,6 +118,11 @@ class StaticRunner:
         self._inputs: tuple[str, ...] = ()
         self._states: tuple[str, ...] = ()
         self._build(1)  # an unfit definition is found here and not at the first chunk
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """See ``DaliRunner.inputs``."""
+        return self._inputs
 
     def run(self, fields: Fields, count: int, rng: np.random.Generator) -> dict[str, Any]:
         """See ``DaliRunner.run``."""
@@ -201,6 +211,11 @@ class DynamicRunner:
         if not self._inputs:
             raise GraphError("Dali: the function's parameters name the fields that it gets, and it has none")
         self._context: Any = ndd.EvalContext(num_threads=num_threads, device_id=device_id)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """See ``DaliRunner.inputs``."""
+        return self._inputs
 
     def run(self, fields: Fields, count: int, rng: np.random.Generator) -> dict[str, Any]:
         """See ``DaliRunner.run``."""
