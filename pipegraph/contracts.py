@@ -44,6 +44,7 @@ class Context:
         stopping: set when the pipeline stops; long waits of an operator should wait on it too.
         count: adds to a named counter of the stage.
         read_by_stages: whether another stage reads this one's output, and not only the loader (or a ``Scatter``).
+        memory: ``"pageable"`` or ``"pinned"``: what the stage's slabs are to lie in.
         share: ``share(name, make)`` is one object for all workers of the stage, made by the first that asks.
     """
 
@@ -56,6 +57,7 @@ class Context:
     count: Callable[[str, int], None] = lambda name, n: None
     share: Callable[[str, Callable[[], Any]], Any] = lambda name, make: make()
     read_by_stages: bool = True
+    memory: str = "pageable"
 
 
 class Component(ABC):
@@ -156,6 +158,7 @@ class Operator(Component):
         one_to_one: a map that never drops.
         random: whether it draws random numbers (a ``Cache`` below it would freeze them).
         per_sample: whether, on a batch, it works (and fails) sample by sample.
+        slabs: whether it writes batches into slabs, in the memory that ``Context.memory`` says.
         shareable: False for an operator that must have a single worker. One that has a
             ``state_dict`` and ``load_state_dict`` (JSON) runs with a single worker too.
     """
@@ -169,6 +172,7 @@ class Operator(Component):
     random: bool = False
     per_sample: bool = False
     shareable: bool = True
+    slabs: bool = False
 
     @abstractmethod
     def process(self, chunk: Chunk) -> Any:
@@ -181,6 +185,10 @@ class Operator(Component):
     def bypass(self) -> str | None:
         """Why this operator has nothing to do here, so that the plan leaves it out; else None."""
         return None
+
+    def reads_pinned(self) -> bool:
+        """Whether it gains from input in pinned memory."""
+        return False
 
     def notes(self) -> list[str]:
         """What the printed plan should say about it."""

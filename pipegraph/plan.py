@@ -22,6 +22,7 @@ class StagePlan:
         unordered_above: whether it lies below (or is) a completion-order stage.
         bypassed: why it is left out, or None.
         notes: rewrites and hints, in words.
+        memory: what its slabs lie in: ``"pageable"``, or ``"pinned"`` where a copy to CUDA reads them.
         merge: for a ``Route``, the ``Merge`` that joins its outputs again.
         route: for a ``Merge``, the ``Route`` it follows.
         route_outputs: for both, which outputs of the ``Route`` the ``Merge`` joins, in the order of its inputs.
@@ -36,6 +37,7 @@ class StagePlan:
     unordered_above: bool
     bypassed: str | None = None
     notes: tuple[str, ...] = ()
+    memory: str = "pageable"
     merge: str | None = None
     route: str | None = None
     route_outputs: tuple[int, ...] = ()

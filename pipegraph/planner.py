@@ -27,6 +27,7 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     for name in order:
         planned[name] = _plan_stage(graph.stages[name], planned)
     _leave_out_copies(planned, edge)
+    _choose_memory(planned)
     edge = _shortcut(edge, planned)
     _pair_routes(planned, edge)
     for stage in planned.values():
@@ -90,6 +91,25 @@ def _leave_out_copies(planned: dict[str, StagePlan], output: Edge) -> None:
             for reader in readers:
                 upstream = tuple(_shortcut(edge, planned) for edge in reader.upstream)
                 planned[reader.name] = replace(reader, upstream=upstream)
+
+
+def _choose_memory(planned: dict[str, StagePlan]) -> None:
+    """Slabs that a CUDA copy reads are pinned from the start, and a Pin behind them has nothing to do."""
+    for name, stage in list(planned.items()):
+        operator = stage.operator
+        if stage.bypassed is not None or not isinstance(operator, Operator) or not operator.slabs:
+            continue
+        readers = [s for s in planned.values() if s.bypassed is None and any(e.stage == name for e in s.upstream)]
+        pins = [s for s in readers if s.operator.name == "pin"]
+        if not pins and not any(isinstance(s.operator, Operator) and s.operator.reads_pinned() for s in readers):
+            continue
+        planned[name] = replace(stage, memory="pinned", notes=(*stage.notes, "its slabs lie in pinned memory"))
+        for pin in pins:
+            why = f"the slabs of {name!r} are pinned already"
+            planned[pin.name] = replace(pin, bypassed=why)
+            for other in list(planned.values()):
+                upstream = tuple(_shortcut(edge, planned) for edge in other.upstream)
+                planned[other.name] = replace(other, upstream=upstream)
 
 
 def _shortcut(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge:
