@@ -10,7 +10,7 @@ import torch
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, RowOperator
-from pipegraph.device.slabs import SlabRing, array_of, pageable
+from pipegraph.device.slabs import SlabRing, allocator, array_of
 from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.collate import select_rows
 from pipegraph.operators.images import (
@@ -63,6 +63,7 @@ class DecodeImage(RowOperator):
     """
 
     default_name = "decode"
+    slabs = True
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class DecodeImage(RowOperator):
     def open(self, context: Context) -> None:
         self._context = context
         self._decoder = open_backend(self.backend)
-        self._ring = context.share("slabs", lambda: SlabRing(pageable, spare=SPARE_SLABS))
+        self._ring = context.share("slabs", lambda: SlabRing(allocator(context.memory), spare=SPARE_SLABS))
 
     # -- one sample ----------------------------------------------------------------------------
 

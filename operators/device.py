@@ -127,6 +127,9 @@ class CopyToDevice(Operator):
             return "the device is the CPU, where the batch lies already"
         return None
 
+    def reads_pinned(self) -> bool:
+        return self.device.type == "cuda"
+
     def open(self, context: Context) -> None:
         self._copies = _Copies(slots_on([self.device]), context.stage)
         self._wait = context.read_by_stages
@@ -175,6 +178,9 @@ class Scatter(Operator):
 
     def config(self) -> dict[str, Any]:
         return {"parts": len(self.devices)}
+
+    def reads_pinned(self) -> bool:
+        return any(device.type == "cuda" for device in self.devices)
 
     def open(self, context: Context) -> None:
         self._copies = _Copies(slots_on(self.devices), context.stage)

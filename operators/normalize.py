@@ -9,7 +9,7 @@ import torch
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator
-from pipegraph.device.slabs import SlabRing, pageable
+from pipegraph.device.slabs import SlabRing, allocator
 from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.collate import select_rows
 from pipegraph.operators.decode import SPARE_SLABS
@@ -54,6 +54,7 @@ class Normalize(RowOperator):
     """
 
     default_name = "normalize"
+    slabs = True
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Normalize(RowOperator):
 
     def open(self, context: Context) -> None:
         self._context = context
-        self._ring = context.share("slabs", lambda: SlabRing(pageable, spare=SPARE_SLABS))
+        self._ring = context.share("slabs", lambda: SlabRing(allocator(context.memory), spare=SPARE_SLABS))
 
     def _check(self, image: torch.Tensor, dims: int) -> torch.Tensor:
         channels = len(self.mean)

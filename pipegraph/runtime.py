@@ -346,8 +346,10 @@ class Runtime:
         read = any(
             self.plan.stages[name].operator.name != "scatter" for name, _, _ in self.plan.consumers(stage)
         )
+        memory = self.plan.stages[stage].memory
+        stopping = self.stopping
         return Context(
-            stage, self.seed, self.rank, self.world_size, worker, self.stopping, count, share, read
+            stage, self.seed, self.rank, self.world_size, worker, stopping, count, share, read, memory
         )
 
     # -- runs ----------------------------------------------------------------------------------

@@ -98,6 +98,19 @@ def pageable(nbytes: int) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
+def pinned(nbytes: int) -> torch.Tensor:
+    """Page-locked host memory, which a CUDA device copies from by itself.
+
+    PyTorch's allocator rounds such sizes up to a power of two.
+    """
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+def allocator(memory: str) -> Callable[[int], torch.Tensor]:
+    """How slabs of that kind are made: ``"pageable"`` or ``"pinned"``."""
+    return pinned if memory == "pinned" else pageable
+
+
 def array_of(slab: torch.Tensor, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """A slab's start as a uint8 array to write to."""
     count = int(np.prod(shape))
