@@ -51,8 +51,10 @@ class Backend(Protocol):
             out: uint8 (height, width, channels), each row contiguous; 3 channels
                 for RGB, 1 for greyscale. Every byte is written, or an error is raised
                 and the content is undefined.
-            interpolation: how pixels are scaled; shrinking is antialiased except
-                with ``"nearest"``.
+            interpolation: how pixels are scaled. Shrinking: ``"nearest"`` skips pixels;
+                ``"area"`` averages them; ``"linear"`` and ``"cubic"`` are widened by the
+                scale in Pillow, and in the other backends average whole blocks first
+                where the scale is two or more (three in one direction alone).
 
         Raises:
             DecodeError: the image is truncated, broken, or of a kind that is not decoded.
