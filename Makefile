@@ -1,0 +1,69 @@
+# Every target does its own set-up and may be repeated: what is installed is noted in stamp files and
+# installed again when pyproject.toml or constraints.txt changed.
+#
+#   make demo                    train on drawn images, stop, resume, show the profile
+#   make demo DATA=path          the same on a folder of images or tar shards
+#   make test                    the tests (not the slow ones)
+#   make lint                    ruff and mypy
+#   make fuzz                    the slow tests: thousands of random graphs, endurance, scale
+#   make bench                   the benchmarks against other loaders, in an environment of their own
+#   make clean                   remove both environments and caches
+
+SHELL := /bin/sh
+VENV := .venv
+BENCH := .venv-bench
+# The newest Python of 3.11 and later that is here.
+PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
+	if command -v $$p >/dev/null && $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	then echo $$p; break; fi; done)
+PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+STATED := pyproject.toml constraints.txt
+
+.PHONY: help demo test lint fuzz bench clean
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(VENV)/.installed-demo
+	@if [ -n "$$DATA" ]; then exec $(VENV)/bin/pipegraph demo --data "$$DATA"; else exec $(VENV)/bin/pipegraph demo; fi
+export DATA
+
+test: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -m "not slow" $(ARGS)
+
+lint: $(VENV)/.installed-lint
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+fuzz: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -m slow $(ARGS)
+
+bench: $(BENCH)/.installed
+	@for script in hop_cost start_up image_decode small_rows; do \
+		$(BENCH)/bin/python benchmarks/$$script.py $(ARGS) || exit 1; done
+
+clean:
+	rm -rf $(VENV) $(BENCH) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.made $(BENCH)/.made:
+	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or later with its venv module is needed: install it, or say make PYTHON=..." >&2; exit 2; fi
+	$(PYTHON) -m venv $(@D)
+	@touch $@
+
+$(VENV)/.installed-demo: $(STATED) | $(VENV)/.made
+	$(VENV)/bin/python $(PIP) -e ".[images,cli]"
+	@touch $@
+
+$(VENV)/.installed-test: $(STATED) | $(VENV)/.made
+	$(VENV)/bin/python $(PIP) -e ".[test]"
+	@touch $@
+
+$(VENV)/.installed-lint: $(STATED) | $(VENV)/.made
+	$(VENV)/bin/python $(PIP) -e ".[test,lint]"
+	@touch $@
+
+# The peers pull other versions of torch and numpy, so they never share the environment of the tests.
+$(BENCH)/.installed: $(STATED) benchmarks/requirements.txt | $(BENCH)/.made
+	$(BENCH)/bin/python $(PIP) -r benchmarks/requirements.txt
+	$(BENCH)/bin/python $(PIP) --no-deps -e .
+	@touch $@
