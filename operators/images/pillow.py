@@ -6,6 +6,7 @@ crop is made first, so pixels outside the region have no part in the result.
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from functools import cache
 from typing import Any
@@ -45,7 +46,7 @@ def _pil() -> tuple[Any, tuple[str, ...]]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingExtraError("Pillow", "images", "decoding this image") from error
+        raise MissingExtraError("Pillow", "images", "decoding images") from error
     Image.init()
     return Image, tuple(name for name in _FORMATS if name in Image.OPEN)
 
@@ -92,7 +93,9 @@ class PillowBackend:
     family = "pillow"
 
     def __init__(self) -> None:
-        _pil()
+        # Not imported yet: the backends that keep one for unusual files may never need it.
+        if importlib.util.find_spec("PIL") is None:
+            raise MissingExtraError("Pillow", "images", "decoding images")
 
     def describe(self) -> str:
         """See ``Backend.describe``."""
