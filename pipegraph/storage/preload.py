@@ -2,9 +2,9 @@
 
 A trainer that works on one part needs the next one at its end, and not before:
 starting earlier only holds memory. So a part is started as soon as the time until
-it is needed (its lead) is no more than the 95th percentile of load times, plus a
-margin. With T_load above T_train this keeps ceil(T_load / T_train) parts on their
-way at once, as far as there are bytes for them.
+it is needed is no more than its lead: the 95th percentile of load times, plus a
+margin. With T_load above T_train this keeps ceil(T_load / T_train) parts and more
+on their way at once, as far as there are bytes for them.
 
 Nothing here waits or reads a clock: the caller asks after each event (a part was
 finished, a load ended, samples were consumed), and starts what it is told to.
@@ -17,12 +17,18 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-# A part that comes late stops every rank of a collective; one that comes early holds
-# a little memory a little longer. benchmarks/idle_ratio.py shows what it does.
+# The margin: a tenth of the 95th percentile, and three times its distance from the mean.
+# A load that comes late stops every rank of a collective, and of a thousand ranks one is
+# nearly always beyond its 95th percentile; one that comes early holds a little memory a
+# little longer. benchmarks/idle_ratio.py shows what the margins do.
 MARGIN = 0.1
+SPREADS = 3.0
 
 # Recent enough to follow storage that gets slower, many enough for a 95th percentile.
 REMEMBERED = 64
+
+# With fewer measurements than this a percentile says little.
+FEW = 8
 
 # Sooner than this is now: a caller that asks again when a part is due must not be told,
 # for the rounding of its clock, to ask again at the same time.
@@ -51,6 +57,14 @@ class Durations:
             return None
         return sorted(self._latest)[math.ceil(0.95 * len(self._latest)) - 1]
 
+    @property
+    def lead(self) -> float | None:
+        """How long before it is needed to start what takes so long; None while there are few measurements."""
+        mean, p95 = self.mean, self.p95
+        if mean is None or p95 is None or len(self._latest) < FEW:
+            return None
+        return p95 * (1 + MARGIN) + SPREADS * (p95 - mean)
+
 
 @dataclasses.dataclass(frozen=True)
 class Preload:
@@ -59,7 +73,7 @@ class Preload:
     Attributes:
         start: how many of the upcoming parts to start loading.
         due_s: seconds of training after which the next one is to be started; None if
-            that does not depend on time (no more parts, no free bytes, nothing measured).
+            that does not depend on time (no more parts, no free bytes, little measured).
     """
 
     start: int
@@ -70,32 +84,30 @@ def preload(
     *,
     remaining_s: float,
     train_s: float | None,
-    load_p95_s: float | None,
+    lead_s: float | None,
     ahead: int,
     upcoming: Sequence[int],
     free_bytes: int,
-    margin: float = MARGIN,
 ) -> Preload:
     """Which upcoming parts to start now.
 
     Args:
         remaining_s: training time that the part in use still gives.
         train_s: mean training time of a part; None before the first one.
-        load_p95_s: 95th percentile of load times, from start to end; None before the first one.
+        lead_s: ``Durations.lead`` of load times, from start to end; None while few are known.
         ahead: parts after the one in use that are loading or loaded already.
         upcoming: bytes of the parts after those, in their order.
         free_bytes: bytes that more parts may take.
-        margin: share of ``load_p95_s`` by which to start earlier.
     """
     start = 0
     for nbytes in upcoming:
         between = ahead + start
-        if train_s is None or load_p95_s is None:
-            # Nothing is measured yet: one part ahead is always needed, more may not be.
+        if train_s is None or lead_s is None:
+            # Little is measured yet: one part ahead is always needed, more may not be.
             if between:
                 break
         else:
-            due_s = remaining_s + between * train_s - load_p95_s * (1 + margin)
+            due_s = remaining_s + between * train_s - lead_s
             if due_s > NOW_S:
                 return Preload(start, due_s)
         if nbytes > free_bytes:
