@@ -42,6 +42,7 @@ class Progress:
         self._samples = 0
         self._shown = 0
         self._started = 0.0
+        self._from = 0.0
         self._name = ""
         self._unit = ""
 
@@ -63,7 +64,7 @@ class Progress:
     def start(self, name: str, total: float, unit: str = "images", done: float = 0.0) -> None:
         """Begin a task of ``total`` units of work, ``done`` of which are done."""
         self._name, self._total, self._unit = name, max(total, 1e-9), unit
-        self._samples, self._started = 0, perf_counter()
+        self._samples, self._started, self._from = 0, perf_counter(), done
         self._shown = int(PLAIN_STEPS * done / self._total)
         for task in self._bar.task_ids:
             self._bar.update(task, visible=True)
@@ -83,7 +84,7 @@ class Progress:
         step = int(PLAIN_STEPS * done / self._total)
         if step > self._shown:
             self._shown = step
-            left = elapsed * (self._total - done) / max(done, 1e-9)
+            left = elapsed * (self._total - done) / max(done - self._from, 1e-9)
             eta = f"ETA {max(0.0, left):.0f} s"
             words = [f"{self._name}: {min(100, 100 * done / self._total):3.0f} %", rate, note, eta]
             self.console.print("  ".join(word for word in words if word), markup=False, soft_wrap=True)

@@ -11,6 +11,9 @@ WIDTH = 100
 NAME_WIDTH = 22
 SHOWN_QUARANTINED = 5
 
+KEEPS_UP = 0.05
+"""A training loop that waits for less than this share of its time is said to be kept up with."""
+
 COLUMNS = ("stage", "workers", "items", "items/s", "bytes/s", "per item", "busy", "starved", "blocked")
 
 
@@ -34,7 +37,8 @@ def conclude(profile: Profile) -> str:
     waited = profile.stall_s / profile.elapsed_s if profile.elapsed_s else 0.0
     stall = f"training waited for data {_share(waited)} of the time"
     if profile.bottleneck == CONSUMER:
-        return f"Training sets the pace, the pipeline keeps up: {stall}."
+        keeps_up = ", the pipeline keeps up" if waited < KEEPS_UP else ""
+        return f"Training sets the pace{keeps_up}: {stall}."
     name, stage = profile.bottleneck, profile.stages[profile.bottleneck]
     workers = "its worker is" if stage.workers == 1 else f"its {stage.workers} workers are"
     if stage.memory > stage.busy:

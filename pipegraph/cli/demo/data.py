@@ -57,7 +57,7 @@ class DataSet:
         node = graph.add(self.source(), name="select")
         node = node.then(ops.Load(), name="load", workers=2, on_error=on_error)
         node = node.then(ops.Batch(batch), name="batch")
-        decode = ops.DecodeImage(IMAGE_SIZE, crop=RandomResizedCrop(scale=(0.6, 1.0)), flip=0.5)
+        decode = ops.DecodeImage(IMAGE_SIZE, crop=RandomResizedCrop(scale=(0.8, 1.0)), flip=0.5)
         node = node.then(decode, name="decode", workers=max(2, int(cores())), on_error=on_error)
         node = node.then(ops.Pin(), name="pin")
         node = node.then(ops.CopyToDevice(devices[0]), name="copy")

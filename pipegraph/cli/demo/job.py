@@ -17,6 +17,7 @@ from pipegraph.cli.demo.network import Autoencoder, Classifier
 from pipegraph.cli.demo.shapes import IMAGES, shapes_folder
 from pipegraph.cli.progress import Progress
 from pipegraph.errors import PipegraphError
+from pipegraph.machine import cores
 
 BATCH = 32
 FEWEST_STEPS = 8
@@ -30,6 +31,9 @@ STOP_WITHIN = 300
 
 def run_demo(path: str | None, epochs: int | None, images: int = IMAGES) -> None:
     """See ``pipegraph demo --help``."""
+    # Two threads of torch and two of the decoder on two cores would wait for each other's time slices:
+    # OpenMP spins at its barriers, and on a busy machine nearly all speed is lost.
+    torch.set_num_threads(max(1, int(cores()) // 2))
     with Progress("") as progress:
         data = (
             own_images(str(shapes_folder(progress.say, images)), images) if path is None else find_data(path)
@@ -50,7 +54,7 @@ class Job:
         self.devices = _devices()
         self.batch = max(1, min(BATCH, data.samples // FEWEST_STEPS))
         self.steps = -(-data.samples // self.batch)
-        self.stop_at = max(1, min(STOP_WITHIN, epochs * self.steps // 2 + self.steps // 3))
+        self.stop_at = max(1, min(STOP_WITHIN, epochs // 2 * self.steps + self.steps // 2))
         self.seen: dict[int, list[np.ndarray[Any, Any]]] = {}
         self.losses: dict[int, list[float]] = {}
 
@@ -129,7 +133,7 @@ class Job:
             if not np.array_equal(np.sort(np.concatenate(parts)), everything):
                 raise PipegraphError(f"epoch {epoch + 1} did not deliver each of its samples exactly once")
         self.progress.say(
-            f"each of the {self.data.samples:,} images was delivered exactly once in each of {len(self.seen)} epochs, "
+            f"each of the {self.data.samples:,} images was delivered exactly once in every epoch, "
             "also in the one that was broken off"
         )
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import convert_conv2d_weight_memory_format
 
-WIDTHS = (16, 32, 64)
+WIDTHS = (16, 32, 64, 96)
 THUMBNAIL = 16
 
 
@@ -26,7 +27,9 @@ def _encoder() -> nn.Sequential:
         ]
         channels = width
     # Images come as NHWC: kept that way, no layer has to turn them.
-    return nn.Sequential(*layers).to(memory_format=torch.channels_last)
+    encoder = nn.Sequential(*layers)
+    convert_conv2d_weight_memory_format(encoder, torch.channels_last)
+    return encoder
 
 
 def _floats(images_NHWC: torch.Tensor) -> torch.Tensor:

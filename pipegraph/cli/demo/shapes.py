@@ -83,12 +83,12 @@ def draw(label: int, rng: np.random.Generator) -> NDArray[np.uint8]:
     cv2 = _cv2()
     ramp = np.linspace(0, 1, SIZE)[:, None, None]
     back, other, fore = (rng.integers(0, 256, 3).astype(float) for _ in range(3))
-    if np.abs(fore - back).sum() < 150:
+    if np.abs(fore - back).sum() < 250:
         fore = (back + 128) % 256
-    image = back * (1 - ramp) + (0.5 * back + 0.5 * other) * ramp
-    image = np.repeat(image, SIZE, axis=1) + rng.normal(0, 12, (SIZE, SIZE, 3))
+    image = back * (1 - ramp) + (0.8 * back + 0.2 * other) * ramp
+    image = np.repeat(image, SIZE, axis=1) + rng.normal(0, 8, (SIZE, SIZE, 3))
     drawn = np.ascontiguousarray(np.clip(image, 0, 255).astype(np.uint8))
-    radius = float(rng.uniform(0.22, 0.42)) * SIZE
+    radius = float(rng.uniform(0.28, 0.44)) * SIZE
     center = rng.uniform(radius, SIZE - radius, 2) if radius < SIZE / 2 else np.full(2, SIZE / 2)
     angle = float(rng.uniform(0, 2 * math.pi))
     colour = tuple(int(value) for value in fore)
