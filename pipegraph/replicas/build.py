@@ -172,8 +172,7 @@ class Replicas:
         changed = [
             (index, name, buffer)
             for index, name, buffer in owners
-            if everything
-            or self._given.get(id(buffer)) != (buffer._version, buffer.data_ptr())
+            if everything or self._given.get(id(buffer)) != (buffer._version, buffer.data_ptr())
         ]
         if changed and len(self.modules) > 1:
             once = {id(buffer): buffer.detach() for _, _, buffer in changed}  # a shared one stays shared

@@ -25,18 +25,17 @@ Observer = Callable[[int, Callable[[], None]], None]
 class LiveBucket:
     """A bucket's memory and events: buffers and views by replica, views and arrivals by parameter.
 
-    `pending`, `launched` and `marked` belong to one step and are guarded by the reducer's lock.
+    `pending` and `marked` belong to one step and are guarded by the reducer's lock.
     """
 
     number: int
     plan: Bucket
     buffers: list[torch.Tensor]
     views: list[dict[int, torch.Tensor]]
-    summed: Event
-    filled: list[Event]
-    arrivals: list[dict[int, Event]]
+    summed: Event = field(init=False)
+    filled: list[Event] = field(init=False)
+    arrivals: list[dict[int, Event]] = field(init=False)
     pending: int = 0
-    launched: bool = False
     marked: set[tuple[int, int]] = field(default_factory=set)
 
     def contributors(self) -> list[int]:
@@ -91,17 +90,17 @@ class Lanes:
             }
             for buffer, given in zip(buffers, parameters, strict=True)
         ]
-        return LiveBucket(
-            number,
-            plan,
-            buffers,
-            views,
-            summed=self._backends[plan.owner].event(),
-            filled=[backend.event() for backend in self._backends],
-            arrivals=[
-                {member.parameter: backend.event() for member in plan.members} for backend in self._backends
-            ],
-        )
+        live = LiveBucket(number, plan, buffers, views)
+        self._renew(live)
+        return live
+
+    def _renew(self, live: LiveBucket) -> None:
+        """Events that have not been recorded, and so carry no failure."""
+        live.summed = self._backends[live.plan.owner].event()
+        live.filled = [backend.event() for backend in self._backends]
+        live.arrivals = [
+            {member.parameter: backend.event() for member in live.plan.members} for backend in self._backends
+        ]
 
     def put(self, live: LiveBucket, replica: int, index: int, grad: torch.Tensor | None) -> None:
         """A gradient (None: zeros) into its bucket, on the current stream; called by hooks."""
@@ -165,13 +164,15 @@ class Lanes:
         """Make the current streams wait until every replica's buffer holds the sum."""
         self._await_filled(live)
 
-    def drain(self) -> None:
-        """Wait for all side streams after a failure; their own failures are left behind."""
+    def drain(self, buckets: Sequence[LiveBucket]) -> None:
+        """After a failed step: wait until all side streams are idle, and forget its events and failures."""
         for stream in self._side:
             try:
                 stream.synchronize()
             except Exception:
                 continue
+        for live in buckets:
+            self._renew(live)
 
     def _observed(self, live: LiveBucket, work: Callable[[], None]) -> Callable[[], None]:
         observer = self.observer

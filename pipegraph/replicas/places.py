@@ -72,10 +72,11 @@ class Places:
 def warn_if_unequal(backends: Sequence[Backend]) -> None:
     """Equal chunks on unequal devices leave the larger ones waiting."""
     for what in ("memory", "multiprocessors"):
-        offers = {str(backend.device): getattr(backend.facts(), what) for backend in backends}
-        if min(offers.values()) / max(offers.values()) < LEAST_RATIO:
+        offers = [getattr(backend.facts(), what) for backend in backends]
+        if min(offers) / max(offers) < LEAST_RATIO:
+            named = ", ".join(f"{b.device}: {offer}" for b, offer in zip(backends, offers, strict=True))
             warnings.warn(
-                f"the devices differ in {what} ({offers}): with equal chunks the smallest holds the others "
+                f"the devices differ in {what} ({named}): with equal chunks the smallest holds the others "
                 f"back (smallest/largest below {LEAST_RATIO})",
                 PipegraphWarning,
                 stacklevel=4,

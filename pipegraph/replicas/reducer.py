@@ -173,7 +173,6 @@ class Reducer:
             if not self._order_known:
                 self._arrived = []
             for live in self._buckets:
-                live.launched = False
                 live.marked = set()
                 live.pending = len(live.plan.members) * len(active)
                 # What idle replicas have accumulated is added once all backwards have returned.
@@ -190,9 +189,9 @@ class Reducer:
                 raise ReplicaError(
                     "backward(create_graph=True) is not supported: use torch.autograd.grad in the loss"
                 )
-            if live.launched:
+            if live.pending == 0:  # launched, or about to be
                 raise ReplicaError(
-                    f"parameter {self._names[index]!r} got a second gradient after its bucket was reduced: "
+                    f"parameter {self._names[index]!r} got a second gradient after its bucket was full: "
                     "activation checkpoints must use use_reentrant=False"
                 )
             if grad.is_sparse:
@@ -339,7 +338,7 @@ class Reducer:
             self._condition.wait_for(lambda: not self._launching)
         if self._ranks is not None and launched:
             return False
-        self._lanes.drain()
+        self._lanes.drain(self._buckets)
         return True
 
     def stop(self) -> None:
@@ -367,7 +366,6 @@ class Reducer:
                 if self._stopped:
                     return
                 live = self._buckets[self._next]
-                live.launched = True
                 contributors = live.contributors()
                 self._launching = True
                 last = self._flags() if self._next + 1 == len(self._buckets) else None
