@@ -41,7 +41,7 @@ class Batch(Regroup):
 
     gives = "batch"
     needs = "sample"
-    elastic = True
+    elastic = True  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -119,10 +119,12 @@ class Batch(Regroup):
         assert self.limit is not None
         if cost > self.limit:
             raise DataError(f"Batch: one sample costs {cost}, more than limit={self.limit}")
-        made = self._close() if self._sum + cost > self.limit and open_chunks else ()
-        self._open.append(chunk)
-        self._sum += cost
-        return made
+        if self._sum + cost <= self.limit or not open_chunks:
+            open_chunks.append(chunk)
+            self._sum += cost
+            return ()
+        self._open, self._sum = [chunk], cost  # before the batch is made, which may fail
+        return self._make(open_chunks)
 
     def flush(self) -> Iterable[Chunk]:
         if self.drop_last and self.cost is None:
@@ -131,8 +133,13 @@ class Batch(Regroup):
 
     def _close(self) -> list[Chunk]:
         chunks, self._open, self._sum = self._open, [], 0.0
+        return self._make(chunks)
+
+    def _make(self, chunks: list[Chunk]) -> list[Chunk]:
         items = [chunk.data for chunk in chunks]
+        self.failing = chunks
         data = self.collate(items) if self.collate is not None else stack(items, self.pad)
+        self.failing = ()
         return [Chunk.group(chunks, data)]
 
 
@@ -144,6 +151,7 @@ class Unbatch(Operator):
     needs = "batch"
     gives = "sample"
     one_to_one = False
+    elastic = True
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
         count = len(chunk.rows)
@@ -235,6 +243,8 @@ class Bucket(Regroup):
     A cursor is ``(outputs, start, counts, drop)``: restart where the oldest sample that has not left came
     in, with so many already in each bucket (they have left since, and are only counted), and drop the first outputs.
     """
+
+    needs = "sample"
 
     def __init__(self, length: Callable[[Any], float], boundaries: Sequence[float], size: int = 32) -> None:
         bounds = list(boundaries)

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from typing import Any, final
 
 from pipegraph.activity import Cancelled
@@ -46,6 +46,8 @@ class _EventLoop:
         self._users = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._calls: set[Future[Any]] = set()
+        self._cancelled = False
 
     def enter(self, stage: str) -> None:
         with self._lock:
@@ -69,17 +71,33 @@ class _EventLoop:
         loop.close()
 
     def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        assert self._loop is not None
+        with self._lock:
+            assert self._loop is not None
+            if self._cancelled:
+                coroutine.close()
+                raise Cancelled
+            call = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            self._calls.add(call)
         try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+            return call.result()
         except CancelledError:
-            raise Cancelled from None
+            if self._cancelled:
+                raise Cancelled from None
+            raise RuntimeError("the coroutine was cancelled by its own code") from None
+        finally:
+            with self._lock:
+                self._calls.discard(call)
 
     def cancel(self) -> None:
+        """End the calls under way, and those to come until :meth:`uncancel`."""
         with self._lock:
-            loop = self._loop
-            if loop is not None:
-                asyncio.run_coroutine_threadsafe(_finish_tasks(), loop)
+            self._cancelled = True
+            calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+
+    def uncancel(self) -> None:
+        self._cancelled = False
 
 
 async def _finish_tasks() -> None:
@@ -137,6 +155,10 @@ class _Function(Operator):
         if self._async is not None:
             self._async.cancel()
 
+    def uncancel(self) -> None:
+        if self._async is not None:
+            self._async.uncancel()
+
     def call(self, chunk: Chunk) -> Any:
         """The function's result for a chunk's data."""
         if self._plain:
@@ -178,6 +200,7 @@ class FlatMap(_Function):
     """One item to an iterable of any length, also a lazy one."""
 
     kind = "expand"
+    needs = "sample|batch"
     gives = "sample"
     one_to_one = False
 

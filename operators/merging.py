@@ -19,6 +19,7 @@ class Zip(Merging):
     """Tuples of one item from each input, until the shortest ends; identity is the first input's."""
 
     default_name = "zip"
+    pairs = True
 
     def begin(self, inputs: int, epoch: int) -> None:
         self._inputs = inputs

@@ -6,13 +6,16 @@ Rules (what differs from them is a bug):
   has been delivered or dropped.
 * Before a worker makes something, it *reserves* what the largest such thing has taken so far. It
   waits while ``used + reservation`` is above its stage's ceiling: the limit less one item of every
-  stage further down, so that what lies downstream can always go on and make room.
+  stage further down, so that what lies downstream can always go on and make room; and less one item of
+  its own stage if an earlier item of that is still to come, so that the head of the line always fits.
 * Of the waiting workers the one furthest down goes first.
+* So ``used`` exceeds the limit only by what an item is larger than every one before it in its stage.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from time import perf_counter_ns
 
 from pipegraph.activity import Activity, Cancelled, Waiter
@@ -20,6 +23,7 @@ from pipegraph.errors import MemoryLimitError
 from pipegraph.units import format_bytes
 
 Buffers = tuple[tuple[int, int], ...]
+First = Callable[[int], bool]
 
 
 class StageAccount:
@@ -28,21 +32,46 @@ class StageAccount:
     Attributes:
         depth: 0 for the stage next to the consumer, growing upstream.
         largest: the most bytes that one call has added so far.
+        headroom: what one item of every stage further down needs.
+        guarded: whether a worker must reserve before it makes something: not for stages whose items hold no bytes.
         wait_ns: nanoseconds that its workers have waited for room.
     """
 
-    __slots__ = ("depth", "headroom", "largest", "name", "wait_ns")
+    __slots__ = ("depth", "guarded", "headroom", "largest", "making", "measured", "name", "wait_ns")
 
-    def __init__(self, name: str, depth: int) -> None:
+    def __init__(self, name: str, depth: int, workers: int = 1) -> None:
         self.name = name
         self.depth = depth
         self.largest = 0
         self.headroom = 0
+        # With several workers the first makes one item alone: nobody knows its size before.
+        self.measured = workers == 1
+        self.making = False
+        self.guarded = not self.measured
         self.wait_ns = 0
 
 
+class _Request:
+    """A worker that waits for room. Whoever makes the room reserves it on its behalf."""
+
+    __slots__ = ("first", "granted", "items", "reserved", "stage", "ticket", "waiter")
+
+    def __init__(self, stage: StageAccount, first: First | None, ticket: int, items: int) -> None:
+        self.stage = stage
+        self.items = items
+        self.first = first
+        self.ticket = ticket
+        self.waiter = Waiter(perf_counter_ns())
+        self.granted = False
+        self.reserved = 0
+
+    def rank(self) -> tuple[int, bool]:
+        """Furthest down first, and in a stage the one whose item leaves first."""
+        return self.stage.depth, self.first is not None and not self.first(self.ticket)
+
+
 class Account:
-    """See the module docstring. One lock; waiters are woken under it and re-check.
+    """See the module docstring. One lock; room is handed to waiters under it.
 
     Args:
         limit: bytes.
@@ -57,45 +86,62 @@ class Account:
         self.stages: list[StageAccount] = []
         self._lock = threading.Lock()
         self._references: dict[int, list[int]] = {}
-        self._waiting: list[tuple[StageAccount, Waiter]] = []
+        self._waiting: list[_Request] = []
         self._cancelled = False
 
-    def stage(self, name: str, depth: int) -> StageAccount:
+    def stage(self, name: str, depth: int, workers: int = 1) -> StageAccount:
         """Open the account of a stage."""
-        stage = StageAccount(name, depth)
+        stage = StageAccount(name, depth, workers)
         self.stages.append(stage)
         return stage
 
-    def reserve(self, stage: StageAccount) -> int:
-        """Blocks until one more item of the stage fits; returns the bytes reserved.
+    def reserve(
+        self, stage: StageAccount, first: First | None = None, ticket: int = 0, items: int = 1
+    ) -> int:
+        """Blocks until one more item (or ``items``) of the stage fits; returns the bytes reserved.
+
+        ``first(ticket)`` tells whether this item is the next to leave its stage; any other must leave room for that one.
 
         Raises:
             Cancelled: the run is over.
         """
-        while True:
+        with self._lock:
+            if self._cancelled:
+                raise Cancelled
+            if self._fits(stage, first, ticket, items):
+                return self._take(stage, items)
+            request = _Request(stage, first, ticket, items)
+            self._waiting.append(request)
+        try:
+            request.waiter.wait(self.activity)
+        except BaseException:
             with self._lock:
-                if self._cancelled:
-                    raise Cancelled
-                if self._fits(stage):
-                    self._use(stage.largest)
-                    return stage.largest
-                waiter = Waiter(perf_counter_ns())
-                self._waiting.append((stage, waiter))
-            try:
-                waiter.wait(self.activity)
-            except BaseException:
-                with self._lock:
-                    if (stage, waiter) in self._waiting:
-                        self._waiting.remove((stage, waiter))
-                        self.activity.resume()
-                    else:
-                        self._wake()
-                raise
-            with self._lock:
-                stage.wait_ns += perf_counter_ns() - waiter.since_ns
+                if request in self._waiting:
+                    self._waiting.remove(request)
+                    self.activity.resume()
+                elif request.granted:
+                    self.used -= request.reserved
+                    stage.making = False
+                    self._wake()
+            raise
+        with self._lock:
+            stage.wait_ns += perf_counter_ns() - request.waiter.since_ns
+        if not request.granted:
+            raise Cancelled
+        return request.reserved
 
-    def _fits(self, stage: StageAccount) -> bool:
-        return self.used + stage.largest <= self.limit - stage.headroom
+    def _fits(self, stage: StageAccount, first: First | None, ticket: int, items: int) -> bool:
+        if not stage.measured:
+            return not stage.making
+        free = self.limit - stage.headroom - self.used
+        need = items * stage.largest
+        return free >= need + stage.largest or (free >= need and (first is None or first(ticket)))
+
+    def _take(self, stage: StageAccount, items: int) -> int:
+        if not stage.measured:
+            stage.making = True
+        self._use(items * stage.largest)
+        return items * stage.largest
 
     def _use(self, nbytes: int) -> None:
         self.used += nbytes
@@ -112,6 +158,7 @@ class Account:
             self.used -= reserved
             added = self._add(new)
             self._remove(old)
+            self._measured(stage)
             if added > stage.largest:
                 if sum(nbytes for _, nbytes in new) > self.limit:
                     raise MemoryLimitError(
@@ -119,8 +166,14 @@ class Account:
                         f"memory_limit={format_bytes(self.limit)}; raise memory_limit or make smaller items"
                     )
                 stage.largest = added
+                stage.guarded = True
                 self._raise_headroom()
             self._wake()
+
+    def _measured(self, stage: StageAccount) -> None:
+        if not stage.measured:
+            stage.measured = True
+            stage.guarded = False
 
     def _raise_headroom(self) -> None:
         for stage in self.stages:
@@ -172,36 +225,41 @@ class Account:
                 self.used -= reserved
                 self._wake()
 
+    def nudge(self) -> None:
+        """An item has left its stage: another one is the first now."""
+        with self._lock:
+            self._wake()
+
     def _wake(self) -> None:
         if not self._waiting:
             return
-        self._waiting.sort(key=lambda entry: entry[0].depth)
-        room = self.used
-        for entry in list(self._waiting):
-            stage, waiter = entry
-            if room + stage.largest > self.limit - stage.headroom:
+        for request in sorted(self._waiting, key=_Request.rank):
+            stage = request.stage
+            if self._fits(stage, request.first, request.ticket, request.items):
+                self._grant(request)
+            elif stage.measured:
                 break
-            room += stage.largest
-            self._waiting.remove(entry)
-            waiter.wake(self.activity)
+
+    def _grant(self, request: _Request) -> None:
+        self._waiting.remove(request)
+        request.granted = True
+        request.reserved = self._take(request.stage, request.items)
+        request.waiter.wake(self.activity)
 
     def waiting(self) -> list[str]:
         """The stages that wait for memory, the one furthest down first."""
         with self._lock:
-            return [stage.name for stage, _ in sorted(self._waiting, key=lambda entry: entry[0].depth)]
+            return [request.stage.name for request in sorted(self._waiting, key=_Request.rank)]
 
     def admit_one(self) -> bool:
         """Everything stands still: let the waiter furthest down go on if the limit itself allows it.
 
-        Its ceiling kept room for items downstream that, as nothing moves, are not coming.
+        Its ceiling kept room for items that, as nothing moves, are not coming.
         """
         with self._lock:
-            for entry in sorted(self._waiting, key=lambda entry: entry[0].depth):
-                stage, waiter = entry
-                if self.used + stage.largest <= self.limit:
-                    stage.headroom = 0
-                    self._waiting.remove(entry)
-                    waiter.wake(self.activity)
+            for request in sorted(self._waiting, key=_Request.rank):
+                if self.used + request.items * request.stage.largest <= self.limit:
+                    self._grant(request)
                     return True
             return False
 
@@ -209,8 +267,8 @@ class Account:
         """Wake every waiter with ``Cancelled`` and forget all buffers."""
         with self._lock:
             self._cancelled = True
-            for _, waiter in self._waiting:
-                waiter.wake(self.activity)
+            for request in self._waiting:
+                request.waiter.wake(self.activity)
             self._waiting.clear()
             self._references.clear()
             self.used = 0

@@ -44,15 +44,21 @@ class Activity:
 
 
 class Waiter:
-    """One thread's one wait: a lock that its waker releases."""
+    """One thread's one wait: a lock that its waker releases.
 
-    __slots__ = ("lane", "lock", "since_ns")
+    Attributes:
+        lane: where in a channel's order the waiting item stands.
+        nbytes: what it needs room for; None for a thread that waits for its turn and not for room.
+    """
 
-    def __init__(self, since_ns: int, lane: int = -1) -> None:
+    __slots__ = ("lane", "lock", "nbytes", "since_ns")
+
+    def __init__(self, since_ns: int, lane: int = -1, nbytes: int | None = None) -> None:
         self.lock = threading.Lock()
         self.lock.acquire()
         self.since_ns = since_ns
         self.lane = lane
+        self.nbytes = nbytes
 
     def wait(self, activity: Activity) -> None:
         """Blocks until woken. Interruptible in the main thread."""

@@ -73,7 +73,10 @@ class Component(ABC):
         """Called once by each worker when the loader closes."""
 
     def cancel(self) -> None:  # noqa: B027
-        """Called from another thread when the pipeline stops: end a ``process`` that waits."""
+        """Called from another thread when the pipeline stops: end a ``process`` that waits, now or later."""
+
+    def uncancel(self) -> None:  # noqa: B027
+        """Called between runs, when no worker is inside: ``process`` may wait again."""
 
     def config(self) -> dict[str, Any]:
         """JSON of the parameters that change what is delivered; part of the graph's digest."""
@@ -120,7 +123,9 @@ class Source(Component):
             StateError: this source cannot go on at another world size.
         """
         if history:
-            raise StateError(f"{self.name} cannot go on at another world size; resume with {history[-1][0]} ranks")
+            raise StateError(
+                f"{self.name} cannot go on at another world size; resume with {history[-1][0]} ranks"
+            )
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int]:
         """The global positions of this rank's steps from ``start`` on, growing (random-access sources)."""
@@ -173,6 +178,11 @@ class Operator(Component):
     per_sample: bool = False
     shareable: bool = True
     slabs: bool = False
+
+    @property
+    def elastic(self) -> bool:
+        """Whether what it delivers of a sample depends on nothing else: one-to-one, or a plain batching or unbatching."""
+        return self.kind == "map" and self.one_to_one
 
     @abstractmethod
     def process(self, chunk: Chunk) -> Any:
@@ -231,12 +241,16 @@ class RowOperator(Operator):
 
 
 class Regroup(Operator):
-    """Chunks in, other chunks out: one worker, in order."""
+    """Chunks in, other chunks out: one worker, in order.
+
+    An operator whose ``process`` or ``flush`` raises sets ``failing`` to the chunks that this is about and that
+    it has let go of; by default it is about the chunk given.
+    """
 
     kind: ClassVar[Kind] = "regroup"
+    failing: Sequence[Chunk] = ()
     one_to_one = False
     shareable = False
-    elastic: bool = False
 
     def begin(self) -> None:
         """A run begins (also after one that was broken off): forget what is held."""
@@ -254,6 +268,8 @@ class Merge(Operator):
     one_to_one = False
     shareable = False
     follows_route: bool = False
+    pairs: bool = False
+    """Whether it puts together what comes at the same place of each input."""
 
     def begin(self, inputs: int, epoch: int) -> None:
         """A new epoch over ``inputs`` upstream nodes begins."""

@@ -12,6 +12,9 @@ One ``for`` is one pass over one epoch. The loader's methods belong to one threa
 
 from __future__ import annotations
 
+import _thread
+import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from math import inf
@@ -24,23 +27,29 @@ from pipegraph.activity import Cancelled
 from pipegraph.agreement import Agreement, Sure, minimum_over, own_group
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure
 from pipegraph.contracts import Source
-from pipegraph.errors import GraphError, LoaderClosedError
+from pipegraph.errors import GraphError, LoaderClosedError, StateError
 from pipegraph.graph import Graph, Node
 from pipegraph.machine import available_memory
+from pipegraph.policies import final_policy
 from pipegraph.ranks import agree_on_seed, resolve
 from pipegraph.runtime import Resume, Run, Runtime
-from pipegraph.stage.ledger import Entry, Ledger
-from pipegraph.stage.restore import freeze, restarts
+from pipegraph.stage.cursors import freeze
+from pipegraph.stage.ledger import Ledger
+from pipegraph.stage.restore import restarts
 from pipegraph.units import parse_bytes
 
 if TYPE_CHECKING:
     from pipegraph.profile import Profile
 
 
+PRUNE_EVERY = 256
+"""Chunks delivered between two times at which what a restart would not need is forgotten."""
+
+
 class Place:
     """How far one epoch has been delivered."""
 
-    __slots__ = ("cursor", "delivered", "epoch", "history")
+    __slots__ = ("cursor", "delivered", "epoch", "history", "lock")
 
     def __init__(
         self,
@@ -53,6 +62,7 @@ class Place:
         self.cursor = cursor
         self.delivered = delivered or states.Delivered()
         self.history = history
+        self.lock = threading.Lock()  # state_dict() may be called from another thread
 
 
 class Loader:
@@ -93,6 +103,9 @@ class Loader:
         self._ledger = Ledger()
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._tracked = self.plan.stages[self.plan.output.stage].unordered_above
+        self._counted = self._tracked or any(
+            final_policy(stage.spec.on_error) != "raise" for stage in self.plan.running
+        )
         self._place = Place(0)  # what state_dict() describes
         self._upcoming: Place | None = self._place  # where the next pass starts; None during a pass
         self._pass: weakref.ref[Pass] | None = None
@@ -229,23 +242,22 @@ class Loader:
         """
         rank, world_size = resolve(*self._asked)
         place = self._place
-        cursor = place.cursor
-        delivered: list[Any] = []
-        if self._tracked:
-            self._prune(place)
-            delivered = place.delivered.encode()
+        with place.lock:
+            if self._tracked:
+                self._prune(place)
+            part = {
+                "epoch": place.epoch,
+                "cursor": place.cursor,
+                "history": place.history,
+                "delivered": place.delivered.encode(),
+                "ledger": self._ledger_state(place),
+            }
         return {
             "version": states.VERSION,
             "seed": self._seed,
             "world_size": world_size,
             "digest": self._digests(),
-            f"rank{rank}": {
-                "epoch": place.epoch,
-                "cursor": cursor,
-                "history": place.history,
-                "delivered": delivered,
-                "ledger": self._ledger_state(place, rank, world_size),
-            },
+            f"rank{rank}": part,
         }
 
     def _digests(self) -> dict[str, str]:
@@ -253,29 +265,24 @@ class Loader:
             self._digest = self.plan.digests()
         return dict(self._digest)
 
-    def _ledger_state(self, place: Place, rank: int, world_size: int) -> list[Any]:
+    def _ledger_state(self, place: Place) -> list[Any]:
         if self._ledger.empty:
             return [[], []]
-        steps = restarts(self.plan, place.cursor).steps
-
-        def past(entry: Entry) -> bool:
-            source = entry.row[0]
-            step = steps.get(entry.shown.stage, {}).get(source, 0)
-            operator = self.plan.stages[source].operator
-            assert isinstance(operator, Source)
-            return bool(entry.row[1] < operator.position_of(step, place.epoch, rank, world_size))
-
-        found = self._ledger.state(place.epoch, past)
-        return [[[stage, *counts] for stage, counts in found["counts"].items()], found["entries"]]
+        found = restarts(self.plan, place.cursor)
+        return self._ledger.state(place.epoch, found.inputs.get, found.steps)
 
     def _prune(self, place: Place) -> None:
+        """Forget what a restart from here would not need."""
         rank, world_size = resolve(*self._asked)
-        floors = {}
-        for stage, steps in restarts(self.plan, place.cursor).steps.items():
-            operator = self.plan.stages[stage].operator
-            if isinstance(operator, Source):
-                floors[stage] = operator.position_of(steps[stage], place.epoch, rank, world_size)
-        place.delivered.prune(floors)
+        found = restarts(self.plan, place.cursor)
+        self._ledger.prune(place.epoch, found.inputs.get)
+        if self._tracked:
+            floors = {}
+            for stage, step in found.steps.items():
+                operator = self.plan.stages[stage].operator
+                assert isinstance(operator, Source)
+                floors[stage] = operator.position_of(step, place.epoch, rank, world_size)
+            place.delivered.prune(floors)
 
     def load_state_dict(self, state: Any) -> None:
         """Go on from a state: the next pass delivers exactly what followed it.
@@ -289,7 +296,7 @@ class Loader:
         part, history = states.part_for(state, rank, world_size, self.plan)
         self.plan.check_digests(state["digest"])
         if self._graph.seed is not None and state["seed"] != self._graph.seed:
-            raise states.StateError(
+            raise StateError(
                 f"the state was saved with seed={state['seed']}, graph {self._graph.name!r} has seed={self._graph.seed}"
             )
         running = self._running()
@@ -299,8 +306,7 @@ class Loader:
             self._runtime.close()  # its workers were opened with the seed that was drawn here
             self._runtime = None
         self._seed = state["seed"]
-        counts, entries = part["ledger"]
-        self._ledger.load(part["epoch"], {"counts": {s: [f, n] for s, f, n in counts}, "entries": entries})
+        self._ledger.load(part["epoch"], part["ledger"])
         resized = state["world_size"] != world_size
         self._place = Place(
             part["epoch"],
@@ -350,15 +356,11 @@ class Loader:
 
 def _finalize(runtime: Runtime) -> None:
     """The loader is gone, or the interpreter ends."""
-    import sys
-
-    runtime.signal_close()
-    if sys.is_finalizing() or not sys.modules:
-        return
-    import threading
-
     if threading.current_thread() is threading.main_thread():
         runtime.close()
+    elif not sys.is_finalizing():
+        # The garbage collector runs anywhere, also in one of our own workers that holds a lock of ours.
+        _thread.start_new_thread(runtime.close, ())
 
 
 class Pass:
@@ -374,6 +376,8 @@ class Pass:
         self._place = place
         self._whole = whole
         self._tracked = loader._tracked
+        self._counted = loader._counted
+        self._since_prune = 0
         self._agreement: Agreement | None = None
         self._step = 0
         if loader._group is not None:
@@ -389,23 +393,33 @@ class Pass:
             if self._agreement is not None:
                 self._agree(self._agreement)
             item = self._get()
+            while item.__class__ is not Chunk:
+                self._token(item)
+                item = self._get()
         except StopIteration:
             raise
         except Cancelled:
             self._cancelled()
         except BaseException:
-            self._fail("it was interrupted")
+            if not self.over:
+                self._fail("it was interrupted")
             raise
-        while item.__class__ is not Chunk:
-            item = self._token(item)
         if item.buffers:
             self._release(item.buffers)
         for event in item.ready:
             event.wait()
         place, loader = self._place, self.loader
-        place.cursor = item.after
-        if self._tracked and place.delivered.add(item):
-            loader._prune(place)
+        if self._counted:
+            with place.lock:
+                place.cursor = item.after
+                if self._tracked:
+                    place.delivered.add(item)
+                self._since_prune += 1
+                if self._since_prune == PRUNE_EVERY:
+                    self._since_prune = 0
+                    loader._prune(place)
+        else:
+            place.cursor = item.after
         loader._delivered_items += 1
         loader._delivered_samples += len(item.rows)
         if not loader._first_batch_ns:
@@ -443,14 +457,13 @@ class Pass:
         self.loader._pass_over(True, self.epoch)
         raise StopIteration
 
-    def _token(self, item: Any) -> Any:
-        if isinstance(item, EndOfEpoch):
-            if item.epoch < self.epoch:
-                return self._get()
+    def _token(self, item: Any) -> None:
+        """Ends the pass, or returns for a token that means nothing here."""
+        if isinstance(item, EndOfEpoch) and item.epoch == self.epoch:
             self._finish()
-        assert isinstance(item, Failure)
-        self._fail("a stage failed")
-        raise item.error
+        if isinstance(item, Failure):
+            self._fail("a stage failed")
+            raise item.error
 
     def _cancelled(self) -> None:
         error = self._run.error

@@ -25,6 +25,7 @@ class StagePlan:
         memory: what its slabs lie in: ``"pageable"``, or ``"pinned"`` where a copy to CUDA reads them.
         merge: for a ``Route``, the ``Merge`` that joins its outputs again.
         route: for a ``Merge``, the ``Route`` it follows.
+        marked: whether it lies between a ``Route`` and its ``Merge``, so that marks pass through it.
         route_outputs: for both, which outputs of the ``Route`` the ``Merge`` joins, in the order of its inputs.
     """
 
@@ -40,6 +41,7 @@ class StagePlan:
     memory: str = "pageable"
     merge: str | None = None
     route: str | None = None
+    marked: bool = False
     route_outputs: tuple[int, ...] = ()
 
     @property

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipegraph.contracts import Merge, Operator, Regroup, Route, Source
+from pipegraph.contracts import Merge, Operator, Route, Source
 from pipegraph.errors import GraphError
 from pipegraph.graph import Edge, Graph, Node, StageSpec
 from pipegraph.plan import Plan, StagePlan, lineage_above
-from pipegraph.policies import Replace, Skip, final_policy
+from pipegraph.policies import Replace, Retry, Skip, final_policy
 
 SAMPLES_PER_QUEUE = 64
 """Default capacity of a queue of samples: a hand-over to another thread costs ten items' work, so
@@ -87,7 +87,9 @@ def _leave_out_copies(planned: dict[str, StagePlan], output: Edge) -> None:
             continue
         readers = [s for s in planned.values() if any(edge.stage == name for edge in s.upstream)]
         if readers and all(reader.operator.name == "scatter" for reader in readers):
-            planned[name] = replace(stage, bypassed="each slice is copied straight from the host to its device")
+            planned[name] = replace(
+                stage, bypassed="each slice is copied straight from the host to its device"
+            )
             for reader in readers:
                 upstream = tuple(_shortcut(edge, planned) for edge in reader.upstream)
                 planned[reader.name] = replace(reader, upstream=upstream)
@@ -99,11 +101,17 @@ def _choose_memory(planned: dict[str, StagePlan]) -> None:
         operator = stage.operator
         if stage.bypassed is not None or not isinstance(operator, Operator) or not operator.slabs:
             continue
-        readers = [s for s in planned.values() if s.bypassed is None and any(e.stage == name for e in s.upstream)]
+        readers = [
+            s for s in planned.values() if s.bypassed is None and any(e.stage == name for e in s.upstream)
+        ]
         pins = [s for s in readers if s.operator.name == "pin"]
-        if not pins and not any(isinstance(s.operator, Operator) and s.operator.reads_pinned() for s in readers):
+        if not pins and not any(
+            isinstance(s.operator, Operator) and s.operator.reads_pinned() for s in readers
+        ):
             continue
-        planned[name] = replace(stage, memory="pinned", notes=(*stage.notes, "its slabs lie in pinned memory"))
+        planned[name] = replace(
+            stage, memory="pinned", notes=(*stage.notes, "its slabs lie in pinned memory")
+        )
         for pin in pins:
             why = f"the slabs of {name!r} are pinned already"
             planned[pin.name] = replace(pin, bypassed=why)
@@ -131,6 +139,8 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         raise GraphError(
             f"stage {spec.name!r}: backend={spec.backend!r} is not available in this version; use backend='thread'"
         )
+    if spec.on_error != "raise":
+        _check_policy(spec, operator)
     if spec.timeout is not None:
         raise GraphError(f"stage {spec.name!r}: timeout= is not available in this version; leave it out")
     workers = spec.workers
@@ -163,15 +173,15 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         notes.append(f"runs with 1 worker instead of {workers}: an inline stage runs in its consumer")
         workers = 1
     unordered = any(planned[edge.stage].unordered_above for edge in upstream)
-    if unordered and not isinstance(operator, Source) and operator.name == "zip":
+    if unordered and isinstance(operator, Merge) and operator.pairs:
         raise GraphError(
             f"stage {spec.name!r}: Zip pairs items by their order, but a stage above it runs with ordered=False; "
             "make it ordered=True"
         )
-    if not spec.ordered and spec.backend == "inline":
-        notes.append("an inline stage is always in order")
-    parallel = spec.backend != "inline" and workers > 1
-    unordered = unordered or (not spec.ordered and parallel)
+    if not spec.ordered and workers == 1:
+        notes.append("with one worker it is always in order")
+    # By what was asked for and not by the workers: those may change between save and load, and cursors may not.
+    unordered = unordered or (not spec.ordered and (isinstance(operator, Source) or operator.shareable))
     capacity = spec.capacity
     if capacity is None:
         capacity = BATCHES_PER_WORKER * workers if level == "batch" else max(SAMPLES_PER_QUEUE, 2 * workers)
@@ -182,17 +192,20 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
     )
 
 
+def _check_policy(spec: StageSpec, operator: Operator | Source) -> None:
+    if isinstance(operator, Merge):
+        raise GraphError(
+            f"stage {spec.name!r}: on_error={spec.on_error!r} is for stages with one input; {operator.name} has several"
+        )
+    if isinstance(spec.on_error, Retry) and (operator.kind == "regroup" or hasattr(operator, "state_dict")):
+        raise GraphError(
+            f"stage {spec.name!r}: Retry() tries one item again, but {operator.name} keeps what it was given before; "
+            "put the work that may fail into a stage of its own"
+        )
+
+
 def _check_level(spec: StageSpec, operator: Operator, levels: list[str], upstream: tuple[Edge, ...]) -> None:
     if operator.needs == "any":
-        if (
-            "part" in levels
-            and not isinstance(operator, Merge | Route)
-            and operator.name not in ("map", "filter", "shuffle")
-        ):
-            raise GraphError(
-                f"stage {spec.name!r}: {operator.name} takes samples, but {upstream[0].stage!r} gives shards; "
-                "put Load() between them"
-            )
         return
     for level, edge in zip(levels, upstream, strict=True):
         if level in operator.needs.split("|"):
@@ -225,8 +238,28 @@ def _pair_routes(planned: dict[str, StagePlan], output: Edge) -> None:
             raise GraphError(
                 f"stage {stage.name!r}: Merge() was given the same Route output twice ({outputs})"
             )
+        other = planned[first[0]].merge
+        if other is not None:
+            raise GraphError(
+                f"stage {stage.name!r}: the outputs of {first[0]!r} are joined by {other!r} already; join them once "
+                "and fan out behind that"
+            )
         planned[first[0]] = replace(planned[first[0]], merge=stage.name, route_outputs=tuple(outputs))
-        planned[stage.name] = replace(stage, route=first[0], route_outputs=tuple(outputs))
+        planned[stage.name] = replace(planned[stage.name], route=first[0], route_outputs=tuple(outputs))
+        for name in _between(first[0], stage.name, planned):
+            planned[name] = replace(planned[name], marked=True)
+
+
+def _between(route: str, merge: str, planned: Mapping[str, StagePlan]) -> set[str]:
+    """The stages through which a ``Route``'s marks pass on their way to its ``Merge``."""
+    found: set[str] = set()
+    waiting = [edge.stage for edge in planned[merge].upstream]
+    while waiting:
+        name = waiting.pop()
+        if name != route and name not in found:
+            found.add(name)
+            waiting += [edge.stage for edge in planned[name].upstream]
+    return found
 
 
 def _route_above(edge: Edge, planned: Mapping[str, StagePlan], depth: int) -> tuple[str, int] | None:
@@ -272,7 +305,7 @@ def _check_replace(stage: StagePlan, planned: Mapping[str, StagePlan]) -> None:
                     f"stage {stage.name!r}: Replace() needs a random-access source, and {above.name!r} "
                     f"({operator.name}) is not one; use FromSequence or ListFiles, or Skip()"
                 )
-        elif not (operator.name == "batch" or (operator.kind == "map" and operator.one_to_one)):
+        elif not operator.elastic or operator.kind == "expand":
             raise GraphError(
                 f"stage {stage.name!r}: Replace() needs only one-to-one stages or Batch between it and its source, "
                 f"and {above.name!r} is a {operator.name}; use Skip()"
@@ -283,13 +316,11 @@ def _is_elastic(stage: StagePlan) -> bool:
     operator = stage.operator
     if isinstance(operator, Source):
         return operator.elastic
-    if isinstance(final_policy(stage.spec.on_error), Skip) or (not stage.spec.ordered and stage.workers > 1):
+    if isinstance(final_policy(stage.spec.on_error), Skip) or not stage.spec.ordered:
         return False
     if hasattr(operator, "state_dict"):
         return False
-    if isinstance(operator, Regroup):
-        return operator.elastic
-    return operator.name == "unbatch" or (operator.kind == "map" and operator.one_to_one)
+    return operator.elastic
 
 
 def _check_cache(plan: Plan, stage: StagePlan) -> None:

@@ -31,15 +31,15 @@ from pipegraph.activity import Activity, Cancelled
 from pipegraph.channel import Channel
 from pipegraph.chunk import Lineage
 from pipegraph.contracts import Context, Source
-from pipegraph.errors import MemoryLimitError, PipegraphError, StuckWorker
+from pipegraph.errors import MemoryLimitError, PipegraphError, PipegraphWarning, StuckWorker
 from pipegraph.plan import Plan, StagePlan
 from pipegraph.stage.caching import wire_cache
+from pipegraph.stage.cursors import earlier
 from pipegraph.stage.horizon import Horizon
 from pipegraph.stage.ledger import Ledger
 from pipegraph.stage.loops import loop_for
 from pipegraph.stage.restore import (
     Path,
-    earlier,
     may_filter,
     restarts,
     unique_paths,
@@ -52,6 +52,9 @@ from pipegraph.units import format_bytes
 
 GRACE_S = 5.0
 """How long ``close`` waits for user code to return."""
+
+LEAST_BYTES = 512
+"""What an item in a queue takes at the very least, with its chunk object: bounds growth where data holds no buffers."""
 
 
 class Pump:
@@ -75,7 +78,7 @@ class Pump:
         """One unit of work."""
         for _ in self._loop:
             return
-        raise Cancelled
+        raise Cancelled  # it has ended by an error, which its driver had
 
     def leave(self) -> None:
         """Free the role, then let a waiter of each channel look again: it may have found us busy."""
@@ -152,12 +155,13 @@ class Run:
         self._restore(resume)
         for stage in plan.running:
             run = self.stages[stage.name]
+            run.above = [self.stages[edge.stage] for edge in stage.upstream]
             if isinstance(stage.operator, Source) and stage.operator.random_access:
                 inner = Channel(max(16, 2 * stage.workers), None, self.activity)
                 inner.pump = Pump(positions_loop(run, self._runtime.readers[stage.name], inner), [inner])
                 run.inboxes = [inner]
                 self._inner.append(inner)
-            if run.pooled:
+            if run.pooled and run.budgeted:
                 run.number_items()
             if run.unordered:
                 run.track_tickets()
@@ -170,7 +174,8 @@ class Run:
             self.stages[name].restart = restart
         for edge, cursor in found.skips.items():
             self.channels[edge].skip(self.first_epoch, _before(cursor))
-        if resume.delivered:
+        delivered = {path: frozenset(rows) for path, rows in resume.delivered.items()}
+        if delivered:
             for edge, path in unique_paths(self.plan).items():
                 consumer = self.plan.stages[edge[0]] if edge[0] else None
                 below = self.plan.stages[
@@ -180,7 +185,7 @@ class Run:
                     consumer is not None and consumer.unordered_above and may_filter(consumer.operator)
                 )
                 if filterable:
-                    self.channels[edge].skip(self.first_epoch, was_delivered(resume.delivered, path))
+                    self.channels[edge].skip(self.first_epoch, was_delivered(delivered, path))
 
     # -- conduct -------------------------------------------------------------------------------
 
@@ -218,40 +223,48 @@ class Run:
         with self._lock:
             if self._cancelled:
                 return
-        if self.account.waiting():
-            if self.account.admit_one():
-                return
-            self.fail(self._no_memory())
+        if self.account.admit_one():
             return
-        full = []
-        for (consumer, index), channel in self.channels.items():
-            stats = channel.stats()
-            if stats.putters_waiting:
-                full.append((stats.capacity, consumer, index, channel))
-        if not full:
+        full = [
+            (channel.stats().capacity, *edge, channel)
+            for edge, channel in self.channels.items()
+            if channel.full()
+        ]
+        if full:
+            capacity, consumer, index, channel = min(full, key=lambda entry: entry[:3])
+            if capacity * LEAST_BYTES <= self.account.limit:
+                producer = self._producer(consumer, index)
+                self.grown[producer] = channel.grow()
+                self._runtime.note_growth(producer, self.grown[producer])
+            else:
+                self.fail(self._too_long(consumer, index, capacity))
+        elif self.account.waiting():
+            self.fail(self._no_memory())
+        else:
             self.fail(
                 PipegraphError(
                     "the pipeline stands still: every stage waits for another (a defect of pipegraph)"
                 )
             )
-            return
-        _, consumer, index, channel = min(full, key=lambda entry: entry[:3])
-        producer = (
-            self.plan.output.stage if not consumer else self.plan.stages[consumer].upstream[index].stage
+
+    def _producer(self, consumer: str, index: int) -> str:
+        edge = self.plan.stages[consumer].upstream[index] if consumer else self.plan.output
+        return edge.stage
+
+    def _too_long(self, consumer: str, index: int, capacity: int) -> MemoryLimitError:
+        return MemoryLimitError(
+            f"memory_limit={format_bytes(self.account.limit)}: the queue {self._producer(consumer, index)} -> "
+            f"{consumer or 'the loader'} has had to hold {capacity} items, because the branches of a fan-out that "
+            "meet again advance at very different rates. Bring their rates together, or read the source twice"
         )
-        self.grown[producer] = channel.grow()
-        self._runtime.note_growth(producer, self.grown[producer])
 
     def _no_memory(self) -> MemoryLimitError:
         waiting = self.account.waiting()
         held = {}
         for (consumer, index), channel in self.channels.items():
             stats = channel.stats()
-            producer = (
-                self.plan.output.stage if not consumer else self.plan.stages[consumer].upstream[index].stage
-            )
             if stats.nbytes:
-                held[f"{producer} -> {consumer or 'the loader'}"] = stats.nbytes
+                held[f"{self._producer(consumer, index)} -> {consumer or 'the loader'}"] = stats.nbytes
         queues = ", ".join(
             f"{edge} {format_bytes(n)}" for edge, n in sorted(held.items(), key=lambda e: -e[1])[:4]
         )
@@ -317,6 +330,7 @@ class Runtime:
         self._inside = 0
         self._opening = 0
         self._open_error: BaseException | None = None
+        self._close_errors: list[str] = []
         self._closed = False
 
     # -- facts for runs --------------------------------------------------------------------------
@@ -362,6 +376,9 @@ class Runtime:
         """
         if self.run is not None:
             self.end_run()
+            for workers in self.workers.values():
+                for worker in workers:
+                    worker.operator.uncancel()
         if not self.workers:
             self._start_workers()
         for stage in self.plan.running:  # no worker is inside a run now
@@ -398,7 +415,8 @@ class Runtime:
         run.cancel()
         for workers in self.workers.values():
             for worker in workers:
-                worker.operator.cancel()
+                if worker.opened:
+                    worker.operator.cancel()
 
     def _start_workers(self) -> None:
         threads = []
@@ -430,7 +448,7 @@ class Runtime:
         for thread in threads:
             thread.start()
         with self._condition:
-            while self._opening:
+            while self._opening and self._open_error is None:
                 self._condition.wait()
             error = self._open_error
         if error is not None:
@@ -442,6 +460,7 @@ class Runtime:
         except BaseException as error:
             error.add_note(f"pipegraph: stage {stage!r}: worker {worker.index} could not be started")
             raise
+        worker.opened = True
 
     def _work(self, stage: StagePlan, worker: Worker) -> None:
         """The life of a worker's thread."""
@@ -472,6 +491,7 @@ class Runtime:
                 except Cancelled:
                     pass
                 except BaseException as error:
+                    error.add_note(f"pipegraph: in stage {stage.name!r}")
                     run.fail(error)
                 finally:
                     with self._condition:
@@ -480,11 +500,14 @@ class Runtime:
                     run.activity.pause()
                     run = None
         finally:
-            self._close_operator(worker)
+            self._close_operator(stage.name, worker)
 
-    def _close_operator(self, worker: Worker) -> None:
+    def _close_operator(self, stage: str, worker: Worker) -> None:
         for operator in (worker.operator, *(worker.chain or ())):
-            operator.close()
+            try:
+                operator.close()
+            except BaseException as error:
+                self._close_errors.append(f"stage {stage!r}: close() raised {type(error).__name__}: {error}")
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -502,23 +525,28 @@ class Runtime:
         """End every thread; idempotent. Warns of workers that do not return within the grace."""
         self.signal_close()
         stuck = _join(self._threads, grace_s)
+        warned = []
         for thread in stuck:
             frame = sys._current_frames().get(thread.ident or 0)
             stack = "".join(traceback.format_stack(frame)) if frame is not None else "(no stack)\n"
             stage = thread.name.removeprefix(f"pipegraph-{self.plan.graph_name}-").rpartition("-")[0]
-            warnings.warn(
-                f"stage {stage!r}: a worker did not return within {grace_s:g} s and was abandoned; it stands at:\n{stack}",
-                StuckWorker,
-                stacklevel=3,
+            warned.append(
+                f"stage {stage!r}: a worker did not return within {grace_s:g} s and was abandoned; it stands at:\n{stack}"
             )
         for stage_plan in self.plan.running:
             if stage_plan.backend == "inline":
                 for worker in self.workers.get(stage_plan.name, ()):
-                    self._close_operator(worker)
+                    if worker.opened:
+                        self._close_operator(stage_plan.name, worker)
         for reader in self.readers.values():
             reader.close()
         self.workers, self.readers, self._threads = {}, {}, []
         self.run = None
+        for message in warned:  # last: where warnings are errors the rest is done
+            warnings.warn(message, StuckWorker, stacklevel=3)
+        errors, self._close_errors = self._close_errors, []
+        for message in errors:
+            warnings.warn(message, PipegraphWarning, stacklevel=3)
 
 
 def _join(threads: list[threading.Thread], grace_s: float) -> list[threading.Thread]:

@@ -8,7 +8,8 @@ from typing import Any
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.errors import StateError
 from pipegraph.plan import Plan
-from pipegraph.stage.restore import Path, freeze
+from pipegraph.stage.cursors import freeze
+from pipegraph.stage.restore import Path
 
 VERSION = 1
 
@@ -19,23 +20,17 @@ History = tuple[tuple[int, int], ...]
 class Delivered:
     """Lineages delivered beyond the watermark, per path; small, because it is pruned as that advances."""
 
-    PRUNE_EVERY = 256
-
     def __init__(self, rows: Mapping[Path, set[Lineage]] | None = None) -> None:
         self.rows: dict[Path, set[Lineage]] = {path: set(found) for path, found in (rows or {}).items()}
-        self._since_prune = 0
 
-    def add(self, chunk: Chunk) -> bool:
-        """Count a delivered chunk; True when it is time to :meth:`prune`."""
+    def add(self, chunk: Chunk) -> None:
+        """Count a delivered chunk."""
         paths = chunk.paths or ((),) * len(chunk.rows)
         for row, path in zip(chunk.rows, paths, strict=True):
             self.rows.setdefault(path, set()).add(row)
-        self._since_prune += 1
-        return self._since_prune >= self.PRUNE_EVERY
 
     def prune(self, floors: Mapping[str, int]) -> None:
         """Forget samples at positions below their source's restart: they will not come again."""
-        self._since_prune = 0
         for path, rows in list(self.rows.items()):
             kept = {row for row in rows if row[1] >= floors.get(row[0], 0)}
             if kept:
@@ -68,9 +63,7 @@ def decode_delivered(encoded: Iterable[Any]) -> dict[Path, set[Lineage]]:
     return found
 
 
-def part_for(
-    state: Any, rank: int, world_size: int, plan: Plan
-) -> tuple[Mapping[str, Any], History]:
+def part_for(state: Any, rank: int, world_size: int, plan: Plan) -> tuple[Mapping[str, Any], History]:
     """The part of a state that this rank goes on from, and what was consumed of the epoch at other world sizes.
 
     Raises:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.activity import Cancelled
@@ -32,6 +33,11 @@ def explain(error: BaseException, stage: str, chunk: Chunk) -> BaseException:
         where = f"batch of {len(keys)} samples ({shown}) at positions {positions[0]}..{positions[-1]}"
     error.add_note(f"pipegraph: stage {stage!r}, {where}, epoch {chunk.epoch}")
     return error
+
+
+def not_a_chunk(out: Any, stage: str, method: str) -> TypeError:
+    """The error for an operator that returned something else."""
+    return TypeError(f"stage {stage!r}: {method} must return a Chunk or None, got {type(out).__name__}")
 
 
 def _describe(error: BaseException) -> str:
@@ -66,6 +72,33 @@ class Failures:
 
         return retrying
 
+    def guard_children(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
+        """As :meth:`guard` for an expanding operator: a try goes on behind the children that are out already."""
+        policy = self.policy
+        if not isinstance(policy, Retry):
+            return process
+
+        def retrying(chunk: Chunk) -> Iterator[Any]:
+            original, done = chunk.data, 0
+            for turn in range(policy.times + 1):
+                try:
+                    made = process(chunk.replace(copy_containers(original)))
+                    for child in islice(made, done, None):
+                        done += 1
+                        yield child
+                    return
+                except Exception:
+                    if turn == policy.times:
+                        raise
+                    self._before_retry(worker, policy, turn)
+
+        return retrying
+
+    def _before_retry(self, worker: Worker, policy: Retry, turn: int) -> None:
+        worker.meter.retried += 1
+        if policy.backoff and self.stage.run.stopping.wait(policy.backoff * 2**turn):
+            raise Cancelled from None
+
     def retry(self, worker: Worker, attempt: Callable[[], Any]) -> Any:
         """Call ``attempt`` up to ``times`` times more; the last error is raised."""
         policy = self.policy
@@ -78,13 +111,19 @@ class Failures:
             except Exception:
                 if turn == policy.times:
                     raise
-                worker.meter.retried += 1
-                if policy.backoff and self.stage.run.stopping.wait(policy.backoff * 2**turn):
-                    raise Cancelled from None
+                self._before_retry(worker, policy, turn)
         raise AssertionError
 
     def handle(self, worker: Worker, chunk: Chunk, error: BaseException) -> Chunk | Failure | None:
-        """What takes the failed chunk's place: a substitute, nothing (None), or the failure."""
+        """What takes the failed chunk's place: a substitute, nothing (None), or the failure.
+
+        Called inside ``except BaseException``. What ends a run passes through; so does Ctrl-C, which an
+        inline stage may meet in its consumer's thread.
+        """
+        if isinstance(error, Cancelled | GeneratorExit):
+            raise error
+        if self.stage.plan.backend == "inline" and not isinstance(error, Exception):
+            raise error
         worker.meter.failed += 1
         if self.final == "raise" or not isinstance(error, Exception):
             return self._give_up(chunk, error)

@@ -6,8 +6,6 @@ import threading
 
 from pipegraph.activity import Activity, Cancelled, Waiter
 
-NEVER = -1
-
 
 class Horizon:
     """Sources wait here before an epoch that nobody has asked for yet."""
@@ -29,15 +27,11 @@ class Horizon:
             with self._lock:
                 if self._cancelled:
                     raise Cancelled
-                if epoch <= self._limit and epoch != NEVER:
+                if epoch <= self._limit:
                     return
                 waiter = Waiter(0)
                 self._waiting.append(waiter)
             waiter.wait(self._activity)
-
-    def wait_forever(self) -> None:
-        """Blocks until the run is over."""
-        self.wait_for(NEVER)
 
     def raise_to(self, epoch: float) -> None:
         """Let sources read up to ``epoch``."""

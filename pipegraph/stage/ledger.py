@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipegraph.chunk import Lineage
+from pipegraph.chunk import Cursor, Lineage
+from pipegraph.stage.cursors import earlier
 
 STATE_ENTRIES = 64
 """So many of the latest entries go into a state; the counts cover all."""
@@ -26,7 +28,7 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class Entry:
-    """A ledger line: what is shown, and where it stands so that a state can tell whether it is past."""
+    """A ledger line: what is shown, and which item of its stage's epoch it was, counted from 1."""
 
     shown: Quarantined
     row: Lineage
@@ -34,7 +36,12 @@ class Entry:
 
 
 class Ledger:
-    """Thread-safe; the entries of one epoch and stage come in order where the stage is ordered."""
+    """Thread-safe; the entries of one epoch and stage come in order where the stage is ordered.
+
+    Budgets count items, and a run that goes on from a state must count as the one before would have. So
+    stages with a budget also note at which cursor each of their items came in; from that follows how many
+    items, and which failures, lie before the cursor of what was delivered.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,23 +49,37 @@ class Ledger:
         self._seen: set[tuple[str, int, Lineage]] = set()
         self._base: dict[tuple[str, int], tuple[int, int]] = {}
         self._counts: dict[tuple[str, int], int] = {}
+        self._taken: dict[tuple[str, int], deque[tuple[Cursor, int]]] = {}
+        self._passed: dict[tuple[str, int], int] = {}
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has failed, in this run or before."""
-        return not self._entries and not self._base
+        """Whether there is nothing to tell, of this run or before."""
+        return not self._entries and not self._base and not self._taken
 
     def begin(self, epoch: int, restored: bool) -> None:
-        """A run begins at ``epoch``: its failures are counted anew, from the state's counts if it goes on from one."""
+        """A run begins at ``epoch``: what it will do is counted anew, from the state's counts if it goes on from one."""
         with self._lock:
             if not restored:
                 self._base.clear()
+                self._keep([entry for entry in self._entries if entry.shown.epoch < epoch])
             self._counts = {key: failed for key, (failed, _) in self._base.items()}
+            self._passed = {key: items for key, (_, items) in self._base.items()}
+            self._taken.clear()
+
+    def _keep(self, entries: list[Entry]) -> None:
+        self._entries = entries
+        self._seen = {(e.shown.stage, e.shown.epoch, e.row) for e in entries}
 
     def base(self, stage: str, epoch: int) -> tuple[int, int]:
         """``(failed, items)`` of the stage's epoch before this run began."""
         with self._lock:
             return self._base.get((stage, epoch), (0, 0))
+
+    def took(self, stage: str, epoch: int, before: Cursor, items: int) -> None:
+        """With the item that came in at cursor ``before`` the stage has taken ``items`` of the epoch."""
+        with self._lock:
+            self._taken.setdefault((stage, epoch), deque()).append((before, items))
 
     def failed(self, stage: str, epoch: int) -> int:
         """How many of the stage's items failed in the epoch so far, earlier runs included."""
@@ -79,28 +100,47 @@ class Ledger:
         with self._lock:
             return tuple(entry.shown for entry in self._entries)
 
-    def state(self, epoch: int, past: Callable[[Entry], bool]) -> dict[str, Any]:
-        """JSON: counts per stage of ``epoch`` and the latest entries, as far as they are ``past``."""
+    def prune(self, epoch: int, at: Callable[[str], Cursor]) -> None:
+        """Forget the cursors of items before ``at(stage)``, where the stage's input would restart now."""
         with self._lock:
-            if not self._entries and not self._base:
-                return {"counts": {}, "entries": []}
-            entries = [
-                e for e in self._entries if e.shown.epoch < epoch or (e.shown.epoch == epoch and past(e))
+            for stage, each in list(self._taken):
+                if each < epoch:
+                    del self._taken[stage, each]
+                elif each == epoch:
+                    self._advance(stage, epoch, at(stage))
+
+    def _advance(self, stage: str, epoch: int, cursor: Cursor) -> int:
+        """How many items of the stage came in before ``cursor``."""
+        taken = self._taken.get((stage, epoch), deque())
+        while taken and earlier(taken[0][0], cursor):
+            self._passed[stage, epoch] = taken.popleft()[1]
+        return self._passed.get((stage, epoch), 0)
+
+    def state(self, epoch: int, at: Callable[[str], Cursor], sources: Mapping[str, int]) -> list[Any]:
+        """``[[[stage, failed, items], ...], latest entries]`` of what lies before the cursors.
+
+        Args:
+            at: a stage's name to the cursor at which its input would restart.
+            sources: the step at which each source would restart.
+        """
+        with self._lock:
+            stages = {stage for stage, each in (*self._taken, *self._base) if each == epoch}
+            stages |= {entry.shown.stage for entry in self._entries if entry.shown.epoch == epoch}
+            items = {
+                stage: sources[stage] if stage in sources else self._advance(stage, epoch, at(stage))
+                for stage in sorted(stages)
+            }
+            past = [
+                e
+                for e in self._entries
+                if e.shown.epoch < epoch
+                or (e.shown.epoch == epoch and e.ordinal <= items.get(e.shown.stage, 0))
             ]
-            counts: dict[str, list[int]] = {}
-            rows: dict[str, set[int]] = {}
-            for entry in entries:
-                if entry.shown.epoch == epoch:
-                    rows.setdefault(entry.shown.stage, set()).add(entry.ordinal)
-            for (stage, at), (failed, items) in self._base.items():
-                if at == epoch:
-                    counts[stage] = [failed, items]
-            for stage, ordinals in rows.items():
-                fresh = (
-                    {o for o in ordinals if o > counts.get(stage, [0, 0])[1]} if stage in counts else ordinals
-                )
-                failed, items = counts.get(stage, [0, 0])
-                counts[stage] = [failed + len(fresh), max([items, *fresh])]
+            counts = []
+            for stage, number in items.items():
+                failed, before = self._base.get((stage, epoch), (0, 0))
+                fresh = {e.ordinal for e in past if e.shown.epoch == epoch and e.shown.stage == stage}
+                counts.append([stage, failed + len({o for o in fresh if o > before}), number])
         latest = [
             [
                 e.shown.key,
@@ -111,22 +151,22 @@ class Ledger:
                 list(e.row),
                 e.ordinal,
             ]
-            for e in entries[-STATE_ENTRIES:]
+            for e in past[-STATE_ENTRIES:]
         ]
-        return {"counts": counts, "entries": latest}
+        return [counts, latest]
 
-    def load(self, epoch: int, state: dict[str, Any]) -> None:
+    def load(self, epoch: int, state: Any) -> None:
         """Go on from a state; forgets everything else."""
+        counts, entries = state
         with self._lock:
-            self._entries = [
-                Entry(Quarantined(_hashable(key), position, at, stage, error), _hashable(row), ordinal)
-                for key, position, at, stage, error, row, ordinal in state["entries"]
-            ]
-            self._seen = {(e.shown.stage, e.shown.epoch, e.row) for e in self._entries}
-            self._base = {
-                (stage, epoch): (failed, items) for stage, (failed, items) in state["counts"].items()
-            }
-            self._counts = {key: failed for key, (failed, _) in self._base.items()}
+            self._keep(
+                [
+                    Entry(Quarantined(_hashable(key), position, at, stage, error), _hashable(row), ordinal)
+                    for key, position, at, stage, error, row, ordinal in entries
+                ]
+            )
+            self._base = {(stage, epoch): (failed, items) for stage, failed, items in counts}
+            self._taken.clear()
 
 
 def _hashable(value: Any) -> Any:

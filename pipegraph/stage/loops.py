@@ -10,16 +10,19 @@ parent's as ``(parent.before, children done)``; regrouping operators set their o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
-from pipegraph.activity import Cancelled
-from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Mark
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
 from pipegraph.contracts import Merge, Regroup, Route, RowOperator, Source
+from pipegraph.stage.cursors import earlier, same
+from pipegraph.stage.failures import not_a_chunk
 from pipegraph.stage.rows import rows_loop
 from pipegraph.stage.sources import groups_loop, reading, sequence_loop
-from pipegraph.stage.stage import StageRun, Worker
+from pipegraph.stage.stage import StageRun, Worker, number_item
 from pipegraph.tree import ATOMS
 
 Loop = Iterator[None]
@@ -67,11 +70,11 @@ def _map_alone(stage: StageRun, worker: Worker, process: Process) -> Loop:
         item = get()
         if item.__class__ is Chunk:
             held = item.buffers
-            reserved = reserve(memory) if memory.largest else 0
+            reserved = reserve(memory) if memory.guarded else 0
             start = now()
             try:
                 out = process(item)
-            except Exception as error:
+            except BaseException as error:
                 out = stage.failures.handle(worker, item, error)
             meter.busy_ns += now() - start
             meter.calls += 1
@@ -79,8 +82,11 @@ def _map_alone(stage: StageRun, worker: Worker, process: Process) -> Loop:
                 meter.dropped += 1
                 stage.drop(reserved, held)
             else:
-                meter.items += 1
-                meter.samples += len(item.rows)
+                if out is not item:
+                    _place_of(stage, item, out)
+                if out.__class__ is Chunk:
+                    meter.items += 1
+                    meter.samples += len(out.rows)
                 if held or reserved or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
                     stage.settle(worker, reserved, held, out)
                 if not put(out):
@@ -90,21 +96,30 @@ def _map_alone(stage: StageRun, worker: Worker, process: Process) -> Loop:
         yield
 
 
+def _place_of(stage: StageRun, item: Chunk, out: Any) -> None:
+    """What a one-to-one operator made takes its input's place in the stream."""
+    if isinstance(out, Chunk):
+        out.before, out.after, out.epoch = item.before, item.after, item.epoch
+    elif not isinstance(out, Failure):
+        raise not_a_chunk(out, stage.name, "process")
+
+
 def _map_pooled(stage: StageRun, worker: Worker, process: Process) -> Loop:
     """Several workers, in order: outputs are put in the lane of their input's ticket."""
     take, put_at = stage.inboxes[0].take, stage.lane_putter()
     process = stage.failures.guard(worker, process)
     meter, memory, reserve, now = worker.meter, stage.account, stage.run.account.reserve, perf_counter_ns
+    first = stage.first_in_line
     while True:
         ticket, item = take()
         worker.ticket = ticket
         if item.__class__ is Chunk:
             held = item.buffers
-            reserved = reserve(memory) if memory.largest else 0
+            reserved = reserve(memory, first, ticket) if memory.guarded else 0
             start = now()
             try:
                 out = process(item)
-            except Exception as error:
+            except BaseException as error:
                 out = stage.failures.handle(worker, item, error)
             meter.busy_ns += now() - start
             meter.calls += 1
@@ -114,12 +129,17 @@ def _map_pooled(stage: StageRun, worker: Worker, process: Process) -> Loop:
                 stage.drop(reserved, held)
                 stage.close_lane(ticket)
             else:
-                meter.items += 1
-                meter.samples += len(item.rows)
-                if held or reserved or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
+                if out is not item:
+                    _place_of(stage, item, out)
+                if out.__class__ is Chunk:
+                    meter.items += 1
+                    meter.samples += len(out.rows)
+                if memory.guarded or held or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
                     stage.settle(worker, reserved, held, out)
                 if not put_at(ticket, out, True):
                     stage.unwanted(out)
+            if memory.guarded:
+                stage.moved()
         else:
             put_at(ticket, item, True)
         yield
@@ -130,16 +150,17 @@ def _map_unordered(stage: StageRun, worker: Worker, process: Process) -> Loop:
     take = stage.inboxes[0].take
     process = stage.failures.guard(worker, process)
     meter, memory, reserve, now = worker.meter, stage.account, stage.run.account.reserve, perf_counter_ns
+    first = stage.first_in_line
     while True:
         ticket, item = take()
         worker.ticket = ticket
         if item.__class__ is Chunk:
             held = item.buffers
-            reserved = reserve(memory) if memory.largest else 0
+            reserved = reserve(memory, first, ticket) if memory.guarded else 0
             start = now()
             try:
                 out = process(item)
-            except Exception as error:
+            except BaseException as error:
                 out = stage.failures.handle(worker, item, error)
             meter.busy_ns += now() - start
             meter.calls += 1
@@ -148,23 +169,17 @@ def _map_unordered(stage: StageRun, worker: Worker, process: Process) -> Loop:
                 meter.dropped += 1
                 stage.drop(reserved, held)
             else:
+                if out is not item:
+                    _place_of(stage, item, out)
                 meter.items += 1
-                meter.samples += len(item.rows)
+                meter.samples += len(out.rows)
                 stage.settle(worker, reserved, held, out)
                 if not stage.put_unordered(ticket, out, True):
                     stage.unwanted(out)
             stage.finish_ticket(ticket)
         else:
-            _unordered_token(stage, item)
+            stage.token_unordered(ticket, item)
         yield
-
-
-def _unordered_token(stage: StageRun, item: Any) -> None:
-    if isinstance(item, EndOfEpoch):
-        stage.end_epoch(item)
-    elif isinstance(item, Failure):
-        stage.run.fail(item.error)  # a failure has no place below a completion-order stage
-        raise Cancelled
 
 
 def _expand(stage: StageRun, worker: Worker) -> Loop:
@@ -173,8 +188,9 @@ def _expand(stage: StageRun, worker: Worker) -> Loop:
     inbox = stage.inboxes[0]
     put, put_at = stage.putter(), stage.lane_putter()
     nested = not stage.plan.unordered_above
-    process = stage.failures.guard(worker, worker.operator.process)
+    process = stage.failures.guard_children(worker, worker.operator.process)
     meter, memory, reserve, now = worker.meter, stage.account, stage.run.account.reserve, perf_counter_ns
+    first = stage.first_in_line if pooled else None
     while True:
         if pooled:
             ticket, item = inbox.take()
@@ -185,7 +201,7 @@ def _expand(stage: StageRun, worker: Worker) -> Loop:
             if isinstance(item, Mark) and nested:
                 item = Mark(item.route, item.turn, item.epoch, (item.before, 0), (item.after, 0))
             if unordered:
-                _unordered_token(stage, item)
+                stage.token_unordered(ticket, item)
             elif pooled:
                 put_at(ticket, item, True)
             else:
@@ -193,19 +209,21 @@ def _expand(stage: StageRun, worker: Worker) -> Loop:
             yield
             continue
         skip = _children_to_drop(stage, item)
-        parent, held, before = item, item.buffers, item.before
+        parent, held, before, epoch = item, item.buffers, item.before, item.epoch
         children = None
         index = 0
-        while True:
+        while stage.stop_epoch < epoch:
             # A child may be a view of its parent, or the parent be read on: it is held to the last.
-            reserved = reserve(memory) if memory.largest else 0
+            reserved = reserve(memory, first, ticket) if memory.guarded else 0
             start = now()
             child: Any
             try:
                 if children is None:
                     children = iter(process(parent))
                 child = next(children, None)
-            except Exception as error:
+                if child is not None and not isinstance(child, Chunk):
+                    raise not_a_chunk(child, stage.name, "each item of process")
+            except BaseException as error:
                 child = stage.failures.handle(worker, parent, error)
                 children = iter(())
             meter.busy_ns += now() - start
@@ -220,7 +238,11 @@ def _expand(stage: StageRun, worker: Worker) -> Loop:
                 if nested:
                     child.before, child.after = (before, index - 1), (before, index)
                 else:
-                    child.before, child.after = before, before
+                    child.before, child.after = (
+                        before,
+                        before,
+                    )  # its last child cannot be told from the others
+                child.epoch = epoch
                 meter.items += 1
                 meter.samples += len(child.rows)
             stage.settle(worker, reserved, (), child)
@@ -230,93 +252,178 @@ def _expand(stage: StageRun, worker: Worker) -> Loop:
                 kept = put_at(ticket, child, False) if pooled else put(child)
             if not kept:
                 stage.unwanted(child)
-                if stage.stop_epoch >= item.epoch:
-                    break
             if not pooled:
                 yield
         del children
         meter.calls += 1
+        stage.forget(ticket)
         stage.drop(0, held)
         if unordered:
             stage.finish_ticket(ticket)
         elif pooled:
             stage.close_lane(ticket)
+            stage.moved()
         yield
 
 
 def _children_to_drop(stage: StageRun, parent: Chunk) -> int:
     drop = stage.restart.drop
-    if drop is not None and parent.epoch == stage.run.first_epoch and parent.before == drop[0]:
+    if drop is not None and parent.epoch == stage.run.first_epoch and same(parent.before, drop[0]):
         return drop[1]
     return 0
 
 
 def _regroup(stage: StageRun, worker: Worker) -> Loop:
-    """Chunks in, other chunks out. Marks wait until the open group has left."""
+    """Chunks in, other chunks out."""
     get, put = stage.inboxes[0].get, stage.putter()
     operator: Regroup = worker.operator
-    process = operator.process
     operator.begin()
     if stage.restart.cursor is not None:
         operator.resume(stage.restart.cursor)
-    meter, memory, reserve, now = worker.meter, stage.account, stage.run.account.reserve, perf_counter_ns
+    memory, reserve = stage.account, stage.run.account.reserve
     account = stage.run.account
-    open_rows: dict[Any, Any] = {}
-    marks: list[Mark] = []
+    held = _Held(stage)
+    marks = _Marks(stage) if stage.plan.marked else None
 
-    def send(made: Any) -> None:
+    def send(made: Iterable[Any]) -> Loop:
         for out in made:
-            meter.items += 1
-            meter.samples += len(out.rows)
+            if out.__class__ is Chunk:
+                worker.meter.items += 1
+                worker.meter.samples += len(out.rows)
+                if marks is not None:
+                    marks.stamp(out)
             stage.settle(worker, 0, (), out)
-            if open_rows:
-                for row in out.rows:
-                    account.release(open_rows.pop(row, ()))
+            if out.__class__ is Chunk:
+                held.release(out.rows)
             if not put(out):
                 stage.unwanted(out)
+            yield
 
     while True:
         item = get()
         if item.__class__ is Chunk:
-            reserved = reserve(memory) if memory.largest else 0
-            if item.buffers:
-                open_rows[item.rows[0]] = item.buffers
-            start = now()
-            try:
-                made = list(process(item))
-            except Exception as error:
-                made = []
-                failure = stage.failures.handle(worker, item, error)
-                if failure is not None:
-                    put(failure)
-            meter.busy_ns += now() - start
-            meter.calls += 1
+            number_item(stage, worker, item)
+            reserved = reserve(memory) if memory.guarded else 0
+            held.add(item)
+            made = _regrouped(stage, worker, item, partial(operator.process, item), held)
             account.cancel_reservation(reserved)
-            if made:
-                send(made)
-                for mark in marks:
-                    put(mark)
-                marks.clear()
+            yield from send(made)
         elif isinstance(item, EndOfEpoch):
-            try:
-                made = list(operator.flush())
-            except Exception as error:
-                made = []
-                error.add_note(f"pipegraph: stage {stage.name!r}, at the end of epoch {item.epoch}")
-                put(Failure(error, item.epoch))
-            send(made)
-            for buffers in open_rows.values():
-                account.release(buffers)
-            open_rows.clear()
-            for mark in marks:
-                put(mark)
-            marks.clear()
+            yield from send(_regrouped(stage, worker, None, operator.flush, held, item.epoch))
+            held.release_all()
+            if marks is not None:
+                marks.begin()
             put(item)
-        elif isinstance(item, Mark):
-            marks.append(item)
-        else:
+        elif isinstance(item, Mark) and marks is not None:
+            # A group stands where its last sample stood: what turns the stream inside it comes before.
+            mark = marks.take(item)
+            if mark is not None:
+                put(mark)
+        elif not isinstance(item, Mark):
             put(item)
         yield
+
+
+def _regrouped(
+    stage: StageRun,
+    worker: Worker,
+    item: Chunk | None,
+    call: Callable[[], Iterable[Any]],
+    held: _Held,
+    epoch: int = 0,
+) -> list[Any]:
+    """What a regrouping operator makes, or what takes the place of the samples with which it failed."""
+    operator: Regroup = worker.operator
+    operator.failing = ()
+    start = perf_counter_ns()
+    try:
+        made = list(call())
+    except BaseException as error:
+        chunks = list(operator.failing) or ([] if item is None else [item])
+        if chunks:
+            lost = Chunk.group(chunks, None)
+            held.release(lost.rows)
+            failure: Any = stage.failures.handle(worker, lost, error)
+        elif isinstance(error, Exception):
+            error.add_note(f"pipegraph: stage {stage.name!r}, at the end of epoch {epoch}")
+            failure = Failure(error, epoch)
+        else:
+            raise
+        made = [] if failure is None else [failure]
+    worker.meter.busy_ns += perf_counter_ns() - start
+    worker.meter.calls += 1
+    return made
+
+
+class _Held:
+    """The buffers of the chunks inside a regrouping operator, by sample, until that leaves."""
+
+    def __init__(self, stage: StageRun) -> None:
+        self._account = stage.run.account
+        self._rows: dict[Any, list[Any]] = {}
+
+    def add(self, chunk: Chunk) -> None:
+        if chunk.buffers:
+            # A sample that reaches a window by two ways is in it twice.
+            self._rows.setdefault(chunk.rows[0], []).append(chunk.buffers)
+
+    def release(self, rows: Iterable[Any]) -> None:
+        if self._rows:
+            for row in rows:
+                waiting = self._rows.get(row)
+                if waiting:
+                    self._account.release(waiting.pop())
+                    if not waiting:
+                        del self._rows[row]
+
+    def release_all(self) -> None:
+        for waiting in self._rows.values():
+            for buffers in waiting:
+                self._account.release(buffers)
+        self._rows.clear()
+
+
+class _Marks:
+    """Cursors of a regrouping stage through which the marks of a ``Route`` pass.
+
+    A mark passes at once, before the open group. So a cursor is ``(the operator's, marks to drop)``: of the marks
+    that come again after a restart from the operator's cursor, so many have left already.
+    """
+
+    def __init__(self, stage: StageRun) -> None:
+        self._operator: Regroup = copy.copy(stage.plan.operator)  # type: ignore[assignment]
+        self._drop = stage.restart.marks
+        self._last: Cursor = stage.restart.base
+        self._sent: list[Cursor] = []  # where in the input the marks stood that a restart would meet again
+
+    def begin(self) -> None:
+        """A new epoch."""
+        self._drop, self._last, self._sent = 0, None, []
+
+    def take(self, mark: Mark) -> Mark | None:
+        """The mark as it leaves; None if it did so before the restart."""
+        self._sent.append(mark.before)
+        if self._drop:
+            self._drop -= 1
+            return None
+        done = len(self._sent)
+        return Mark(mark.route, mark.turn, mark.epoch, (self._last, done - 1), (self._last, done))
+
+    def stamp(self, out: Chunk) -> None:
+        """Give an output its cursors."""
+        before, self._last = out.before, out.after
+        out.before = (before, self._again(before))
+        # Those before this output's end are not met again from there on.
+        up = self._input(self._last)
+        self._sent = [each for each in self._sent if not earlier(each, up)]
+        out.after = (self._last, len(self._sent))
+
+    def _again(self, cursor: Cursor) -> int:
+        up = self._input(cursor)
+        return sum(not earlier(each, up) for each in self._sent)
+
+    def _input(self, cursor: Cursor) -> Cursor:
+        return None if cursor is None else copy.copy(self._operator).resume(cursor)
 
 
 def _route(stage: StageRun, worker: Worker) -> Loop:
@@ -325,44 +432,59 @@ def _route(stage: StageRun, worker: Worker) -> Loop:
     get = stage.inboxes[0].get
     puts = [stage.putter(output) for output in range(operator.outputs)]
     joined = stage.plan.route_outputs  # a Merge follows these; it starts with the lowest of them
+    choose = stage.failures.guard(worker, operator.choose)
     meter, now = worker.meter, perf_counter_ns
+    # With a Merge below, a cursor is (the input's, the turn there): a restart must turn where this run did.
     turn = first = min(joined, default=0)
+    if stage.restart.cursor is not None:
+        turn = stage.restart.cursor
     while True:
         item = get()
         if item.__class__ is Chunk:
+            number_item(stage, worker, item)
             start = now()
+            failed: Any = None
             try:
-                output = operator.choose(item)
+                output = choose(item)
                 if output.__class__ is not int and not hasattr(output, "__index__"):
                     raise TypeError(f"choose must return an output number, got {output!r}")
                 if not 0 <= output < len(puts):
                     raise IndexError(f"choose returned output {output}, there are {len(puts)}")
-            except Exception as error:
-                failed = stage.failures.handle(worker, item, error)
-                meter.busy_ns += now() - start
-                stage.drop(0, item.buffers)
-                if failed is not None:
-                    puts[turn](failed)
-                yield
-                continue
+            except BaseException as error:
+                failed, output = stage.failures.handle(worker, item, error), -1
             meter.busy_ns += now() - start
             meter.calls += 1
+            if output < 0:
+                stage.drop(0, item.buffers)
+                if failed is not None:
+                    for put in puts:  # whichever is read first
+                        put(failed)
+                yield
+                continue
             meter.items += 1
             meter.samples += len(item.rows)
-            if output != turn and output in joined:
-                puts[turn](Mark(stage.name, output, item.epoch, item.before, item.after))
-                turn = output
+            if joined:
+                before, after = item.before, item.after
+                item.before = (before, turn)
+                if output != turn and output in joined:
+                    left, turn = turn, int(output)
+                    puts[left](Mark(stage.name, turn, item.epoch, item.before, (after, turn)))
+                item.after = (after, turn)
             if not puts[output](item):
-                worker.meter.dropped += 1
+                meter.dropped += 1
                 stage.unwanted(item)
         elif isinstance(item, EndOfEpoch):
             turn = first
             for put in puts:
                 put(item)
         elif isinstance(item, Mark):
-            puts[turn](item)
+            mark = item
+            if joined:
+                mark = Mark(item.route, item.turn, item.epoch, (item.before, turn), (item.after, turn))
+            puts[turn](mark)
         else:
-            puts[turn](item)
+            for put in puts:
+                put(item)
         yield
 
 
@@ -393,24 +515,22 @@ def _merge(stage: StageRun, worker: Worker) -> Loop:
             elif isinstance(item, EndOfEpoch):
                 ended.add(index)
                 operator.end_input(index)
-            elif isinstance(item, Mark):
-                if operator.turn(item):
-                    positions[index] = item.after
-                else:
-                    put(item)
-            else:
+            elif not isinstance(item, Mark):
                 put(item)
+            elif operator.turn(item):
+                positions[index] = item.after
+            elif stage.plan.marked:  # of a route further out, whose place in the stream this is
+                positions[index] = item.after
+                after = operator.cursor(positions)
+                put(Mark(item.route, item.turn, item.epoch, last, after))
+                last = after
             yield
         for buffers in held:
             stage.run.account.release(buffers)
         for index in range(count):
             if index not in ended:
-                for chunk in inboxes[index].discard(epoch):
-                    stage.run.account.release(chunk.buffers)
-                while True:
-                    item = inboxes[index].get()
-                    if isinstance(item, EndOfEpoch):
-                        break
+                stage.discard_input(index, epoch)
+                while not isinstance(item := inboxes[index].get(), EndOfEpoch):
                     stage.run.account.release(item.buffers)
         put(EndOfEpoch(epoch))
         epoch += 1
@@ -433,7 +553,9 @@ def _merge_one(
     start = perf_counter_ns()
     try:
         out = worker.operator.process(item)
-    except Exception as error:
+        if out is not None and not isinstance(out, Chunk):
+            raise not_a_chunk(out, stage.name, "process")
+    except BaseException as error:
         out = stage.failures.handle(worker, item, error)
     meter.busy_ns += perf_counter_ns() - start
     meter.calls += 1

@@ -11,43 +11,19 @@ and samples that were delivered are known by lineage and path.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
-from pipegraph.contracts import Merge, Operator, Regroup, Source
+from pipegraph.contracts import Merge, Operator, Regroup, Route, Source
 from pipegraph.plan import Plan, StagePlan
+from pipegraph.stage.cursors import earlier
 from pipegraph.stage.stage import Restart
 
 Path = tuple[int, ...]
 EdgeKey = tuple[str, int]
 """``(consuming stage, input index)``; the loader's own edge is ``("", 0)``."""
-
-
-def freeze(value: Any) -> Any:
-    """Lists (as JSON gives them) back to tuples."""
-    if isinstance(value, list | tuple):
-        return tuple(freeze(item) for item in value)
-    return value
-
-
-def earlier(a: Cursor, b: Cursor) -> bool:
-    """Whether cursor ``a`` lies before ``b`` on the same edge; None is the start, snapshots do not count."""
-    if b is None:
-        return False
-    if a is None:
-        return True
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        for x, y in zip(a, b, strict=False):
-            if isinstance(x, dict) or isinstance(y, dict):
-                continue
-            if earlier(x, y):
-                return True
-            if earlier(y, x):
-                return False
-        return False
-    return bool(a < b)
 
 
 @dataclass
@@ -57,12 +33,14 @@ class Restarts:
     Attributes:
         stages: per stage.
         skips: per edge, the cursor below which chunks were delivered already.
-        steps: per stage, the source steps that its input restarts from, for the ledger.
+        inputs: per stage with one input, the cursor at which that restarts.
+        steps: per source, the step at which it restarts.
     """
 
     stages: dict[str, Restart] = field(default_factory=dict)
     skips: dict[EdgeKey, Cursor] = field(default_factory=dict)
-    steps: dict[str, dict[str, int]] = field(default_factory=dict)
+    inputs: dict[str, Cursor] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
 
 
 def restarts(plan: Plan, cursor: Cursor) -> Restarts:
@@ -85,16 +63,11 @@ def restarts(plan: Plan, cursor: Cursor) -> Restarts:
                     found.skips[edge] = each
         restart, inputs = _split(stage, lowest)
         found.stages[stage.name] = restart
+        if isinstance(stage.operator, Source):
+            found.steps[stage.name] = restart.step
         for index, (edge_up, each) in enumerate(zip(stage.upstream, inputs, strict=True)):
             asked[edge_up.stage][stage.name, index] = each
-    for stage in plan.running:
-        if isinstance(stage.operator, Source):
-            found.steps[stage.name] = {stage.name: found.stages[stage.name].step}
-        else:
-            found.steps[stage.name] = {}
-            for index, edge_up in enumerate(stage.upstream):
-                above = asked[edge_up.stage][stage.name, index]
-                found.steps[stage.name].update(_steps(plan, plan.stages[edge_up.stage], above))
+            found.inputs[stage.name] = each
     return found
 
 
@@ -109,26 +82,22 @@ def _split(stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
     if isinstance(operator, Merge):
         return Restart(cursor=cursor), copy.copy(operator).cursors(cursor, inputs)
     if hasattr(operator, "state_dict"):
+        if stage.unordered_above:
+            cursor = (cursor[0], cursor[1], cursor[2], 0)  # what was delivered is known by sample instead
         return Restart(cursor=cursor), [cursor[1]]
+    if isinstance(operator, Route) and stage.merge is not None:
+        return Restart(cursor=cursor[1]), [cursor[0]]
     if operator.kind == "expand":
         if stage.unordered_above:
             return Restart(), [cursor]
         return Restart(drop=(cursor[0], cursor[1])), [cursor[0]]
     if isinstance(operator, Regroup):
-        up = copy.copy(operator).resume(cursor)
-        return Restart(cursor=None if stage.unordered_above else cursor), [up]
+        drop = 0
+        if stage.marked:
+            cursor, drop = cursor
+        up = None if cursor is None else copy.copy(operator).resume(cursor)
+        return Restart(cursor=None if stage.unordered_above else cursor, base=cursor, marks=drop), [up]
     return Restart(), [cursor]
-
-
-def _steps(plan: Plan, stage: StagePlan, cursor: Cursor) -> dict[str, int]:
-    """The source steps inside a cursor of ``stage``'s output."""
-    if isinstance(stage.operator, Source):
-        return {stage.name: 0 if cursor is None else int(cursor)}
-    found: dict[str, int] = {}
-    for edge, each in zip(stage.upstream, _split(stage, cursor)[1], strict=True):
-        for source, step in _steps(plan, plan.stages[edge.stage], each).items():
-            found[source] = min(step, found.get(source, step))
-    return found
 
 
 # -- samples below completion-order stages ----------------------------------------------------------
@@ -149,7 +118,7 @@ def unique_paths(plan: Plan) -> dict[EdgeKey, Path]:
     return found
 
 
-def was_delivered(delivered: Mapping[Path, set[Lineage]], path: Path) -> Callable[[Any], bool]:
+def was_delivered(delivered: Mapping[Path, Set[Lineage]], path: Path) -> Callable[[Any], bool]:
     """A filter for the edge from which ``path`` leads to the output: all of a chunk's samples arrived before."""
 
     def seen(item: Any) -> bool:

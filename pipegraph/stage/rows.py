@@ -12,8 +12,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.account import Buffers
-from pipegraph.activity import Cancelled
-from pipegraph.chunk import Chunk, EndOfEpoch, Failure
+from pipegraph.chunk import Chunk, Failure
 from pipegraph.contracts import RowOperator
 from pipegraph.stage.stage import StageRun, Worker
 
@@ -60,7 +59,8 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             _send_token(stage, ticket, item)
             yield
             continue
-        reserved = stage.run.account.reserve(stage.account) if stage.account.largest else 0
+        first = stage.first_in_line if stage.pooled else None
+        reserved = stage.run.account.reserve(stage.account, first, ticket) if stage.account.largest else 0
         start = now()
         job, out = None, None
         try:
@@ -68,7 +68,7 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
                 job = _Job(ticket, item, operator.begin_batch(item), reserved)
             else:
                 out = process(item)
-        except Exception as error:
+        except BaseException as error:
             out = stage.failures.handle(worker, item, error)
         meter.busy_ns += now() - start
         if job is not None:
@@ -116,7 +116,7 @@ def _end(stage: StageRun, worker: Worker, job: _Job) -> Any:
             out = kept
         else:
             out = operator.end_batch(job.batch, kept) if kept else None
-    except Exception as error:
+    except BaseException as error:
         out = stage.failures.handle(worker, job.chunk, error)
     worker.meter.busy_ns += perf_counter_ns() - start
     return out
@@ -145,15 +145,13 @@ def _send(stage: StageRun, worker: Worker, ticket: int, out: Any, held: Buffers,
             stage.unwanted(out)
     elif out is not None and not stage.putter()(out):
         stage.unwanted(out)
+    if stage.pooled:
+        stage.moved()
 
 
 def _send_token(stage: StageRun, ticket: int, item: Any) -> None:
     if stage.unordered:
-        if isinstance(item, EndOfEpoch):
-            stage.end_epoch(item)
-        elif isinstance(item, Failure):
-            stage.run.fail(item.error)
-            raise Cancelled
+        stage.token_unordered(ticket, item)
     elif stage.pooled:
         stage.lane_putter()(ticket, item, True)
     else:

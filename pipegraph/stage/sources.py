@@ -7,6 +7,7 @@ from itertools import islice
 from time import perf_counter_ns
 from typing import Any
 
+from pipegraph.activity import Cancelled
 from pipegraph.channel import Channel
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.contracts import Source
@@ -31,25 +32,22 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     step = stage.restart.step
     while True:
         run.horizon.wait_for(epoch)
-        failed = False
-        try:
-            items = iter(source.iterate(epoch, run.rank, run.world_size, step))
-        except Exception as error:
-            items, failed = iter(()), True
-            put(_failure(error, name, epoch, step))
-        while not failed and stage.stop_epoch < epoch:
-            reserved = reserve(memory) if memory.largest else 0
+        items: Iterator[tuple[int, Any]] | None = None
+        while stage.stop_epoch < epoch:
+            reserved = reserve(memory) if memory.guarded else 0
             start = now()
             try:
-                position, data = next(items)
-            except StopIteration:
+                if items is None:
+                    items = iter(source.iterate(epoch, run.rank, run.world_size, step))
+                found = next(items, None)
+            except BaseException as error:
+                stage.drop(reserved, ())
+                put(_failure(stage, error, epoch, step))
+                break
+            if found is None:
                 stage.drop(reserved, ())
                 break
-            except Exception as error:
-                stage.drop(reserved, ())
-                put(_failure(error, name, epoch, step))
-                failed = True
-                break
+            position, data = found
             chunk = Chunk(data, ((name, position),), epoch, step, step + 1)
             step += 1
             meter.busy_ns += now() - start
@@ -62,24 +60,24 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
             if not put(chunk):
                 stage.unwanted(chunk)
             yield
-        close = getattr(items, "close", None)
-        if close is not None:
-            close()
-        if failed:
-            while True:  # nothing can follow; the consumer ends the run when it meets the failure
-                run.horizon.wait_forever()
+        del items  # a generator ends here, and what it holds open is closed
         put(EndOfEpoch(epoch))
         epoch += 1
         step = 0
         yield
 
 
-def _failure(error: BaseException, name: str, epoch: int, step: int) -> Failure:
+def _failure(stage: StageRun, error: BaseException, epoch: int, step: int) -> Failure:
+    """What stands where a source broke off; nothing of the epoch follows."""
+    if not isinstance(error, Exception) and (
+        isinstance(error, Cancelled | GeneratorExit) or stage.plan.backend == "inline"
+    ):
+        raise error  # the run's end, or Ctrl-C in the consumer's thread
     if isinstance(error, StopIteration | StopAsyncIteration):
-        wrapped = RuntimeError(f"stage {name!r}: raised {type(error).__name__}")
+        wrapped = RuntimeError(f"stage {stage.name!r}: raised {type(error).__name__}")
         wrapped.__cause__ = error
         error = wrapped
-    error.add_note(f"pipegraph: stage {name!r}, item {step} of this rank, epoch {epoch}")
+    error.add_note(f"pipegraph: stage {stage.name!r}, item {step} of this rank, epoch {epoch}")
     return Failure(error, epoch)
 
 
@@ -94,9 +92,15 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
     while True:
         run.horizon.wait_for(epoch)
         filled = 0
-        positions = source.positions(epoch, run.rank, run.world_size, step)
+        positions: Iterator[int] | None = None
         while stage.stop_epoch < epoch:
-            group = list(islice(positions, source.group))
+            try:
+                if positions is None:
+                    positions = iter(source.positions(epoch, run.rank, run.world_size, step))
+                group = list(islice(positions, source.group))
+            except BaseException as error:
+                inner.put(_failure(stage, error, epoch, step))
+                break
             if not group:
                 break
             rows = tuple([(name, position) for position in group])
@@ -138,7 +142,7 @@ def groups_loop(stage: StageRun, worker: Worker) -> Loop:
         worker.ticket = ticket
         if item.__class__ is not Chunk:
             if stage.unordered:
-                stage.end_epoch(item)
+                stage.token_unordered(ticket, item)
             elif stage.pooled:
                 put_at(ticket, item, True)
             else:
@@ -146,7 +150,9 @@ def groups_loop(stage: StageRun, worker: Worker) -> Loop:
             yield
             continue
         count = len(item.rows)
-        reserved = sum([stage.run.account.reserve(stage.account) for _ in range(count)]) if stage.account.largest else 0
+        first = stage.first_in_line if stage.pooled else None
+        memory = stage.account
+        reserved = stage.run.account.reserve(memory, first, ticket, count) if memory.guarded else 0
         share = reserved // count
         start = now()
         try:
@@ -169,7 +175,7 @@ def groups_loop(stage: StageRun, worker: Worker) -> Loop:
                     one.data = found[index]
                     if one.data.__class__ is dict and "key" in one.data:
                         one.keys = (one.data["key"],)
-            except Exception as error:
+            except BaseException as error:
                 out = stage.failures.handle(worker, one, error)
             meter.busy_ns += now() - start
             if out is None:
@@ -178,7 +184,7 @@ def groups_loop(stage: StageRun, worker: Worker) -> Loop:
                 continue
             meter.items += 1
             meter.samples += 1
-            if share or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
+            if memory.guarded or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
                 stage.settle(worker, share, (), out)
             if stage.unordered:
                 kept = stage.put_unordered(ticket, out, False)
@@ -191,4 +197,6 @@ def groups_loop(stage: StageRun, worker: Worker) -> Loop:
         elif stage.pooled:
             stage.close_lane(ticket)
         stage.forget(ticket)
+        if stage.pooled:
+            stage.moved()
         yield

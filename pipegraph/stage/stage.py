@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipegraph.account import Account, Buffers
-from pipegraph.activity import Activity
+from pipegraph.activity import Activity, Cancelled
 from pipegraph.channel import Channel
-from pipegraph.chunk import Chunk, Cursor
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Mark
 from pipegraph.contracts import Context, Operator, Source
 from pipegraph.plan import Plan, StagePlan
 from pipegraph.policies import final_policy
@@ -52,6 +52,7 @@ class Worker:
     operator: Any
     meter: Meter = field(default_factory=Meter)
     ticket: int = 0
+    opened: bool = False
     chain: list[Operator | Source] | None = None
     initial: Any = None
     """The state a stateful operator starts each epoch with."""
@@ -91,7 +92,8 @@ class Restart:
     step: int = 0
     drop: tuple[Cursor, int] | None = None
     cursor: Cursor = None
-    snapshot: Any = None
+    base: Cursor = None
+    marks: int = 0
 
 
 class StageRun:
@@ -102,13 +104,13 @@ class StageRun:
         self.name = plan.name
         self.run = run
         self.inboxes: list[Channel] = []
+        self.above: list[StageRun] = []
         self.outboxes: list[list[Channel]] = [[]]
         self.restart = Restart()
-        self.account = run.account.stage(plan.name, depth)
-        self.pooled = (
-            plan.backend != "inline"
-            and plan.operator.kind in ("source", "map", "expand")
-            and (plan.workers > 1 or final_policy(plan.spec.on_error) != "raise")
+        self.account = run.account.stage(plan.name, depth, plan.workers)
+        self.budgeted = final_policy(plan.spec.on_error) != "raise"
+        self.pooled = plan.operator.kind in ("source", "map", "expand") and (
+            plan.workers > 1 or (self.budgeted and not hasattr(plan.operator, "state_dict"))
         )
         self.jobs: deque[Any] = deque()  # batches whose rows the workers share; see rows.py
         self.jobs_lock = threading.Lock()
@@ -118,6 +120,7 @@ class StageRun:
         self.stop_epoch = -1
         self._starts: dict[int, int] = {}
         self._started = 0
+        self._numbered_epoch = -1
         self._open: dict[int, int] = {}
         self._ending: dict[int, Any] = {}
         self._lock = threading.Lock()
@@ -179,16 +182,25 @@ class StageRun:
         return refused < len(channels)
 
     def unwanted(self, item: Any) -> None:
-        """A put was refused: the chunk is gone, and perhaps its whole epoch is unwanted too."""
-        if not isinstance(item, Chunk):
+        """A put was refused: the chunk is gone."""
+        if isinstance(item, Chunk):
+            self.run.account.release(item.buffers)
+
+    def discard_input(self, index: int, epoch: int) -> None:
+        """Nothing more of ``epoch`` is wanted from this input; stages above that feed nobody else stop too."""
+        for chunk in self.inboxes[index].discard(epoch):
+            self.run.account.release(chunk.buffers)
+        if index < len(self.above):
+            self.above[index].stop(epoch)
+
+    def stop(self, epoch: int) -> None:
+        """Make nothing more of ``epoch`` if every consumer has discarded it; any thread calls this."""
+        wanted = any(not channel.discards(epoch) for output in self.outboxes for channel in output)
+        if wanted or epoch <= self.stop_epoch:
             return
-        self.run.account.release(item.buffers)
-        if any(not channel.discards(item.epoch) for output in self.outboxes for channel in output):
-            return
-        self.stop_epoch = max(self.stop_epoch, item.epoch)
-        for inbox in self.inboxes:
-            for chunk in inbox.discard(item.epoch):
-                self.run.account.release(chunk.buffers)
+        self.stop_epoch = epoch
+        for index in range(len(self.inboxes)):
+            self.discard_input(index, epoch)
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -204,27 +216,39 @@ class StageRun:
 
     def drop(self, reserved: int, held: Buffers) -> None:
         """A call has made nothing of what it was given."""
-        if reserved or held:
+        if reserved or held or not self.account.measured:
             self.run.account.settle(self.account, reserved, held, ())
+
+    def first_in_line(self, ticket: int) -> bool:
+        """Whether a pooled stage's item is the next to leave it."""
+        if not self.unordered:
+            return self.outboxes[0][0].at_head(ticket)
+        with self._lock:
+            return next(iter(self._open), ticket) == ticket
+
+    def moved(self) -> None:
+        """A ticket is done: whoever waits for memory may be the first in line now."""
+        if self.account.guarded:
+            self.run.account.nudge()
 
     # -- tickets -------------------------------------------------------------------------------
 
     def number_items(self) -> None:
-        """Give every item its ordinal in the epoch, for budgets; needs ``take``."""
-        inbox = self.inboxes[0]
-        per_sample = isinstance(self.plan.operator, Operator) and self.plan.operator.per_sample
-        epoch = -1
+        """Give every item its ordinal as it is taken; a stage that does not ``take`` calls :meth:`number`."""
+        self._chain_on_take(self.inboxes[0], self.number)
 
-        def on_take(ticket: int, item: Any) -> None:
-            nonlocal epoch
-            if isinstance(item, Chunk):
-                if item.epoch != epoch:
-                    epoch = item.epoch
-                    self._started = self.run.ledger.base(self.name, epoch)[1]
-                self._starts[ticket] = self._started
-                self._started += len(item.rows) if per_sample else 1
-
-        self._chain_on_take(inbox, on_take)
+    def number(self, ticket: int, item: Any) -> None:
+        """Give an item its ordinal in the epoch, for budgets; called in the order of items."""
+        operator = self.plan.operator
+        if not isinstance(item, Chunk) or isinstance(operator, Source):
+            return
+        ledger = self.run.ledger
+        if item.epoch != self._numbered_epoch:
+            self._numbered_epoch = item.epoch
+            self._started = ledger.base(self.name, item.epoch)[1]
+        self._starts[ticket] = self._started
+        self._started += len(item.rows) if operator.per_sample else 1
+        ledger.took(self.name, item.epoch, item.before, self._started)
 
     def _chain_on_take(self, inbox: Channel, hook: Callable[[int, Any], None]) -> None:
         before = inbox.on_take
@@ -232,7 +256,12 @@ class StageRun:
             inbox.on_take = hook
         else:
             first = before
-            inbox.on_take = lambda ticket, item: (first(ticket, item), hook(ticket, item))[0]
+
+            def both(ticket: int, item: Any) -> None:
+                first(ticket, item)
+                hook(ticket, item)
+
+            inbox.on_take = both
 
     def ordinal(self, worker: Worker, chunk: Chunk, row: int = 0) -> int:
         """Which item of the stage's epoch this is, counted from 1."""
@@ -265,6 +294,9 @@ class StageRun:
                     for mark in marks:
                         mark.start(ticket, item.before, item.after)
                     self._open[ticket] = item.epoch
+            elif isinstance(item, Mark):
+                with self._lock:
+                    self._open[ticket] = item.epoch
 
         def may_take(ticket: int) -> bool:
             with self._lock:
@@ -278,6 +310,18 @@ class StageRun:
     def _lane(self, epoch: int) -> int:
         """In a completion-order stage a lane is an epoch: chunks of one leave in any order."""
         return epoch - self.run.first_epoch
+
+    def token_unordered(self, ticket: int, token: Any) -> None:
+        """Pass a token on in completion order."""
+        if isinstance(token, EndOfEpoch):
+            self.end_epoch(token)
+        elif isinstance(token, Mark):  # it keeps its place as far as there are places
+            for channel in self.outboxes[0]:
+                channel.put_at(self._lane(token.epoch), token, False)
+            self.finish_ticket(ticket)
+        else:
+            self.run.fail(token.error)  # a failure has no place here
+            raise Cancelled
 
     def put_unordered(self, ticket: int, chunk: Chunk, last: bool) -> bool:
         """Put a chunk of ``ticket`` as it finishes, with the watermark of its moment as cursors."""
@@ -297,11 +341,12 @@ class StageRun:
         ending = None
         with self._lock:
             epoch = self._open.pop(ticket)
-            for mark in self._marks[epoch]:
+            for mark in self._marks.get(epoch, ()):
                 mark.finish(ticket)
             if epoch in self._ending and epoch not in self._open.values():
                 ending = self._ending.pop(epoch)
         self.inboxes[0].nudge()
+        self.moved()
         if ending is not None:
             self._end_lane(ending)
 
@@ -335,3 +380,11 @@ class _Stamp:
         with self._lock:
             chunk.before = self._mark.current()
             chunk.after = self._mark.finish(self._ticket) if self._last else chunk.before
+
+
+def number_item(stage: StageRun, worker: Worker, item: Chunk) -> None:
+    """The ordinal of an item, for a stage that has a budget and a single worker that does not ``take``."""
+    if stage.budgeted:
+        stage.forget(worker.ticket)
+        worker.ticket += 1
+        stage.number(worker.ticket, item)

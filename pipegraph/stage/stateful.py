@@ -2,19 +2,22 @@
 
 Every ``SNAPSHOT_EVERY`` inputs the operator's ``state_dict()`` is taken. The cursor of an output is
 ``(n, base, snapshot, drop)``: its number in the epoch, the input cursor and the snapshot to restart
-from, and how many outputs to drop after that. The state begins anew in each epoch, so that an epoch
+from, and how many outputs to drop after that (marks are outputs too). The snapshot is wrapped in a dict, which
+cursors leave as it is. The state begins anew in each epoch, so that an epoch
 never depends on which came before (promise 3).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Mark
-from pipegraph.stage.stage import StageRun, Worker
+from pipegraph.contracts import Regroup
+from pipegraph.stage.stage import StageRun, Worker, number_item
 
 SNAPSHOT_EVERY = 64
 
@@ -27,75 +30,90 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     initial = copy.deepcopy(operator.state_dict()) if worker.initial is None else worker.initial
     worker.initial = initial
     operator.load_state_dict(copy.deepcopy(initial))
-    number, base, snapshot, drop = 0, None, None, 0
+    if isinstance(operator, Regroup):
+        operator.begin()
+    number, base, drop = 0, None, 0
+    snapshot: dict[str, Any] | None = None
     if stage.restart.cursor is not None:
         number, base, snapshot, drop = stage.restart.cursor
         if snapshot is not None:
-            operator.load_state_dict(copy.deepcopy(snapshot))
+            operator.load_state_dict(copy.deepcopy(snapshot["state"]))
         number -= drop
     done, inputs = 0, 0
     held: list[Any] = []
 
-    def send(chunk: Any) -> None:
+    def cursors() -> tuple[Any, Any] | None:
+        """Of the next output; None if it left before the restart."""
         nonlocal number, done
         number += 1
         done += 1
         if done <= drop:
-            return
-        chunk.before, chunk.after = (number - 1, base, snapshot, done - 1), (number, base, snapshot, done)
-        meter.items += 1
-        meter.samples += len(chunk.rows)
-        stage.settle(worker, 0, (), chunk)
-        if not put(chunk):
-            stage.unwanted(chunk)
+            return None
+        return (number - 1, base, snapshot, done - 1), (number, base, snapshot, done)
+
+    def send(made: list[Any]) -> Iterator[None]:
+        for out in made:
+            if isinstance(out, Chunk):
+                places = cursors()
+                if places is None:
+                    continue
+                out.before, out.after = places
+                meter.items += 1
+                meter.samples += len(out.rows)
+            stage.settle(worker, 0, (), out)
+            if not put(out):
+                stage.unwanted(out)
+            yield
+
+    def work(item: Chunk | None, call: Callable[[], Any], epoch: int) -> list[Any]:
+        start = perf_counter_ns()
+        try:
+            made = call()
+            made = [made] if isinstance(made, Chunk) else [] if made is None else list(made)
+        except BaseException as error:
+            if item is not None:
+                failure: Any = stage.failures.handle(worker, item, error)
+            elif isinstance(error, Exception):
+                error.add_note(f"pipegraph: stage {stage.name!r}, at the end of epoch {epoch}")
+                failure = Failure(error, epoch)
+            else:
+                raise
+            made = [] if failure is None else [failure]
+        meter.busy_ns += perf_counter_ns() - start
+        meter.calls += 1
+        return made
+
+    def release() -> None:
+        for buffers in held:
+            account.release(buffers)
+        held.clear()
 
     while True:
         item = get()
         if isinstance(item, Chunk):
-            start, after = perf_counter_ns(), item.after
+            number_item(stage, worker, item)
+            after = item.after
             if item.buffers:
                 held.append(item.buffers)
-            try:
-                made = operator.process(item)
-                made = [made] if isinstance(made, Chunk) else [] if made is None else list(made)
-            except Exception as error:
-                made = []
-                failure = stage.failures.handle(worker, item, error)
-                if isinstance(failure, Failure):
-                    put(failure)
-                elif failure is not None:
-                    made = [failure]
-            meter.busy_ns += perf_counter_ns() - start
-            meter.calls += 1
-            for chunk in made:
-                send(chunk)
+            made = work(item, partial(operator.process, item), item.epoch)
+            yield from send(made)
             inputs += 1
             if operator.kind != "regroup" or made:
-                for buffers in held:
-                    account.release(buffers)
-                held.clear()
+                release()
             if inputs % SNAPSHOT_EVERY == 0:
-                base, snapshot, drop, done = after, copy.deepcopy(operator.state_dict()), 0, 0
+                base, snapshot = after, {"state": copy.deepcopy(operator.state_dict())}
+                drop, done = max(0, drop - done), 0
         elif isinstance(item, EndOfEpoch):
-            if operator.kind == "regroup":
-                for chunk in list(operator.flush()):
-                    send(chunk)
-            for buffers in held:
-                account.release(buffers)
-            held.clear()
+            if isinstance(operator, Regroup):
+                yield from send(work(None, operator.flush, item.epoch))
+            release()
             put(item)
             operator.load_state_dict(copy.deepcopy(initial))
             number, base, snapshot, drop, done, inputs = 0, None, None, 0, 0, 0
         elif isinstance(item, Mark):
-            put(
-                Mark(
-                    item.route,
-                    item.turn,
-                    item.epoch,
-                    (number, base, snapshot, done),
-                    (number, base, snapshot, done),
-                )
-            )
+            places = cursors()
+            if places is not None:
+                put(Mark(item.route, item.turn, item.epoch, *places))
         else:
             put(item)
         yield
