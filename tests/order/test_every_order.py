@@ -49,7 +49,7 @@ def is_uneven(order: Order) -> bool:
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     layout=LAYOUTS, world_size=st.integers(1, 12), seed=st.integers(0, 2**64 - 10), epoch=st.integers(0, 5)
 )
