@@ -1,0 +1,214 @@
+"""Decode, normalise, pin, copy and scatter inside a running pipeline: right numbers, and no slab too many."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import io
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.device import CpuBackend, Scattered
+from pipegraph.device.chaos import Chaos
+from pipegraph.device.slabs import SlabRing
+
+MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+
+
+def png(value: int) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(np.full((6, 5, 3), value % 256, np.uint8)).save(out, "PNG")
+    return out.getvalue()
+
+
+def images(count: int, batch: int, stages: int = 1) -> tuple[pg.Graph, pg.Node]:
+    """Batches whose every pixel is the position of its sample modulo 256."""
+    graph = pg.Graph("images")
+    rows = [
+        {"image": torch.full((2, 3, 3), i % 256, dtype=torch.uint8), "label": i, "key": f"k{i}"} for i in range(count)
+    ]
+    return graph, graph.add(ops.FromSequence(rows), capacity=16).then(ops.Batch(batch))
+
+
+def expected(label: torch.Tensor) -> torch.Tensor:
+    return ((label % 256) / 255 - 0.5) / 0.25
+
+
+def slabs_made(loader: pg.Loader, stage: str) -> int:
+    assert loader._runtime is not None
+    return loader._runtime.counters[stage].get("slabs_made", 0)
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Slabs are filled with garbage before they are used again."""
+    ring = functools.partial(SlabRing, on_return=lambda slab: slab.fill_(0xAB))
+    monkeypatch.setattr("pipegraph.operators.normalize.SlabRing", ring)
+    monkeypatch.setattr("pipegraph.operators.decode.SlabRing", ring)
+
+
+class LikeADevice(CpuBackend):
+    """Copies by address alone, as a copy engine does: a copy under way keeps no tensor alive."""
+
+    def copy_async(self, dst, src, stream):
+        to, start, nbytes = dst.data_ptr(), src.data_ptr(), src.numel() * src.element_size()
+        stream.run(lambda: ctypes.memmove(to, start, nbytes))
+
+
+@pytest.fixture
+def delayed(monkeypatch):
+    """Streams whose work is held back at random, as a busy device's is."""
+    seeds = iter(range(1000))
+    monkeypatch.setattr("pipegraph.operators.device.backend_for", lambda device: LikeADevice(Chaos(next(seeds))))
+
+
+STEPS = [1_500, pytest.param(10_000, marks=pytest.mark.slow)]
+
+
+def wrong_batches(steps: int, copy: ops.CopyToDevice) -> int:
+    graph, batches = images(4 * steps, 4)
+    node = batches.then(ops.Normalize(MEAN, STD), workers=2, capacity=2).then(copy, capacity=2)
+    wrong = 0
+    with graph.loader(node) as loader:
+        for batch in loader:
+            values = expected(batch["label"])[:, None, None, None].expand_as(batch["image"])
+            wrong += not torch.allclose(batch["image"], values.float(), atol=1e-6)
+    return wrong
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_delayed_streams_and_poisoned_slabs_deliver_only_right_numbers(poisoned, delayed, steps):
+    assert wrong_batches(steps, ops.CopyToDevice("cpu", copy=True)) == 0
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_a_slab_that_goes_back_before_its_copy_is_done_is_found(poisoned, delayed, monkeypatch, steps):
+    monkeypatch.setattr("pipegraph.operators.device._Copies.hold", lambda self, events, source: None)
+    assert wrong_batches(steps, ops.CopyToDevice("cpu", copy=True)) > 0
+
+
+def test_a_batch_delivered_before_its_copy_is_done_is_found(monkeypatch):
+    # Not by address: the copy goes to a batch that the consumer has dropped by then.
+    monkeypatch.setattr("pipegraph.operators.device.backend_for", lambda device: CpuBackend(Chaos(0)))
+    monkeypatch.setattr("pipegraph.device.cpu.CpuEvent.wait", lambda self, stream=None: None)
+    assert wrong_batches(500, ops.CopyToDevice("cpu", copy=True)) > 0
+
+
+def test_the_copy_on_the_cpu_gives_what_leaving_it_out_gives():
+    graph, batches = images(100, 8)
+    plain = batches.then(ops.CopyToDevice("cpu"))
+    copied = batches.then(ops.CopyToDevice("cpu", copy=True), name="copied")
+    with graph.loader(plain) as a, graph.loader(copied) as b:
+        for left, right in zip(a, b, strict=True):
+            assert torch.equal(left["image"], right["image"])
+            assert left["key"] == right["key"]
+
+
+def test_a_stage_behind_a_copy_sees_it_finished(delayed):
+    graph, batches = images(400, 4)
+    seen = batches.then(ops.CopyToDevice("cpu", copy=True)).then(lambda batch: batch["image"].sum().item())
+    sums = [sum((i % 256) * 18 for i in range(4 * s, 4 * s + 4)) for s in range(100)]
+    with graph.loader(seen) as loader:
+        assert list(loader) == sums
+
+
+def test_keeping_every_label_of_1000_batches_makes_no_new_slab(poisoned):
+    graph, batches = images(2_000, 2)
+    node = batches.then(ops.Normalize(MEAN, STD), capacity=2)
+    labels = []
+    with graph.loader(node) as loader:
+        for batch in loader:
+            labels.append(batch["label"])
+        assert slabs_made(loader, "normalize") <= 6
+    assert torch.cat(labels).tolist() == list(range(2_000))
+
+
+def test_in_the_steady_state_no_slab_is_made():
+    graph, batches = images(4_000, 4)
+    node = batches.then(ops.Normalize(MEAN, STD), workers=2, capacity=2)
+    with graph.loader(node) as loader:
+        made = []
+        for batch in loader:
+            made.append(slabs_made(loader, "normalize"))
+            del batch
+    assert made[-1] <= 8  # capacity, one per worker, one delivered, and those between hands
+    assert made[-1] == made[len(made) // 2]
+
+
+def test_batches_that_are_kept_are_never_overwritten(poisoned):
+    graph = pg.Graph()
+    encoded = [{"bytes": png(i), "label": i} for i in range(200)]
+    node = graph.add(ops.FromSequence(encoded)).then(ops.Batch(4)).then(ops.DecodeImage((6, 5)), workers=2)
+    with graph.loader(node) as loader:
+        kept = [(batch["image"], batch["label"]) for batch in loader]
+    for image, label in kept:
+        assert torch.equal(image, label[:, None, None, None].expand_as(image).to(torch.uint8))
+
+
+def test_scatter_cuts_rows_as_chunk_does_and_lists_too():
+    graph, batches = images(9, 9)
+    with graph.loader(batches.then(ops.Scatter(["cpu"] * 4))) as loader:
+        (parts,) = list(loader)
+    assert isinstance(parts, Scattered)
+    assert [part["label"].tolist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert [part["key"] for part in parts] == [["k0", "k1", "k2"], ["k3", "k4", "k5"], ["k6", "k7", "k8"]]
+
+
+def test_scattered_copies_are_right_under_delays(poisoned, delayed):
+    graph, batches = images(4_000, 4)
+    node = batches.then(ops.Normalize(MEAN, STD), workers=2).then(ops.Scatter(["cpu", "cpu"], copy=True))
+    with graph.loader(node) as loader:
+        for parts in loader:
+            for part in parts:
+                values = expected(part["label"])[:, None, None, None].expand_as(part["image"])
+                assert torch.allclose(part["image"], values.float(), atol=1e-6)
+
+
+def test_a_copy_that_is_only_scattered_is_left_out():
+    graph, batches = images(4, 4)
+    node = batches.then(ops.CopyToDevice("cpu", copy=True)).then(ops.Scatter(["cpu", "cpu"]))
+    assert "copy: left out: each slice is copied straight from the host" in str(graph.plan(node))
+
+
+def test_streams_end_with_the_loader():
+    before = threading.active_count()
+    graph, batches = images(100, 4)
+    with graph.loader(batches.then(ops.Scatter(["cpu", "cpu"], copy=True))) as loader:
+        next(iter(loader))
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: ops.Scatter([]), "at least one device"),
+        (lambda: ops.Scatter("cpu"), "sequence"),
+        (lambda: ops.CopyToDevice("gpu9"), "names no device"),
+        (lambda: ops.Normalize((0.5,), (0.0,)), "std"),
+        (lambda: ops.ToLayout("HWC"), "layout must be"),
+        (lambda: ops.DecodeImage(0), "size must be"),
+        (lambda: ops.DecodeImage(8, flip=2), "probability"),
+    ],
+)
+def test_wrong_parameters_say_what_would_be_right(make, text):
+    with pytest.raises(pg.PipegraphError, match=text):
+        make()
+
+
+def test_layout_and_dtype_change_what_they_say():
+    graph, batches = images(4, 4)
+    nchw = batches.then(ops.ToLayout("NCHW")).then(ops.ToDtype(torch.float32))
+    (batch,) = list(graph.loader(nchw))
+    assert batch["image"].shape == (4, 3, 2, 3)
+    assert torch.allclose(batch["image"][2], torch.full((3, 2, 3), 2 / 255))
+    last = batches.then(ops.ToLayout("channels_last"), name="last")
+    (batch,) = list(graph.loader(last))
+    assert batch["image"].shape == (4, 3, 2, 3)
+    assert batch["image"].is_contiguous(memory_format=torch.channels_last)
