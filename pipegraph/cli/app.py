@@ -109,14 +109,20 @@ def doctor() -> None:
 _USAGE_ERROR = typer.BadParameter.__mro__[1]
 
 
+INTERRUPTED = 130
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run a command; returns the exit code."""
     try:
-        typer.main.get_command(app).main(list(arguments), prog_name="pipegraph", standalone_mode=False)
+        command = typer.main.get_command(app)
+        code = command.main(list(arguments), prog_name="pipegraph", standalone_mode=False)
+        # typer turns a Ctrl-C inside a command into the exit code that it returns.
+        return _fail("interrupted", INTERRUPTED) if code == INTERRUPTED else code or 0
     except typer.Exit as done:
         return done.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", 130)
+        return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # `pipegraph plan ... | head`: nobody reads on. What is left in the buffer must not fail at exit.
         import os
@@ -131,7 +137,6 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, _USAGE_ERROR):
             return _fail(error.format_message(), 2)  # type: ignore[attr-defined]
         return _fail(f"{type(error).__name__}: {_line(error)}", 1)
-    return 0
 
 
 def _line(error: BaseException) -> str:

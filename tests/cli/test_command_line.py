@@ -1,0 +1,230 @@
+"""The command line as a user meets it: what it prints, and that bad input is one line and exit code 2."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from pipegraph.cli import main
+
+PIPELINE = """
+import pipegraph as pg
+from pipegraph import operators as ops
+
+graph = pg.Graph("squares")
+graph.add(ops.FromIterable(range(1000)), name="numbers").then(lambda x: x * x, name="square")
+
+def build():
+    return graph
+
+def takes(argument):
+    return graph
+
+two = pg.Graph("two")
+source = two.add(ops.FromSequence(range(100)), name="source")
+left = source.then(lambda x: x, name="left")
+right = source.then(lambda x: -x, name="right")
+
+failing = pg.Graph("failing")
+failing.add(ops.FromIterable(range(10)), name="numbers").then(lambda x: 1 // (x - 5), name="divide")
+
+nothing = pg.Graph("nothing")
+nothing.add(ops.FromIterable([]), name="numbers")
+
+number = 3
+"""
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    path = tmp_path / "train_pipeline.py"
+    path.write_text(textwrap.dedent(PIPELINE))
+    yield str(path)
+    sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path)]
+    sys.modules.pop("train_pipeline", None)
+
+
+def told(capsys):
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured
+
+
+def test_plan_prints_what_would_run(pipeline, capsys):
+    assert main(["plan", f"{pipeline}:graph"]) == 0
+    out = told(capsys).out
+    assert "plan of graph 'squares'" in out
+    assert "square" in out
+
+
+def test_a_function_that_returns_a_graph_is_as_good_as_a_graph(pipeline, capsys):
+    assert main(["plan", f"{pipeline}:build"]) == 0
+    assert "plan of graph 'squares'" in told(capsys).out
+
+
+def test_plan_delivers_from_the_stage_that_is_named(pipeline, capsys):
+    assert main(["plan", f"{pipeline}:two", "--output", "left"]) == 0
+    assert "delivers: left" in told(capsys).out
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("nowhere.py:graph", "there is no file 'nowhere.py'"),
+        ("{file}", "expected FILE:GRAPH"),
+        ("{file}:", "expected FILE:GRAPH"),
+        ("{file}:absent", "has no 'absent'; graphs in it: graph, two, failing, nothing"),
+        ("{file}:number", "is a int, not a graph nor a function that returns one"),
+        ("{file}:takes", "failed: TypeError"),
+        ("{file}:two", "has 2 sinks (left, right): name one with output="),
+    ],
+)
+def test_a_wrong_target_is_one_line_and_exit_code_2(pipeline, capsys, target, said):
+    assert main(["plan", target.format(file=pipeline)]) == 2
+    captured = told(capsys)
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_a_file_that_fails_names_its_line(tmp_path, capsys):
+    path = tmp_path / "broken_pipeline.py"
+    path.write_text("x = 1\ny = x / 0\n")
+    assert main(["plan", f"{path}:graph"]) == 2
+    assert "could not be run: ZeroDivisionError: division by zero (line 2)" in told(capsys).err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fly"],
+        ["plan"],
+        ["plan", "--colour"],
+        ["profile", "x.py:graph", "--seconds", "soon"],
+        ["profile", "x.py:graph", "--seconds", "0"],
+        ["demo", "--epochs", "0"],
+        ["index"],
+        ["demo", "--data", "no/such/folder"],
+        ["index", "no-such-shard.tar"],
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, capsys):
+    assert main(arguments) == 2
+    captured = told(capsys)
+    assert captured.err.startswith("pipegraph: ")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [[], ["demo"], ["plan"], ["profile"], ["index"], ["quality"], ["doctor"]])
+def test_help_shows_an_example(command, capsys):
+    assert main([*command, "--help"]) == 0
+    assert "Example" in told(capsys).out
+
+
+def test_profile_runs_for_the_seconds_given_and_prints_the_table(pipeline, capsys):
+    assert main(["profile", f"{pipeline}:graph", "--seconds", "0.3"]) == 0
+    out = told(capsys).out
+    assert "profile of 'squares'" in out
+    assert "holds training back" in out or "Training sets the pace" in out
+
+
+def test_profile_as_json_prints_nothing_else(pipeline, capsys):
+    assert main(["profile", f"{pipeline}:graph", "--seconds", "0.2", "--json"]) == 0
+    found = json.loads(told(capsys).out)
+    assert {"numbers", "square"} == set(found["stages"])
+    assert found["items"] > 0
+
+
+def test_an_error_in_the_users_function_is_told_with_its_sample_and_exit_code_1(pipeline, capsys):
+    assert main(["profile", f"{pipeline}:failing", "--seconds", "5"]) == 1
+    err = told(capsys).err
+    assert "ZeroDivisionError" in err
+    assert "stage 'divide', sample 5 at position 5" in err
+    assert err.count("\n") == 1
+
+
+def test_a_graph_that_delivers_nothing_does_not_run_for_ever(pipeline, capsys):
+    assert main(["profile", f"{pipeline}:nothing", "--seconds", "60"]) == 2
+    assert "delivered nothing in a whole epoch" in told(capsys).err
+
+
+def test_quality_compares_the_order_with_a_global_shuffle(pipeline, capsys):
+    assert main(["quality", f"{pipeline}:two", "--classes", "10"]) == 2
+    assert "sinks" in told(capsys).err
+    assert main(["quality", f"{pipeline}:graph"]) == 2
+    assert "one source with an order is needed" in told(capsys).err
+
+
+def test_quality_of_a_shuffled_sequence(tmp_path, capsys):
+    path = tmp_path / "shuffled_pipeline.py"
+    path.write_text(
+        "import pipegraph as pg\nfrom pipegraph import operators as ops\ngraph = pg.Graph('s')\n"
+        "graph.add(ops.FromSequence(range(5000), order=pg.order.StridedOrder())).then(ops.Batch(50))\n"
+    )
+    assert main(["quality", f"{path}:graph", "--classes", "10"]) == 0
+    out = told(capsys).out
+    assert "5,000 samples, batches of 50, 5 parts" in out
+    assert "global shuffle" in out
+
+
+def test_index_writes_a_manifest_that_any_order_can_use(tmp_path, capsys):
+    import tarfile
+
+    from pipegraph.storage import Manifest
+
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number in range(3):
+            file = tmp_path / f"{number}.txt"
+            file.write_text(str(number))
+            tar.add(file, f"{number}.txt")
+    out = tmp_path / "a.manifest.json"
+    assert main(["index", str(tmp_path / "*.tar"), "--out", str(out)]) == 0
+    assert "3 samples in 1 shards" in told(capsys).out
+    assert len(Manifest.load(out)) == 3
+
+
+def test_doctor_names_the_machine_and_the_install_line_of_what_is_missing(monkeypatch, capsys):
+    from importlib import util
+
+    found = util.find_spec
+    monkeypatch.setattr(
+        util, "find_spec", lambda name, *rest: None if name == "obstore" else found(name, *rest)
+    )
+    assert main(["doctor"]) == 0
+    out = told(capsys).out
+    for word in ("cores", "memory", "devices", "torch", "python"):
+        assert f"\n{word}" in f"\n{out}"
+    assert 'missing: pip install "pipegraph[cloud]"' in out
+
+
+def test_doctors_extras_are_those_of_the_project():
+    import tomllib
+    from pathlib import Path
+
+    from pipegraph.cli.doctor import PARTS
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for part in PARTS:
+        assert any(part.distribution.lower() in each.lower() for each in extras[part.extra]), part
+
+
+def test_ctrl_c_ends_with_130_and_no_traceback(pipeline):
+    command = [sys.executable, "-m", "pipegraph.cli", "profile", f"{pipeline}:build", "--seconds", "100"]
+    # A build() that tells that it was reached: the signal must not come before Python listens to it.
+    with open(pipeline, "a") as file:
+        file.write("\ndef build():\n    print('ready', flush=True)\n    return graph\n")
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
+    )
+    with process:
+        assert process.stdout.readline() == "ready\n"
+        process.stdout.readline()  # the progress line: the pass is about to begin
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, (out, err)
+    assert err == "pipegraph: interrupted\n"

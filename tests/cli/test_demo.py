@@ -1,0 +1,118 @@
+"""The demo: trains, stops, resumes exactly, reports. On drawn shapes and on a user's own images."""
+
+import re
+import tarfile
+
+import numpy as np
+import pytest
+
+from pipegraph.cli import main
+from pipegraph.cli.demo import run_demo
+from pipegraph.cli.demo.shapes import CLASSES, draw, shapes_folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    # One for all tests of this file: the images are drawn once.
+    folder = tmp_path_factory.getbasetemp() / "demo-cache"
+    monkeypatch.setenv("PIPEGRAPH_CACHE", str(folder))
+    return folder
+
+
+def means(out):
+    return [float(found) for found in re.findall(r"mean loss ([0-9.]+)", out)]
+
+
+def test_the_demo_trains_stops_resumes_and_ends_with_the_profile(capsys):
+    run_demo(None, epochs=4, images=320)
+    out = capsys.readouterr().out
+    assert len(means(out)) == 4
+    assert means(out)[-1] < means(out)[0]
+    assert "stopped on purpose after step 25 of 40, inside epoch 3" in out
+    assert "resumed in a new loader, model and optimizer: goes on with step 26, in epoch 3" in out
+    assert "each of the 320 images was delivered exactly once in every epoch" in out
+    for stage in ("select", "load", "batch", "decode", "pin", "copy", "scatter"):
+        assert re.search(rf"^{stage} ", out, re.M)
+    assert re.search(
+        r"(holds training back|Training sets the pace).*", out.splitlines()[-1] + out.splitlines()[-2]
+    )
+
+
+def images_in(folder, names):
+    import cv2
+
+    for number, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(path), draw(number % len(CLASSES), np.random.default_rng(number)))
+
+
+def test_a_folder_of_class_folders_is_trained_on_by_its_classes(tmp_path, capsys):
+    images_in(tmp_path, [f"{kind}/{n}.png" for n in range(12) for kind in ("cat", "dog")])
+    assert main(["demo", "--data", str(tmp_path), "--epochs", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "folder of 2 class folders: 24 images" in out
+    assert "each of the 24 images was delivered exactly once" in out
+
+
+def test_a_flat_folder_is_learnt_without_labels_and_a_broken_file_is_replaced_and_named(tmp_path, capsys):
+    images_in(tmp_path, [f"{n:02d}.jpg" for n in range(20)])
+    (tmp_path / "07.jpg").write_bytes(b"not an image")
+    assert main(["demo", "--data", str(tmp_path), "--epochs", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "flat folder of images: 20 images" in out
+    assert "learns to paint" in out
+    assert "'07.jpg' at position" in out
+
+
+def test_tar_shards_are_taken_as_a_folder_and_as_a_pattern(tmp_path, capsys):
+    images_in(tmp_path / "images", [f"{n:02d}.jpg" for n in range(16)])
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"part-{shard}.tar", "w") as tar:
+            for n in range(shard, 16, 2):
+                tar.add(tmp_path / "images" / f"{n:02d}.jpg", f"{n:02d}.jpg")
+    for data in (str(tmp_path), str(tmp_path / "part-{0..1}.tar")):
+        assert main(["demo", "--data", data, "--epochs", "2"]) == 0
+        assert "2 tar shards without labels: 16 images" in capsys.readouterr().out
+
+
+def test_data_that_cannot_be_trained_on_is_told_in_one_line(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("hello")
+    for data, said in (
+        (tmp_path / "notes.txt", "neither a folder nor tar shards"),
+        (tmp_path / "absent", "no shard 'absent'"),
+    ):
+        assert main(["demo", "--data", str(data)]) == 2
+        err = capsys.readouterr().err
+        assert said in err
+        assert err.count("\n") == 1
+
+
+def test_the_images_are_drawn_once_and_are_always_the_same(cache):
+    said = []
+    folder = shapes_folder(said.append, images=16)
+    assert len(said) == 1
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert shapes_folder(said.append, images=16) == folder
+    assert len(said) == 1
+    folder.rename(cache / "moved")
+    again = {path.name: path.read_bytes() for path in shapes_folder(said.append, images=16).iterdir()}
+    assert again.keys() == before.keys()
+    with (
+        tarfile.open(cache / "moved" / "shapes-000.tar") as one,
+        tarfile.open(folder / "shapes-000.tar") as two,
+    ):
+        assert [m.name for m in one] == [m.name for m in two]
+        assert all(one.extractfile(m).read() == two.extractfile(m.name).read() for m in one.getmembers())
+
+
+def test_a_drawing_that_is_broken_off_leaves_no_folder_behind(cache, monkeypatch):
+    from pipegraph.cli.demo import shapes
+
+    def interrupted(path, numbers):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shapes, "_write_shard", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        shapes_folder(lambda text: None, images=24)
+    assert not [each for each in cache.iterdir() if "-24" in each.name]

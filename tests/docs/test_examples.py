@@ -1,0 +1,84 @@
+"""Every Python example of the README and of docs/ runs, one document after its own beginning to its end."""
+
+import re
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+
+
+def examples(document):
+    """The document's Python blocks as one program, each line at its own number."""
+    text = document.read_text()
+    program = [""] * (text.count("\n") + 1)
+    for found in FENCE.finditer(text):
+        if found[1] == "python":
+            first = text.count("\n", 0, found.start(2))
+            for offset, line in enumerate(found[2].splitlines()):
+                program[first + offset] = line
+    return "\n".join(program)
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """What the examples read: shards in data/ and class folders in photos/."""
+    from pipegraph.cli.demo.shapes import CLASSES, _encoded, _write_shard, draw
+
+    monkeypatch.setenv("PIPEGRAPH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for shard in range(2):
+        _write_shard(tmp_path / "data" / f"train-{shard:03d}.tar", range(shard, 64, 2))
+    for number in range(24):
+        folder = tmp_path / "photos" / CLASSES[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        image = draw(number % 2, np.random.default_rng(number))
+        (folder / f"{number:02d}.jpg").write_bytes(_encoded(image))
+    with tarfile.open(tmp_path / "data" / "train-000.tar") as tar:
+        assert len(tar.getmembers()) == 64
+
+
+WITH_EXAMPLES = [document for document in DOCUMENTS if examples(document).strip()]
+
+
+@pytest.mark.parametrize("document", WITH_EXAMPLES, ids=lambda path: path.name)
+def test_the_examples_run(document, data):
+    program = examples(document)
+    exec(compile(program, str(document), "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+        assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_code_block_says_its_language(document):
+    assert all(found[1] for found in FENCE.finditer(document.read_text()))
+
+
+def test_the_readme_begins_with_the_two_commands_and_shows_thirty_lines():
+    text = (ROOT / "README.md").read_text()
+    blocks = FENCE.findall(text)
+    assert [line.split("#")[0].strip() for line in blocks[0][1].splitlines()] == ["make demo", "make test"]
+    lines = [line for line in next(code for kind, code in blocks if kind == "python").splitlines() if line]
+    assert 20 <= len(lines) <= 32
+
+
+def test_every_dependency_is_in_the_documentation():
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "docs" / "dependencies.md").read_text()
+    wanted = list(project["dependencies"])
+    for extra in project["optional-dependencies"].values():
+        wanted += [each for each in extra if not each.startswith("pipegraph")]
+    for each in wanted:
+        name = re.match(r"[A-Za-z0-9_-]+", each)[0]
+        assert name.lower() in text.lower(), f"docs/dependencies.md does not say what {name} is for"

@@ -1,0 +1,201 @@
+"""What is installed is what is here: packages, wheel, sdist, exported names, imports at first use."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OPTIONAL = (
+    "cv2", "PIL", "simplejpeg", "nvidia", "obstore", "pyarrow", "zstandard", "google_crc32c", "ray", "matplotlib",
+    "jinja2", "rich", "typer", "torchvision",
+)  # fmt: skip
+
+
+def folders():
+    """Every folder with an ``__init__.py``, as the package it is."""
+    for top, name in ((ROOT / "pipegraph", "pipegraph"), (ROOT / "operators", "pipegraph.operators")):
+        for init in top.rglob("__init__.py"):
+            inside = init.parent.relative_to(top).parts
+            if name == "pipegraph" and inside[:1] == ("operators",):
+                continue
+            yield ".".join((name, *inside))
+
+
+def python(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120, **options
+    )
+
+
+def test_the_list_of_packages_equals_the_folders():
+    listed = PROJECT["tool"]["setuptools"]["packages"]
+    assert sorted(listed) == sorted(folders())
+    places = PROJECT["tool"]["setuptools"]["package-dir"]
+    for package in listed:
+        if package.startswith("pipegraph.operators"):
+            assert places[package] == package.removeprefix("pipegraph.").replace(".", "/")
+
+
+def test_the_top_level_folder_is_no_module_of_its_own():
+    done = python("-c", "import operators")
+    assert done.returncode != 0
+    assert "import pipegraph.operators" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Wheel and sdist, the wheel made from the sdist as an index's users get it; from a copy without builds."""
+    import shutil
+
+    place = tmp_path_factory.mktemp("build")
+    source = place / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("pipegraph", "operators"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(place / "dist"), str(source)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (place / "dist").glob("*.whl")
+    (sdist,) = (place / "dist").glob("*.tar.gz")
+    return wheel, sdist
+
+
+def modules():
+    return sorted(
+        f"{package.replace('.', '/')}/{path.name}"
+        for package in folders()
+        for path in (
+            ROOT / (package.replace(".", "/").replace("pipegraph/operators", "operators"))
+        ).glob("*.py")
+    )  # fmt: skip
+
+
+def test_the_wheel_holds_every_module_and_the_types_marker(built):
+    with zipfile.ZipFile(built[0]) as wheel:
+        names = wheel.namelist()
+    assert sorted(name for name in names if name.endswith(".py")) == modules()
+    assert "pipegraph/py.typed" in names
+    assert any(name.endswith("LICENSE") for name in names)
+
+
+def test_the_sdist_holds_the_operators(built):
+    with tarfile.open(built[1]) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    for module in modules():
+        assert module.replace("pipegraph/operators/", "operators/") in names, module
+
+
+def test_a_wheel_unpacked_anywhere_works(built, tmp_path):
+    with zipfile.ZipFile(built[0]) as wheel:
+        wheel.extractall(tmp_path)
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import pipegraph as pg; from pipegraph import operators as ops\n"
+        f"assert pg.__file__.startswith({str(tmp_path)!r}), pg.__file__\n"
+        "graph = pg.Graph(); graph.add(ops.FromIterable(range(3)))\n"
+        "print(list(graph.loader()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert done.stdout == "[0, 1, 2]\n", done.stderr
+
+
+def test_importing_pipegraph_imports_no_optional_part_and_starts_nothing():
+    program = (
+        "import sys, threading, json\nbefore = set(sys.modules)\nimport torch\nalready = set(sys.modules)\n"
+        "import pipegraph\nnew = sorted({name.partition('.')[0] for name in set(sys.modules) - already})\n"
+        "print(json.dumps([new, threading.active_count()]))"
+    )
+    done = python("-c", program)
+    new, threads = json.loads(done.stdout)
+    assert not set(new) & set(OPTIONAL), new
+    assert threads == 1
+
+
+def test_importtime_names_no_optional_part():
+    done = python(
+        "-X", "importtime", "-c", "import pipegraph; pipegraph.operators; pipegraph.ReplicaExecutor"
+    )
+    assert done.returncode == 0, done.stderr
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "pipegraph" in imported
+    assert not imported & set(OPTIONAL), imported & set(OPTIONAL)
+
+
+DECODERS = (("cv2", "opencv"), ("PIL", "pillow"), ("simplejpeg", "simplejpeg"))
+
+
+@pytest.mark.parametrize(("module", "backend"), DECODERS)
+def test_a_missing_decoder_gives_its_install_line(module, backend):
+    program = (
+        f"import sys; sys.modules[{module!r}] = None\n"
+        f"from pipegraph.operators.images.choice import open_backend; open_backend({backend!r})"
+    )
+    done = python("-c", program)
+    assert done.returncode != 0
+    assert 'pip install "pipegraph[images]"' in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_the_command_line_without_its_extra_gives_its_install_line(missing, monkeypatch, capsys):
+    from pipegraph.cli import main
+
+    monkeypatch.delitem(sys.modules, "pipegraph.cli.app", raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert main(["doctor"]) == 2
+    assert 'pip install "pipegraph[cli]"' in capsys.readouterr().err
+
+
+API = (ROOT / "docs" / "api.md").read_text()
+
+
+def documented(table):
+    rows = re.findall(r"^\| (`.*?) \|", table, re.M)
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def exported(package):
+    """The names that an ``__init__`` imports for others, ``from x import name as name``, and those it imports later."""
+    tree = ast.parse((ROOT / package / "__init__.py").read_text())
+    return {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+
+
+def test_the_exported_names_are_the_documented_ones():
+    import pipegraph
+
+    first, second = API.split("`from pipegraph import operators as ops`")
+    assert exported("pipegraph") | set(pipegraph._LATER) == documented(first)
+    assert exported("operators") == documented(second)
+
+
+@pytest.mark.parametrize("name", sorted(documented(API.split("`from pipegraph import operators as ops`")[0])))
+def test_every_exported_name_is_there(name):
+    import pipegraph
+
+    if name == "testing" and not (ROOT / "pipegraph" / "testing").exists():
+        pytest.skip("pipegraph.testing is not there yet")
+    assert getattr(pipegraph, name) is not None
+    assert name in dir(pipegraph)
