@@ -6,16 +6,21 @@ buffers. Everything is drawn from the header; what differs is what must be decod
 - OpenCV, full: the whole image, as most loaders do it;
 - the backends of ``DecodeImage``: the region only, at a reduced scale where it is much larger than 224.
 
-The fastest of these is what a framework with the same decoders can reach at best.
+The fastest of these is what a framework with the same decoders can reach at best. With ``--cpu`` the
+same functions run image by image in turn on one thread, and its CPU time is compared: on a machine that
+is busy with other things the steadier figure.
 
     python benchmarks/image_recipe_ideal.py --images FOLDER --rounds 5
-    python benchmarks/image_recipe_ideal.py --images FOLDER --rounds 5 --large
+    python benchmarks/image_recipe_ideal.py --images FOLDER --rounds 5 --large [--cpu]
 """
 
 from __future__ import annotations
 
+import random
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +74,11 @@ def make_backend_fill(name: str) -> Callable[[str, Any], None]:
     return fill
 
 
+def makers() -> dict[str, Callable[[], Callable[[str, Any], None]]]:
+    """One function per decoder, by name."""
+    return {FULL: make_full_fill, **{name: partial(make_backend_fill, name) for name in BACKENDS}}
+
+
 def contestants(paths: Sequence[str], warm: int, timed: int) -> list[Contestant]:
     """One loop per decoder."""
 
@@ -78,14 +88,45 @@ def contestants(paths: Sequence[str], warm: int, timed: int) -> list[Contestant]
 
         return Contestant(name, stream, warm, timed, BATCH)
 
-    ours = [loop(name, lambda name=name: make_backend_fill(name)) for name in BACKENDS]  # type: ignore[misc]
-    return [loop(FULL, make_full_fill), *ours]
+    return [loop(name, make) for name, make in makers().items()]
+
+
+def compare_cpu(paths: Sequence[str], rounds: int) -> dict[str, Any]:
+    """CPU microseconds per image on one thread, and the ratios to full decoding, round by round.
+
+    All decoders take turns at each image; every round draws the same crops anew.
+    """
+    row = np.empty((3, SIZE, SIZE), np.float32)
+    taken: dict[str, list[float]] = {name: [] for name in makers()}
+    for _ in range(rounds):
+        random.seed(0)
+        fills = {name: make() for name, make in makers().items()}
+        spent = dict.fromkeys(fills, 0.0)
+        turns, order = list(fills), random.Random(0)
+        for path in paths:
+            order.shuffle(turns)  # whoever comes later finds the file, and perhaps the code, in the cache
+            for name in turns:
+                start = time.thread_time()
+                fills[name](path, row)
+                spent[name] += time.thread_time() - start
+        for name, seconds in spent.items():
+            taken[name].append(1e6 * seconds / len(paths))
+    return {
+        name: {
+            "cpu_us": harness.spread(values).to_dict(),
+            "over_full": harness.spread(
+                full / own for own, full in zip(values, taken[FULL], strict=True)
+            ).to_dict(),
+        }
+        for name, values in taken.items()
+    }
 
 
 def main() -> None:
     parser = harness.arguments(__doc__ or "")
     add_images_option(parser)
     parser.add_argument("--large", action="store_true", help="with photographs enlarged to 3000 x 2000")
+    parser.add_argument("--cpu", action="store_true", help="CPU time on one thread instead of a race")
     options = parser.parse_args()
     paths = photographs(options.images)
     one_thread_each()
@@ -96,9 +137,18 @@ def main() -> None:
         "images": timed * BATCH, "batch": BATCH, "size": SIZE, "workers": WORKERS, "rounds": options.rounds,
         "large": options.large, "auto": open_backend("auto").describe(),
     }  # fmt: skip
-    script = "image_recipe_ideal_large" if options.large else "image_recipe_ideal"
+    script = "image_recipe_ideal" + ("_large" if options.large else "")
     with tempfile.TemporaryDirectory() as folder:
         used = enlarge(paths, Path(folder)) if options.large else paths
+        if options.cpu:
+            configuration |= {"images": len(used), "workers": 1}
+            harness.header(CLAIM, configuration)
+            results = compare_cpu(used, options.rounds)
+            for name, row in results.items():
+                print(f"{name:<14} {row['cpu_us']['median']:>8,.0f} us  x {row['over_full']}")
+            if not options.no_record:
+                print("recorded in", harness.record(f"{script}_cpu", CLAIM, configuration, results).name)
+            return
         entered = contestants(used, warm, timed)
         harness.compare(script, CLAIM, configuration, entered, check, [FULL, "opencv"], "images", options)
 
