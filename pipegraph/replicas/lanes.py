@@ -106,12 +106,17 @@ class Lanes:
         """A gradient (None: zeros) into its bucket, on the current stream; called by hooks."""
         self._await_readers(live)
         view = live.views[replica][index]
-        with torch.no_grad():
-            if grad is None:
-                view.zero_()
-            else:
-                view.copy_(grad)
-        live.arrivals[replica][index].record()
+
+        def write() -> None:
+            with torch.no_grad():
+                if grad is None:
+                    view.zero_()
+                else:
+                    view.copy_(grad)
+
+        current = self._backends[replica].current_stream()
+        current.run(write)
+        current.record_event(live.arrivals[replica][index])
 
     def released(self, live: LiveBucket) -> None:
         """Nobody reads a bucket any more; test backends poison it."""
