@@ -199,7 +199,7 @@ def spdl(depth: int) -> Iterator[Iterator[int]]:
     for _ in range(depth):
         builder = builder.pipe(identity, concurrency=1, output_order="input")
     pipeline = builder.add_sink(CAPACITY).build(num_threads=depth, use_thread_output_queue=True)
-    with pipeline.auto_stop():
+    with pipeline.auto_stop(timeout=120):
         yield iter(pipeline)
 
 

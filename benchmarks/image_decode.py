@@ -175,7 +175,7 @@ def spdl_items(paths: Sequence[str]) -> Iterator[Any]:
     builder = empty.add_source(harness.Repeat(paths))
     builder = builder.pipe(load, concurrency=WORKERS, output_order="input").aggregate(BATCH).pipe(stack)
     pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
-    with pipeline.auto_stop():
+    with pipeline.auto_stop(timeout=120):
         yield pipeline
 
 
@@ -188,7 +188,7 @@ def spdl_batches(paths: Sequence[str]) -> Iterator[Any]:
     builder = empty.add_source(harness.Repeat(paths)).aggregate(BATCH)
     builder = builder.pipe(load_batch, concurrency=WORKERS, output_order="input")
     pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
-    with pipeline.auto_stop():
+    with pipeline.auto_stop(timeout=120):
         yield pipeline
 
 
@@ -201,7 +201,7 @@ def spdl_own(paths: Sequence[str]) -> Iterator[Any]:
     builder = empty.add_source(harness.Repeat(paths)).aggregate(BATCH)
     builder = builder.pipe(spdl_load_batch, concurrency=WORKERS, output_order="input")
     pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
-    with pipeline.auto_stop():
+    with pipeline.auto_stop(timeout=120):
         yield pipeline
 
 

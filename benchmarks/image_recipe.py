@@ -138,7 +138,7 @@ def spdl(paths: Sequence[str], function: Callable[[Sequence[str]], Any]) -> Iter
     builder = empty.add_source(harness.Repeat(paths)).aggregate(BATCH)
     builder = builder.pipe(function, concurrency=WORKERS, output_order="input")
     pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
-    with pipeline.auto_stop():
+    with pipeline.auto_stop(timeout=120):
         yield pipeline
 
 

@@ -152,7 +152,7 @@ def spdl(unused: None) -> Iterator[Any]:
         builder = empty.add_source(range(0, ENDLESS, BATCH))
         builder = builder.pipe(transform_batch, concurrency=WORKERS, executor=executor, output_order="input")
         pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
-        with pipeline.auto_stop():
+        with pipeline.auto_stop(timeout=120):
             yield pipeline
 
 

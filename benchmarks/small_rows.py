@@ -160,7 +160,7 @@ def spdl(rows: Rows) -> Iterator[Any]:
     builder = empty.add_source(EndlessBatches())
     builder = builder.pipe(rows.__getitem__, concurrency=WORKERS, output_order="input")
     pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
-    with pipeline.auto_stop():
+    with pipeline.auto_stop(timeout=120):
         yield pipeline
 
 

@@ -132,7 +132,7 @@ def spdl(windows: Windows) -> Iterator[Any]:
     builder = empty.add_source(lists)
     builder = builder.pipe(windows.batch, concurrency=WORKERS, output_order="input")
     pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
-    with pipeline.auto_stop():
+    with pipeline.auto_stop(timeout=120):
         yield pipeline
 
 
