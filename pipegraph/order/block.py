@@ -16,6 +16,7 @@ from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
 from pipegraph.order.permutation import key64, permute_one
 
 _shuffles: BoundedMemo[Int64Array] = BoundedMemo(64 << 20, lambda array: array.nbytes)
+_lefts: BoundedMemo[Spans] = BoundedMemo(4 << 20, lambda spans: 2 * spans.low.nbytes + 1_024)
 
 
 @final
@@ -101,13 +102,22 @@ class BlockOrder(Order):
         return self._local_count(self._total(layout), ranks) * ranks
 
     def _left(self, layout: LayoutLike, deal: Deal) -> Spans:
-        listed = np.array([self._listed(layout, deal)], dtype=np.int64)
-        left = Spans(np.zeros_like(listed)[listed > 0], listed[listed > 0])
-        for ranks, consumed in deal.history:
+        return self._left_of(self._listed(layout, deal), deal.history)
+
+    def _left_of(self, listed: int, history: tuple[tuple[int, int], ...]) -> Spans:
+        """What is left of the first list; each step of the history is worked out once."""
+
+        def work_out() -> Spans:
+            if not history:
+                whole = np.array([listed] if listed else [], dtype=np.int64)
+                return Spans(np.zeros_like(whole), whole)
+            left = self._left_of(listed, history[:-1])
+            ranks, consumed = history[-1]
             share = self._local_count(left.total, ranks)
             bounds = np.minimum(np.arange(ranks + 1, dtype=np.int64) * share, left.total)
-            left = Shares(left, bounds).left_after(consumed)
-        return left
+            return Shares(left, bounds).left_after(consumed)
+
+        return _lefts.get((self.allow_duplicates, listed, history), work_out)
 
     def _at_places(self, layout: LayoutLike, deal: Deal, places: Int64Array) -> Int64Array:
         """The positions that the list holds at these places."""

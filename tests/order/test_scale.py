@@ -70,9 +70,10 @@ def test_plan_position_and_resume_take_under_100_ms_and_10000_positions_under_50
     def best(job):
         taken = []
         for epoch in range(7):
-            start = time.perf_counter()
+            # The thread's own time: what others do on the machine is not the order's cost.
+            start = time.thread_time()
             job(epoch)
-            taken.append(time.perf_counter() - start)
+            taken.append(time.thread_time() - start)
         return min(taken) * 1e3
 
     # Every epoch is new to the first three jobs; the draws go on in one that is prepared.
