@@ -23,7 +23,7 @@ BATCH = 32
 FEWEST_STEPS = 8
 """Steps per epoch that a small folder still gets, by smaller batches."""
 
-SAMPLES_IN_ALL = 9600
+SAMPLES_IN_ALL = 12800
 MOST_EPOCHS = 12
 STOP_WITHIN = 300
 """The stop in the middle comes after so many steps at the latest."""
