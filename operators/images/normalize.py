@@ -11,14 +11,14 @@ Legend: N images, H rows, W columns, C channels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, MissingExtraError
 from pipegraph.operators.images.scaling import opencv
 from pipegraph.operators.images.scratch import Scratch
 
@@ -76,11 +76,24 @@ def normalize_into(
         fill(image_HWC, tables, target_bits)
 
 
+@cache
+def _cv2() -> Any:
+    """OpenCV, whose look-up is twice as fast as NumPy's; ``None`` where it is not installed."""
+    try:
+        return opencv()
+    except MissingExtraError:
+        return None
+
+
 def _fill_planes(
     image_HWC: npt.NDArray[np.uint8], tables: npt.NDArray[Any], out_CHW: npt.NDArray[Any]
 ) -> None:
     height, width, channels = image_HWC.shape
-    cv2 = opencv()
+    cv2 = _cv2()
+    if cv2 is None:
+        for channel, table in enumerate(tables):
+            np.take(table, image_HWC[:, :, channel], out=out_CHW[channel], mode="clip")
+        return
     size = height * width
     block = _planes.take(size * channels)
     planes = [block[i * size : (i + 1) * size].reshape(height, width) for i in range(channels)]
@@ -92,7 +105,12 @@ def _fill_planes(
 def _fill_pixels(
     image_HWC: npt.NDArray[np.uint8], tables: npt.NDArray[Any], out_HWC: npt.NDArray[Any]
 ) -> None:
-    opencv().LUT(image_HWC, np.ascontiguousarray(tables.T)[None], dst=out_HWC)
+    cv2 = _cv2()
+    if cv2 is None:
+        for channel, table in enumerate(tables):
+            out_HWC[:, :, channel] = table[image_HWC[:, :, channel]]
+        return
+    cv2.LUT(image_HWC, np.ascontiguousarray(tables.T)[None], dst=out_HWC)
 
 
 @lru_cache(maxsize=16)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pipegraph.errors import GraphError
+from pipegraph.operators.images import normalize
 from pipegraph.operators.images.normalize import DTYPES, check_normalisation, normalize_into
 
 MEAN, STD = (0.485, 0.456, 0.406, 0.5), (0.229, 0.224, 0.225, 0.25)
@@ -26,8 +27,15 @@ def formula(pixels: torch.Tensor) -> torch.Tensor:
     return (pixels.cpu().double() / 255 - mean) / std
 
 
+@pytest.fixture(params=["OpenCV", "NumPy"])
+def looked_up_by(request, monkeypatch):
+    if request.param == "NumPy":
+        monkeypatch.setattr(normalize, "_cv2", lambda: None)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.usefixtures("looked_up_by")
 def test_every_layout_holds_the_correctly_rounded_values(dtype, channels):
     pixels = images(channels)
     expected = formula(pixels).to(dtype)
