@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipegraph.contracts import Context, Source
-from pipegraph.order import Order, total_samples
+from pipegraph.order import BlockOrder, LaneOrder, Order, StridedOrder, total_samples
 
 POSITIONS_AT_ONCE = 1024
 """Positions drawn from an order in one call: the cost of a draw is shared, the array stays in cache."""
@@ -27,6 +27,7 @@ class OrderedSource(Source):
     def __init__(self, order: Order) -> None:
         self.order = order
         self.seed = 0
+        self._stride = 1
         self._history: tuple[int, tuple[tuple[int, int], ...]] = (0, ())
         self._block: tuple[tuple[int, int], list[int]] | None = None
 
@@ -40,6 +41,8 @@ class OrderedSource(Source):
 
     def open(self, context: Context) -> None:
         self.seed = context.seed
+        # These orders deal positions out in turn, the others in runs.
+        self._stride = context.world_size if isinstance(self.order, StridedOrder | LaneOrder) else 1
 
     def has_length(self) -> bool:
         return True
@@ -69,6 +72,8 @@ class OrderedSource(Source):
             yield from drawn.tolist()
 
     def position_of(self, step: int, epoch: int, rank: int, world_size: int) -> int:
+        if isinstance(self.order, BlockOrder):
+            return 0  # its positions do not grow with the steps: nothing can be said to lie behind
         history = self._consumed(epoch)
         stop = self._left(epoch, rank, world_size, history)
         if step >= stop:
@@ -77,14 +82,16 @@ class OrderedSource(Source):
         return int(drawn[0])
 
     def index_of(self, position: int, epoch: int) -> int:
-        """The index at a position; neighbouring positions are drawn together."""
-        base = position - position % POSITIONS_AT_ONCE
+        """The index at a position; those that this rank reads next are drawn together."""
+        stride = self._stride
+        lap, residue = divmod(position, stride)
+        first = (lap - lap % POSITIONS_AT_ONCE) * stride + residue
         block = self._block
-        if block is None or block[0] != (epoch, base):
-            drawn = np.arange(base, base + POSITIONS_AT_ONCE)
+        if block is None or block[0] != (epoch, first):
+            drawn = np.arange(first, first + POSITIONS_AT_ONCE * stride, stride)
             indices = self.order.samples_at(self.layout(), drawn, self.seed, epoch).tolist()
-            block = self._block = ((epoch, base), indices)
-        return block[1][position - base]
+            block = self._block = ((epoch, first), indices)
+        return block[1][lap % POSITIONS_AT_ONCE]
 
     def read(self, position: int, epoch: int) -> Any:
         return self.item(self.index_of(position, epoch))
