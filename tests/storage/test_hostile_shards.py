@@ -1,18 +1,22 @@
 """Shards made for harm: each is refused with a clear error, or does no harm."""
 
 import gzip
+import io
+import json
 import os
 import pickle
 import tarfile
 import zipfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipegraph.errors import ShardError
 from pipegraph.storage import LocalFile
@@ -376,3 +380,51 @@ def test_a_file_cut_short_while_it_is_open_is_an_error_and_no_crash(make_tar: Ma
             rows[150]
         with pytest.raises(ShardError, match="cut short"):
             list(tar.samples(file))
+
+
+def shard_of(suffix: str) -> bytes:
+    out = io.BytesIO()
+    rows = [{"n": i, "text": "ä" * i} for i in range(12)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    match suffix:
+        case ".tar":
+            with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+                for row in rows:
+                    info = tarfile.TarInfo(f"{'d' * 90}/{row['n']:020d}é.txt")
+                    info.size = 100
+                    archive.addfile(info, io.BytesIO(bytes(100)))
+        case ".jsonl":
+            return lines
+        case ".jsonl.gz":
+            return gzip.compress(lines, mtime=0)
+        case ".jsonl.zst":
+            return bytes(pytest.importorskip("zstandard").compress(lines))
+        case ".npy":
+            np.save(out, np.arange(60, dtype=np.int16).reshape(12, 5))
+        case ".npz":
+            np.savez_compressed(out, a=np.arange(60).reshape(12, 5), b=np.arange(12))
+        case ".parquet":
+            pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+            pq.write_table(pa.Table.from_pylist(rows), out, row_group_size=5)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".npy", ".npz", ".parquet"])
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_any_damage_is_a_shard_error_or_other_samples_and_never_another_error(
+    suffix: str, data: st.DataObject
+) -> None:
+    shard = bytearray(shard_of(suffix))
+    for at, value in data.draw(
+        st.lists(st.tuples(st.integers(0, len(shard) - 1), st.integers(0, 255)), min_size=1, max_size=4)
+    ):
+        shard[at] = value
+    if data.draw(st.booleans()):
+        del shard[data.draw(st.integers(0, len(shard) - 1)) :]
+    form, file = format_of("a" + suffix), BytesFile(bytes(shard), "a" + suffix)
+    with suppress(ShardError):
+        list(form.samples(file))
+    with suppress(ShardError):
+        for block in form.index(file, 200):
+            list(form.read(file, block))

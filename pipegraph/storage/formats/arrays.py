@@ -213,6 +213,8 @@ class _Columns(Sequence[Sample]):
     def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"part of {len(self)} samples has no sample {index}")
         sample: Sample = {}
         for name, array in self._arrays.items():
             sample.update(_sample(name, np.asarray(array[index])))
@@ -239,7 +241,7 @@ def _header(stream: Any, size: int, name: str) -> _Header:
         if version not in read:
             raise ValueError(f"unknown version {version}")
         shape, fortran, dtype = read[version](stream, max_header_size=_MAX_HEADER_NBYTES)
-    except (ValueError, EOFError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+    except Exception as error:  # a header is parsed as Python source: what it may raise is anyone's guess
         raise ShardError(f"{name}: not a .npy file: {error}") from error
     if dtype.hasobject:
         raise ShardError(f"{name}: holds Python objects (a pickle), which is refused; save plain dtypes")

@@ -11,6 +11,7 @@ from pipegraph.errors import MissingExtraError, ShardError
 from pipegraph.storage.files import ShardFile
 
 from .base import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
+from .parquetfooter import row_groups
 
 _BATCH_ROWS: Final = 256
 
@@ -32,24 +33,22 @@ class ParquetFormat(Format):
                 _check_group(reader, group, file.name)
                 try:
                     for batch in reader.iter_batches(_BATCH_ROWS, row_groups=[group]):
-                        yield from _rows(batch)
+                        yield from _rows(batch, file.name)
                 except _arrow_errors() as error:
                     raise ShardError(f"{file.name}: row group {group} is broken: {error}") from error
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
-        with _open(file) as reader:
-            block: Block | None = None
-            for group in range(reader.metadata.num_row_groups):
-                start, stop, rows = _span(reader, group, file)
-                if block and rows and stop - block.offset <= block_nbytes and start >= block.offset:
-                    nbytes = max(stop, block.offset + block.nbytes) - block.offset
-                    block = Block(block.offset, nbytes, block.first, block.samples + rows)
-                elif rows:
-                    if block:
-                        yield block
-                    block = Block(start, stop - start, block.first + block.samples if block else 0, rows)
-            if block:
-                yield block
+        block: Block | None = None
+        for start, stop, rows in row_groups(file):
+            if block and rows and start >= block.offset and stop - block.offset <= block_nbytes:
+                nbytes = max(stop, block.offset + block.nbytes) - block.offset
+                block = Block(block.offset, nbytes, block.first, block.samples + rows)
+            elif rows:
+                if block:
+                    yield block
+                block = Block(start, stop - start, block.first + block.samples if block else 0, rows)
+        if block:
+            yield block
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         with _open(file) as reader:
@@ -63,7 +62,7 @@ class ParquetFormat(Format):
                 batches = list(reader.iter_batches(_BATCH_ROWS, row_groups=groups)) if groups else []
             except _arrow_errors() as error:
                 raise ShardError(f"{file.name}: row groups {groups} are broken: {error}") from error
-        rows = _Rows(batches)
+        rows = _Rows(batches, file.name)
         if len(rows) != block.samples:
             raise ShardError(
                 f"{file.name}: the block at row {block.first} holds {len(rows)} rows, its index says "
@@ -76,8 +75,8 @@ class ParquetFormat(Format):
 class _Rows(Sequence[Sample]):
     """Rows of Arrow batches, turned to Python when asked for."""
 
-    def __init__(self, batches: Sequence[Any]) -> None:
-        self._batches = batches
+    def __init__(self, batches: Sequence[Any], name: str) -> None:
+        self._batches, self._name = batches, name
         self._ends = []
         rows = 0
         for batch in batches:
@@ -99,11 +98,14 @@ class _Rows(Sequence[Sample]):
         index %= len(self)
         number = bisect_right(self._ends, index)
         batch = self._batches[number]
-        return _rows(batch.slice(index - (self._ends[number] - batch.num_rows), 1))[0]
+        return _rows(batch.slice(index - (self._ends[number] - batch.num_rows), 1), self._name)[0]
 
 
-def _rows(batch: Any) -> list[Sample]:
-    columns = [_values(column) for column in batch.columns]
+def _rows(batch: Any, name: str) -> list[Sample]:
+    try:
+        columns = [_values(column) for column in batch.columns]
+    except _arrow_errors() as error:  # such as text that is no UTF-8
+        raise ShardError(f"{name}: a value is not of its column's type: {error}") from error
     names = batch.schema.names
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -137,7 +139,7 @@ def _open(file: ShardFile) -> Any:
 
 def _arrow_errors() -> tuple[type[Exception], ...]:
     arrow = importlib.import_module("pyarrow")
-    return (arrow.ArrowException, OSError, MemoryError)
+    return (arrow.ArrowException, OSError, MemoryError, ValueError, OverflowError)
 
 
 def _check_group(reader: Any, group: int, name: str) -> None:
@@ -147,23 +149,3 @@ def _check_group(reader: Any, group: int, name: str) -> None:
             f"{name}: row group {group} says it unpacks to {nbytes} bytes, more than {MAX_UNPACKED_NBYTES}; "
             "write smaller row groups"
         )
-
-
-def _span(reader: Any, group: int, file: ShardFile) -> tuple[int, int, int]:
-    """(first byte, end, rows) of a row group."""
-    row_group = reader.metadata.row_group(group)
-    starts, stops = [], []
-    for number in range(row_group.num_columns):
-        column = row_group.column(number)
-        start = column.data_page_offset
-        if column.dictionary_page_offset is not None:
-            start = min(start, column.dictionary_page_offset)
-        starts.append(start)
-        stops.append(start + column.total_compressed_size)
-    start, stop = min(starts, default=0), max(stops, default=0)
-    if row_group.num_rows < 0 or not 0 <= start <= stop <= file.size:
-        raise ShardError(
-            f"{file.name}: row group {group} says {row_group.num_rows} rows in bytes {start}..{stop} "
-            f"of {file.size}"
-        )
-    return start, stop, row_group.num_rows

@@ -138,16 +138,21 @@ def split_key(name: str) -> tuple[str, str] | None:
 def _samples(found: Iterator[Member], window: _Window, file_name: str) -> Iterator[Sample]:
     key: str | None = None
     sample: Sample = {}
+    stem = "/"  # of the last member: no name starts so
     for name, header, data, size in found:
-        split = split_key(name)
-        if split is None:
-            continue
-        if split[0] != key:
-            if key is not None:
-                yield sample
-            key = split[0]
-            sample = {"key": key}
-        field = split[1]
+        # The short way, for a second file of the same sample.
+        field = name[len(stem) :].lower()
+        if not (name.startswith(stem) and field) or "/" in field:
+            split = split_key(name)
+            if split is None:
+                continue
+            if split[0] != key:
+                if key is not None:
+                    yield sample
+                key = split[0]
+                sample = {"key": key}
+            field = split[1]
+            stem = name[: len(name) - len(field)]
         if size > MAX_FIELD_NBYTES:
             raise ShardError(f"{file_name}: field {name!r} says {size} bytes, more than {MAX_FIELD_NBYTES}")
         content = window.read(data, size)

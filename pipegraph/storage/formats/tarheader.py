@@ -19,7 +19,6 @@ ZERO_HEADER: Final = bytes(HEADER_NBYTES)
 # Names and pax records: real ones are below 10 kB. Checked before they are read.
 MAX_EXTENSION_NBYTES: Final = 1 << 20
 
-_SPACES: Final = zlib.adler32(b" " * 8)
 _REGULAR: Final = frozenset(b"07\0")
 _SKIPPED: Final = {ord("5"): "folder", ord("V"): "volume label"}
 _REFUSED: Final = {
@@ -57,6 +56,9 @@ def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) 
         ShardError: a broken header, a member that runs past `stop`, a link,
             device, pipe or sparse file, or a path that is absolute or has "..".
     """
+    # Headers of one shard differ little: each checksum field is looked at once.
+    sums: dict[bytes, int] = {}
+    adler32 = zlib.adler32
     offset = header_offset = start
     long_name: str | None = None
     long_size: int | None = None
@@ -64,7 +66,13 @@ def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) 
         if stop - offset < HEADER_NBYTES:
             raise ShardError(f"{file_name}: truncated: {stop - offset} bytes of a tar header at {offset}")
         header = read(offset, HEADER_NBYTES)
-        if not _sum_matches(header):
+        sum_field = header[148:156]
+        low = sums.get(sum_field)
+        if low is None:
+            if len(sums) > 4096:
+                sums.clear()
+            low = sums[sum_field] = _adler_low(sum_field)
+        if adler32(header) & 0xFFFF != low and not _signed_sum_matches(header):
             if header == ZERO_HEADER:
                 return
             raise ShardError(f"{file_name}: not a tar header at byte {offset}: its checksum does not match")
@@ -79,7 +87,12 @@ def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) 
         if kind in _REGULAR:
             if long_size is not None:
                 size = long_size
-            name = long_name if long_name is not None else _name(header)
+            if long_name is not None:
+                name = long_name
+            elif header[345] or header[99]:
+                name = _name(header)
+            else:
+                name = header[: header.index(0)].decode("utf-8", "surrogateescape")
             end = data + size
             if end > stop:
                 raise ShardError(
@@ -87,8 +100,9 @@ def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) 
                     f"but only {stop - data} follow"
                 )
             offset = end + (-size & 511)
-            if not name.endswith("/"):  # V7 marks folders so
-                _check_path(name, file_name, header_offset)
+            if name[-1:] != "/":  # V7 marks folders so
+                if ".." in name or name[:1] == "/" or long_name is not None:
+                    _check_path(name, file_name, header_offset)
                 yield name, header_offset, data, size
             header_offset = offset
             long_name = long_size = None
@@ -122,16 +136,25 @@ def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) 
         raise ShardError(f"{file_name}: truncated: no end-of-archive marker before its end at byte {stop}")
 
 
-def _sum_matches(header: bytes) -> bool:
+def _adler_low(sum_field: bytes) -> int:
+    """The low half of the adler32 of a header with this checksum field; -1 if none has it.
+
+    That half is 1 + the sum of the bytes, modulo 65521, at C speed. The checksum is the
+    sum with its own field as spaces.
+    """
+    try:
+        wanted = int(sum_field.strip(b" \0"), 8)
+    except ValueError:
+        return -1
+    return (1 + wanted - 8 * 32 + sum(sum_field)) % 65521
+
+
+def _signed_sum_matches(header: bytes) -> bool:
+    """Some old writers summed signed characters."""
     try:
         wanted = int(header[148:156].strip(b" \0"), 8)
     except ValueError:
         return False
-    # The sum counts the checksum field itself as spaces. The low half of
-    # adler32 is 1 + the sum of the bytes, modulo 65521, at C speed.
-    if (zlib.adler32(header[156:], zlib.adler32(header[:148], _SPACES)) & 0xFFFF) == (wanted + 1) % 65521:
-        return True
-    # Some old writers summed signed characters.
     blanked = header[:148] + b" " * 8 + header[156:]
     return sum(blanked) - 256 * sum(b > 127 for b in blanked) == wanted
 
