@@ -22,7 +22,7 @@ from pipegraph.operators.images import (
     open_backend,
     probe,
 )
-from pipegraph.operators.images.choice import BACKENDS
+from pipegraph.operators.images.choice import BACKENDS, family_of
 from pipegraph.randomness import generator
 
 FIELDS = ("image", "jpg", "jpeg", "png", "webp", "bytes")
@@ -107,7 +107,7 @@ class DecodeImage(RowOperator):
             "flip": self.flip,
             "interpolation": self.interpolation,
             "mode": self.mode,
-            "pixels": "pillow" if self.backend == "pillow" else "opencv",
+            "pixels": family_of(self.backend),
         }
 
     def notes(self) -> list[str]:

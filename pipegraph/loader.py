@@ -16,7 +16,7 @@ import _thread
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 from time import perf_counter_ns
 from types import TracebackType
@@ -33,7 +33,6 @@ from pipegraph.machine import available_memory
 from pipegraph.policies import final_policy
 from pipegraph.ranks import agree_on_seed, resolve
 from pipegraph.runtime import Resume, Run, Runtime
-from pipegraph.stage.cursors import freeze
 from pipegraph.stage.ledger import Ledger
 from pipegraph.stage.restore import restarts
 from pipegraph.units import parse_bytes
@@ -49,7 +48,7 @@ PRUNE_EVERY = 256
 class Place:
     """How far one epoch has been delivered."""
 
-    __slots__ = ("cursor", "delivered", "epoch", "history", "lock")
+    __slots__ = ("cursor", "delivered", "epoch", "history", "later", "lock", "nothing", "stream")
 
     def __init__(
         self,
@@ -62,6 +61,10 @@ class Place:
         self.cursor = cursor
         self.delivered = delivered or states.Delivered()
         self.history = history
+        # (rank, world size) whose part of the epoch this is, where it is not this rank's own
+        self.stream: tuple[int, int] | None = None
+        self.later: tuple[states.Stream, ...] = ()  # other ranks' parts that this one takes over afterwards
+        self.nothing = False  # there are more ranks now than parts to go on with
         self.lock = threading.Lock()  # state_dict() may be called from another thread
 
 
@@ -162,7 +165,12 @@ class Loader:
         if old is not None:
             old.over = "a new pass over the loader has begun"
         epoch = place.epoch
-        restored = place.cursor is not None or bool(place.delivered.rows) or bool(place.history)
+        restored = (
+            place.cursor is not None
+            or bool(place.delivered.rows)
+            or bool(place.history)
+            or bool(place.stream)
+        )
         runtime = self._start()
         runtime.tally.end()  # before the run may be cancelled, which ends its waits
         horizon = inf if self._epochs is None else max(epoch, self._epochs - 1)
@@ -172,8 +180,9 @@ class Loader:
         else:
             self._ledger.begin(epoch, restored)
             try:
-                resume = Resume(place.cursor, place.delivered.rows, place.history)
-                run = runtime.start_run(epoch, horizon, resume)
+                if place.stream is not None:
+                    horizon = epoch
+                run = runtime.start_run(epoch, horizon, _resume(place))
             except BaseException:
                 self.close()
                 raise
@@ -214,7 +223,8 @@ class Loader:
         if self._upcoming is None:
             self._upcoming = Place(epoch + 1)
         if finished:
-            self._ready_for = epoch + 1
+            own = self._place.stream is None
+            self._ready_for = epoch + 1 if own else None
             self._place = self._upcoming
 
     # -- length --------------------------------------------------------------------------------
@@ -249,6 +259,8 @@ class Loader:
                 "epoch": place.epoch,
                 "cursor": place.cursor,
                 "history": place.history,
+                "stream": place.stream or (rank, world_size),
+                "later": [stream.encode() for stream in place.later],
                 "delivered": place.delivered.encode(),
                 "ledger": self._ledger_state(place),
             }
@@ -273,7 +285,7 @@ class Loader:
 
     def _prune(self, place: Place) -> None:
         """Forget what a restart from here would not need."""
-        rank, world_size = resolve(*self._asked)
+        rank, world_size = place.stream or resolve(*self._asked)
         found = restarts(self.plan, place.cursor)
         self._ledger.prune(place.epoch, found.inputs.get)
         if self._tracked:
@@ -287,33 +299,34 @@ class Loader:
     def load_state_dict(self, state: Any) -> None:
         """Go on from a state: the next pass delivers exactly what followed it.
 
+        Args:
+            state: what :meth:`state_dict` returned on this rank (parts of other ranks may be in it too); or the
+                list of all ranks' states, with which also a graph that is not elastic goes on at another world
+                size: each sample exactly once, in another order.
+
         Raises:
             StateError: the state is of another graph, version or world size; says what differs.
         """
         if self._closed:
             raise LoaderClosedError("this loader is closed; make another with graph.loader(...)")
         rank, world_size = resolve(*self._asked)
-        part, history = states.part_for(state, rank, world_size, self.plan)
-        self.plan.check_digests(state["digest"])
-        if self._graph.seed is not None and state["seed"] != self._graph.seed:
+        restored = states.restored(state, rank, world_size, self.plan)
+        if self._graph.seed is not None and restored.seed != self._graph.seed:
             raise StateError(
-                f"the state was saved with seed={state['seed']}, graph {self._graph.name!r} has seed={self._graph.seed}"
+                f"the state was saved with seed={restored.seed}, graph {self._graph.name!r} has seed={self._graph.seed}"
             )
         running = self._running()
         if running is not None:
             running.over = "a state was loaded"
-        if self._runtime is not None and self._seed != state["seed"]:
+        if self._runtime is not None and self._seed != restored.seed:
             self._runtime.close()  # its workers were opened with the seed that was drawn here
             self._runtime = None
-        self._seed = state["seed"]
-        self._ledger.load(part["epoch"], part["ledger"])
-        resized = state["world_size"] != world_size
-        self._place = Place(
-            part["epoch"],
-            None if resized else freeze(part["cursor"]),
-            states.Delivered(states.decode_delivered(part["delivered"])),
-            history,
-        )
+        self._seed = restored.seed
+        self._ledger.load(restored.epoch, restored.ledger)
+        self._place = Place(restored.epoch)
+        self._place.nothing = not restored.streams
+        if restored.streams:
+            _enter_stream(self._place, restored.streams, (rank, world_size))
         self._upcoming = self._place
         self._ready_for = None
 
@@ -354,6 +367,19 @@ class Loader:
         return f"<Loader {self._graph.name}: {state}, epoch {self.epoch}, {self._delivered_items} delivered>"
 
 
+def _resume(place: Place) -> Resume:
+    return Resume(place.cursor, place.delivered.rows, place.history, place.stream)
+
+
+def _enter_stream(place: Place, streams: Sequence[states.Stream], own: tuple[int, int]) -> None:
+    """Let a place go on with the first of some streams, and the others after it."""
+    first = streams[0]
+    place.cursor, place.history = first.cursor, first.history
+    place.delivered = states.Delivered(first.delivered)
+    place.stream = None if first.place == own else first.place
+    place.later = tuple(streams[1:])
+
+
 def _finalize(runtime: Runtime) -> None:
     """The loader is gone, or the interpreter ends."""
     if threading.current_thread() is threading.main_thread():
@@ -389,6 +415,8 @@ class Pass:
     def __next__(self) -> Any:
         if self.over:
             self._refuse()
+        if self._place.nothing:
+            self._finish()
         try:
             if self._agreement is not None:
                 self._agree(self._agreement)
@@ -433,7 +461,7 @@ class Pass:
 
     def _sure(self) -> Sure:
         chunks, token = self._run.terminal.ahead()
-        ended = isinstance(token, EndOfEpoch) and token.epoch == self.epoch
+        ended = isinstance(token, EndOfEpoch) and token.epoch == self.epoch and not self._place.later
         if chunks == 0 and isinstance(token, Failure):
             self._token(self._get())
         return Sure(self._step + chunks, ended)
@@ -460,10 +488,24 @@ class Pass:
     def _token(self, item: Any) -> None:
         """Ends the pass, or returns for a token that means nothing here."""
         if isinstance(item, EndOfEpoch) and item.epoch == self.epoch:
-            self._finish()
+            if not self._place.later:
+                self._finish()
+            self._take_over()
         if isinstance(item, Failure):
             self._fail("a stage failed")
             raise item.error
+
+    def _take_over(self) -> None:
+        """This part of the epoch is delivered: go on with the next of another rank's."""
+        place, runtime = self._place, self.loader._runtime
+        assert runtime is not None
+        with place.lock:
+            own = (runtime.rank, runtime.world_size)
+            _enter_stream(place, place.later, (-1, 0) if place.stream is None else own)
+        runtime.tally.end()
+        run = self._run = runtime.start_run(self.epoch, self.epoch, _resume(place))
+        runtime.tally.begin(run)
+        self._get, self._release = run.terminal.get, run.account.release
 
     def _cancelled(self) -> None:
         error = self._run.error

@@ -94,8 +94,7 @@ class Run:
     def __init__(self, runtime: Runtime, epoch: int, horizon: float, resume: Resume) -> None:
         self.plan = runtime.plan
         self.seed = runtime.seed
-        self.rank = runtime.rank
-        self.world_size = runtime.world_size
+        self.rank, self.world_size = resume.stream or (runtime.rank, runtime.world_size)
         self.ledger = runtime.ledger
         self.first_epoch = epoch
         self.activity = Activity()
@@ -298,10 +297,12 @@ class Resume:
         cursor: Any = None,
         delivered: dict[Path, set[Lineage]] | None = None,
         history: tuple[tuple[int, int], ...] = (),
+        stream: tuple[int, int] | None = None,
     ) -> None:
         self.cursor = cursor
         self.delivered = delivered or {}
         self.history = history
+        self.stream = stream  # (rank, world size) whose part of the epoch is run, where it is not this rank's
 
 
 class Runtime:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
@@ -63,44 +64,128 @@ def decode_delivered(encoded: Iterable[Any]) -> dict[Path, set[Lineage]]:
     return found
 
 
-def part_for(state: Any, rank: int, world_size: int, plan: Plan) -> tuple[Mapping[str, Any], History]:
-    """The part of a state that this rank goes on from, and what was consumed of the epoch at other world sizes.
+@dataclass(frozen=True)
+class Stream:
+    """What is left of one rank's part of an epoch.
+
+    Attributes:
+        place: ``(rank, world size)`` it was dealt to.
+    """
+
+    place: tuple[int, int]
+    cursor: Cursor
+    history: History = ()
+    delivered: Mapping[Path, set[Lineage]] = field(default_factory=dict)
+
+    def encode(self) -> list[Any]:
+        """JSON."""
+        return [self.place, self.cursor, self.history, Delivered(self.delivered).encode()]
+
+    @staticmethod
+    def decode(encoded: Any) -> Stream:
+        """The inverse of :meth:`encode`."""
+        place, cursor, history, delivered = encoded
+        return Stream(tuple(place), freeze(cursor), freeze(history), decode_delivered(delivered))
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a rank goes on with: ``streams`` one after the other, none if there are more ranks than parts."""
+
+    seed: int | None
+    epoch: int
+    ledger: Any
+    streams: tuple[Stream, ...]
+
+
+def restored(state: Any, rank: int, world_size: int, plan: Plan) -> Restored:
+    """What this rank goes on with from a state, or from the list of all ranks' states.
 
     Raises:
-        StateError: it is not a loader's state, of another version, or of a world size that this graph
+        StateError: not a loader's state, of another version or graph, or of a world size that this graph
             cannot go on from; says which stage is in the way.
     """
-    if not isinstance(state, Mapping) or "version" not in state or "digest" not in state:
-        raise StateError("this is not the state of a loader: it has no 'version' and 'digest'")
-    if state["version"] != VERSION:
-        raise StateError(f"the state has version {state['version']}, this pipegraph reads version {VERSION}")
-    parts = {key: part for key, part in state.items() if key.startswith("rank") and isinstance(part, Mapping)}
-    saved = state["world_size"]
+    given = state if isinstance(state, list | tuple) else [state]
+    if not given:
+        raise StateError("the list of states is empty")
+    for each in given:
+        _check(each, plan)
+    first = given[0]
+    saved = first["world_size"]
+    if any(each["world_size"] != saved or each["seed"] != first["seed"] for each in given):
+        raise StateError("the states of the list are of different runs: their world_size or seed differs")
+    parts = {
+        key: part
+        for each in given
+        for key, part in each.items()
+        if key.startswith("rank") and isinstance(part, Mapping)
+    }
     if saved == world_size:
         if f"rank{rank}" not in parts:
             raise StateError(f"the state has no part for rank {rank}; it has: {', '.join(parts) or 'none'}")
         part = parts[f"rank{rank}"]
-        return part, freeze(part["history"])
+        return Restored(first["seed"], part["epoch"], part["ledger"], _streams(part))
     if not parts:
         raise StateError("the state has no part of any rank")
     part = parts.get(f"rank{rank}") or next(iter(parts.values()))
-    if part["cursor"] is None and not part["history"]:
-        return part, ()  # a whole epoch: there is nothing to deal anew
+    ledger = part["ledger"]
+    if all(_is_whole(each) for each in parts.values()):
+        # A whole epoch: there is nothing to deal anew.
+        return Restored(first["seed"], part["epoch"], ledger, (Stream((rank, world_size), None),))
+    taken_over = any(each["later"] or tuple(each["stream"])[1] != saved for each in parts.values())
+    consumed: dict[str, int] = {}
+    if plan.elastic and not taken_over:
+        consumed = {key: steps_consumed(plan, freeze(each["cursor"])) for key, each in parts.items()}
+    if len(set(consumed.values())) == 1:
+        steps = next(iter(consumed.values()))
+        history = freeze(part["history"])
+        history = (*history, (saved, steps)) if steps else history
+        return Restored(first["seed"], part["epoch"], ledger, (Stream((rank, world_size), None, history),))
+    missing = [r for r in range(saved) if f"rank{r}" not in parts]
+    if missing:
+        raise StateError(_why_all_are_needed(plan, saved, world_size, consumed, missing))
+    if len({p["epoch"] for p in parts.values()}) > 1:
+        raise StateError(
+            "the ranks of these states stand in different epochs; save all ranks at the same step"
+        )
+    left = [stream for r in range(saved) for stream in _streams(parts[f"rank{r}"])]
+    return Restored(first["seed"], part["epoch"], ledger, tuple(left[rank::world_size]))
+
+
+def _check(state: Any, plan: Plan) -> None:
+    if not isinstance(state, Mapping) or "version" not in state or "digest" not in state:
+        raise StateError("this is not the state of a loader: it has no 'version' and 'digest'")
+    if state["version"] != VERSION:
+        raise StateError(f"the state has version {state['version']}, this pipegraph reads version {VERSION}")
+    plan.check_digests(state["digest"])
+
+
+def _streams(part: Mapping[str, Any]) -> tuple[Stream, ...]:
+    own = Stream.decode((part["stream"], part["cursor"], part["history"], part["delivered"]))
+    return (own, *(Stream.decode(later) for later in part["later"]))
+
+
+def _is_whole(part: Mapping[str, Any]) -> bool:
+    return part["cursor"] is None and not part["history"] and not part["delivered"] and not part["later"]
+
+
+def _why_all_are_needed(
+    plan: Plan, saved: int, world_size: int, consumed: Mapping[str, int], missing: list[int]
+) -> str:
     if not plan.elastic:
-        raise StateError(
-            f"the state was saved with world_size={saved}, this loader runs with {world_size}, and the graph can only go "
-            f"on at the same size because of stages {', '.join(map(repr, plan.inelastic))}"
+        why = f"the graph can only go on at the same size because of stages {', '.join(map(repr, plan.inelastic))}"
+    elif not consumed:
+        why = "its ranks had taken over parts of others"
+    else:
+        why = (
+            "its ranks stand at different steps ("
+            + ", ".join(f"{k} at {n}" for k, n in consumed.items())
+            + ")"
         )
-    consumed = {key: steps_consumed(plan, freeze(each["cursor"])) for key, each in parts.items()}
-    if len(set(consumed.values())) > 1:
-        raise StateError(
-            "the ranks of this state stand at different steps ("
-            + ", ".join(f"{key} at {steps}" for key, steps in consumed.items())
-            + "); save all ranks at the same step to go on at another world size"
-        )
-    steps = next(iter(consumed.values()))
-    history = freeze(part["history"])
-    return part, (*history, (saved, steps)) if steps else history
+    return (
+        f"the state was saved with world_size={saved}, this loader runs with {world_size}, and {why}; give "
+        f"load_state_dict the list of all ranks' states (missing: ranks {', '.join(map(str, missing))})"
+    )
 
 
 def steps_consumed(plan: Plan, cursor: Cursor) -> int:
