@@ -112,7 +112,8 @@ class CachedFile(ShardFile):
 class NodeCache:
     """A folder of at most `limit` bytes that any number of processes share.
 
-    Any thread may call anything.
+    Any thread may call anything. Making room looks at every file in the folder, so
+    entries should be megabytes, as blocks and parts are.
 
     Args:
         folder: on a local disk; made if missing. Other users' files in it are left alone.
@@ -245,6 +246,10 @@ class NodeCache:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy in another process is the same cache; it gets its plan there."""
+        return NodeCache, (self.folder, self.limit)
 
     def __repr__(self) -> str:
         used, stats = self.usage(), self.stats

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,11 @@ from pipegraph.errors import DataError
 
 from .formats.base import Block
 from .parts import Part, is_url
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from .stores import StoreClient
 
 VERSION: Final = 1
 _UNKNOWN: Final = -1
@@ -237,22 +242,48 @@ class Manifest:
             )
         return manifest
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to a file at once or not at all; local parts are named relative to it."""
-        folder = os.path.dirname(os.path.abspath(path))
-        write_atomically(os.fspath(path), self.dumps(folder).encode())
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Manifest:
-        """Read what `save` wrote.
+    def save(self, path: str | os.PathLike[str], store: StoreClient | None = None) -> None:
+        """Write to a file or object, at once or not at all; a file names local parts relative to itself.
 
         Raises:
-            DataError: as `loads`.
+            DataError: a local part cannot be named in a remote manifest.
+        """
+        name = os.fspath(path)
+        if not is_url(name):
+            write_atomically(name, self.dumps(os.path.dirname(os.path.abspath(name))).encode())
+            return
+        local = next((part for part in self.parts if part.is_local), None)
+        if local is not None:
+            raise DataError(f"{name}: a remote manifest cannot name the local part {local.uri!r}")
+        with _client(store) as client:
+            client.put(name, self.dumps().encode())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], store: StoreClient | None = None) -> Manifest:
+        """Read what `save` wrote.
+
+        Args:
+            store: for a URL; else one is made from the environment.
+
+        Raises:
+            DataError: as `loads`, or the store has no such object.
             OSError: the file cannot be read.
         """
-        with open(path, "rb") as file:
+        name = os.fspath(path)
+        if is_url(name):
+            with _client(store) as client:
+                return Manifest.loads(client.read(name, 0, client.head(name).size), None, name)
+        with open(name, "rb") as file:
             text = file.read()
-        return Manifest.loads(text, os.path.dirname(os.fspath(path)), os.fspath(path))
+        return Manifest.loads(text, os.path.dirname(name), name)
+
+
+def _client(store: StoreClient | None) -> AbstractContextManager[StoreClient]:
+    if store is not None:
+        return contextlib.nullcontext(store)
+    from .stores import StoreClient
+
+    return StoreClient()
 
 
 def _moved(index: PartIndex, folder: str) -> PartIndex:

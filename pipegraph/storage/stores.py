@@ -10,10 +10,12 @@ import asyncio
 import concurrent.futures
 import fnmatch
 import importlib
+import os
 import re
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar, final
 from urllib.parse import unquote
 
@@ -74,7 +76,10 @@ class _Counts:
 
 @final
 class StoreClient:
-    """Reads objects by URL. Any thread may call anything; nothing survives a fork.
+    """Reads objects by URL. Any thread may call anything.
+
+    After a fork it is an error to use one that was made before (its thread is not there any
+    more, nor those of the client library); pickled to another process, it is made anew there.
 
     Args:
         options: obstore's: of the store (``endpoint``, ``region``, ...), and
@@ -107,6 +112,18 @@ class StoreClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._process = os.getpid()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        make = partial(
+            StoreClient,
+            self._options,
+            retry=self._retry,
+            grace_s=self._grace,
+            range_nbytes=self.range_nbytes,
+            parallel=self.parallel,
+        )
+        return make, ()
 
     @property
     def stats(self) -> StoreStats:
@@ -372,9 +389,13 @@ class StoreClient:
 
     def _start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         with self._lock:
-            if self._closed:
+            if self._closed or self._process != os.getpid():
                 work.close()
-                raise LoaderClosedError("the store client is closed")
+                if self._closed:
+                    raise LoaderClosedError("the store client is closed")
+                raise StoreError(
+                    "the store client was made before a fork; make one in each process, or use spawn"
+                )
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(

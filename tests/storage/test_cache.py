@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -365,3 +366,10 @@ def test_no_descriptor_is_left_open(cache: NodeCache) -> None:
     with pytest.raises(OSError):
         read(cache, 1, 20_000)
     assert before == sorted(os.listdir("/proc/self/fd"))
+
+
+def test_a_pickled_cache_is_the_same_folder_and_limit(cache: NodeCache) -> None:
+    read(cache, 1)
+    copy = pickle.loads(pickle.dumps(cache))
+    assert (copy.folder, copy.limit) == (cache.folder, cache.limit)
+    assert entry(1) in copy

@@ -1,12 +1,15 @@
 """Stores: an S3-compatible server, and a proxy that breaks one request in a chosen way."""
 
+import http.server
 import itertools
 import os
+import pickle
 import random
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from pipegraph.storage.cache import Cacheable, NodeCache
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.indexing import build_manifest
+from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.opening import open_part
 from pipegraph.storage.parts import Part, expand_parts
 from pipegraph.storage.policy import Hedge, Retry
@@ -386,3 +390,87 @@ def test_no_descriptor_or_thread_is_left_after_close(
     assert threads == threading.active_count()
     # The pool of connections belongs to the client library, which lets go of it in its own time.
     assert len(os.listdir("/proc/self/fd")) <= before + 5
+
+
+def test_a_client_is_made_anew_in_another_process_with_the_same_settings(
+    s3_port: int, connect: Connect, url: str
+) -> None:
+    store = connect(s3_port, range_nbytes=1234, parallel=2, retry=QUICK, grace_s=3.0)
+    with pickle.loads(pickle.dumps(store)) as copy:
+        assert (copy.range_nbytes, copy.parallel, copy._retry, copy._grace) == (1234, 2, QUICK, 3.0)
+        assert copy.read(url, 0, 3000) == DATA[:3000]
+
+
+FORKED = """
+import os, sys, warnings
+from pipegraph.storage.stores import StoreClient, StoreError
+warnings.simplefilter("ignore")
+store = StoreClient()
+store.put("memory://x/a", b"abc")
+if os.fork() == 0:
+    try:
+        store.read("memory://x/a", 0, 1)
+    except StoreError as error:
+        os._exit(7 if "before a fork" in str(error) else 1)
+    os._exit(2)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_client_from_before_a_fork_is_an_error_and_no_hang() -> None:
+    assert subprocess.run([sys.executable, "-c", FORKED], check=False).returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("s3://bucket/a", "S3Store"),
+        ("gs://bucket/a", "GCSStore"),
+        ("abfss://container@account.dfs.core.windows.net/a", "AzureStore"),
+        ("https://host/a", "HTTPStore"),
+        ("memory://name/a", "MemoryStore"),
+    ],
+)
+def test_the_url_tells_the_store(url: str, kind: str) -> None:
+    with StoreClient() as store:
+        made, key = store._store(url)
+        assert (type(made).__name__, key) == (kind, "a")
+
+
+def test_a_server_without_ranges_is_an_error_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(DATA[:5000])
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+    handler = partial(Quiet, directory=str(tmp_path))
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        StoreClient(retry=QUICK) as store,
+    ):
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            with pytest.raises(StoreError, match="Range request not supported"):
+                store.read(f"http://127.0.0.1:{server.server_address[1]}/a.tar", 10, 20)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_manifest_may_lie_beside_remote_shards(
+    shard: tuple[Path, Part], s3_port: int, connect: Connect
+) -> None:
+    path, part = shard
+    store = connect(s3_port)
+    manifest = build_manifest([part], store=store, block_nbytes=50_000)
+    url = part.uri.replace("a.tar", "index.json")
+    manifest.save(url, store)
+    again = Manifest.load(url, store)
+    assert again == manifest
+    assert again.parts == (part,)
+    with pytest.raises(DataError, match="cannot name the local part"):
+        build_manifest([path]).save(url, store)
+    with pytest.raises(StoreError, match="not found"):
+        Manifest.load(url + "x", store)
