@@ -259,7 +259,7 @@ class Loader:
                 "epoch": place.epoch,
                 "cursor": place.cursor,
                 "history": place.history,
-                "stream": place.stream or (rank, world_size),
+                "stream": () if place.nothing else place.stream or (rank, world_size),
                 "later": [stream.encode() for stream in place.later],
                 "delivered": place.delivered.encode(),
                 "ledger": self._ledger_state(place),

@@ -132,7 +132,7 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan) -> Restored:
     if all(_is_whole(each) for each in parts.values()):
         # A whole epoch: there is nothing to deal anew.
         return Restored(first["seed"], part["epoch"], ledger, (Stream((rank, world_size), None),))
-    taken_over = any(each["later"] or tuple(each["stream"])[1] != saved for each in parts.values())
+    taken_over = any(each["later"] or tuple(each["stream"])[1:] != (saved,) for each in parts.values())
     consumed: dict[str, int] = {}
     if plan.elastic and not taken_over:
         consumed = {key: steps_consumed(plan, freeze(each["cursor"])) for key, each in parts.items()}
@@ -161,12 +161,15 @@ def _check(state: Any, plan: Plan) -> None:
 
 
 def _streams(part: Mapping[str, Any]) -> tuple[Stream, ...]:
+    if not part["stream"]:
+        return ()
     own = Stream.decode((part["stream"], part["cursor"], part["history"], part["delivered"]))
     return (own, *(Stream.decode(later) for later in part["later"]))
 
 
 def _is_whole(part: Mapping[str, Any]) -> bool:
-    return part["cursor"] is None and not part["history"] and not part["delivered"] and not part["later"]
+    begun = part["cursor"] is not None or part["history"] or part["delivered"] or part["later"]
+    return not begun and bool(part["stream"])
 
 
 def _why_all_are_needed(
