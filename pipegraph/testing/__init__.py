@@ -1,0 +1,34 @@
+"""For tests of pipelines and of your own operators: nothing here sleeps.
+
+>>> from pipegraph import Graph, operators as ops
+>>> from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
+>>> def make_graph():
+...     graph = Graph("squares")
+...     graph.add(ops.FromIterable(range(5))).then(lambda x: x * x, name="square", workers=2)
+...     return graph
+>>> assert_same_everywhere(make_graph)
+>>> assert_resumes_exactly(make_graph)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipegraph.testing.clock import ManualClock as ManualClock
+from pipegraph.testing.gate import Gate as Gate
+from pipegraph.testing.gate import Sequencer as Sequencer
+from pipegraph.testing.leaks import Resources as Resources
+from pipegraph.testing.outcome import fingerprint as fingerprint
+from pipegraph.testing.resume import assert_resumes_exactly as assert_resumes_exactly
+from pipegraph.testing.same import assert_same_everywhere as assert_same_everywhere
+
+if TYPE_CHECKING:
+    from pipegraph.testing.leaks import no_leaks as no_leaks
+
+
+def __getattr__(name: str) -> Any:
+    if name != "no_leaks":  # the one part that needs pytest
+        raise AttributeError(f"module 'pipegraph.testing' has no attribute {name!r}")
+    from pipegraph.testing import leaks
+
+    return leaks.no_leaks

@@ -1,0 +1,135 @@
+"""Holding workers at a known place, and putting events into an order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+from pipegraph.activity import Cancelled
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Operator
+
+
+class _Door:
+    """What all copies of a gate share."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.passes = 0
+        self.positions: set[int] = set()
+        self.open = False
+        self.waiting: list[int] = []
+        self.cancelled = False
+
+
+@final
+class Gate(Operator):
+    """Passes chunks on, each once the test has released it.
+
+    Put it where a stage should stand still; with several workers, several items wait at it at once, and
+    releasing them by position decides in which order they go on.
+
+    >>> from pipegraph import Graph, operators as ops
+    >>> gate, graph = Gate(), Graph("gated")
+    >>> node = graph.add(ops.FromIterable("abc")).then(gate)
+    >>> with graph.loader() as loader:
+    ...     letters = iter(loader)
+    ...     positions = gate.wait_until_waiting(1)
+    ...     gate.release()
+    ...     next(letters)
+    'a'
+    """
+
+    default_name = "gate"
+
+    def __init__(self) -> None:
+        self._door = _Door()
+
+    def process(self, chunk: Chunk) -> Chunk:
+        door, position = self._door, int(chunk.rows[0][1])
+        with door.condition:
+            door.waiting.append(position)
+            door.condition.notify_all()
+            try:
+                door.condition.wait_for(lambda: door.cancelled or self._may_pass(position))
+            finally:
+                door.waiting.remove(position)
+            if door.cancelled:
+                raise Cancelled
+            if position in door.positions:
+                door.positions.remove(position)
+            elif not door.open:
+                door.passes -= 1
+        return chunk
+
+    def _may_pass(self, position: int) -> bool:
+        door = self._door
+        return door.open or door.passes > 0 or position in door.positions
+
+    def cancel(self) -> None:
+        with self._door.condition:
+            self._door.cancelled = True
+            self._door.condition.notify_all()
+
+    def uncancel(self) -> None:
+        with self._door.condition:
+            self._door.cancelled = False
+
+    def release(self, count: int = 1) -> None:
+        """Let ``count`` more items pass, whichever come."""
+        with self._door.condition:
+            self._door.passes += count
+            self._door.condition.notify_all()
+
+    def release_position(self, *positions: int) -> None:
+        """Let the items at these global positions pass."""
+        with self._door.condition:
+            self._door.positions.update(positions)
+            self._door.condition.notify_all()
+
+    def release_all(self) -> None:
+        """Let everything pass, now and from now on."""
+        with self._door.condition:
+            self._door.open = True
+            self._door.condition.notify_all()
+
+    def wait_until_waiting(self, count: int) -> list[int]:
+        """Blocks until at least ``count`` items wait at the gate; returns their positions."""
+        with self._door.condition:
+            self._door.condition.wait_for(lambda: len(self._door.waiting) >= count)
+            return sorted(self._door.waiting)
+
+
+class Sequencer:
+    """Makes blocks in different threads run in the order of their numbers.
+
+    >>> step = Sequencer()
+    >>> with step(0):
+    ...     pass
+    >>> with step(1):
+    ...     pass
+
+    After trio's ``Sequencer``: https://trio.readthedocs.io/en/stable/reference-testing.html
+    """
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._next = 0
+        self._used: set[int] = set()
+
+    @contextmanager
+    def __call__(self, number: int) -> Iterator[Any]:
+        """Blocks until the blocks 0 .. number-1 have been left."""
+        with self._condition:
+            if number in self._used:
+                raise ValueError(f"block {number} of this Sequencer was entered before")
+            self._used.add(number)
+            self._condition.wait_for(lambda: self._next == number)
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._next += 1
+                self._condition.notify_all()

@@ -1,0 +1,335 @@
+"""Random graphs, as values that can be built again and again in different placements (needs hypothesis).
+
+A :class:`Recipe` is drawn once; :meth:`Recipe.build` makes its graph inline (the reference) or as drawn. All its
+functions are pure functions of their item, so that only the engine can make a difference.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from pipegraph import operators as ops
+from pipegraph.contracts import Operator, Source
+from pipegraph.graph import Graph, Node
+from pipegraph.order import StridedOrder
+from pipegraph.policies import Policy, Retry, Skip
+
+MOST_STAGES = 12
+SIZES = (0, 1, 5, 9, 14, 20, 30, 45)
+
+
+class Planned(ValueError):
+    """A failure that a recipe asks for."""
+
+
+def weigh(item: Any) -> int:
+    """A number for any item."""
+    if isinstance(item, dict):
+        return sum(weigh(value) for value in item.values())
+    if isinstance(item, list | tuple):
+        return sum(weigh(value) for value in item) + len(item)
+    if isinstance(item, np.ndarray):
+        return int(item.sum())
+    return int(item)
+
+
+def _spin(item: Any, delay: int) -> None:
+    for _ in range((weigh(item) * 7919 + delay) % (delay + 1)):
+        pass
+
+
+def transform(item: Any, factor: int, delay: int) -> Any:
+    """Another item of the same shape, after a while."""
+    _spin(item, delay)
+    if isinstance(item, dict):
+        return {key: transform(value, factor, 0) for key, value in item.items()}
+    if isinstance(item, list | tuple):
+        return type(item)([transform(value, factor, 0) for value in item])
+    if isinstance(item, np.ndarray):
+        return item * factor % 251
+    return (item * 31 + factor) % 10007
+
+
+def draw(item: Any, delay: int, rng: np.random.Generator) -> Any:
+    """An item and a random number of its own."""
+    _spin(item, delay)
+    return transform(item, int(rng.integers(1, 1000)), 0)
+
+
+def keep(item: Any, modulus: int) -> bool:
+    """Whether a filter keeps an item."""
+    return weigh(item) % modulus != 0
+
+
+def several(item: Any, most: int) -> Any:
+    """Zero to ``most`` items, one by one."""
+    for index in range(weigh(item) % (most + 1)):
+        yield transform(item, index + 1, 0)
+
+
+def choose(item: Any, outputs: int) -> int:
+    """An output of a route."""
+    return weigh(item) // 3 % outputs
+
+
+def fail(item: Any, modulus: int) -> Any:
+    """Fails for some items."""
+    if weigh(item) % (4 * modulus) == 1:
+        raise Planned(f"{weigh(item)} was not wanted")
+    return item
+
+
+class Flaky:
+    """Fails the first time it meets an item that it does not like."""
+
+    def __init__(self, modulus: int) -> None:
+        self.modulus = modulus
+        self._seen = threading.local()
+
+    def __call__(self, item: Any) -> Any:
+        weight = weigh(item)
+        if weight % self.modulus == 1 and getattr(self._seen, "weight", None) != weight:
+            self._seen.weight = weight  # the retry comes in the same thread
+            raise Planned(f"{weight} was not ready")
+        self._seen.weight = None
+        return item
+
+
+class RunningSum(Operator):
+    """An operator with a state: it adds the weight of what came before."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def process(self, chunk: Any) -> Any:
+        self.total = (self.total + weigh(chunk.data)) % 10007
+        return chunk.replace((self.total, chunk.data))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.total = state["total"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage of a recipe; ``ups`` are numbers of steps, with an output for a step that is a route."""
+
+    kind: str
+    ups: tuple[tuple[int, int], ...] = ()
+    size: int = 1
+    delay: int = 0
+    workers: int = 1
+    capacity: int = 1
+    backend: str = "thread"
+    ordered: bool = True
+    policy: Policy = "raise"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A graph to be built; ``ordered`` says whether its outcome is fixed chunk by chunk."""
+
+    steps: tuple[Step, ...]
+    seed: int = 0
+    ordered: bool = True
+    fails: bool = field(default=False, compare=False)
+
+    @property
+    def output(self) -> str:
+        """The stage to deliver from: the last."""
+        return f"{len(self.steps) - 1}-{self.steps[-1].kind}"
+
+    def build(self, inline: bool = False, turn: int = 0) -> Graph:
+        """The graph, inline or placed as drawn; ``turn`` varies the placement."""
+        graph = Graph("fuzz", seed=self.seed)
+        nodes: list[Node] = []
+        for number, step in enumerate(self.steps):
+            ups = [
+                nodes[up] if self.steps[up].kind != "route" else nodes[up][output] for up, output in step.ups
+            ]
+            backends = ("thread", "thread", "inline")
+            nodes.append(
+                graph.add(
+                    _operator(step),
+                    *ups,
+                    name=f"{number}-{step.kind}",
+                    workers=1 if inline else 1 + (step.workers + turn - 1) % 4,
+                    capacity=64 if inline else 1 + (step.capacity + 3 * turn - 1) % 8,
+                    backend="inline"
+                    if inline
+                    else step.backend
+                    if turn == 0
+                    else backends[(number + turn) % 3],
+                    ordered=step.ordered,
+                    on_error=step.policy,
+                )
+            )
+        return graph
+
+
+def _items(kind: str, count: int) -> list[Any]:
+    if kind == "arrays":
+        return [{"key": f"k{i}", "x": np.full(1 + i % 5, i % 250, np.int64)} for i in range(count)]
+    return list(range(count))
+
+
+def _operator(step: Step) -> Operator | Source:
+    size, delay = step.size, step.delay
+    made: dict[str, Any] = {
+        "iterable": lambda: ops.FromIterable(_items("ints", size)),
+        "arrays": lambda: ops.FromSequence([{"x": each["x"]} for each in _items("arrays", size)]),
+        "sequence": lambda: ops.FromSequence(_items("ints", size), order=StridedOrder(shuffle=True)),
+        "map": lambda: ops.Map(partial(transform, factor=size, delay=delay)),
+        "random": lambda: ops.Map(partial(draw, delay=delay)),
+        "filter": lambda: ops.Filter(partial(keep, modulus=size + 1)),
+        "flat": lambda: ops.FlatMap(partial(several, most=min(size, 3))),
+        "fail": lambda: ops.Map(partial(fail, modulus=size + 3)),
+        "flaky": lambda: ops.Map(Flaky(size + 2)),
+        "sum": RunningSum,
+        "batch": lambda: ops.Batch(size, collate=list, drop_last=bool(delay % 2)),
+        "batch-all": lambda: ops.Batch(size, collate=list),
+        "unbatch": ops.Unbatch,
+        "shuffle": lambda: ops.Shuffle(size),
+        "bucket": lambda: ops.Bucket(partial(choose, outputs=5), [1, 3], size=size),
+        "zip": ops.Zip,
+        "concat": ops.Concat,
+        "mix": lambda: ops.Mix([1.0 + i for i in range(len(step.ups))]),
+        "mix-all": lambda: ops.Mix([1.0 + i for i in range(len(step.ups))], stop="all"),
+        "route": lambda: ops.Route(partial(choose, outputs=1 + size % 3), 1 + size % 3),
+        "merge": ops.Merge,
+    }
+    operator: Operator | Source = made[step.kind]()
+    return operator
+
+
+class _Sketch:
+    """A recipe while it is drawn: the steps, and what is known of each."""
+
+    def __init__(self, draw_from: Any, failures: bool) -> None:
+        self.draw = draw_from
+        self.failures = failures
+        self.steps: list[Step] = []
+        self.level: list[str] = []
+        self.unordered: list[bool] = []
+
+    def add(self, kind: str, *ups: tuple[int, int], level: str = "") -> int:
+        """Draw a step of this kind; returns its number."""
+        unordered = any(self.unordered[up] for up, _ in ups)
+        parallel = kind in (
+            "map",
+            "random",
+            "filter",
+            "flat",
+            "fail",
+            "flaky",
+            "arrays",
+            "sequence",
+            "unbatch",
+        )
+        policy: Policy = "raise"
+        if kind == "fail":
+            exact = [Skip(2), Retry(1, then=Skip(3)), Skip(0.2)] if not unordered else []
+            policy = (
+                self.draw(st.sampled_from(["raise", "raise", Skip(), *exact])) if self.failures else Skip()
+            )
+        elif kind == "flaky":
+            policy = Retry(2)
+        ordered = not parallel or self.draw(st.integers(0, 7)) > 0
+        if not ordered and isinstance(policy, Skip | Retry) and kind == "fail":
+            policy = Skip()
+        self.steps.append(
+            Step(
+                kind,
+                ups,
+                self.draw(st.sampled_from(SIZES) if not ups else st.integers(1, 7)),
+                self.draw(st.sampled_from([0, 0, 1, 60, 400])),
+                self.draw(st.integers(1, 4)),
+                self.draw(st.integers(1, 8)),
+                self.draw(st.sampled_from(["thread", "thread", "thread", "inline"])),
+                ordered,
+                policy,
+            )
+        )
+        self.level.append(level or (self.level[ups[0][0]] if ups else "sample"))
+        self.unordered.append(unordered or not ordered)
+        return len(self.steps) - 1
+
+    def one_input(self, up: tuple[int, int]) -> int:
+        """A drawn stage behind ``up``."""
+        level, unordered = self.level[up[0]], self.unordered[up[0]]
+        kinds = ["map", "map", "random", "shuffle"]
+        if level == "sample":
+            kinds += ["filter", "flat", "fail", "fail", "flaky", "batch-all"]
+            kinds += [] if unordered else ["batch", "bucket", "sum"]
+        else:
+            kinds += ["unbatch", "unbatch"]
+            kinds = [k for k in kinds if k not in ("map", "random")] if unordered else kinds
+        kind = self.draw(st.sampled_from(kinds))
+        changes = {"batch": "batch", "batch-all": "batch", "unbatch": "sample", "flat": "sample"}
+        return self.add(kind, up, level=changes.get(kind, ""))
+
+    def several_inputs(self) -> int:
+        """A drawn fan-in over stages there are."""
+        last = len(self.steps) - 1
+        others = st.integers(0, last)
+        count = self.draw(st.integers(1, 2))
+        ups = [(last, 0), *((self.draw(others), 0) for _ in range(count))]
+        ups = [
+            (up, 0) for up, _ in ups if self.level[up] == self.level[last] and self.steps[up].kind != "route"
+        ]
+        if self.draw(st.booleans()):
+            ups.reverse()
+        kinds = ["concat", "mix-all"]
+        if not any(self.unordered[up] for up, _ in ups):
+            kinds += ["zip", "zip", "mix"]
+        return self.add(self.draw(st.sampled_from(kinds)), *ups)
+
+    def routed(self) -> int:
+        """A route, something in its branches, and the merge."""
+        route = self.add("route", (len(self.steps) - 1, 0))
+        ends = []
+        for output in range(1 + self.steps[route].size % 3):
+            end = (route, output)
+            for _ in range(self.draw(st.integers(0, 2))):
+                if self.level[end[0]] == "batch" and self.level[route] == "sample":
+                    end = (self.add("unbatch", end, level="sample"), 0)
+                else:
+                    end = (self.one_input(end), 0)
+            if self.level[end[0]] == "batch" and self.level[route] == "sample":
+                end = (self.add("unbatch", end, level="sample"), 0)
+            elif self.level[end[0]] == "sample" and self.level[route] == "batch":
+                end = (self.add("batch-all", end, level="batch"), 0)
+            ends.append(end)
+        return self.add("merge", *ends)
+
+
+@st.composite
+def recipes(draw_from: Any, failures: bool = True) -> Recipe:
+    """Graphs of up to 12 stages with fan-out, fan-in and routes; no failure reaches the consumer without ``failures``."""
+    sketch = _Sketch(draw_from, failures)
+    for _ in range(draw_from(st.integers(1, 2))):
+        sketch.add(draw_from(st.sampled_from(["iterable", "sequence", "arrays"])))
+    for _ in range(draw_from(st.integers(0, MOST_STAGES - 3))):
+        if len(sketch.steps) >= MOST_STAGES - 1:
+            break
+        what = draw_from(st.integers(0, 9))
+        if what < 6:
+            sketch.one_input((len(sketch.steps) - 1, 0))
+        elif what < 9 or len(sketch.steps) > MOST_STAGES - 9:
+            sketch.several_inputs()
+        else:
+            sketch.routed()
+    return Recipe(
+        tuple(sketch.steps),
+        draw_from(st.integers(0, 3)),
+        not any(sketch.unordered),
+        any(step.kind == "fail" and step.policy != Skip() for step in sketch.steps),
+    )

@@ -1,0 +1,86 @@
+"""Nothing may stay behind: threads, processes, file descriptors, shared memory."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+_DESCRIPTORS = Path("/proc/self/fd")
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def _descriptors() -> frozenset[str]:
+    if not _DESCRIPTORS.is_dir():
+        return frozenset()
+    found = set()
+    for number in os.listdir(_DESCRIPTORS):
+        try:
+            found.add(f"{number} -> {os.readlink(_DESCRIPTORS / number)}")
+        except OSError:
+            continue  # the one that listed the folder
+    return frozenset(found)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What this process holds.
+
+    Attributes:
+        threads: live threads, by name and identity.
+        processes: live child processes of ``multiprocessing``.
+        descriptors: open file descriptors and what they are.
+        shared_memory: names under ``/dev/shm``.
+    """
+
+    threads: frozenset[tuple[str, int]]
+    processes: frozenset[int]
+    descriptors: frozenset[str]
+    shared_memory: frozenset[str]
+
+    @classmethod
+    def now(cls) -> Resources:
+        """One look."""
+        gc.collect()
+        return cls(
+            frozenset((t.name, t.ident or 0) for t in threading.enumerate()),
+            frozenset(child.pid or 0 for child in multiprocessing.active_children()),
+            _descriptors(),
+            frozenset(os.listdir(_SHARED_MEMORY)) if _SHARED_MEMORY.is_dir() else frozenset(),
+        )
+
+    def leaked_since(self, before: Resources) -> list[str]:
+        """What is there now and was not before, in words."""
+        found = [f"thread {name}" for name, _ in sorted(self.threads - before.threads)]
+        found += [f"process {pid}" for pid in sorted(self.processes - before.processes)]
+        found += [f"descriptor {each}" for each in sorted(self.descriptors - before.descriptors)]
+        found += [f"shared memory {each}" for each in sorted(self.shared_memory - before.shared_memory)]
+        return found
+
+
+def _no_leaks() -> Iterator[None]:
+    """Fails a test that leaves threads, processes, descriptors or shared memory behind."""
+    before = Resources.now()
+    yield
+    leaked = Resources.now().leaked_since(before)
+    assert not leaked, "the test left behind: " + "; ".join(leaked)
+
+
+if TYPE_CHECKING:
+    no_leaks: Any
+
+
+def __getattr__(name: str) -> Any:
+    # A pytest fixture, made at first use: pytest is no dependency of the package.
+    if name != "no_leaks":
+        raise AttributeError(name)
+    import pytest
+
+    fixture = pytest.fixture(name="no_leaks")(_no_leaks)
+    globals()[name] = fixture
+    return fixture

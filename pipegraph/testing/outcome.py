@@ -1,0 +1,132 @@
+"""What a loader delivers, as values that can be compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipegraph.chunk import Chunk
+from pipegraph.graph import Graph
+from pipegraph.loader import Loader
+
+MakeGraph = Callable[[], Graph]
+
+
+def fingerprint(data: Any) -> Any:
+    """A hashable value that is equal for equal trees: arrays and tensors by dtype, shape and bytes."""
+    if isinstance(data, torch.Tensor):
+        whole = data.detach().cpu().contiguous()
+        return (
+            ("tensor", str(whole.dtype), tuple(whole.shape), whole.view(torch.uint8).numpy().tobytes())
+            if (whole.numel())
+            else ("tensor", str(whole.dtype), tuple(whole.shape), b"")
+        )
+    if isinstance(data, np.ndarray):
+        if data.dtype.hasobject:
+            return ("objects", data.shape, tuple(fingerprint(each) for each in data.flat))
+        return ("array", data.dtype.str, data.shape, np.ascontiguousarray(data).tobytes())
+    if isinstance(data, Mapping):
+        return ("mapping", *((key, fingerprint(value)) for key, value in sorted(data.items(), key=_by_repr)))
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        values = (fingerprint(getattr(data, field.name)) for field in dataclasses.fields(data))
+        return (type(data).__qualname__, *values)
+    if isinstance(data, list | tuple):
+        return (type(data).__name__, *(fingerprint(value) for value in data))
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    try:
+        hash(data)
+    except TypeError:
+        return repr(data)
+    return data
+
+
+def _by_repr(item: tuple[Any, Any]) -> str:
+    return repr(item[0])
+
+
+def is_ordered(graph: Graph) -> bool:
+    """Whether the graph's outcome is fixed chunk by chunk, and not only sample by sample."""
+    return all(spec.ordered for spec in graph.stages.values())
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """One delivered chunk."""
+
+    epoch: int
+    rows: tuple[Any, ...]
+    keys: tuple[Any, ...]
+    data: Any
+    batched: bool
+
+    @classmethod
+    def of(cls, chunk: Chunk) -> Delivered:
+        """The chunk as a value."""
+        return cls(chunk.epoch, chunk.rows, chunk.keys, fingerprint(chunk.data), chunk.batched)
+
+    def samples(self) -> Iterator[Any]:
+        """What must be equal also where samples may meet in other batches."""
+        data = None if self.batched else self.data
+        return ((self.epoch, row, data) for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One pass: what it delivered, and the error that ended it, if one did."""
+
+    chunks: tuple[Delivered, ...]
+    error: tuple[str, str] | None = None
+
+
+def run_pass(loader: Loader, most: int | None = None) -> Outcome:
+    """The next pass, or its first ``most`` chunks."""
+    chunks: list[Delivered] = []
+    try:
+        chunks.extend(Delivered.of(chunk) for chunk in itertools.islice(loader.chunks(), most))
+    except Exception as error:
+        return Outcome(tuple(chunks), (type(error).__name__, str(error)))
+    return Outcome(tuple(chunks))
+
+
+def samples(chunks: tuple[Delivered, ...]) -> Counter[Any]:
+    """The samples of chunks, in no order."""
+    return Counter(itertools.chain.from_iterable(chunk.samples() for chunk in chunks))
+
+
+def assert_equal_chunks(
+    expected: tuple[Delivered, ...], found: tuple[Delivered, ...], ordered: bool, what: str
+) -> None:
+    """Chunk by chunk, or sample by sample; says what differs first."""
+    if not ordered:
+        missing, extra = samples(expected) - samples(found), samples(found) - samples(expected)
+        assert not missing and not extra, (
+            f"{what}: lost samples {_some(missing)}; extra samples {_some(extra)}"
+        )
+        return
+    for number, (one, other) in enumerate(zip(expected, found, strict=False)):
+        assert one == other, f"{what}: chunk {number} should be {one}, is {other}"
+    assert len(expected) == len(found), (
+        f"{what}: {len(found)} chunks instead of {len(expected)}; "
+        f"the first that differs: {(expected[len(found) :] or found[len(expected) :])[0]}"
+    )
+
+
+def _some(counter: Counter[Any]) -> str:
+    return repr([row for _, row, _ in itertools.islice(counter, 5)]) if counter else "none"
+
+
+def placed(graph: Graph, backend: str, workers: int, capacity: int | None = None) -> Graph:
+    """The graph with every stage placed alike."""
+    for name, spec in graph.stages.items():
+        graph.stages[name] = replace(
+            spec, backend=backend, workers=workers, capacity=spec.capacity if capacity is None else capacity
+        )
+    return graph
