@@ -83,6 +83,7 @@ class BlockSupply:
         self._loading: set[int] = set()
         self._waiters: dict[int, int] = {}
         self._failed: dict[int, Exception] = {}
+        self._not_ahead: set[int] = set()  # failed since the last `want`
         self._threads: list[threading.Thread] = []
         self._closed = False
 
@@ -99,6 +100,7 @@ class BlockSupply:
             given_up = [self._ready.pop(n) for n in list(self._ready) if n not in wanted]
             # What failed ahead is tried again when it is needed.
             self._failed.clear()
+            self._not_ahead.clear()
             while len(self._threads) < min(self._loaders, len(self._wanted)):
                 name = f"pipegraph-blocks-{len(self._threads)}"
                 self._threads.append(threading.Thread(target=self._load_ahead, name=name, daemon=True))
@@ -141,7 +143,7 @@ class BlockSupply:
         """Wait until these blocks are near, or have failed, or the supply is closed."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or all(n in self._ready or n in self._failed for n in numbers)
+                lambda: self._closed or all(n in self._ready or n in self._not_ahead for n in numbers)
             )
 
     def close(self) -> None:
@@ -183,7 +185,7 @@ class BlockSupply:
             (
                 n
                 for n in self._wanted
-                if n not in self._ready and n not in self._loading and n not in self._failed
+                if n not in self._ready and n not in self._loading and n not in self._not_ahead
             ),
             None,
         )
@@ -234,6 +236,7 @@ class BlockSupply:
                 self._loading.discard(number)
                 if error and not waited:
                     self._failed[number] = error
+                    self._not_ahead.add(number)
                 waited = waited or number in self._waiters
                 if ready and not self._closed and (waited or number in self._wanted):
                     self._ready[number] = ready
