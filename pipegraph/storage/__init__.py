@@ -25,5 +25,3 @@ from .policy import Retry as Retry
 from .remote import RemoteFile as RemoteFile
 from .stores import StoreClient as StoreClient
 from .stores import StoreError as StoreError
-from .supply import BlockSupply as BlockSupply
-from .supply import Loaded as Loaded
