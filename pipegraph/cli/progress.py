@@ -67,8 +67,7 @@ class Progress:
         self._samples, self._started, self._from = 0, perf_counter(), done
         self._shown = int(PLAIN_STEPS * done / self._total)
         for task in self._bar.task_ids:
-            self._bar.update(task, visible=True)
-            self._bar.stop_task(task)
+            self._bar.remove_task(task)
         self._task = self._bar.add_task(name, total=self._total, rate="", note="")
         self._bar.update(self._task, completed=done)
 

@@ -40,8 +40,9 @@ def run_demo(path: str | None, epochs: int | None, images: int = IMAGES) -> None
         )
         if epochs is None:
             epochs = min(MOST_EPOCHS, max(3, SAMPLES_IN_ALL // data.samples))
-        job = Job(data, epochs, progress)
-        job.run()
+        profile = Job(data, epochs, progress).run()
+    print()
+    print(profile)
 
 
 class Job:
@@ -58,8 +59,8 @@ class Job:
         self.seen: dict[int, list[np.ndarray[Any, Any]]] = {}
         self.losses: dict[int, list[float]] = {}
 
-    def run(self) -> None:
-        """Train, stop, resume, report."""
+    def run(self) -> pg.Profile:
+        """Train, stop, resume, check; returns the profile of the resumed loader."""
         say = self.progress.say
         places = ", ".join(map(str, self.devices))
         say(f"{self.data.what}: {self.data.samples:,} images, batches of {self.batch}, on {places}")
@@ -72,8 +73,7 @@ class Job:
                 self._train(checkpoint, stop=True)
             profile = self._train(checkpoint, stop=False)
         self._check_epochs()
-        say("")
-        say(str(profile))
+        return profile
 
     def _executor(self) -> pg.ReplicaExecutor:
         torch.manual_seed(SEED)
