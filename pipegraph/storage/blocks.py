@@ -16,6 +16,11 @@ from .parts import Part
 from .stores import StoreClient, safe_url
 
 
+def cacheable(part: Part, block: Block, crc32c: int | None = None, version: str | None = None) -> Cacheable:
+    """The cache entry that `open_block` uses for a block."""
+    return Cacheable(part.uri, block.nbytes, block.offset, part.size, version, crc32c)
+
+
 def open_block(
     part: Part,
     block: Block,
@@ -47,7 +52,7 @@ def open_block(
     if part.is_local and cache is None:
         return base
     try:
-        what = Cacheable(part.uri, block.nbytes, block.offset, part.size, version, crc32c)
+        what = cacheable(part, block, crc32c, version)
 
         def download(sink: Sink) -> None:
             if store is not None and not part.is_local:

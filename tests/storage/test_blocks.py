@@ -11,7 +11,7 @@ import pytest
 
 from pipegraph.errors import ChecksumError
 from pipegraph.storage import LocalFile
-from pipegraph.storage.blocks import open_block
+from pipegraph.storage.blocks import cacheable, open_block
 from pipegraph.storage.cache import DOWNLOADS, NodeCache
 from pipegraph.storage.formats import Sample, format_of
 from pipegraph.storage.indexing import build_manifest
@@ -76,6 +76,10 @@ def test_blocks_are_the_same_from_place_memory_and_cache(
             assert samples(remote, manifest, store=store, cache=cache) == expected
             assert samples(local, manifest, cache=cache) == expected
         assert cache.stats.misses == cache.stats.hits == 2 * manifest.blocks
+        assert all(
+            cacheable(remote, manifest.block(n)[1], manifest.block_checksum(n)) in cache
+            for n in range(manifest.blocks)
+        )
 
 
 def test_where_the_cache_has_no_room_blocks_are_read_into_memory(
