@@ -164,6 +164,7 @@ class Failures:
                     Entry(Quarantined(key, row[1], chunk.epoch, stage.name, _describe(error)), row, items)
                     for key, row in zip(chunk.keys, chunk.rows, strict=True)
                 ],
+                not stage.plan.unordered_above,
             )
         return None
 

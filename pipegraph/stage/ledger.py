@@ -46,7 +46,7 @@ class Ledger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
-        self._seen: set[tuple[str, int, Lineage]] = set()
+        self._seen: set[tuple[str, int, Lineage, int]] = set()
         self._base: dict[tuple[str, int], tuple[int, int]] = {}
         self._counts: dict[tuple[str, int], int] = {}
         self._taken: dict[tuple[str, int], deque[tuple[Cursor, int]]] = {}
@@ -69,7 +69,9 @@ class Ledger:
 
     def _keep(self, entries: list[Entry]) -> None:
         self._entries = entries
-        self._seen = {(e.shown.stage, e.shown.epoch, e.row) for e in entries}
+        self._seen = {
+            (e.shown.stage, e.shown.epoch, e.row, ordinal) for e in entries for ordinal in (e.ordinal, 0)
+        }
 
     def base(self, stage: str, epoch: int) -> tuple[int, int]:
         """``(failed, items)`` of the stage's epoch before this run began."""
@@ -86,14 +88,16 @@ class Ledger:
         with self._lock:
             return self._counts.get((stage, epoch), 0)
 
-    def add(self, stage: str, epoch: int, entries: list[Entry]) -> None:
-        """Record one failing item (a whole batch has an entry per sample). A replay shows nothing twice."""
+    def add(self, stage: str, epoch: int, entries: list[Entry], ordered: bool = True) -> None:
+        """Record one failing item (a whole batch has an entry per sample). A replay shows nothing twice.
+
+        In order the same sample under another ordinal is another item: it came by another way.
+        """
         with self._lock:
-            fresh = [e for e in entries if (stage, epoch, e.row) not in self._seen]
+            keys = [(stage, epoch, e.row, e.ordinal if ordered else 0) for e in entries]
             self._counts[stage, epoch] = self._counts.get((stage, epoch), 0) + 1
-            if fresh:
-                self._seen.update((stage, epoch, e.row) for e in fresh)
-                self._entries += fresh
+            self._entries += [e for e, key in zip(entries, keys, strict=True) if key not in self._seen]
+            self._seen.update(keys)
 
     def shown(self) -> tuple[Quarantined, ...]:
         """The whole ledger."""

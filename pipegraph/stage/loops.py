@@ -493,7 +493,8 @@ def _merge(stage: StageRun, worker: Worker) -> Loop:
     operator: Merge = worker.operator
     inboxes, put = stage.inboxes, stage.putter()
     count = len(inboxes)
-    tracked = stage.plan.unordered_above
+    plan = stage.run.plan
+    tracked = plan.stages[plan.output.stage].unordered_above  # samples are known by lineage and way
     epoch = stage.run.first_epoch
     if stage.plan.route is not None:
         operator.follow(stage.plan.route, stage.plan.route_outputs)

@@ -313,7 +313,7 @@ class _Sketch:
 
 @st.composite
 def recipes(draw_from: Any, failures: bool = True) -> Recipe:
-    """Graphs of up to 12 stages with fan-out, fan-in and routes; no failure reaches the consumer without ``failures``."""
+    """Graphs of up to 12 stages with fan-out, fan-in, routes; without ``failures`` none reaches the consumer."""
     sketch = _Sketch(draw_from, failures)
     for _ in range(draw_from(st.integers(1, 2))):
         sketch.add(draw_from(st.sampled_from(["iterable", "sequence", "arrays"])))
