@@ -1,0 +1,283 @@
+"""The bounded queue between two stages."""
+
+import ctypes
+import threading
+
+import pytest
+
+from pipegraph.activity import Activity, Cancelled
+from pipegraph.channel import Channel
+from pipegraph.chunk import Chunk, EndOfEpoch, Failure
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def chunk(number=0, nbytes=0, epoch=0):
+    made = Chunk(number, (("s", number),), epoch, number, number + 1)
+    made.nbytes = nbytes
+    return made
+
+
+class Started:
+    """A thread whose outcome is asked for."""
+
+    def __init__(self, function, *args):
+        self.outcome = None
+        self.thread = threading.Thread(target=self._run, args=(function, args), daemon=True)
+        self.thread.start()
+
+    def _run(self, function, args):
+        try:
+            self.outcome = function(*args)
+        except BaseException as error:
+            self.outcome = error
+
+    def result(self):
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        return self.outcome
+
+
+def test_put_waits_while_full_and_resumes_after_one_get():
+    channel = Channel(1)
+    channel.put(chunk(1))
+    writer = Started(channel.put, chunk(2))
+    channel.wait_until(lambda s: s.putters_waiting == 1)
+    assert channel.get().data == 1
+    assert writer.result() is True
+    assert channel.get().data == 2
+
+
+def test_get_waits_while_empty():
+    channel = Channel(4)
+    reader = Started(channel.get)
+    channel.wait_until(lambda s: s.getters_waiting == 1)
+    channel.put(chunk(7))
+    assert reader.result().data == 7
+
+
+def test_capacity_below_one_is_refused():
+    with pytest.raises(ValueError, match="capacity must be >= 1, got 0"):
+        Channel(0)
+
+
+def test_bytes_bound_the_queue_but_an_empty_one_takes_an_item_of_any_size():
+    channel = Channel(10, max_bytes=100)
+    assert channel.put(chunk(0, 500))
+    writer = Started(channel.put, chunk(1, 1))
+    channel.wait_until(lambda s: s.putters_waiting == 1)
+    assert channel.stats().nbytes == 500
+    channel.get()
+    assert writer.result() is True
+    assert channel.stats().nbytes == 1
+
+
+def test_lanes_leave_in_order_whatever_the_order_of_arrival():
+    channel = Channel(8, lanes=True)
+    for lane in (2, 1, 3, 0):
+        channel.put_at(lane, chunk(lane))
+    assert [channel.get().data for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_a_later_lane_leaves_room_for_the_one_that_is_next():
+    channel = Channel(2, lanes=True)
+    channel.put_at(1, chunk(1))
+    later = Started(channel.put_at, 2, chunk(2))
+    channel.wait_until(lambda s: s.putters_waiting == 1)
+    assert channel.put_at(0, chunk(0))  # never locked out
+    assert channel.stats().depth == 2
+    assert [channel.get().data for _ in range(3)] == [0, 1, 2]
+    assert later.result() is True
+
+
+def test_with_capacity_one_lanes_still_flow():
+    channel = Channel(1, lanes=True)
+    writers = [Started(channel.put_at, lane, chunk(lane)) for lane in reversed(range(5))]
+    assert [channel.get().data for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert all(writer.result() is True for writer in writers)
+
+
+def test_depth_never_exceeds_capacity_with_many_lanes():
+    capacity, count = 3, 200
+    channel, deepest = Channel(capacity, lanes=True), 0
+    tickets, lock = iter(range(count)), threading.Lock()
+
+    def work():
+        while True:
+            with lock:
+                lane = next(tickets, None)
+            if lane is None:
+                return
+            channel.put_at(lane, chunk(lane))
+
+    workers = [Started(work) for _ in range(4)]
+    for expected in range(count):
+        deepest = max(deepest, channel.stats().depth)
+        assert channel.get().data == expected
+    for worker in workers:
+        assert worker.result() is None
+    assert 1 <= deepest <= capacity
+
+
+def test_wait_turn_returns_once_all_lower_lanes_are_closed():
+    channel = Channel(4, lanes=True)
+    waiter = Started(channel.wait_turn, 2)
+    channel.wait_until(lambda s: s.putters_waiting == 1)
+    channel.close_lane(1)
+    assert waiter.thread.is_alive()
+    channel.put_at(0, chunk(0))
+    assert waiter.result() is None
+    assert channel.at_head(2)
+    assert not channel.at_head(3)
+
+
+def test_a_thread_that_waits_for_its_turn_is_not_taken_for_a_full_queue():
+    channel = Channel(4, lanes=True)
+    waiter = Started(channel.wait_turn, 1)
+    channel.wait_until(lambda s: s.putters_waiting == 1)
+    assert not channel.full()
+    assert channel.grow() == 4
+    channel.close_lane(0)
+    assert waiter.result() is None
+
+
+@pytest.mark.parametrize("call", ["get", "put", "take", "turn"])
+def test_cancel_wakes_every_waiter(call):
+    channel = Channel(1, lanes=call == "turn")
+    if call == "put":
+        channel.put(chunk())
+        waiter = Started(channel.put, chunk())
+    else:
+        waiter = Started(*{"get": (channel.get,), "take": (channel.take,), "turn": (channel.wait_turn, 5)}[call])
+    channel.wait_until(lambda s: s.putters_waiting + s.getters_waiting == 1)
+    channel.cancel()
+    assert isinstance(waiter.result(), Cancelled)
+    with pytest.raises(Cancelled):
+        channel.get()
+    with pytest.raises(Cancelled):
+        channel.put(chunk())
+
+
+def test_grow_makes_room_for_exactly_the_item_that_waits():
+    channel = Channel(1)
+    channel.put(chunk(0))
+    writer = Started(channel.put, chunk(1))
+    channel.wait_until(lambda s: s.putters_waiting == 1)
+    assert channel.full()
+    assert channel.grow() == 2
+    assert writer.result() is True
+    assert channel.stats().grown == 1
+    assert not channel.full()
+
+
+def test_grow_makes_room_in_bytes_too():
+    channel = Channel(10, max_bytes=100)
+    channel.put(chunk(0, 90))
+    writer = Started(channel.put, chunk(1, 50))
+    channel.wait_until(lambda s: s.putters_waiting == 1)
+    assert channel.full()
+    channel.grow()
+    assert writer.result() is True
+    assert channel.stats().nbytes == 140
+
+
+def test_discard_drops_what_is_held_refuses_what_comes_and_ends_with_the_epoch():
+    channel = Channel(3)
+    channel.put(chunk(0, epoch=4))
+    assert [c.data for c in channel.discard(4)] == [0]
+    assert channel.put(chunk(1, epoch=4)) is False
+    assert channel.put(Failure(ValueError(), 4)) is False
+    assert channel.discards(4)
+    assert not channel.discards(5)
+    channel.put(EndOfEpoch(4))
+    assert channel.put(chunk(2, epoch=5)) is True
+    assert isinstance(channel.get(), EndOfEpoch)
+    assert channel.get().data == 2
+
+
+def test_discard_wakes_putters_whose_items_are_not_wanted():
+    channel = Channel(1)
+    channel.put(chunk(0))
+    writer = Started(channel.put, chunk(1))
+    channel.wait_until(lambda s: s.putters_waiting == 1)
+    channel.discard(0)
+    assert writer.result() is False
+
+
+def test_skip_takes_out_chunks_of_its_epoch_only():
+    channel = Channel(10)
+    channel.skip(0, lambda item: item.before < 2)
+    channel.skip(0, lambda item: item.before == 3)
+    assert [channel.put(chunk(i)) for i in range(5)] == [False, False, True, False, True]
+    channel.put(EndOfEpoch(0))
+    assert channel.put(chunk(0, epoch=1)) is True
+
+
+def test_a_filter_holds_for_a_chunk_that_arrives_after_the_end_of_its_epoch_in_a_lower_lane():
+    channel = Channel(10, lanes=True)
+    channel.skip(0, lambda item: item.before < 10)
+    channel.put_at(1, EndOfEpoch(0))  # the worker with lane 0 is slower
+    assert channel.put_at(0, chunk(3)) is False
+    assert isinstance(channel.get(), EndOfEpoch)
+    assert channel.put_at(2, chunk(3, epoch=1)) is True
+
+
+def test_take_hands_out_tickets_in_the_order_of_items():
+    channel = Channel(10)
+    for i in range(5):
+        channel.put(chunk(i))
+    assert [(t, c.data) for t, c in (channel.take() for _ in range(5))] == [(i, i) for i in range(5)]
+
+
+def test_getters_that_wait_for_the_window_all_go_on_when_it_opens():
+    channel, limit = Channel(10), [0]
+    channel.may_take = lambda ticket: ticket < limit[0]
+    for i in range(3):
+        channel.put(chunk(i))
+    readers = [Started(channel.take) for _ in range(3)]
+    channel.wait_until(lambda s: s.getters_waiting == 3)
+    limit[0] = 3
+    channel.nudge()
+    assert sorted(reader.result()[0] for reader in readers) == [0, 1, 2]
+
+
+def interrupt(thread):
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
+
+
+def test_an_interrupted_wait_leaves_the_queue_of_waiters_and_takes_no_wake_with_it():
+    channel = Channel(1)
+    interrupted = Started(channel.get)
+    channel.wait_until(lambda s: s.getters_waiting == 1)
+    interrupt(interrupted.thread)  # it is delivered when the lock is released to it
+    other = Started(channel.get)
+    channel.wait_until(lambda s: s.getters_waiting == 2)
+    channel.put(chunk(1))  # wakes the interrupted one, which must pass the wake on
+    assert isinstance(interrupted.result(), KeyboardInterrupt)
+    assert other.result().data == 1
+
+
+def test_waits_are_counted_as_activity_and_end_balanced():
+    activity, told = Activity(), []
+    activity.on_idle = lambda: told.append("idle")
+    activity.attach(2)
+    channel = Channel(1, activity=activity)
+    reader = Started(channel.get)
+    channel.wait_until(lambda s: s.getters_waiting == 1)
+    channel.put(chunk())
+    reader.result()
+    activity.pause()
+    assert told == []
+    activity.pause()
+    assert told == ["idle"]
+
+
+def test_statistics_count_items_and_waits():
+    channel = Channel(2)
+    channel.put(chunk(0, 10))
+    channel.put(chunk(1, 5))
+    channel.get()
+    stats = channel.stats()
+    assert (stats.puts, stats.gets, stats.depth, stats.nbytes, stats.capacity) == (2, 1, 1, 5, 2)
+    assert stats.put_wait_ns == stats.get_wait_ns == 0
+    assert repr(channel) == "<Channel 1/2>"

@@ -1,0 +1,245 @@
+"""What is wrong with a description is said at ``add`` or ``plan()``: the rule, the value, the remedy."""
+
+import re
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import GraphError
+
+
+def identity(x):
+    return x
+
+
+@pytest.fixture
+def graph():
+    return pg.Graph("g")
+
+
+@pytest.fixture
+def numbers(graph):
+    return graph.add(ops.FromIterable(range(10)), name="numbers")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, "stage 'map': workers must be >= 1, got 0"),
+        ({"workers": True}, "stage 'map': workers must be >= 1, got True"),
+        ({"backend": "fork"}, "backend must be one of inline, thread, process, ray, got 'fork'"),
+        ({"capacity": 0}, "stage 'map': capacity must be >= 1 item, got 0"),
+        ({"max_bytes": "many"}, "stage 'map': max_bytes must be bytes or a size such as '500 MB' or '2 GiB', got 'many'"),
+        ({"ordered": 1}, "stage 'map': ordered must be True or False, got 1"),
+        ({"on_error": "ignore"}, 'stage \'map\': on_error must be "raise", pg.Skip(budget)'),
+        ({"timeout": 0}, "stage 'map': timeout must be more than 0 seconds, got 0"),
+        ({"name": ""}, "a stage's name must be a text that is not empty, got ''"),
+        ({"name": "numbers"}, "the graph has a stage of this name already; choose another name="),
+    ],
+)
+def test_a_wrong_option_is_an_error_at_add(graph, numbers, options, message):
+    with pytest.raises(GraphError, match=re.escape(message)):
+        numbers.then(lambda x: x, **options)
+
+
+def test_unknown_options_are_refused(numbers):
+    with pytest.raises(TypeError, match="num_workers"):
+        numbers.then(identity, num_workers=3)
+
+
+def test_wrong_arity_names_the_way_to_join(graph, numbers):
+    with pytest.raises(GraphError, match=r"identity takes exactly one upstream node, got 2; join several with Zip\(\)"):
+        graph.add(identity, numbers, numbers)
+    with pytest.raises(GraphError, match="takes exactly one upstream node, got 0"):
+        graph.add(identity)
+    with pytest.raises(GraphError, match="a source takes no upstream node, got 1"):
+        graph.add(ops.FromIterable([]), numbers)
+    with pytest.raises(GraphError, match="zip takes at least one upstream node"):
+        graph.add(ops.Zip())
+
+
+def test_nodes_of_other_graphs_and_other_things_are_refused(graph, numbers):
+    with pytest.raises(GraphError, match="upstream node 'numbers' belongs to graph 'g'"):
+        pg.Graph("other").add(identity, numbers)
+    with pytest.raises(GraphError, match="upstream must be nodes of this graph, got 3"):
+        graph.add(identity, 3)
+    with pytest.raises(GraphError, match=r"got the class Batch: place an instance, Batch\(...\)"):
+        numbers.then(ops.Batch)
+    with pytest.raises(GraphError, match="an operator, a source or a function is needed, got 5"):
+        numbers.then(5)
+
+
+def test_an_empty_graph_and_several_sinks_say_what_is_needed(graph):
+    with pytest.raises(GraphError, match="graph 'g' is empty: add a source first"):
+        graph.plan()
+    graph.add(ops.FromIterable([1]), name="a")
+    graph.add(ops.FromIterable([1]), name="b")
+    with pytest.raises(GraphError, match=r"graph 'g' has 2 sinks \(a, b\): name one with output="):
+        graph.loader()
+
+
+def test_an_output_that_is_not_there_is_named(graph, numbers):
+    with pytest.raises(GraphError, match="graph 'g' has no stage 'nothing' to deliver from; it has: numbers"):
+        graph.plan("nothing")
+    with pytest.raises(GraphError, match="output node 'numbers' belongs to graph 'g', not 'h'"):
+        pg.Graph("h").loader(numbers)
+    with pytest.raises(GraphError, match="output must be a node or a stage's name, got 3"):
+        graph.plan(3)
+
+
+def test_only_the_ancestors_of_the_output_run(graph, numbers):
+    numbers.then(identity, name="left")
+    numbers.then(identity, name="right")
+    assert [stage.name for stage in graph.plan("left").running] == ["numbers", "left"]
+
+
+def test_incompatible_neighbours_name_what_to_put_between_them(graph, numbers):
+    batches = numbers.then(ops.Batch(2), name="batches")
+    batches.then(ops.Batch(2), name="again")
+    with pytest.raises(GraphError, match=re.escape("stage 'again': batch takes samples, but 'batches' gives batches; put Unbatch() between them")):
+        graph.plan("again")
+    numbers.then(ops.Unbatch(), name="undo")
+    with pytest.raises(GraphError, match=re.escape("stage 'undo': unbatch takes batches, but 'numbers' gives samples; put Batch(n) between them")):
+        graph.plan("undo")
+
+
+def test_zip_below_an_unordered_stage_is_an_error(graph, numbers):
+    loose = numbers.then(identity, workers=2, ordered=False)
+    graph.add(ops.Zip(), loose, numbers)
+    with pytest.raises(GraphError, match="Zip pairs items by their order, but a stage above it runs with ordered=False"):
+        graph.plan()
+
+
+def test_a_function_of_any_name_is_no_operator_of_that_name(graph, numbers):
+    def zip(x):
+        return x
+
+    numbers.then(identity, workers=2, ordered=False).then(zip)
+    assert graph.plan().running[-1].operator.name == "zip"
+
+
+def test_merge_wants_the_outputs_of_one_route_each_once(graph, numbers):
+    graph.add(ops.Merge(), numbers, numbers, name="m")
+    with pytest.raises(GraphError, match=r"Merge\(\) joins the outputs of one Route; for other inputs use Concat"):
+        graph.plan("m")
+    route = numbers.then(ops.Route(identity, 2), name="r")
+    graph.add(ops.Merge(), route[0], route[0], name="twice")
+    with pytest.raises(GraphError, match=r"was given the same Route output twice \(\[0, 0\]\)"):
+        graph.plan("twice")
+    one = graph.add(ops.Merge(), route[0], route[1], name="one")
+    two = graph.add(ops.Merge(), route[0], route[1], name="two")
+    graph.add(ops.Concat(), one, two, name="both")
+    with pytest.raises(GraphError, match="the outputs of 'r' are joined by 'one' already; join them once and fan out"):
+        graph.plan("both")
+
+
+def test_only_a_route_has_outputs(numbers):
+    with pytest.raises(GraphError, match="only a Route has several outputs, 'numbers' is a fromiterable"):
+        numbers[0]
+    with pytest.raises(IndexError, match=r"outputs are 0\.\.1, got 2"):
+        numbers.then(ops.Route(identity, 2))[2]
+
+
+def test_mix_wants_one_weight_per_input(graph, numbers):
+    graph.add(ops.Mix([1, 2, 3]), numbers, numbers)
+    with pytest.raises(GraphError, match="Mix: 3 weights for 2 inputs; give one weight per input"):
+        graph.plan()
+    with pytest.raises(GraphError, match="Mix: weights must be positive numbers, one per input"):
+        ops.Mix([1, 0])
+    with pytest.raises(GraphError, match='Mix: stop must be "first" or "all", got \'last\''):
+        ops.Mix([1], stop="last")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ops.Batch(0), "Batch: size must be an int >= 1, got 0"),
+        (lambda: ops.Batch(), "Batch: give exactly one of size, global_size or cost with limit, got none"),
+        (lambda: ops.Batch(2, global_size=4), "got ['size', 'global_size']"),
+        (lambda: ops.Batch(cost=len), "Batch: cost and limit go together"),
+        (lambda: ops.Shuffle(0), "Shuffle: window must be an int >= 1, got 0"),
+        (lambda: ops.Bucket(len, [3, 1]), "Bucket: boundaries must grow, got [3, 1]"),
+        (lambda: ops.Bucket(3, [1]), "Bucket: length must be a function of a sample, got 3"),
+        (lambda: ops.Route(3, 2), "Route: choose must be a function of an item, got 3"),
+        (lambda: ops.Route(len, 0), "Route: outputs must be >= 1, got 0"),
+        (lambda: ops.Map(3), "Map: a function is needed, got 3"),
+        (lambda: ops.FromIterable(3), "FromIterable: an iterable or a callable that returns one is needed, got 3"),
+        (lambda: ops.FromSequence(iter([])), "FromSequence: the data set needs __len__ and __getitem__"),
+        (lambda: ops.FromSequence([1], order=3), "FromSequence: order must be one of pg.order, got 3"),
+        (lambda: pg.Graph(seed="x"), "seed must be an int or None, got 'x'"),
+        (lambda: pg.Skip(-1), "Skip: budget must be a count >= 0 or a share in (0, 1), got -1"),
+        (lambda: pg.Skip(1.5), "Skip: budget must be a count >= 0 or a share in (0, 1), got 1.5"),
+        (lambda: pg.Skip("all"), "Skip: budget must be a count (int), a share (float below 1) or None, got 'all'"),
+        (lambda: pg.Retry(-1), "Retry: times must be >= 0, got -1"),
+        (lambda: pg.Retry(1, -1.0), "Retry: backoff must be >= 0 seconds, got -1.0"),
+        (lambda: pg.Retry(then="skip"), 'Retry: then must be "raise", pg.Skip(...) or pg.Replace(...), got \'skip\''),
+        (lambda: pg.Replace(tries=0), "Replace: tries must be >= 1, got 0"),
+    ],
+)
+def test_wrong_parameters_are_errors_at_once(make, message):
+    with pytest.raises(GraphError, match=re.escape(message)):
+        make()
+
+
+def test_policies_that_cannot_work_are_refused_with_the_reason(graph, numbers):
+    sequence = graph.add(ops.FromSequence(range(10)), name="sequence")
+    cases = [
+        (numbers.then(identity, on_error=pg.Replace()), "Replace() needs a random-access source, and 'numbers'"),
+        (sequence.then(ops.Filter(bool), on_error=pg.Replace()), "Replace() works for one-to-one stages, not for filter"),
+        (sequence.then(ops.Batch(2)).then(identity, on_error=pg.Replace()), "this function fails for a whole batch; move it before Batch"),
+        (sequence.then(ops.Shuffle(2)).then(identity, on_error=pg.Replace()), "needs only one-to-one stages or Batch between it and its source"),
+        (sequence.then(ops.Batch(2), on_error=pg.Retry(1)), "Retry() tries one item again, but batch keeps what it was given"),
+        (graph.add(ops.Concat(), sequence, numbers, on_error=pg.Skip()), "is for stages with one input; concat has several"),
+        (graph.add(ops.FromIterable([1]), on_error=pg.Skip()), "needs a random-access source (FromSequence, ListFiles); fromiterable ends with its first error"),
+    ]
+    for node, message in cases:
+        with pytest.raises(GraphError, match=re.escape(message)):
+            graph.plan(node)
+
+
+def test_loader_options_are_checked(graph, numbers):
+    for options, message in [
+        ({"epochs": 0}, "epochs must be >= 1 or None (endless), got 0"),
+        ({"memory_limit": "0 B"}, "memory_limit must be at least 1 byte, got '0 B'"),
+        ({"rank": 1}, "rank and world_size go together, got rank=1, world_size=None"),
+        ({"rank": 2, "world_size": 2}, "rank must be in 0..world_size-1, got rank=2, world_size=2"),
+    ]:
+        with pytest.raises(GraphError, match=re.escape(message)):
+            graph.loader(**options)
+
+
+def test_what_has_a_single_worker_says_so_in_the_plan(graph, numbers):
+    numbers.then(ops.Batch(2), workers=4, name="batches")
+    plan = str(graph.plan())
+    assert "batches: runs with 1 worker instead of 4: batch works in sequence" in plan
+    assert "elastic: resumes at any world size" in plan
+
+
+def test_graphs_and_plans_print_what_they_hold(graph, numbers):
+    route = numbers.then(ops.Route(lambda x: x % 2, 2), name="route")
+    graph.add(ops.Merge(), route[0], route[1].then(identity, name="odd", workers=3), name="merge")
+    assert str(graph).splitlines() == [
+        "graph 'g', seed 0, 5 stages".replace("5", "4"),
+        "  numbers  FromIterable",
+        "  route    Route  <- numbers",
+        "  odd      Map  <- route[1]",
+        "  merge    Merge  <- route[0], odd",
+    ]
+    plan = str(graph.plan())
+    assert re.search(r"odd +Map +3 +thread +64 samples +route", plan)
+    assert "delivers: merge" in plan
+    dot = graph.to_dot()
+    assert dot.startswith('digraph "g" {') and '"route" -> "odd" [label="1"];' in dot
+    assert sorted(graph.to_networkx().edges) == [("numbers", "route"), ("odd", "merge"), ("route", "merge"), ("route", "odd")]
+    assert repr(route[1]) == "<Node route[1]>"
+
+
+def test_a_cycle_cannot_be_described():
+    graph = pg.Graph("g")
+    first = graph.add(ops.FromIterable([1]), name="a")
+    second = first.then(identity, name="b")
+    spec = graph.stages["b"]
+    graph.stages["b"] = type(spec)("b", spec.operator, (second._edge,))
+    with pytest.raises(GraphError, match="graph 'g' has a cycle: b"):
+        graph.plan("b")
