@@ -1,0 +1,267 @@
+"""The same semantics on two slots of one GPU, and on two GPUs where there are two.
+
+    pytest -m cuda tests/device tests/replicas
+
+A number from one GPU with two slots is never called a two-GPU number.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from pipegraph.device import backend_for, copy_tree, slots_on
+from pipegraph.device.cuda import is_available
+from pipegraph.device.scattered import Scattered
+from pipegraph.replicas import ReplicaExecutor, gather, parallel_apply, replicate, scatter
+from pipegraph.replicas.lanes import Lanes
+
+from .conftest import MakeExecutor, assert_close, assert_replicas_equal
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not is_available(), reason="needs a CUDA device")]
+GPUS = torch.cuda.device_count() if is_available() else 0
+PLACES = [
+    pytest.param(["cuda:0"], id="one-slot"),
+    pytest.param(["cuda:0"] * 2, id="two-slots-of-one-gpu"),
+    pytest.param(["cuda:0"] * 3, id="three-slots-of-one-gpu"),
+    pytest.param(
+        ["cuda:0", "cuda:1"],
+        id="two-gpus",
+        marks=pytest.mark.skipif(GPUS < 2, reason="needs two CUDA devices"),
+    ),
+]
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.05, momentum=0.9)
+
+
+def adamw(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.01, eps=1e-3)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Linear(8, 64)]
+    for _ in range(6):
+        layers += [nn.Tanh(), nn.Linear(64, 64)]
+    return nn.Sequential(*layers, nn.Tanh(), nn.Linear(64, 4)).double().to("cuda:0")
+
+
+def batch(step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    rows = (12, 9, 1, 13)[step % 4]
+    x = torch.randn(rows, 8, generator=generator, dtype=torch.double)
+    return {"x": x, "y": torch.randint(0, 4, (rows,), generator=generator)}
+
+
+def on_x(module: Any, part: Any) -> Any:
+    return module(part["x"])
+
+
+def mean_loss(outputs: torch.Tensor, part: Any) -> torch.Tensor:
+    return cross_entropy(outputs, part["y"])
+
+
+def to_gpu(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: value.to("cuda:0") for key, value in given.items()}
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("optimizer", [sgd, adamw])
+@pytest.mark.parametrize("shard", [False, True])
+def test_training_equals_one_device(
+    make_executor: MakeExecutor, mode: str, places: list[str], optimizer: Any, shard: bool
+) -> None:
+    alone = model()
+    theirs = optimizer(alone.parameters())
+    executor = make_executor(model(), places, mode, optimizer=optimizer, shard_optimizer=shard)
+    for step in range(50):
+        theirs.zero_grad()
+        loss = mean_loss(on_x(alone, to_gpu(batch(step))), to_gpu(batch(step)))
+        loss.backward()
+        theirs.step()
+        result = executor.step(batch(step), mean_loss, on_x)
+        assert result.loss.item() == pytest.approx(loss.item(), rel=1e-12)
+        assert_replicas_equal(executor)
+    assert_close(executor, alone)
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_accumulation_clipping_and_pairs(make_executor: MakeExecutor, mode: str, places: list[str]) -> None:
+    def pair(outputs: torch.Tensor, part: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = part["y"] != 3
+        return cross_entropy(outputs, part["y"], ignore_index=3, reduction="sum"), kept.sum()
+
+    alone = model()
+    theirs = sgd(alone.parameters())
+    executor = make_executor(model(), places, mode, optimizer=sgd)
+    for step in (0, 1, 3) * 5:
+        given = to_gpu(batch(step))
+        for _ in range(2):
+            cross_entropy(on_x(alone, given), given["y"], ignore_index=3).backward()
+        nn.utils.clip_grad_norm_(alone.parameters(), 0.3)
+        theirs.step()
+        theirs.zero_grad()
+        with executor.no_sync():
+            executor.step(batch(step), pair, on_x)
+        executor.step(batch(step), pair, on_x, clip_norm=0.3)
+        assert_replicas_equal(executor)
+    assert_close(executor, alone)
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_delayed_streams_leave_every_step_right(
+    make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, mode: str, places: list[str]
+) -> None:
+    """Spinning kernels hold up sums and copies; a missing wait would read old gradients."""
+    inner = Lanes._observed
+
+    def delayed(self: Lanes, live: Any, work: Any) -> Any:
+        def late() -> None:
+            torch.cuda._sleep(2_000_000)
+            work()
+
+        return inner(self, live, late)
+
+    monkeypatch.setattr(Lanes, "_observed", delayed)
+    alone = model()
+    theirs = sgd(alone.parameters())
+    executor = make_executor(model(), places, mode, optimizer=sgd)
+    for step in range(50):
+        theirs.zero_grad()
+        mean_loss(on_x(alone, to_gpu(batch(step))), to_gpu(batch(step))).backward()
+        theirs.step()
+        executor.step(batch(step), mean_loss, on_x)
+    assert_close(executor, alone)
+
+
+def test_one_wait_removed_under_delayed_streams_is_found(
+    make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(Lanes, "_await_filled", lambda *_: None)
+    inner = Lanes._observed
+
+    def delayed(self: Lanes, live: Any, work: Any) -> Any:
+        def late() -> None:
+            torch.cuda._sleep(200_000_000)
+            work()
+
+        return inner(self, live, late)
+
+    monkeypatch.setattr(Lanes, "_observed", delayed)
+    alone = model()
+    theirs = sgd(alone.parameters())
+    executor = make_executor(model(), ["cuda:0"] * 2, mode, optimizer=sgd)
+    for step in (0, 1, 3):
+        theirs.zero_grad()
+        mean_loss(on_x(alone, to_gpu(batch(step))), to_gpu(batch(step))).backward()
+        theirs.step()
+        executor.step(batch(step), mean_loss, on_x)
+    with pytest.raises(AssertionError):
+        assert_close(executor, alone)
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_a_batch_scattered_on_copy_streams(make_executor: MakeExecutor, mode: str, places: list[str]) -> None:
+    executor, other = (make_executor(model(), places, mode, optimizer=sgd) for _ in range(2))
+    backends = {slot.device: backend_for(slot.device) for slot in slots_on(places)}
+    streams = [backends[slot.device].stream(slot, "copy") for slot in slots_on(places)]
+    for step in (0, 1, 3):
+        whole = batch(step)
+        size = -(-len(whole["x"]) // len(places))
+        parts = [
+            {k: v[i : i + size].pin_memory() for k, v in whole.items()}
+            for i in range(0, len(whole["x"]), size)
+        ]
+        copies = [
+            copy_tree(part, backends[s.slot.device], s) for part, s in zip(parts, streams, strict=False)
+        ]
+        scattered = Scattered([c for c, _ in copies], places[: len(parts)], [event for _, event in copies])
+        assert torch.equal(
+            executor.step(scattered, mean_loss, on_x).loss, other.step(whole, mean_loss, on_x).loss
+        )
+    for backend in backends.values():
+        backend.close()
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_forward_and_the_users_backward_equal_data_parallel(
+    make_executor: MakeExecutor, places: list[str]
+) -> None:
+    """DataParallel on the GPUs it can have: distinct ones."""
+    theirs = nn.DataParallel(model(), sorted({torch.device(place).index for place in places}))
+    executor = make_executor(model(), places)
+    for step in range(4):
+        x = to_gpu(batch(step))["x"]
+        mine, its = executor(x), theirs(x)
+        torch.testing.assert_close(mine, its, rtol=1e-12, atol=1e-12)
+        mine.pow(2).mean().backward()
+        its.pow(2).mean().backward()
+        for ours, other in zip(executor.module.parameters(), theirs.module.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, other.grad, rtol=1e-12, atol=1e-13)
+        executor.zero_grad()
+        theirs.zero_grad()
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_the_parts_alone(places: list[str]) -> None:
+    module = model()
+    x = torch.randn(9, 8, dtype=torch.double, device="cuda:0", requires_grad=True)
+    parts = scatter(x, places)
+    assert [part.device for part in parts] == [torch.device(place) for place in places]
+    outputs = parallel_apply(replicate(module, places), parts, devices=places)
+    joined = gather(outputs, "cuda:0")
+    torch.testing.assert_close(joined, module(x), rtol=1e-12, atol=1e-12)
+    (grad,) = torch.autograd.grad(joined.pow(2).sum(), x)
+    (expected,) = torch.autograd.grad(module(x).pow(2).sum(), x)
+    torch.testing.assert_close(grad, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_autocast_and_the_scaler(make_executor: MakeExecutor, mode: str) -> None:
+    executor = make_executor(model().float(), ["cuda:0"] * 2, mode, optimizer=sgd)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**30)
+    stepped = []
+    for step in range(20):
+        given = {"x": batch(step)["x"].float(), "y": batch(step)["y"]}
+        with torch.autocast("cuda", dtype=torch.float16):
+            stepped.append(executor.step(given, mean_loss, on_x, clip_norm=1.0, scaler=scaler).stepped)
+        assert_replicas_equal(executor)
+    assert stepped[-1]
+    assert scaler.get_scale() < 2.0**30
+
+
+def test_a_failing_replica_names_its_slot_and_the_executor_goes_on(
+    make_executor: MakeExecutor, mode: str
+) -> None:
+    executor = make_executor(model(), ["cuda:0"] * 2, mode, optimizer=sgd)
+
+    def fail(outputs: torch.Tensor, part: Any) -> torch.Tensor:
+        if len(part["x"]) == 4:
+            raise KeyError("mine")
+        return mean_loss(outputs, part)
+
+    with pytest.raises(KeyError) as caught:
+        executor.step(batch(1), fail, on_x)
+    assert caught.value.__notes__ == ["in replica 1 on cuda:0#1"]
+    executor.step(batch(1), mean_loss, on_x)
+    assert_replicas_equal(executor)
+
+
+def test_compiled_replicas_on_the_gpu() -> None:
+    alone = copy.deepcopy(model())
+    theirs = sgd(alone.parameters())
+    with ReplicaExecutor(
+        model(), ["cuda:0"] * 2, optimizer=sgd, compile={"backend": "aot_eager"}
+    ) as executor:
+        for step in range(4):
+            theirs.zero_grad()
+            mean_loss(on_x(alone, to_gpu(batch(step))), to_gpu(batch(step))).backward()
+            theirs.step()
+            executor.step(batch(step), mean_loss, on_x)
+        assert_close(executor, alone)
