@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -69,24 +71,7 @@ class PartIndex:
         Raises:
             ValueError, TypeError, KeyError: the record is not one.
         """
-        size, crc = int(record["nbytes"]), record["crc32c"]
-        spans = zip(record["offsets"], record["block_nbytes"], record["samples"], strict=True)
-        blocks, first = [], 0
-        for offset, nbytes, samples in spans:
-            if type(offset) is not int or type(nbytes) is not int or type(samples) is not int:
-                raise TypeError("block offsets, sizes and samples are whole numbers")
-            if offset < 0 or nbytes < 0 or samples < 1 or offset + nbytes > size:
-                raise ValueError(
-                    f"a block of {samples} samples in bytes {offset}..{offset + nbytes} of {size}"
-                )
-            blocks.append(Block(offset, nbytes, first, samples))
-            first += samples
-        crcs = tuple(int(c) for c in record["block_crc32c"])
-        if crcs and len(crcs) != len(blocks):
-            raise ValueError(f"{len(blocks)} blocks, but {len(crcs)} block checksums")
-        if not isinstance(record["uri"], str):
-            raise TypeError("uri is a string")
-        return PartIndex(Part(record["uri"], size), tuple(blocks), None if crc is None else int(crc), crcs)
+        return Manifest.from_records([record]).part_index(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,18 +108,18 @@ class Manifest:
     def of(indexes: Sequence[PartIndex]) -> Manifest:
         """The manifest of indexed parts, in their order."""
 
-        def array(values: Iterator[int]) -> Int64Array:
+        def int64(values: Iterator[int]) -> Int64Array:
             return np.fromiter(values, np.int64)
 
         blocks = [len(i.blocks) for i in indexes]
         return Manifest(
             parts=tuple(i.part for i in indexes),
-            part_crc32c=array(_UNKNOWN if i.crc32c is None else i.crc32c for i in indexes),
+            part_crc32c=int64(_UNKNOWN if i.crc32c is None else i.crc32c for i in indexes),
             first_block=np.concatenate([[0], np.cumsum(blocks, dtype=np.int64)]).astype(np.int64),
-            block_offsets=array(b.offset for i in indexes for b in i.blocks),
-            block_nbytes=array(b.nbytes for i in indexes for b in i.blocks),
-            block_samples=array(b.samples for i in indexes for b in i.blocks),
-            block_crc32c=array(c for i in indexes for c in i.block_crc32c or [_UNKNOWN] * len(i.blocks)),
+            block_offsets=int64(b.offset for i in indexes for b in i.blocks),
+            block_nbytes=int64(b.nbytes for i in indexes for b in i.blocks),
+            block_samples=int64(b.samples for i in indexes for b in i.blocks),
+            block_crc32c=int64(c for i in indexes for c in i.block_crc32c or [_UNKNOWN] * len(i.blocks)),
         )
 
     def __len__(self) -> int:
@@ -188,8 +173,8 @@ class Manifest:
         hash = hashlib.blake2b(digest_size=16)
         for part in self.parts:
             hash.update(f"{part.name}\0{part.size}\n".encode("utf-8", "surrogateescape"))
-        for array in (self.part_crc32c, self.first_block, self.block_offsets, self.block_samples):
-            hash.update(array.astype("<i8").tobytes())
+        for facts in (self.part_crc32c, self.first_block, self.block_offsets, self.block_samples):
+            hash.update(facts.astype("<i8").tobytes())
         return hash.hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -204,14 +189,57 @@ class Manifest:
 
     def dumps(self, folder: str | None = None) -> str:
         """As JSON, one part per line; local paths relative to `folder`."""
-        records = []
-        for number in range(len(self.parts)):
-            record = self.part_index(number).to_json()
-            if folder is not None and self.parts[number].is_local:
-                record["uri"] = os.path.relpath(record["uri"], folder).replace(os.sep, "/")
-            records.append(json.dumps(record))
-        head = json.dumps({"version": VERSION, "digest": self.digest})[:-1]
-        return head + ', "parts": [\n' + ",\n".join(records) + "\n]}\n"
+        return "".join(self._lines(folder))
+
+    def _lines(self, folder: str | None) -> Iterator[str]:
+        yield json.dumps({"version": VERSION, "digest": self.digest})[:-1] + ', "parts": [\n'
+        for number, part in enumerate(self.parts):
+            uri = part.uri
+            if folder is not None and part.is_local:
+                uri = os.path.relpath(uri, folder).replace(os.sep, "/")
+            blocks = slice(int(self.first_block[number]), int(self.first_block[number + 1]))
+            crc, crcs = int(self.part_crc32c[number]), self.block_crc32c[blocks]
+            record = {
+                "uri": uri,
+                "nbytes": part.size,
+                "crc32c": None if crc == _UNKNOWN else crc,
+                "samples": self.block_samples[blocks].tolist(),
+                "offsets": self.block_offsets[blocks].tolist(),
+                "block_nbytes": self.block_nbytes[blocks].tolist(),
+                "block_crc32c": [] if _UNKNOWN in crcs else crcs.tolist(),
+            }
+            yield json.dumps(record) + ("\n" if number == len(self.parts) - 1 else ",\n")
+        yield "]}\n"
+
+    @staticmethod
+    def from_records(records: Iterable[dict[str, Any]], folder: str | None = None) -> Manifest:
+        """The manifest of parts as `PartIndex.to_json` gives them; memory for arrays only.
+
+        Raises:
+            ValueError, TypeError, KeyError: a record is not one.
+        """
+        parts, part_crcs = [], array("q")
+        first_block, columns = array("q", [0]), [array("q") for _ in range(4)]
+        for record in records:
+            size, crc, uri = record["nbytes"], record["crc32c"], record["uri"]
+            if not isinstance(uri, str) or type(size) is not int or size < 0:
+                raise TypeError("uri is a string and nbytes a whole number")
+            if folder is not None and not is_url(uri):
+                uri = os.path.normpath(os.path.join(folder, uri))
+            offsets, nbytes, samples = (_whole(record[n]) for n in ("offsets", "block_nbytes", "samples"))
+            crcs = _whole(record["block_crc32c"] or [_UNKNOWN] * len(offsets))
+            if not len(offsets) == len(nbytes) == len(samples) == len(crcs):
+                raise ValueError(f"{uri}: lists of unequal length")
+            inside = (offsets >= 0) & (nbytes >= 0) & (nbytes <= size) & (offsets <= size - nbytes)
+            if not (inside & (samples >= 1)).all():
+                raise ValueError(f"{uri}: a block lies outside the part's {size} bytes or has no samples")
+            parts.append(Part(uri, size))
+            part_crcs.append(_UNKNOWN if crc is None else int(crc))
+            for column, values in zip(columns, (offsets, nbytes, samples, crcs), strict=True):
+                column.frombytes(values.tobytes())
+            first_block.append(len(columns[0]))
+        found = [np.frombuffer(column, np.int64) for column in (part_crcs, first_block, *columns)]
+        return Manifest(tuple(parts), *found)
 
     @staticmethod
     def loads(text: str | bytes, folder: str | None = None, name: str = "manifest") -> Manifest:
@@ -220,22 +248,24 @@ class Manifest:
         Raises:
             DataError: not a manifest, of another version, or changed since it was written.
         """
+        data = text.encode() if isinstance(text, str) else text
+        return Manifest._read(io.BytesIO(data), folder, name)
+
+    @staticmethod
+    def _read(file: IO[bytes], folder: str | None, name: str) -> Manifest:
         try:
-            record = json.loads(text)
-            version = record["version"]
+            head, records = _parse(file)
+            version = head["version"]
             if version != VERSION:
                 raise DataError(
                     f"{name}: manifest version {version!r}, this release reads {VERSION}; index again"
                 )
-            indexes = [PartIndex.from_json(part) for part in record["parts"]]
-            digest = record["digest"]
+            manifest = Manifest.from_records(records, folder)
+            digest = head["digest"]
         except DataError:
             raise
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise DataError(f"{name}: not a manifest: {type(error).__name__}: {error}") from error
-        if folder is not None:
-            indexes = [_moved(index, folder) for index in indexes]
-        manifest = Manifest.of(indexes)
         if manifest.digest != digest:
             raise DataError(
                 f"{name}: its digest does not match its contents; it was changed by hand, index again"
@@ -250,7 +280,8 @@ class Manifest:
         """
         name = os.fspath(path)
         if not is_url(name):
-            write_atomically(name, self.dumps(os.path.dirname(os.path.abspath(name))).encode())
+            folder = os.path.dirname(os.path.abspath(name))
+            write_atomically(name, (line.encode() for line in self._lines(folder)))
             return
         local = next((part for part in self.parts if part.is_local), None)
         if local is not None:
@@ -274,8 +305,7 @@ class Manifest:
             with _client(store) as client:
                 return Manifest.loads(client.read(name, 0, client.head(name).size), None, name)
         with open(name, "rb") as file:
-            text = file.read()
-        return Manifest.loads(text, os.path.dirname(name), name)
+            return Manifest._read(file, os.path.dirname(name), name)
 
 
 def _client(store: StoreClient | None) -> AbstractContextManager[StoreClient]:
@@ -286,20 +316,46 @@ def _client(store: StoreClient | None) -> AbstractContextManager[StoreClient]:
     return StoreClient()
 
 
-def _moved(index: PartIndex, folder: str) -> PartIndex:
-    if is_url(index.part.uri):
-        return index
-    part = Part(os.path.normpath(os.path.join(folder, index.part.uri)), index.part.size)
-    return PartIndex(part, index.blocks, index.crc32c, index.block_crc32c)
+def _whole(values: Any) -> Int64Array:
+    """int64 of a JSON list of whole numbers."""
+    found = np.asarray(values if len(values) else np.empty(0, np.int64))
+    if found.ndim != 1 or found.dtype != np.int64:
+        raise TypeError("block offsets, sizes, samples and checksums are lists of whole numbers")
+    return found
 
 
-def write_atomically(path: str, data: bytes) -> None:
+def _parse(file: IO[bytes]) -> tuple[dict[str, Any], Iterable[dict[str, Any]]]:
+    """Everything but the parts, and the parts: line by line where they lie as `dumps` writes them.
+
+    A manifest of two million blocks is eight million numbers, which as Python objects take
+    ten times the memory that a rank has for them.
+    """
+    first = file.readline()
+    if not first.rstrip().endswith(b'"parts": ['):
+        record = json.loads(first + file.read())
+        return record, record["parts"]
+    return json.loads(first.rstrip() + b"]}"), _part_lines(file)
+
+
+def _part_lines(file: IO[bytes]) -> Iterator[dict[str, Any]]:
+    for line in file:
+        line = line.strip()
+        if line == b"]}":
+            if file.read().strip():
+                raise ValueError("more after the last part")
+            return
+        yield json.loads(line.removesuffix(b","))
+    raise ValueError("cut short")
+
+
+def write_atomically(path: str, pieces: Iterable[bytes]) -> None:
     """Replace a file so that a reader sees the old or the new, also after a power cut."""
     folder = os.path.dirname(path) or "."
     temporary = os.path.join(folder, f".{os.path.basename(path)}.{secrets.token_hex(6)}")
     try:
         with open(temporary, "xb") as file:
-            file.write(data)
+            for piece in pieces:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -106,7 +106,10 @@ def test_with_a_plan_the_farthest_use_is_evicted_and_without_one_the_oldest(tmp_
         assert hits == cache.stats.hits
 
 
-def test_what_is_being_read_is_never_evicted(cache: NodeCache) -> None:
+@pytest.mark.parametrize("found", [False, True])
+def test_what_is_being_read_is_never_evicted(cache: NodeCache, found: bool) -> None:
+    for number in range(10 * found):
+        read(cache, number)
     held = [cache.fetch(entry(n), Source(n)) for n in range(10)]
     with pytest.raises(
         OSError, match=r"no room for 1.0 kB in the node cache \(limit 10.0 kB, used 10.0 kB"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,10 @@ from pipegraph.errors import DataError, ShardError
 from pipegraph.order.layout import ManifestLike
 from pipegraph.storage import LocalFile
 from pipegraph.storage.checksum import crc32c_extend, file_crc32c
-from pipegraph.storage.formats import format_of
+from pipegraph.storage.formats import Block, format_of
 from pipegraph.storage.indexing import IndexProgress, build_manifest
 from pipegraph.storage.manifest import Manifest, write_atomically
+from pipegraph.storage.parts import Part
 
 
 def write_shard(path: Path, samples: int, seed: int = 0) -> None:
@@ -201,6 +203,21 @@ def test_a_manifest_that_was_tampered_with_is_refused(shards: Path, change: obje
         Manifest.loads(json.dumps(record))
 
 
+def test_a_manifest_that_a_tool_laid_out_anew_is_read(shards: Path) -> None:
+    manifest = build(shards)
+    for layout in ({"indent": 2}, {"indent": None}, {"sort_keys": True}):
+        assert Manifest.loads(json.dumps(json.loads(manifest.dumps()), **layout)) == manifest  # type: ignore[arg-type]
+
+
+def test_a_manifest_cut_short_anywhere_is_refused(shards: Path) -> None:
+    text = build(shards).dumps()
+    for keep in range(0, len(text) - 1, 97):
+        with pytest.raises(DataError, match="not a manifest"):
+            Manifest.loads(text[:keep])
+    with pytest.raises(DataError, match="not a manifest"):
+        Manifest.loads(text + "{}")
+
+
 def test_text_that_is_no_manifest_is_refused() -> None:
     for text in ("", "[]", "{", "null", '{"version": 1}', "[" * 100_000):
         with pytest.raises(DataError, match="not a manifest"):
@@ -222,23 +239,33 @@ def test_a_part_whose_size_changed_is_refused(shards: Path, tmp_path: Path) -> N
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    write_atomically(str(path), b"old")
+    write_atomically(str(path), [b"old"])
     with pytest.raises(TypeError):
-        write_atomically(str(path), "no bytes")  # type: ignore[arg-type]
+        write_atomically(str(path), [b"new", "no bytes"])  # type: ignore[list-item]
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_large_manifest_is_read_and_asked_quickly() -> None:
-    """2,000 parts of 128 blocks: an eighth of the 16,000 that reader.md speaks of."""
-    from pipegraph.storage.formats import Block
-    from pipegraph.storage.manifest import PartIndex
-    from pipegraph.storage.parts import Part
-
-    blocks = tuple(Block(b * 100, 100, b * 10, 10) for b in range(128))
-    manifest = Manifest.of(
-        [PartIndex(Part(f"s3://b/{n}.tar", 12_800), blocks, n, tuple(range(128))) for n in range(2000)]
+def test_a_large_manifest_is_read_in_the_memory_of_its_arrays(tmp_path: Path) -> None:
+    """1,000 parts of 125 blocks: a sixteenth of the 250 TB that the design speaks of."""
+    numbers = np.arange(125_000)
+    manifest = Manifest(
+        tuple(Part(f"s3://b/{n}.tar", 16_000_000_000) for n in range(1000)),
+        part_crc32c=np.arange(1000),
+        first_block=np.arange(1001) * 125,
+        block_offsets=numbers % 125 * 128_000_000,
+        block_nbytes=np.full(125_000, 128_000_000),
+        block_samples=np.full(125_000, 1250),
+        block_crc32c=numbers,
     )
-    assert len(manifest) == 2_560_000
-    assert (1999, Block(12_700, 100, 1270, 10)) == manifest.block(255_999)
-    assert Manifest.loads(manifest.dumps()) == manifest
+    assert len(manifest) == 156_250_000
+    assert manifest.block(124_999) == (999, Block(124 * 128_000_000, 128_000_000, 124 * 1250, 1250))
+    manifest.save(tmp_path / "index.json")
+    tracemalloc.start()
+    try:
+        assert Manifest.load(tmp_path / "index.json") == manifest
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    arrays = 5 * 8 * 125_000
+    assert peak < 2.5 * arrays + 1_000_000
