@@ -8,13 +8,13 @@ from pipegraph.operators.batching import Bucket as Bucket
 from pipegraph.operators.batching import Shuffle as Shuffle
 from pipegraph.operators.batching import Unbatch as Unbatch
 from pipegraph.operators.cache import Cache as Cache
+from pipegraph.operators.dali import Dali as Dali
 from pipegraph.operators.decode import DecodeImage as DecodeImage
 from pipegraph.operators.device import CopyToDevice as CopyToDevice
 from pipegraph.operators.device import Pin as Pin
 from pipegraph.operators.device import Scatter as Scatter
 from pipegraph.operators.files import ListFiles as ListFiles
 from pipegraph.operators.files import Load as Load
-from pipegraph.operators.files import ShardSelect as ShardSelect
 from pipegraph.operators.functions import Filter as Filter
 from pipegraph.operators.functions import FlatMap as FlatMap
 from pipegraph.operators.functions import Map as Map
@@ -28,6 +28,6 @@ from pipegraph.operators.merging import Zip as Zip
 from pipegraph.operators.normalize import Normalize as Normalize
 from pipegraph.operators.normalize import ToDtype as ToDtype
 from pipegraph.operators.normalize import ToLayout as ToLayout
+from pipegraph.operators.shards import ShardSelect as ShardSelect
 from pipegraph.operators.sources import FromIterable as FromIterable
 from pipegraph.operators.sources import FromSequence as FromSequence
-from pipegraph.operators.dali import Dali as Dali

@@ -1,43 +1,30 @@
-"""Samples from files and shards: ``ListFiles``, ``ShardSelect``, ``Load``."""
+"""Samples from files and shards: ``ListFiles``, ``Load``."""
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, final
 
 import numpy as np
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Source
-from pipegraph.errors import GraphError
-from pipegraph.operators.indexed import local_manifest
+from pipegraph.errors import GraphError, MemoryLimitError
+from pipegraph.machine import available_memory
+from pipegraph.operators.blocks import BlockReader
+from pipegraph.operators.indexed import Once
 from pipegraph.operators.ordered import OrderedSource
+from pipegraph.operators.shards import Feed, ShardPart, ShardSample, ShardSelect
+from pipegraph.operators.shelves import SHARE, BlockShelf, Near, PartShelf
 from pipegraph.order import LaneOrder, Order, PartOrder, StridedOrder
-from pipegraph.storage import Manifest, Part, ShardFile, expand_parts, open_part
+from pipegraph.order.lane_plan import lane_plan, require_memory
+from pipegraph.ranks import resolve
+from pipegraph.storage import NodeCache, ShardFile
 from pipegraph.storage.folders import FileList, list_files
 from pipegraph.storage.formats import format_of
-
-OPEN_PARTS = 256
-"""Shards kept open at once, least recently used first to close: more than the lanes a rank reads from
-(240 by default), and well under the usual limit of 1,024 descriptors."""
-
-
-class _Once:
-    """A value made at first need, shared by all copies of an operator."""
-
-    def __init__(self, make: Any) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._value: Any = None
-
-    def get(self) -> Any:
-        with self._lock:
-            if self._value is None:
-                self._value = self._make()
-            return self._value
 
 
 @final
@@ -64,12 +51,11 @@ class ListFiles(OrderedSource):
         self.root = os.fspath(root)
         self.pattern = pattern
         self.classes = classes
-        self._files = _Once(lambda: list_files(self.root, self.pattern, self.classes))
+        self._files = Once(lambda: list_files(self.root, self.pattern, self.classes))
 
     def files(self) -> FileList:
         """The files, in the order of their paths."""
-        found: FileList = self._files.get()
-        return found
+        return self._files.get()
 
     def layout(self) -> int:
         return len(self.files())
@@ -81,188 +67,182 @@ class ListFiles(OrderedSource):
         return {"files": len(self.files()), "pattern": self.pattern, **self.order.config()}
 
 
-class ShardSample(NamedTuple):
-    """Sample ``index`` of part ``part`` of a ``ShardSelect``; ``Load`` reads it."""
-
-    part: Part
-    block: Any
-    index: int
-
-
 @final
-class ShardSelect(OrderedSource):
-    """Which sample of which shard comes next for this rank; ``Load`` reads it.
+class _Reading:
+    """The block reader of a stage, shared by its workers: made at the first sample, closed by the last worker."""
 
-    With ``LaneOrder`` (default) and the other orders every sample has its position, and resuming costs
-    nothing; the parts need a manifest, which for local ones is made before the first sample (headers only, once
-    per node). ``order=PartOrder()`` without a manifest takes whole parts instead, one after the other.
-
-    Args:
-        parts: a glob, a folder, a list, a brace range such as ``"part-{00001..16000}.tar"``.
-        order: a ``pg.order``.
-        manifest: a :class:`Manifest` or the file that ``pipegraph index`` wrote.
-    """
-
-    default_name = "shardselect"
-    level = "part"
-
-    def __init__(
-        self,
-        parts: str | os.PathLike[str] | Sequence[Any],
-        order: Order | None = None,
-        manifest: Manifest | str | os.PathLike[str] | None = None,
-    ) -> None:
-        super().__init__(order or LaneOrder())
-        self.parts = parts
-        self.whole_parts = isinstance(self.order, PartOrder) and manifest is None
-        self.random_access = not self.whole_parts
-        self.elastic = not self.whole_parts
-        self._given = manifest
-        self._manifest = _Once(self._find_manifest)
-        self._parts = _Once(lambda: expand_parts(self.parts))
-
-    def _find_manifest(self) -> Manifest:
-        if isinstance(self._given, Manifest):
-            return self._given
-        if self._given is not None:
-            return Manifest.load(self._given)
-        parts = expand_parts(self.parts)
-        remote = next((part for part in parts if not part.is_local), None)
-        if remote is not None:
-            raise GraphError(
-                f"ShardSelect: remote parts such as {remote.uri!r} need a manifest: run `pipegraph index PARTS` and pass "
-                "manifest=, or use order=pg.order.PartOrder(), which needs none"
-            )
-        return local_manifest(parts)
-
-    def manifest(self) -> Manifest:
-        """The parts with their samples and blocks."""
-        found: Manifest = self._manifest.get()
-        return found
-
-    def layout(self) -> Any:
-        return self.manifest()
-
-    def has_length(self) -> bool:
-        return not self.whole_parts
-
-    def length(self, epoch: int, rank: int, world_size: int) -> int | None:
-        if self.whole_parts:
-            return len(self._my_parts(epoch, rank, world_size))
-        return super().length(epoch, rank, world_size)
-
-    def item(self, index: int) -> ShardSample:
-        manifest = self.manifest()
-        starts = self._starts(manifest)
-        number = int(np.searchsorted(starts, index, side="right")) - 1
-        part, block = manifest.block(number)
-        return ShardSample(manifest.parts[part], block, index - int(starts[number]))
-
-    def _starts(self, manifest: Manifest) -> Any:
-        if self._block_starts is None:
-            self._block_starts = np.concatenate([[0], np.cumsum(manifest.block_samples)])
-        return self._block_starts
-
-    _block_starts: Any = None
-
-    def _my_parts(self, epoch: int, rank: int, world_size: int) -> list[int]:
-        assert isinstance(self.order, PartOrder)
-        numbers = self.order.parts(len(self._parts.get()), self.seed, epoch, rank, world_size)
-        return [int(number) for number in numbers]
-
-    def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
-        parts = self._parts.get()
-        for step, number in enumerate(self._my_parts(epoch, rank, world_size)):
-            if step >= start:
-                yield step * world_size + rank, parts[number]
-
-    def config(self) -> dict[str, Any]:
-        if self.whole_parts:
-            return {"parts": [part.name for part in self._parts.get()], **self.order.config()}
-        return {"manifest": self.manifest().digest, **self.order.config()}
-
-
-class _OpenParts:
-    """Files and block indexes of the shards in use, shared by a stage's workers; bounded."""
-
-    def __init__(self) -> None:
+    def __init__(self, cache: NodeCache | None, ahead: bool, context: Context) -> None:
+        self._cache, self._ahead, self._context = cache, ahead, context
         self._lock = threading.Lock()
         self._users = 0
-        self._files: OrderedDict[str, tuple[ShardFile, dict[int, Any]]] = OrderedDict()
+        self._cancelled = False
+        self.reader: BlockReader | None = None
 
     def enter(self) -> None:
+        """A worker opens."""
         with self._lock:
             self._users += 1
 
     def leave(self) -> None:
+        """A worker closes; the last one closes the reader."""
         with self._lock:
             self._users -= 1
-            closing = [] if self._users else [file for file, _ in self._files.values()]
-            if closing:
-                self._files.clear()
-        for file in closing:
-            file.close()
+            reader = None
+            if not self._users:
+                reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.close()
 
-    def block(self, part: Part, block: Any) -> Any:
-        """The samples of a block, with random access."""
+    def of(self, feed: Feed) -> BlockReader:
+        """The reader of what this feed deals."""
         with self._lock:
-            entry = self._files.get(part.uri)
-            if entry is not None:
-                self._files.move_to_end(part.uri)
-                samples = entry[1].get(block.first)
-                if samples is not None:
-                    return samples
-        if entry is None:
-            entry = self._keep(part, open_part(part))
-        samples = format_of(part).read(entry[0], block)
-        with self._lock:
-            return entry[1].setdefault(block.first, samples)
+            if self.reader is None:
+                self.reader = self._make(feed)
+                feed.subscribe(self.reader)
+                if self._cancelled:
+                    self.reader.cancel()
+            return self.reader
 
-    def _keep(self, part: Part, file: ShardFile) -> tuple[ShardFile, dict[int, Any]]:
+    def _make(self, feed: Feed) -> BlockReader:
+        select, context = feed.select, self._context
+        near = Near(
+            select.store,
+            select.is_remote(),
+            self._cache,
+            _memory(context),
+            context.count,
+        )
+        shelf: BlockShelf | PartShelf
+        if select.whole_parts:
+            assert isinstance(select.order, PartOrder)
+            shelf = PartShelf(select.part_list(), select.order.shuffle or self._cache is not None, near)
+        else:
+            shelf = BlockShelf(select.manifest(), select.order, feed.rank, feed.world_size, near)
+        return BlockReader(shelf, self._ahead, context.count)
+
+    def cancel(self, cancelled: bool) -> None:
+        """End the waits of workers, or allow them again."""
         with self._lock:
-            entry = self._files.get(part.uri)
-            if entry is None:
-                entry = self._files[part.uri] = (file, {})
-                if len(self._files) > OPEN_PARTS:
-                    # Not closed here: another worker may be reading it. It closes with its last reader.
-                    self._files.popitem(last=False)
-                return entry
-        file.close()
-        return entry
+            self._cancelled = cancelled
+            if self.reader is not None:
+                (self.reader.cancel if cancelled else self.reader.uncancel)()
+
+
+def _memory(context: Context) -> int:
+    return context.memory_limit or max(1, available_memory() // 2)
+
+
+def _require_memory(order: LaneOrder, select: ShardSelect, context: Context) -> None:
+    """Raise MemoryLimitError, before anything is read, if a rank's blocks cannot be held in memory."""
+    manifest, limit = select.manifest(), int(_memory(context) * SHARE)
+    if not select.is_remote() or int(manifest.block_nbytes.sum()) <= limit:
+        return
+    try:
+        require_memory(order, manifest, context.world_size, int(manifest.block_nbytes.max()), limit)
+    except MemoryLimitError as error:
+        error.add_note(
+            f"pipegraph: blocks in memory may take {SHARE:.0%} of the loader's memory_limit; "
+            "with Load(cache=pg.NodeCache(...)) they lie on disk instead"
+        )
+        raise
+
+
+class _Reads(Operator):
+    """What the two forms of ``Load`` share: the stage's reader and its life."""
+
+    default_name = "load"
+
+    def __init__(self, cache: NodeCache | None = None, preload: bool = True) -> None:
+        self.cache = cache
+        self.preload = preload
+        self._context = Context("")
+        self._reading: _Reading | None = None
+
+    def open(self, context: Context) -> None:
+        self._context = context
+        self._reading = context.share("reading", lambda: _Reading(self.cache, self.preload, context))
+        self._reading.enter()
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.leave()
+
+    def cancel(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel(True)
+
+    def uncancel(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel(False)
+
+    def _reader(self, feed: Feed) -> BlockReader:
+        assert self._reading is not None
+        return self._reading.reader or self._reading.of(feed)
 
 
 @final
-class Load(Operator):
+class Load(_Reads):
     """Bytes into samples.
 
     A sample with ``"path"`` comes out with the file's bytes under ``"bytes"``; a sample of a shard with the
     shard's fields (tar: by extension, as bytes; ``cls`` becomes the int ``"label"``; typed formats keep
     their types); a whole shard as its samples, one after the other.
+
+    Local shards are read in place. Remote ones are fetched block by block, into the cache, else into memory (at
+    most half of ``memory_limit``), each just in time for its first use.
+
+    Args:
+        cache: a ``pg.NodeCache``, shared by all ranks of a node; with one, local shards are taken to lie on slow
+            storage and are copied to it too. The loader uses a handle of its own on the same folder.
+        preload: whether blocks are fetched before they are asked for.
     """
 
-    default_name = "load"
     needs = "sample|part"
     gives = "sample"
-
-    def __init__(self) -> None:
-        self._parts = _OpenParts()
+    _select: ShardSelect | None = None
 
     def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
         source = upstream[0]
-        if isinstance(source, ShardSelect) and source.whole_parts:
-            return LoadParts(source.order)
-        return self
+        if not isinstance(source, ShardSelect):
+            return self
+        if source.whole_parts:
+            return LoadParts(source.order, self.cache, self.preload)
+        bound = copy.copy(self)
+        bound._select = source
+        return bound
+
+    def notes(self) -> list[str]:
+        select = self._select
+        manifest = select.known_manifest() if select is not None else None
+        if (
+            select is None
+            or manifest is None
+            or not isinstance(select.order, LaneOrder)
+            or not manifest.blocks
+        ):
+            return []
+        _, world_size = resolve(None, None)
+        largest = int(manifest.block_nbytes.max())
+        text = str(lane_plan(select.order, manifest, world_size, largest))
+        if self.cache is not None:
+            return [f"{text}; in the node cache"]
+        return [f"{text}; in memory" if select.is_remote() else f"{text}; read in place, nothing is held"]
 
     def open(self, context: Context) -> None:
-        self._parts.enter()
-
-    def close(self) -> None:
-        self._parts.leave()
+        select = self._select
+        if select is not None and self.cache is None and isinstance(select.order, LaneOrder):
+            _require_memory(select.order, select, context)
+        super().open(context)
 
     def process(self, chunk: Chunk) -> Chunk:
         data = chunk.data
-        if isinstance(data, ShardSample):
-            sample = dict(self._parts.block(data.part, data.block)[data.index])
+        if data.__class__ is ShardSample:
+            reader = self._reader(data.feed)
+            block = reader.acquire(data.number, chunk.epoch, chunk.before)
+            try:
+                sample = dict(block.value[data.index])
+            finally:
+                reader.release(block)
             chunk.data = sample
             if "key" in sample:
                 chunk.keys = (sample["key"],)
@@ -278,32 +258,37 @@ class Load(Operator):
         return chunk
 
 
-class LoadParts(Operator):
-    """What ``Load`` is behind a ``ShardSelect`` of whole parts: each part's samples in the part's own order."""
+@final
+class LoadParts(_Reads):
+    """What ``Load`` is behind a ``ShardSelect`` of whole parts: each part's samples in the part's own order.
+
+    Where samples are shuffled inside the part, a remote part is brought near whole, the next one while this one
+    is read; else it is read as a stream.
+    """
 
     kind = "expand"
-    default_name = "load"
     needs = "part"
     gives = "sample"
     one_to_one = False
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, cache: NodeCache | None = None, preload: bool = True) -> None:
+        super().__init__(cache, preload)
         self._order = order
-        self._context = Context("")
 
     def config(self) -> dict[str, Any]:
         return self._order.config()
 
-    def open(self, context: Context) -> None:
-        self._context = context
-
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
-        part: Part = chunk.data
-        form = format_of(part)
-        with open_part(part) as file:
+        given: ShardPart = chunk.data
+        form = format_of(given.part)
+        reader = self._reader(given.feed)
+        entry = reader.acquire(given.number, chunk.epoch, chunk.before)
+        try:
+            file = entry.file
+            assert file is not None
             samples: Iterable[tuple[int, Any]]
             if isinstance(self._order, PartOrder) and self._order.shuffle:
-                samples = self._permuted(form, file, chunk)
+                samples = self._permuted(form, file, given.number, chunk.epoch)
             else:
                 samples = enumerate(form.samples(file))
             for index, sample in samples:
@@ -311,14 +296,16 @@ class LoadParts(Operator):
                 if "key" in sample:
                     child.keys = (sample["key"],)
                 yield child
+        finally:
+            reader.release(entry)
 
-    def _permuted(self, form: Any, file: ShardFile, chunk: Chunk) -> Iterator[tuple[int, Any]]:
+    def _permuted(self, form: Any, file: ShardFile, part: int, epoch: int) -> Iterator[tuple[int, Any]]:
         """The part's samples by a permutation keyed by seed, epoch and part."""
         assert isinstance(self._order, PartOrder)
         blocks = list(form.index(file))
         starts = np.concatenate([[0], np.cumsum([block.samples for block in blocks])])
         readers: dict[int, Any] = {}
-        places = self._order.within(chunk.rows[0][1], int(starts[-1]), self._context.seed, chunk.epoch)
+        places = self._order.within(part, int(starts[-1]), self._context.seed, epoch)
         for place in places.tolist():
             number = int(np.searchsorted(starts, place, side="right")) - 1
             if number not in readers:

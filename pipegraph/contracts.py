@@ -46,6 +46,7 @@ class Context:
         read_by_stages: whether another stage reads this one's output, and not only the loader (or a ``Scatter``).
         memory: ``"pageable"`` or ``"pinned"``: what the stage's slabs are to lie in.
         share: ``share(name, make)`` is one object for all workers of the stage, made by the first that asks.
+        memory_limit: of the loader, in bytes; 0 where nobody has set one.
     """
 
     stage: str
@@ -58,6 +59,7 @@ class Context:
     share: Callable[[str, Callable[[], Any]], Any] = lambda name, make: make()
     read_by_stages: bool = True
     memory: str = "pageable"
+    memory_limit: int = 0
 
 
 class Component(ABC):

@@ -364,7 +364,17 @@ class Runtime:
         memory = self.plan.stages[stage].memory
         stopping = self.stopping
         return Context(
-            stage, self.seed, self.rank, self.world_size, worker, stopping, count, share, read, memory
+            stage,
+            self.seed,
+            self.rank,
+            self.world_size,
+            worker,
+            stopping,
+            count,
+            share,
+            read,
+            memory,
+            self.memory_limit,
         )
 
     # -- runs ----------------------------------------------------------------------------------

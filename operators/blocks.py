@@ -1,0 +1,464 @@
+"""Blocks of shards near at hand: fetched ahead of their use, shared by a stage's workers, bounded.
+
+Every block that is in use, loaded or on its way is an entry of one table under one lock. Workers take
+blocks from it and wait for those that are not there; fetch threads bring them; a scheduler thread decides
+with ``pipegraph.storage.preload`` which to bring next and when. What is loaded too late, or was not
+foreseen at all, is loaded when a worker asks for it: the schedule decides on time, never on data.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import resource
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Final, Literal, final
+
+from pipegraph.activity import Cancelled
+from pipegraph.errors import LoaderClosedError
+from pipegraph.operators.lookahead import Deal, Pace, Uses
+from pipegraph.operators.shelves import Shelf
+from pipegraph.storage import ShardFile
+from pipegraph.storage.preload import Durations, preload
+
+FETCHERS: Final = 4
+"""Blocks on their way at once. Each is fetched in parallel ranges already: more would only make all of them late."""
+
+DRAWN_AT_ONCE: Final = 4096
+"""Steps whose blocks are found in one draw of the order."""
+
+AHEAD: Final = 65_536
+"""Steps to look ahead at least, so that what is needed soon is not let go of, and at most while little is measured."""
+
+UPCOMING: Final = 2
+"""Blocks not yet started that the scheduler wants to know of."""
+
+State = Literal["waiting", "loading", "ready", "failed"]
+
+
+class _Entry:
+    """One block of the table. Everything but ``number`` and ``nbytes`` changes under the reader's lock."""
+
+    __slots__ = ("asked", "error", "file", "first", "nbytes", "number", "pins", "state", "told", "value")
+
+    def __init__(self, number: int, nbytes: int, first: int, asked: float) -> None:
+        self.number = number
+        self.nbytes = nbytes
+        self.first = first  # the step for which it is brought
+        self.asked = asked
+        self.state: State = "waiting"
+        self.pins = 0
+        self.value: Any = None
+        self.file: ShardFile | None = None
+        self.error: Exception | None = None
+        self.told: set[tuple[int, Any]] = set()
+
+
+@final
+class BlockReader:
+    """The blocks of one stage, for all of its workers.
+
+    Any thread may call anything. Steps of consecutive epochs are counted on one axis of *ticks*.
+
+    Args:
+        shelf: where blocks come from; closed with the reader.
+        ahead: whether blocks are fetched before they are asked for.
+        count: adds to a named counter of the stage.
+    """
+
+    def __init__(self, shelf: Shelf, ahead: bool, count: Callable[[str, int], None]) -> None:
+        self._shelf = shelf
+        self._count = count
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)  # workers wait for blocks
+        self._work = threading.Condition(self._lock)  # fetchers wait for orders
+        self._planning = threading.Condition(self._lock)  # the scheduler waits for events and for its time
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()  # least recently used first
+        self._queue: deque[_Entry] = deque()
+        self._held = 0
+        self._most_open = max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._doomed: list[ShardFile] = []
+        self._cancelled = self._closed = False
+        self._threads: list[threading.Thread] = []
+        self._loads = Durations()
+        self._pace = Pace()
+        self._forget_run()
+        if shelf.near:
+            for number in range(FETCHERS):
+                self._begin_thread(self._fetch, f"fetch-{number}")
+            if ahead:
+                self._begin_thread(self._schedule, "preload")
+
+    def _begin_thread(self, run: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=run, name=f"pipegraph-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    # -- what will be read -----------------------------------------------------------------------
+
+    def _forget_run(self) -> None:
+        for entry in self._queue:
+            del self._entries[entry.number]
+            self._held -= entry.nbytes
+        self._queue.clear()
+        for entry in self._entries.values():
+            entry.first = -1
+        self._deals: list[tuple[int, Deal]] = []  # (tick of step 0, deal)
+        self._generation = next(_generations)
+        self._tick = -1  # the latest one asked for
+        self._scanned = 0
+        self._upcoming: deque[tuple[int, int]] = deque()
+        self._seen: dict[int, int] = {}  # the last tick at which each block is known to be used
+        self._stride_from = 0
+        self._stride_at = self._tick_at = perf_counter()
+        self._waiting = 0
+        self._waits_since = 0.0
+        self._waited = 0.0
+        self._waited_before = 0.0
+
+    def new_run(self) -> None:
+        """What was dealt so far does not hold any more; what is loaded stays."""
+        with self._lock:
+            self._forget_run()
+            self._planning.notify()
+
+    def dealt(self, deal: Deal) -> None:
+        """An epoch's steps begin to be dealt, behind those of the deal before."""
+        with self._lock:
+            if self._deals:
+                base = self._deals[-1][0] + self._deals[-1][1].stop - deal.start
+            else:
+                base = 0
+                self._scanned = self._stride_from = deal.start
+                self._tick = deal.start - 1
+            self._deals.append((base, deal))
+            self._planning.notify()
+
+    # -- workers ---------------------------------------------------------------------------------
+
+    def acquire(self, number: int, epoch: int, step: Any) -> _Entry:
+        """A loaded block, which stays until :meth:`release`; blocks until it is there.
+
+        Args:
+            step: of the sample for which it is wanted, or None where that is not known.
+
+        Raises:
+            Cancelled: the run is over.
+            Exception: what its loading raised; asked for again for the same step, it is loaded again.
+        """
+        with self._lock:
+            self._reached(epoch, step)
+            entry = self._entries.get(number)
+            if entry is not None and entry.state == "ready" and not self._cancelled:
+                entry.pins += 1
+                self._entries.move_to_end(number)
+                return entry
+        entry = self._wait_for(number, (epoch, step))
+        self._sweep()
+        return entry
+
+    def release(self, entry: _Entry) -> None:
+        """The end of a use."""
+        with self._lock:
+            entry.pins -= 1
+
+    def _reached(self, epoch: int, step: Any) -> None:
+        """Note how far the epoch has come."""
+        if step.__class__ is not int or not self._deals:
+            return
+        for base, deal in self._deals:
+            if deal.epoch == epoch:
+                tick = base + step
+                break
+        else:
+            return
+        if tick <= self._tick:
+            return
+        now = perf_counter()
+        self._tick, self._tick_at = tick, now
+        while len(self._deals) > 1 and self._deals[1][0] + self._deals[1][1].start <= tick:
+            del self._deals[0]
+        if tick - self._stride_from >= self._shelf.stride:
+            waited = self._total_wait(now)
+            seconds = max(0.0, now - self._stride_at - (waited - self._waited_before))
+            self._pace.add(seconds / (tick - self._stride_from))
+            self._stride_from, self._stride_at, self._waited_before = tick, now, waited
+            self._planning.notify()
+
+    def _total_wait(self, now: float) -> float:
+        return self._waited + (now - self._waits_since if self._waiting else 0.0)
+
+    def _wait_for(self, number: int, asker: tuple[int, Any]) -> _Entry:
+        waits = False
+        with self._lock:
+            try:
+                while True:
+                    if self._cancelled or self._closed:
+                        raise Cancelled
+                    entry = self._entries.get(number)
+                    if entry is None:
+                        entry = self._add(number, self._tick)
+                        if self._shelf.near:
+                            self._queue.appendleft(entry)
+                            self._work.notify()
+                        else:
+                            self._load(entry)
+                            continue
+                    elif entry.state == "ready":
+                        entry.pins += 1
+                        self._entries.move_to_end(number)
+                        return entry
+                    elif entry.state == "failed":
+                        assert entry.error is not None
+                        if asker not in entry.told:
+                            entry.told.add(asker)
+                            raise _again(entry.error)
+                        del self._entries[number]
+                        continue
+                    elif entry.state == "waiting" and entry in self._queue:
+                        self._queue.remove(entry)
+                        self._queue.appendleft(entry)
+                    if not waits:
+                        waits = True
+                        self._begin_wait()
+                    self._arrived.wait()
+            finally:
+                if waits:
+                    self._end_wait()
+
+    def _begin_wait(self) -> None:
+        if not self._waiting:
+            self._waits_since = perf_counter()
+        self._waiting += 1
+
+    def _end_wait(self) -> None:
+        self._waiting -= 1
+        if not self._waiting:
+            waited = perf_counter() - self._waits_since
+            self._waited += waited
+            self._count("waits for blocks", 1)
+            self._count("us waited for blocks", round(waited * 1e6))
+
+    # -- the table -------------------------------------------------------------------------------
+
+    def _add(self, number: int, first: int) -> _Entry:
+        """A new entry, and room for it as far as there is any."""
+        nbytes = self._shelf.held_nbytes(number)
+        self._make_room(nbytes)
+        entry = self._entries[number] = _Entry(number, nbytes, first, perf_counter())
+        self._held += nbytes
+        return entry
+
+    def _make_room(self, nbytes: int) -> None:
+        """Let go of blocks that nobody reads: those of no known further use first, then the least recently used."""
+        budget = self._shelf.budget()
+        for spare_needed in (True, False):
+            if self._held + nbytes <= budget and len(self._entries) < self._most_open:
+                return
+            for entry in list(self._entries.values()):
+                if spare_needed and self._is_needed(entry):
+                    continue
+                if entry.state == "ready" and not entry.pins:
+                    self._drop(entry)
+                    if self._held + nbytes <= budget and len(self._entries) < self._most_open:
+                        return
+
+    def _is_needed(self, entry: _Entry) -> bool:
+        return self._seen.get(entry.number, -1) >= self._tick or entry.first > self._tick
+
+    def _drop(self, entry: _Entry) -> None:
+        del self._entries[entry.number]
+        self._held -= entry.nbytes
+        if entry.file is not None:
+            self._doomed.append(entry.file)
+        entry.file = entry.value = None
+
+    def _sweep(self) -> None:
+        """Close what was let go of, outside the lock."""
+        if not self._doomed:
+            return
+        with self._lock:
+            doomed, self._doomed = self._doomed, []
+        for file in doomed:
+            file.close()
+
+    # -- loading ---------------------------------------------------------------------------------
+
+    def _load(self, entry: _Entry) -> None:
+        """Bring one block. Called with the lock held, which is let go of meanwhile."""
+        entry.state = "loading"
+        self._lock.release()
+        try:
+            entry.file, entry.value = self._shelf.open(entry.number)
+        except LoaderClosedError:
+            pass
+        except Exception as caught:
+            entry.error = caught
+        finally:
+            self._lock.acquire()
+            if entry.file is not None:
+                entry.state = "ready"
+                self._loads.add(perf_counter() - entry.asked)
+                self._count("blocks loaded", 1)
+            else:
+                entry.state = "failed"
+                self._held -= entry.nbytes
+                if entry.error is None:  # the reader closes, or an inline worker was interrupted
+                    del self._entries[entry.number]
+            self._arrived.notify_all()
+            self._planning.notify()
+
+    def _fetch(self) -> None:
+        """The life of a fetch thread."""
+        while True:
+            with self._lock:
+                while not self._queue and not self._closed:
+                    self._work.wait()
+                if self._closed:
+                    return
+                self._load(self._queue.popleft())
+            self._sweep()
+
+    # -- the schedule ----------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        """The life of the scheduler's thread."""
+        while True:
+            with self._lock:
+                while True:
+                    if self._closed:
+                        return
+                    wanted = self._next_draw()
+                    if wanted is not None:
+                        break
+                    # Not a poll: the time at which the policy wants the next block to be started.
+                    self._planning.wait(None if self._cancelled else self._start_due())
+                generation = self._generation
+            base, deal, first, last = wanted
+            uses = Uses.of(deal.blocks(first, last), base + first)
+            with self._lock:
+                if generation == self._generation:
+                    self._merge(uses, base + last)
+            self._shelf.follow(deal, first)
+            self._sweep()
+
+    def _next_draw(self) -> tuple[int, Deal, int, int] | None:
+        """The steps to look at next: the tick of step 0, the deal, and the first and last of its steps."""
+        ahead = self._scanned - max(self._tick, 0)
+        if ahead >= DRAWN_AT_ONCE and (len(self._upcoming) >= UPCOMING or ahead >= self._reach()):
+            return None
+        for base, deal in self._deals:
+            first = self._scanned - base
+            if deal.start <= first < deal.stop:
+                return base, deal, first, min(deal.stop, first + DRAWN_AT_ONCE)
+        return None
+
+    def _reach(self) -> float:
+        """Steps ahead that may matter: what is needed later than twice the lead is not to be started now."""
+        pace, lead = self._pace.mean, self._loads.lead
+        if not pace or lead is None:
+            return AHEAD
+        return max(AHEAD, 2 * lead / pace)
+
+    def _merge(self, uses: Uses, scanned: int) -> None:
+        self._scanned = scanned
+        known = {number for _, number in self._upcoming}
+        for number, first, last in zip(
+            uses.numbers.tolist(), uses.first.tolist(), uses.last.tolist(), strict=True
+        ):
+            if number not in self._entries and number not in known:
+                self._upcoming.append((first, number))
+            self._seen[number] = last
+        if len(self._seen) > 4 * len(self._entries) + AHEAD:
+            self._seen = {number: last for number, last in self._seen.items() if last >= self._tick}
+
+    def _start_due(self) -> float | None:
+        """Start what the policy wants started now; seconds after which it wants to be asked again."""
+        now = perf_counter()
+        while self._upcoming:
+            first, number = self._upcoming[0]
+            if number in self._entries or first <= self._tick:  # or it is asked for by now
+                self._upcoming.popleft()
+                continue
+            nbytes = self._shelf.held_nbytes(number)
+            ahead = sum(entry.first > self._tick for entry in self._entries.values())
+            pace = self._pace.mean
+            # The policy counts in parts; here the step of each use is known: remaining + ahead * train is the
+            # time until this one.
+            train_s = None if pace is None else pace * self._shelf.steps_per_switch
+            until = 0.0 if pace is None else (first - self._tick) * pace - (now - self._tick_at)
+            decision = preload(
+                remaining_s=until - ahead * (train_s or 0.0),
+                train_s=train_s,
+                lead_s=self._loads.lead,
+                ahead=ahead,
+                upcoming=[nbytes],
+                free_bytes=self._free_bytes(),
+            )
+            if not decision.start:
+                return decision.due_s
+            self._upcoming.popleft()
+            self._queue.append(self._add(number, first))
+            self._work.notify()
+        return None
+
+    def _free_bytes(self) -> int:
+        """What blocks to come may take: all that is not held by blocks that are still needed."""
+        if len(self._entries) >= self._most_open and all(map(self._is_needed, self._entries.values())):
+            return 0
+        needed = sum(
+            entry.nbytes
+            for entry in self._entries.values()
+            if entry.state != "failed" and (entry.pins or entry.state != "ready" or self._is_needed(entry))
+        )
+        return self._shelf.budget() - needed
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """End every wait of a worker with ``Cancelled``, and of those to come; loads go on."""
+        with self._lock:
+            self._cancelled = True
+            self._arrived.notify_all()
+
+    def uncancel(self) -> None:
+        """Workers may wait again."""
+        with self._lock:
+            self._cancelled = False
+            self._planning.notify()
+
+    def close(self) -> None:
+        """End every thread and close every file."""
+        with self._lock:
+            self._closed = True
+            for condition in (self._arrived, self._work, self._planning):
+                condition.notify_all()
+        self._shelf.interrupt()
+        for thread in self._threads:
+            thread.join()
+        for entry in list(self._entries.values()):
+            if entry.state != "failed":
+                self._drop(entry)
+        self._sweep()
+        self._shelf.close()
+
+    def __repr__(self) -> str:
+        with self._lock:
+            states = [entry.state for entry in self._entries.values()]
+        shown = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "empty"
+        return f"<BlockReader {os.getpid()}: {shown}>"
+
+
+_generations = itertools.count()
+
+
+def _again(error: Exception) -> Exception:
+    """The same error for another sample: notes that one gets are not to be seen at the others."""
+    fresh = copy.copy(error)
+    fresh.__notes__ = list(getattr(error, "__notes__", ()))
+    fresh.__cause__ = error.__cause__
+    return fresh.with_traceback(error.__traceback__)

@@ -1,0 +1,261 @@
+"""Which sample of which shard comes next: ``ShardSelect``, and what it hands to ``Load``."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, final
+
+import numpy as np
+
+from pipegraph.contracts import Context
+from pipegraph.errors import StateError
+from pipegraph.operators.indexed import Once, find_manifest, store_for
+from pipegraph.operators.lookahead import Deal
+from pipegraph.operators.ordered import OrderedSource
+from pipegraph.order import LaneOrder, Order, PartOrder
+from pipegraph.order.layout import Int64Array
+from pipegraph.storage import Manifest, Part, expand_parts
+
+DEALT_AT_ONCE = 64
+"""Positions looked up in one call: drawing one sample of a ``LaneOrder`` alone costs as much as drawing them all."""
+
+
+class Listener(Protocol):
+    """What wants to know which blocks will be read: a ``BlockReader``."""
+
+    def new_run(self) -> None:
+        """Forget what was dealt."""
+
+    def dealt(self, deal: Deal) -> None:
+        """An epoch begins."""
+
+
+@final
+class Feed:
+    """What one loader's ``ShardSelect`` deals, epoch by epoch. It travels with the samples to their ``Load``.
+
+    Any thread may call anything.
+    """
+
+    def __init__(self, select: ShardSelect, context: Context) -> None:
+        self.select = select
+        self.seed, self.rank, self.world_size = context.seed, context.rank, context.world_size
+        self._lock = threading.Lock()
+        self._deals: list[Deal] = []
+        self._listeners: list[Listener] = []
+
+    def new_run(self) -> None:
+        """What was dealt does not hold any more."""
+        with self._lock:
+            self._deals = []
+            for listener in self._listeners:
+                listener.new_run()
+
+    def deal(self, deal: Deal) -> None:
+        """The steps of another epoch begin to be dealt."""
+        with self._lock:
+            self._deals = [*self._deals[-1:], deal]
+            for listener in self._listeners:
+                listener.dealt(deal)
+
+    def subscribe(self, listener: Listener) -> None:
+        """Tell this one too; it is told at once what is being dealt."""
+        with self._lock:
+            if listener not in self._listeners:
+                self._listeners.append(listener)
+                for deal in self._deals:
+                    listener.dealt(deal)
+
+
+@final
+class ShardSample:
+    """Sample ``index`` of block ``number``; ``Load`` reads it."""
+
+    __slots__ = ("feed", "index", "number")
+
+    def __init__(self, feed: Feed, number: int, index: int) -> None:
+        self.feed = feed
+        self.number = number
+        self.index = index
+
+    def __repr__(self) -> str:
+        return f"<ShardSample {self.index} of block {self.number}>"
+
+
+@final
+class ShardPart:
+    """A whole part, by its number in the list of parts; ``Load`` reads its samples."""
+
+    __slots__ = ("feed", "number", "part")
+
+    def __init__(self, feed: Feed, number: int, part: Part) -> None:
+        self.feed = feed
+        self.number = number
+        self.part = part
+
+    def __repr__(self) -> str:
+        return f"<ShardPart {self.number}: {self.part.name}>"
+
+
+@final
+class ShardSelect(OrderedSource):
+    """Which sample of which shard comes next for this rank; ``Load`` reads it.
+
+    With ``LaneOrder`` (default) and the other orders every sample has its position, and resuming costs
+    nothing; the parts need a manifest, which for local ones is made before the first sample (headers only, once
+    per node). ``order=PartOrder()`` without a manifest takes whole parts instead, one after the other.
+
+    Args:
+        parts: a glob, a folder, a list, a brace range such as ``"part-{00001..16000}.tar"``, or a URL with these.
+        order: a ``pg.order``.
+        manifest: a :class:`~pipegraph.storage.Manifest`, or the file or URL that ``pipegraph index`` wrote; by default
+            ``manifest.json`` beside the shards, if it lists them.
+        store: for URLs, obstore's options (``endpoint``, ``region`` ...); what is missing comes from the environment.
+    """
+
+    default_name = "shardselect"
+    level = "part"
+
+    def __init__(
+        self,
+        parts: str | os.PathLike[str] | Sequence[Any],
+        order: Order | None = None,
+        manifest: Manifest | str | os.PathLike[str] | None = None,
+        store: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(order or LaneOrder())
+        self.parts = parts
+        self.store = dict(store or {})
+        self.whole_parts = isinstance(self.order, PartOrder) and manifest is None
+        self.random_access = not self.whole_parts
+        self.elastic = not self.whole_parts
+        self.group = DEALT_AT_ONCE if self.random_access else 1
+        self._manifest = Once(lambda: find_manifest(parts, manifest, self.store))
+        self._listed = Once(lambda: self._list_parts())
+        self._starts: Once[Int64Array] = Once(
+            lambda: np.concatenate([[0], np.cumsum(self.manifest().block_samples)])
+        )
+        self._feed: Feed | None = None
+
+    def _list_parts(self) -> list[Part]:
+        with store_for(self.parts, self.store) as store:
+            return expand_parts(self.parts, store=store)
+
+    # -- facts -----------------------------------------------------------------------------------
+
+    def manifest(self) -> Manifest:
+        """The parts with their samples and blocks.
+
+        Raises:
+            GraphError: parts are remote and there is no manifest.
+        """
+        return self._manifest.get()
+
+    def known_manifest(self) -> Manifest | None:
+        """The manifest if it is at hand: looking at a plan must read nothing."""
+        return self._manifest.peek()
+
+    def part_list(self) -> list[Part]:
+        """The parts that are named, in their order."""
+        return self._listed.get()
+
+    def is_remote(self) -> bool:
+        """Whether any part lies in a store."""
+        parts = self.part_list() if self.whole_parts else self.manifest().parts
+        return not all(part.is_local for part in parts)
+
+    def layout(self) -> Any:
+        return self.manifest()
+
+    def has_length(self) -> bool:
+        return not self.whole_parts
+
+    def length(self, epoch: int, rank: int, world_size: int) -> int | None:
+        if self.whole_parts:
+            return len(self._my_parts(epoch, rank, world_size))
+        return super().length(epoch, rank, world_size)
+
+    def config(self) -> dict[str, Any]:
+        if self.whole_parts:
+            return {"parts": [part.name for part in self.part_list()], **self.order.config()}
+        return {"manifest": self.manifest().digest, **self.order.config()}
+
+    # -- dealing ---------------------------------------------------------------------------------
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        self._feed = context.share("feed", lambda: Feed(self, context))
+
+    def go_on(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
+        if self.random_access:
+            super().go_on(epoch, history)
+        elif history:
+            raise StateError(
+                "ShardSelect(order=PartOrder()) without a manifest goes on at the same world size only: "
+                f"resume with {history[-1][0]} ranks, or give it a manifest="
+            )
+        if self._feed is not None:
+            self._feed.new_run()
+
+    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int]:
+        if self._feed is not None:
+            history = self._consumed(epoch)
+            args = (epoch, rank, world_size, history)
+            self._feed.deal(
+                Deal(
+                    epoch,
+                    self.seed,
+                    start,
+                    self._left(*args),
+                    partial(self._blocks, *args),
+                    lambda step: self.position_of(step, epoch, rank, world_size),
+                )
+            )
+        yield from super().positions(epoch, rank, world_size, start)
+
+    def _blocks(
+        self,
+        epoch: int,
+        rank: int,
+        world_size: int,
+        history: tuple[tuple[int, int], ...],
+        first: int,
+        last: int,
+    ) -> Int64Array:
+        """The block that each of this rank's steps first..last-1 reads."""
+        manifest = self.manifest()
+        indices = self.order.indices(manifest, self.seed, epoch, rank, world_size, first, last, history)
+        return np.searchsorted(self._starts.get(), indices, side="right") - 1
+
+    def read_many(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
+        drawn = np.asarray(positions, dtype=np.int64)
+        indices = self.order.samples_at(self.manifest(), drawn, self.seed, epoch)
+        starts, feed = self._starts.get(), self._feed
+        numbers = np.searchsorted(starts, indices, side="right") - 1
+        places = indices - starts[numbers]
+        assert feed is not None
+        return [ShardSample(feed, n, i) for n, i in zip(numbers.tolist(), places.tolist(), strict=True)]
+
+    def item(self, index: int) -> ShardSample:
+        starts = self._starts.get()
+        number = int(np.searchsorted(starts, index, side="right")) - 1
+        assert self._feed is not None
+        return ShardSample(self._feed, number, index - int(starts[number]))
+
+    def _my_parts(self, epoch: int, rank: int, world_size: int) -> list[int]:
+        assert isinstance(self.order, PartOrder)
+        numbers = self.order.parts(len(self.part_list()), self.seed, epoch, rank, world_size)
+        return [int(number) for number in numbers]
+
+    def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
+        parts, mine = self.part_list(), self._my_parts(epoch, rank, world_size)
+        feed = self._feed
+        assert feed is not None
+        numbers = np.array(mine, dtype=np.int64)
+        blocks: Callable[[int, int], Int64Array] = lambda first, last: numbers[first:last]  # noqa: E731
+        feed.deal(Deal(epoch, self.seed, start, len(mine), blocks, lambda step: step * world_size + rank))
+        for step in range(start, len(mine)):
+            yield step * world_size + rank, ShardPart(feed, mine[step], parts[mine[step]])
