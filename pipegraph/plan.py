@@ -111,7 +111,8 @@ class Plan:
                 found[stage.name] = operator.length(epoch, rank, world_size)
                 continue
             inputs = [found[edge.stage] for edge in stage.upstream]
-            if any(n is None for n in inputs):
+            skips = isinstance(final_policy(stage.spec.on_error), Skip)
+            if skips or any(n is None for n in inputs):
                 found[stage.name] = None
             elif isinstance(operator, Merge):
                 found[stage.name] = operator.merged_length([n for n in inputs if n is not None])
@@ -128,7 +129,8 @@ class Plan:
             operator = stage.operator
             kind = f"{type(operator).__module__}.{type(operator).__qualname__}"
             upstream = [[edge.stage, edge.output] for edge in stage.upstream]
-            text = json.dumps([kind, operator.config(), upstream], sort_keys=True, default=repr)
+            parts = [kind, operator.config(), upstream, *([] if stage.spec.ordered else ["unordered"])]
+            text = json.dumps(parts, sort_keys=True, default=repr)
             found[stage.name] = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
         found["(output)"] = f"{self.output.stage}:{self.output.output}"
         return found
@@ -141,9 +143,11 @@ class Plan:
         changed = [name for name in ours if name in saved and saved[name] != ours[name]]
         missing = [name for name in saved if name not in ours]
         added = [name for name in ours if name not in saved]
-        words = [f"stage {name!r} has other parameters or inputs" for name in changed]
+        words = [f"stage {name!r} has other parameters or inputs" for name in changed if name != "(output)"]
         words += [f"stage {name!r} of the state is not in the graph" for name in missing]
         words += [f"stage {name!r} is not in the state" for name in added]
+        if "(output)" in changed:
+            words.append(f"it delivered from {saved['(output)']}, this graph from {ours['(output)']}")
         raise StateError(f"the state is of another graph than {self.graph_name!r}: " + "; ".join(words))
 
     def consumers(self, name: str) -> list[tuple[str, int, int]]:

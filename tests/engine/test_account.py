@@ -140,7 +140,9 @@ def test_stages_whose_items_hold_no_bytes_need_not_reserve(account):
 
 def test_an_item_larger_than_the_limit_is_an_error_that_says_what_to_do(account):
     stage = account.stage("big", 0)
-    with pytest.raises(MemoryLimitError, match=r"stage 'big': one item of 101 B is larger than memory_limit=100 B; raise"):
+    with pytest.raises(
+        MemoryLimitError, match=r"stage 'big': one item of 101 B is larger than memory_limit=100 B; raise"
+    ):
         account.settle(stage, 0, (), ((1, 101),))
 
 

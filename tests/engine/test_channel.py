@@ -148,7 +148,9 @@ def test_cancel_wakes_every_waiter(call):
         channel.put(chunk())
         waiter = Started(channel.put, chunk())
     else:
-        waiter = Started(*{"get": (channel.get,), "take": (channel.take,), "turn": (channel.wait_turn, 5)}[call])
+        waiter = Started(
+            *{"get": (channel.get,), "take": (channel.take,), "turn": (channel.wait_turn, 5)}[call]
+        )
     channel.wait_until(lambda s: s.putters_waiting + s.getters_waiting == 1)
     channel.cancel()
     assert isinstance(waiter.result(), Cancelled)
@@ -242,7 +244,9 @@ def test_getters_that_wait_for_the_window_all_go_on_when_it_opens():
 
 
 def interrupt(thread):
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt)
+    )
 
 
 def test_an_interrupted_wait_leaves_the_queue_of_waiters_and_takes_no_wake_with_it():

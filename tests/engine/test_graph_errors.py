@@ -30,9 +30,12 @@ def numbers(graph):
         ({"workers": True}, "stage 'map': workers must be >= 1, got True"),
         ({"backend": "fork"}, "backend must be one of inline, thread, process, ray, got 'fork'"),
         ({"capacity": 0}, "stage 'map': capacity must be >= 1 item, got 0"),
-        ({"max_bytes": "many"}, "stage 'map': max_bytes must be bytes or a size such as '500 MB' or '2 GiB', got 'many'"),
+        (
+            {"max_bytes": "many"},
+            "stage 'map': max_bytes must be bytes or a size such as '500 MB' or '2 GiB', got 'many'",
+        ),
         ({"ordered": 1}, "stage 'map': ordered must be True or False, got 1"),
-        ({"on_error": "ignore"}, 'stage \'map\': on_error must be "raise", pg.Skip(budget)'),
+        ({"on_error": "ignore"}, "stage 'map': on_error must be \"raise\", pg.Skip(budget)"),
         ({"timeout": 0}, "stage 'map': timeout must be more than 0 seconds, got 0"),
         ({"name": ""}, "a stage's name must be a text that is not empty, got ''"),
         ({"name": "numbers"}, "the graph has a stage of this name already; choose another name="),
@@ -49,7 +52,9 @@ def test_unknown_options_are_refused(numbers):
 
 
 def test_wrong_arity_names_the_way_to_join(graph, numbers):
-    with pytest.raises(GraphError, match=r"identity takes exactly one upstream node, got 2; join several with Zip\(\)"):
+    with pytest.raises(
+        GraphError, match=r"identity takes exactly one upstream node, got 2; join several with Zip\(\)"
+    ):
         graph.add(identity, numbers, numbers)
     with pytest.raises(GraphError, match="takes exactly one upstream node, got 0"):
         graph.add(identity)
@@ -97,17 +102,29 @@ def test_only_the_ancestors_of_the_output_run(graph, numbers):
 def test_incompatible_neighbours_name_what_to_put_between_them(graph, numbers):
     batches = numbers.then(ops.Batch(2), name="batches")
     batches.then(ops.Batch(2), name="again")
-    with pytest.raises(GraphError, match=re.escape("stage 'again': batch takes samples, but 'batches' gives batches; put Unbatch() between them")):
+    with pytest.raises(
+        GraphError,
+        match=re.escape(
+            "stage 'again': batch takes samples, but 'batches' gives batches; put Unbatch() between them"
+        ),
+    ):
         graph.plan("again")
     numbers.then(ops.Unbatch(), name="undo")
-    with pytest.raises(GraphError, match=re.escape("stage 'undo': unbatch takes batches, but 'numbers' gives samples; put Batch(n) between them")):
+    with pytest.raises(
+        GraphError,
+        match=re.escape(
+            "stage 'undo': unbatch takes batches, but 'numbers' gives samples; put Batch(n) between them"
+        ),
+    ):
         graph.plan("undo")
 
 
 def test_zip_below_an_unordered_stage_is_an_error(graph, numbers):
     loose = numbers.then(identity, workers=2, ordered=False)
     graph.add(ops.Zip(), loose, numbers)
-    with pytest.raises(GraphError, match="Zip pairs items by their order, but a stage above it runs with ordered=False"):
+    with pytest.raises(
+        GraphError, match="Zip pairs items by their order, but a stage above it runs with ordered=False"
+    ):
         graph.plan()
 
 
@@ -121,7 +138,9 @@ def test_a_function_of_any_name_is_no_operator_of_that_name(graph, numbers):
 
 def test_merge_wants_the_outputs_of_one_route_each_once(graph, numbers):
     graph.add(ops.Merge(), numbers, numbers, name="m")
-    with pytest.raises(GraphError, match=r"Merge\(\) joins the outputs of one Route; for other inputs use Concat"):
+    with pytest.raises(
+        GraphError, match=r"Merge\(\) joins the outputs of one Route; for other inputs use Concat"
+    ):
         graph.plan("m")
     route = numbers.then(ops.Route(identity, 2), name="r")
     graph.add(ops.Merge(), route[0], route[0], name="twice")
@@ -130,7 +149,9 @@ def test_merge_wants_the_outputs_of_one_route_each_once(graph, numbers):
     one = graph.add(ops.Merge(), route[0], route[1], name="one")
     two = graph.add(ops.Merge(), route[0], route[1], name="two")
     graph.add(ops.Concat(), one, two, name="both")
-    with pytest.raises(GraphError, match="the outputs of 'r' are joined by 'one' already; join them once and fan out"):
+    with pytest.raises(
+        GraphError, match="the outputs of 'r' are joined by 'one' already; join them once and fan out"
+    ):
         graph.plan("both")
 
 
@@ -164,16 +185,25 @@ def test_mix_wants_one_weight_per_input(graph, numbers):
         (lambda: ops.Route(3, 2), "Route: choose must be a function of an item, got 3"),
         (lambda: ops.Route(len, 0), "Route: outputs must be >= 1, got 0"),
         (lambda: ops.Map(3), "Map: a function is needed, got 3"),
-        (lambda: ops.FromIterable(3), "FromIterable: an iterable or a callable that returns one is needed, got 3"),
+        (
+            lambda: ops.FromIterable(3),
+            "FromIterable: an iterable or a callable that returns one is needed, got 3",
+        ),
         (lambda: ops.FromSequence(iter([])), "FromSequence: the data set needs __len__ and __getitem__"),
         (lambda: ops.FromSequence([1], order=3), "FromSequence: order must be one of pg.order, got 3"),
         (lambda: pg.Graph(seed="x"), "seed must be an int or None, got 'x'"),
         (lambda: pg.Skip(-1), "Skip: budget must be a count >= 0 or a share in (0, 1), got -1"),
         (lambda: pg.Skip(1.5), "Skip: budget must be a count >= 0 or a share in (0, 1), got 1.5"),
-        (lambda: pg.Skip("all"), "Skip: budget must be a count (int), a share (float below 1) or None, got 'all'"),
+        (
+            lambda: pg.Skip("all"),
+            "Skip: budget must be a count (int), a share (float below 1) or None, got 'all'",
+        ),
         (lambda: pg.Retry(-1), "Retry: times must be >= 0, got -1"),
         (lambda: pg.Retry(1, -1.0), "Retry: backoff must be >= 0 seconds, got -1.0"),
-        (lambda: pg.Retry(then="skip"), 'Retry: then must be "raise", pg.Skip(...) or pg.Replace(...), got \'skip\''),
+        (
+            lambda: pg.Retry(then="skip"),
+            "Retry: then must be \"raise\", pg.Skip(...) or pg.Replace(...), got 'skip'",
+        ),
         (lambda: pg.Replace(tries=0), "Replace: tries must be >= 1, got 0"),
     ],
 )
@@ -185,13 +215,34 @@ def test_wrong_parameters_are_errors_at_once(make, message):
 def test_policies_that_cannot_work_are_refused_with_the_reason(graph, numbers):
     sequence = graph.add(ops.FromSequence(range(10)), name="sequence")
     cases = [
-        (numbers.then(identity, on_error=pg.Replace()), "Replace() needs a random-access source, and 'numbers'"),
-        (sequence.then(ops.Filter(bool), on_error=pg.Replace()), "Replace() works for one-to-one stages, not for filter"),
-        (sequence.then(ops.Batch(2)).then(identity, on_error=pg.Replace()), "this function fails for a whole batch; move it before Batch"),
-        (sequence.then(ops.Shuffle(2)).then(identity, on_error=pg.Replace()), "needs only one-to-one stages or Batch between it and its source"),
-        (sequence.then(ops.Batch(2), on_error=pg.Retry(1)), "Retry() tries one item again, but batch keeps what it was given"),
-        (graph.add(ops.Concat(), sequence, numbers, on_error=pg.Skip()), "is for stages with one input; concat has several"),
-        (graph.add(ops.FromIterable([1]), on_error=pg.Skip()), "needs a random-access source (FromSequence, ListFiles); fromiterable ends with its first error"),
+        (
+            numbers.then(identity, on_error=pg.Replace()),
+            "Replace() needs a random-access source, and 'numbers'",
+        ),
+        (
+            sequence.then(ops.Filter(bool), on_error=pg.Replace()),
+            "Replace() works for one-to-one stages, not for filter",
+        ),
+        (
+            sequence.then(ops.Batch(2)).then(identity, on_error=pg.Replace()),
+            "this function fails for a whole batch; move it before Batch",
+        ),
+        (
+            sequence.then(ops.Shuffle(2)).then(identity, on_error=pg.Replace()),
+            "needs only one-to-one stages or Batch between it and its source",
+        ),
+        (
+            sequence.then(ops.Batch(2), on_error=pg.Retry(1)),
+            "Retry() tries one item again, but batch keeps what it was given",
+        ),
+        (
+            graph.add(ops.Concat(), sequence, numbers, on_error=pg.Skip()),
+            "is for stages with one input; concat has several",
+        ),
+        (
+            graph.add(ops.FromIterable([1]), on_error=pg.Skip()),
+            "needs a random-access source (FromSequence, ListFiles); fromiterable ends with its first error",
+        ),
     ]
     for node, message in cases:
         with pytest.raises(GraphError, match=re.escape(message)):
@@ -231,7 +282,12 @@ def test_graphs_and_plans_print_what_they_hold(graph, numbers):
     assert "delivers: merge" in plan
     dot = graph.to_dot()
     assert dot.startswith('digraph "g" {') and '"route" -> "odd" [label="1"];' in dot
-    assert sorted(graph.to_networkx().edges) == [("numbers", "route"), ("odd", "merge"), ("route", "merge"), ("route", "odd")]
+    assert sorted(graph.to_networkx().edges) == [
+        ("numbers", "route"),
+        ("odd", "merge"),
+        ("route", "merge"),
+        ("route", "odd"),
+    ]
     assert repr(route[1]) == "<Node route[1]>"
 
 
