@@ -383,7 +383,12 @@ class StoreClient:
         """Whether the same request may well succeed later: server errors and broken connections."""
         if isinstance(error, _Stalled | _Cut | TimeoutError):
             return True
-        return isinstance(error, self._obstore.exceptions.GenericError | ConnectionError)
+        if not isinstance(error, self._obstore.exceptions.GenericError | ConnectionError):
+            return False
+        # The client has one class for a server that is down and for a request that is wrong.
+        status = _STATUS.search(str(error))
+        asks_again = status is None or status[1] in ("408", "429") or status[1].startswith("5")
+        return asks_again and not _METADATA.search(str(error))
 
     # The thread.
 
@@ -499,6 +504,11 @@ def _without_query(url: str) -> str:
     return re.split(r"\?" if http else r"\?[^/]*=", url, maxsplit=1)[0]
 
 
+_STATUS = re.compile(r"status code: (\d{3})")
+
+# Where clouds keep their machines' credentials: asked last, when none were found before.
+_METADATA = re.compile(r"169\.254\.169\.254|metadata\.google\.internal")
+
 _QUERY = re.compile(r"\?[^\s\"'),}\]]*")
 _USER = re.compile(r"(https?://)[^/\s\"'@]*@")
 
@@ -510,6 +520,11 @@ def _plain(error: Exception, url: str, more: str) -> Exception:
     text = str(error) or error.__doc__ or type(error).__name__
     text = text.partition("\n\nDebug source")[0].strip()
     text = _USER.sub(r"\1", _QUERY.sub("?...", text))
+    if _METADATA.search(text):
+        more += (
+            ". No credentials were found: set the cloud's environment variables, give them as store options, or "
+            "skip_signature=True for public data"
+        )
     return StoreError(f"{safe_url(url)}: {text}{more}")
 
 

@@ -85,7 +85,7 @@ def s3_options() -> Callable[[int], dict[str, Any]]:
 class FaultyProxy:
     """Passes requests on to the S3 server, and spoils what `fault(method, path)` names.
 
-    Faults: ``""`` (none), ``503``, ``drop`` (the connection ends at once), ``cut`` (half
+    Faults: ``""`` (none), ``503`` (or another status), ``drop`` (the connection ends at once), ``cut`` (half
     of the body, then the connection ends), ``stall`` (half of the body, then nothing),
     ``late`` (nothing at all until `release`), ``flip`` (one bit of the body).
     """
@@ -141,8 +141,8 @@ class FaultyProxy:
             request.connection.shutdown(socket.SHUT_RDWR)
             request.close_connection = True
             return
-        if fault == "503":
-            request.send_response(503)
+        if fault.isdigit():
+            request.send_response(int(fault))
             request.send_header("Content-Length", "0")
             request.end_headers()
             return

@@ -26,7 +26,7 @@ from pipegraph.storage.opening import open_part
 from pipegraph.storage.parts import Part, expand_parts
 from pipegraph.storage.policy import Hedge, Retry
 from pipegraph.storage.remote import RemoteFile
-from pipegraph.storage.stores import StoreClient, StoreError, safe_url, split_url
+from pipegraph.storage.stores import StoreClient, StoreError, _plain, safe_url, split_url
 
 Connect = Callable[..., StoreClient]
 MakeTar = Callable[..., Path]
@@ -150,6 +150,30 @@ def test_a_server_that_stays_down_is_an_error_after_the_deadline(
     with pytest.raises(StoreError, match="503"):
         store.head(url)
     assert store.stats.retried > 3
+
+
+@pytest.mark.parametrize(("status", "tries"), [("400", 1), ("416", 1), ("429", 2), ("500", 2), ("503", 2)])
+def test_a_request_that_is_wrong_is_not_tried_again(
+    proxy: Any, connect: Connect, url: str, status: str, tries: int
+) -> None:
+    store = connect(proxy.port, retry=QUICK)
+    proxy.fault = once(status)
+    if tries == 1:
+        with pytest.raises(StoreError, match=status):
+            store.read(url, 0, 10)
+    else:
+        assert store.read(url, 0, 10) == DATA[:10]
+    assert len([1 for command, _, _ in proxy.seen if command == "GET"]) == tries
+
+
+def test_missing_credentials_are_an_error_at_once_that_says_what_to_do() -> None:
+    obstore = pytest.importorskip("obstore")
+    error = obstore.exceptions.GenericError(
+        "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1s - HTTP error"
+    )
+    with StoreClient() as store:
+        assert not store._is_passing(error)
+    assert "skip_signature=True" in str(_plain(error, "s3://bucket/a", ""))
 
 
 def test_a_server_that_comes_back_is_not_noticed(proxy: Any, connect: Connect, url: str) -> None:
