@@ -12,8 +12,8 @@
 SHELL := /bin/sh
 VENV := .venv
 BENCH := .venv-bench
-# The newest Python of 3.11 and later that is here.
-PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
+# The machine's own Python where it is 3.11 or later, else a later one that is here.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	if command -v $$p >/dev/null && $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$p; break; fi; done)
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt

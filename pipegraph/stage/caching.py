@@ -70,6 +70,6 @@ def wire_cache(plan: Plan, operators: dict[str, list[Operator | Source]], reader
             for operator in operators[above.name]:
                 if isinstance(operator, Source):
                     operator.group = 1
-                    operator.read = read_cached(operator, caches[0].lookup)  # type: ignore[method-assign]
+                    vars(operator)["read"] = read_cached(operator, caches[0].lookup)
                 else:
-                    operator.process = skip_hits(operator.process)  # type: ignore[method-assign]
+                    vars(operator)["process"] = skip_hits(operator.process)

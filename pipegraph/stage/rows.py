@@ -8,6 +8,7 @@ that, a batch that another worker opens calls it back. Whoever does a batch's la
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -43,9 +44,7 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
         if found is not None:
             job, index = found
             start = now()
-            error = stage.failures.do_row(
-                worker, lambda job=job, index=index: operator.do_row(job.batch, index, None)
-            )
+            error = stage.failures.do_row(worker, partial(operator.do_row, job.batch, index, None))
             meter.busy_ns += now() - start
             if _row_done(stage, job, index, error):
                 _send(stage, worker, job.ticket, _end(stage, worker, job), job.held, job.reserved)
@@ -62,18 +61,19 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
         first = stage.first_in_line if stage.pooled else None
         reserved = stage.run.account.reserve(stage.account, first, ticket) if stage.account.largest else 0
         start = now()
-        job, out = None, None
+        opened: _Job | None = None
+        out: Any = None
         try:
             if item.batched:
-                job = _Job(ticket, item, operator.begin_batch(item), reserved)
+                opened = _Job(ticket, item, operator.begin_batch(item), reserved)
             else:
                 out = process(item)
         except BaseException as error:
             out = stage.failures.handle(worker, item, error)
         meter.busy_ns += now() - start
-        if job is not None:
+        if opened is not None:
             with stage.jobs_lock:
-                stage.jobs.append(job)
+                stage.jobs.append(opened)
             inbox.nudge_all()
             continue
         _send(stage, worker, ticket, out, item.buffers, reserved)

@@ -32,7 +32,8 @@ def images(count: int, batch: int, stages: int = 1) -> tuple[pg.Graph, pg.Node]:
     """Batches whose every pixel is the position of its sample modulo 256."""
     graph = pg.Graph("images")
     rows = [
-        {"image": torch.full((2, 3, 3), i % 256, dtype=torch.uint8), "label": i, "key": f"k{i}"} for i in range(count)
+        {"image": torch.full((2, 3, 3), i % 256, dtype=torch.uint8), "label": i, "key": f"k{i}"}
+        for i in range(count)
     ]
     return graph, graph.add(ops.FromSequence(rows), capacity=16).then(ops.Batch(batch))
 
@@ -66,7 +67,9 @@ class LikeADevice(CpuBackend):
 def delayed(monkeypatch):
     """Streams whose work is held back at random, as a busy device's is."""
     seeds = iter(range(1000))
-    monkeypatch.setattr("pipegraph.operators.device.backend_for", lambda device: LikeADevice(Chaos(next(seeds))))
+    monkeypatch.setattr(
+        "pipegraph.operators.device.backend_for", lambda device: LikeADevice(Chaos(next(seeds)))
+    )
 
 
 STEPS = [1_500, pytest.param(10_000, marks=pytest.mark.slow)]
@@ -122,10 +125,8 @@ def test_a_stage_behind_a_copy_sees_it_finished(delayed):
 def test_keeping_every_label_of_1000_batches_makes_no_new_slab(poisoned):
     graph, batches = images(2_000, 2)
     node = batches.then(ops.Normalize(MEAN, STD), capacity=2)
-    labels = []
     with graph.loader(node) as loader:
-        for batch in loader:
-            labels.append(batch["label"])
+        labels = [batch["label"] for batch in loader]
         assert slabs_made(loader, "normalize") <= 6
     assert torch.cat(labels).tolist() == list(range(2_000))
 
