@@ -131,16 +131,14 @@ def test_keeping_every_label_of_1000_batches_makes_no_new_slab(poisoned):
     assert torch.cat(labels).tolist() == list(range(2_000))
 
 
-def test_in_the_steady_state_no_slab_is_made():
+def test_1000_batches_need_no_more_slabs_than_can_be_in_hand_at_once():
     graph, batches = images(4_000, 4)
     node = batches.then(ops.Normalize(MEAN, STD), workers=2, capacity=2)
     with graph.loader(node) as loader:
-        made = []
         for batch in loader:
-            made.append(slabs_made(loader, "normalize"))
             del batch
-    assert made[-1] <= 8  # capacity, one per worker, one delivered, and those between hands
-    assert made[-1] == made[len(made) // 2]
+        # Two in the queue, one opened by each worker, one delivered, one on its way between them.
+        assert slabs_made(loader, "normalize") <= 6
 
 
 def test_batches_that_are_kept_are_never_overwritten(poisoned):
