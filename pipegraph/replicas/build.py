@@ -103,7 +103,7 @@ class Replicas:
 
     modules: list[Module]
     slots: Sequence[Slot]
-    _tree: list[tuple[int, str]] = field(init=False)
+    _tree: list[int] = field(init=False)
     _given: dict[int, tuple[int, int]] = field(init=False, default_factory=dict)
 
     @classmethod
@@ -113,31 +113,42 @@ class Replicas:
         return cls([model, *(build_replica(model, slot.device) for slot in slots[1:])], slots)
 
     def __post_init__(self) -> None:
-        self._tree = self._identity()
         self.parameters = [list(module.parameters()) for module in self.modules]
         self.names = [name for name, _ in self.modules[0].named_parameters()]
         self._submodules = [list(module.modules()) for module in self.modules]
+        self._tree = self._identities()
+        self._names = self._names_by_id()
         self.note_buffers()
 
-    def _identity(self) -> list[tuple[int, str]]:
-        """The first replica's modules and parameters, as objects: what may not change."""
+    def _names_by_id(self) -> dict[int, str]:
+        """The first replica's modules and parameters by identity: what may not change."""
         first = self.modules[0]
+        named = [*first.named_modules(), *first.named_parameters()]
+        return {id(part): name for name, part in named}
+
+    def _identities(self) -> list[int]:
+        """The same without names: cheap enough for every call."""
         return [
-            *((id(module), name) for name, module in first.named_modules()),
-            *((id(parameter), name) for name, parameter in first.named_parameters()),
+            id(part)
+            for module in self._submodules[0]
+            for held in (module._modules, module._parameters)
+            for part in held.values()
         ]
 
     def check_tree(self) -> None:
         """Raises:
         ReplicaError: modules or parameters were added, removed or exchanged since the build; names one.
         """
-        now = self._identity()
-        if now != self._tree:
-            changed = sorted({name for _, name in set(now) ^ set(self._tree)})
-            raise ReplicaError(
-                f"the module tree has changed since the executor was built, at {changed[0]!r}: build a new "
-                "executor after changing modules or exchanging parameters"
-            )
+        if self._identities() == self._tree:
+            return
+        now = self._names_by_id()
+        changed = sorted(
+            {known[i] for known in (now, self._names) for i in now.keys() ^ self._names.keys() if i in known}
+        )
+        raise ReplicaError(
+            f"the module tree has changed since the executor was built, at {(changed or ['?'])[0]!r}: build a new "
+            "executor after changing modules or exchanging parameters"
+        )
 
     def copy_flags(self) -> None:
         """Copy `training` and `requires_grad` from the first replica."""

@@ -50,10 +50,11 @@ def warn_of_no_overlap(why: str) -> None:
 
 def unwrapped(model: Module) -> tuple[Module, Callable[[Module], Callable[..., Any]] | None]:
     """The module inside ``torch.compile``'s wrapper, and how to wrap copies alike (None without one)."""
+    if "_orig_mod" not in model._modules:
+        return model, None  # without loading the compiler, which takes seconds
     from torch._dynamo.eval_frame import OptimizedModule
 
-    if not isinstance(model, OptimizedModule):
-        return model, None
+    assert isinstance(model, OptimizedModule)
     context = model.dynamo_ctx
     return model._orig_mod, lambda copy: OptimizedModule(copy, context)
 

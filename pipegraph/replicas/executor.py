@@ -24,6 +24,7 @@ from pipegraph.replicas.crew import Crew
 from pipegraph.replicas.exchange import Exchange
 from pipegraph.replicas.feed import Feed, batch_feed, call_feed
 from pipegraph.replicas.group import Ranks, refuse_own_collectives
+from pipegraph.replicas.jobs import Forward, Loss, after, backward_job, call_job, first_argument, step_job
 from pipegraph.replicas.losses import Reduction, shares
 from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers, zero_grads
 from pipegraph.replicas.parts import leaves, map_tree
@@ -31,9 +32,6 @@ from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.scatter import gather
 from pipegraph.replicas.seeds import forked_seed, replica_seed
 from pipegraph.replicas.team import Abandoned, Job, Team, note_once
-
-Forward = Callable[[Callable[..., Any], Any], Any]
-Loss = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +49,6 @@ class StepResult:
     outputs: tuple[Any, ...] | None = None
     grad_norm: torch.Tensor | None = None
     stepped: bool = True
-
-
-def _first_argument(module: Callable[..., Any], part: Any) -> Any:
-    return module(part)
 
 
 class ReplicaExecutor:
@@ -166,7 +160,7 @@ class ReplicaExecutor:
         with self._entered():
             feed = call_feed(args, kwargs, self._crew.slots, self._dim)
             self._align()
-            jobs = {r: self._call_job(r, fetch) for r, fetch in enumerate(feed.fetch)}
+            jobs = {r: call_job(self._calls[r], fetch) for r, fetch in enumerate(feed.fetch)}
             outputs, _ = self._forward(jobs, feed)
             if len(self._calls) == 1:
                 joined = outputs[0]
@@ -176,15 +170,6 @@ class ReplicaExecutor:
                 self._reducer.prepare()
                 _reduce_after_backward(self._reducer, joined, list(outputs))
             return joined
-
-    def _call_job(self, replica: int, fetch: Callable[[], Any]) -> Job:
-        call = self._calls[replica]
-
-        def work() -> Any:
-            args, kwargs = fetch()
-            return call(*args, **kwargs)
-
-        return work
 
     # A training step
 
@@ -232,7 +217,7 @@ class ReplicaExecutor:
                 if reducer is not None:
                     reducer.begin(list(range(len(feed.fetch))))
                 total, kept = self._backward(
-                    feed, forward or _first_argument, loss, reduction, scaler, outputs
+                    feed, forward or first_argument, loss, reduction, scaler, outputs
                 )
                 del feed
                 if reducer is not None:
@@ -256,7 +241,7 @@ class ReplicaExecutor:
         outputs: bool,
     ) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
         """Forward, losses and backward of all replicas; the whole loss, and the outputs if asked for."""
-        jobs = {r: self._step_job(r, fetch, forward, loss) for r, fetch in enumerate(feed.fetch)}
+        jobs = {r: step_job(self._calls[r], fetch, forward, loss) for r, fetch in enumerate(feed.fetch)}
         made, serial = self._forward(jobs, feed)
         values = {r: value for r, (_, value) in made.items()}
         scaled, total = shares(values, dict(enumerate(feed.rows)), reduction, self._crew.slots[0].device)
@@ -267,18 +252,8 @@ class ReplicaExecutor:
         if self._joint_backward:
             torch.autograd.backward(list(scaled.values()))
         else:
-            self._crew.run({r: _backward_of(share) for r, share in scaled.items()}, serial)
+            self._crew.run({r: backward_job(share) for r, share in scaled.items()}, serial)
         return total, kept
-
-    def _step_job(self, replica: int, fetch: Callable[[], Any], forward: Forward, loss: Loss) -> Job:
-        call = self._calls[replica]
-
-        def work() -> Any:
-            part = fetch()
-            outputs = forward(call, part)
-            return outputs, loss(outputs, part)
-
-        return work
 
     def _forward(self, jobs: dict[int, Job], feed: Feed) -> tuple[dict[int, Any], bool]:
         """Run forwards; also whether this call's replicas go one after another."""
@@ -296,7 +271,7 @@ class ReplicaExecutor:
             self._seen_shapes.add(shapes)
         self._count += 1
         if self._exchange is not None:
-            jobs = {r: _after(self._exchange, r, job) for r, job in jobs.items()}
+            jobs = {r: after(self._exchange, r, job) for r, job in jobs.items()}
         return self._crew.run_watched(jobs, serial), serial
 
     def _align(self) -> None:
@@ -473,20 +448,6 @@ def _end(reducer: Reducer | None, team: Team | None) -> None:
         reducer.stop()
     if team is not None:
         team.close(join=False)
-
-
-def _after(exchange: Exchange, replica: int, job: Job) -> Job:
-    """`job` once the replica has its new parameters from their owners."""
-
-    def work() -> Any:
-        exchange.wait(replica)
-        return job()
-
-    return work
-
-
-def _backward_of(share: torch.Tensor) -> Job:
-    return lambda: share.backward()  # type: ignore[no-untyped-call]
 
 
 def _detached(leaf: Any) -> Any:

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from pipegraph.device import Scattered
 from pipegraph.errors import PipegraphWarning, ReplicaError, StateError
-from pipegraph.replicas import ReplicaExecutor, Whole
+from pipegraph.replicas import ReplicaExecutor, Whole, compiled
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 
@@ -449,6 +449,27 @@ def test_compiled_replicas_train_the_same_with_gradients_in_buckets(
         assert_replicas_equal(executor)
     assert_close(executor, alone)
     assert executor.state_dict()["model"].keys() == alone.state_dict().keys()
+
+
+def test_compiled_graphs_are_split_where_buckets_end(
+    make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module compiled whole would give all its gradients at the very end of backward."""
+    graphs: list[int] = []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        graphs.append(len(list(graph.graph.nodes)))
+        return graph.forward
+
+    monkeypatch.setattr(compiled, "FIRST_BUCKET_BYTES", 100)
+    monkeypatch.setattr(compiled, "BUCKET_BYTES", 200)
+    executor = make_executor(mlp(), 1, optimizer=sgd, compile={"backend": counting})
+    executor.step(data(), square)
+    assert len(graphs) >= 2
+    whole = make_executor(mlp(), 1, optimizer=sgd)
+    whole.step(data(), square)
+    for mine, its in zip(executor.module.parameters(), whole.module.parameters(), strict=True):
+        assert torch.equal(mine, its)
 
 
 def test_a_model_compiled_before_works_and_says_that_nothing_overlaps(make_executor: MakeExecutor) -> None:

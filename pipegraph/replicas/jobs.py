@@ -1,0 +1,57 @@
+"""What a replica's thread is given to do in each phase of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pipegraph.replicas.exchange import Exchange
+from pipegraph.replicas.team import Job
+
+#: ``forward(module, part)``
+Forward = Callable[[Callable[..., Any], Any], Any]
+#: ``loss(outputs, part)``
+Loss = Callable[[Any, Any], Any]
+
+
+def first_argument(module: Callable[..., Any], part: Any) -> Any:
+    """The default ``forward``."""
+    return module(part)
+
+
+def call_job(module: Callable[..., Any], fetch: Callable[[], Any]) -> Job:
+    """Fetch arguments and call the replica."""
+
+    def work() -> Any:
+        args, kwargs = fetch()
+        return module(*args, **kwargs)
+
+    return work
+
+
+def step_job(module: Callable[..., Any], fetch: Callable[[], Any], forward: Forward, loss: Loss) -> Job:
+    """Fetch a part; outputs and loss of it."""
+
+    def work() -> Any:
+        part = fetch()
+        outputs = forward(module, part)
+        return outputs, loss(outputs, part)
+
+    return work
+
+
+def backward_job(share: torch.Tensor) -> Job:
+    """The backward of a replica's share of the loss."""
+    return lambda: share.backward()  # type: ignore[no-untyped-call]
+
+
+def after(exchange: Exchange, replica: int, job: Job) -> Job:
+    """`job` once the replica has its new parameters from their owners."""
+
+    def work() -> Any:
+        exchange.wait(replica)
+        return job()
+
+    return work
