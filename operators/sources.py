@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,6 @@ from pipegraph.operators.functions import function_name
 from pipegraph.operators.ordered import OrderedSource
 from pipegraph.order import Order, StridedOrder
 from pipegraph.tree import copy_containers
-
 
 ITEMS_AT_ONCE = 16
 """Items asked of a data set's ``__getitems__`` in one call: most of the gain, little to hold back."""
@@ -46,6 +46,8 @@ class FromIterable(Source):
         self._history: tuple[int, tuple[tuple[int, int], ...]] = (0, ())
         self._one_shot = not self._callable and isinstance(iterable, Iterator)
         self._used: list[int] = []  # shared by all copies: the epoch that used a one-shot iterator up
+        self._iterator: Any = None
+        self._from: tuple[int, Any] | None = None
 
     def config(self) -> dict[str, Any]:
         length = len(self.iterable) if not self._callable and hasattr(self.iterable, "__len__") else None
@@ -77,7 +79,7 @@ class FromIterable(Source):
             made = self.iterable(epoch=epoch) if takes_epoch else self.iterable()
             return made  # type: ignore[no-any-return]
         if self._one_shot:
-            if self._used and self._used[0] != epoch:
+            if self._used and self._from is None:
                 raise PipegraphError(
                     f"FromIterable: this {type(self.iterable).__name__} can be read once and epoch {self._used[0]} has "
                     "done so; give FromIterable a list, or a callable that returns a new iterator"
@@ -89,8 +91,24 @@ class FromIterable(Source):
         items = iter(self._items(epoch))
         stride, offset = (world_size, rank) if self.shard else (1, 0)
         first = self._begun(epoch) + start * stride + offset
-        for position, item in enumerate(itertools.islice(items, first, None, stride)):
-            yield first + position * stride, copy_containers(item)
+        read = 0
+        if self._from is not None:
+            step, state = self._from
+            self._from = None
+            items.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
+            read = self._begun(epoch) + (step - 1) * stride + offset + 1
+        self._iterator = items
+        for number, item in enumerate(itertools.islice(items, first - read, None, stride)):
+            yield first + number * stride, copy_containers(item)
+
+    def snapshot(self) -> Any:
+        iterator = self._iterator
+        if hasattr(iterator, "state_dict") and hasattr(iterator, "load_state_dict"):
+            return iterator.state_dict()
+        return None
+
+    def restore(self, step: int, snapshot: Any) -> None:
+        self._from = (step, snapshot)
 
 
 def _parameters(function: Any) -> Iterable[str]:

@@ -118,6 +118,13 @@ class Source(Component):
         for position in self.positions(epoch, rank, world_size, start):
             yield position, self.read(position, epoch)
 
+    def snapshot(self) -> Any:
+        """JSON from which :meth:`restore` can go on where ``iterate`` stands; None if that can only start anew."""
+        return None
+
+    def restore(self, step: int, snapshot: Any) -> None:
+        """The next ``iterate`` may go on from ``snapshot``, taken when the item of ``step`` was the next."""
+
     def go_on(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
         """A run begins at ``epoch``, of which ``history`` was consumed at other world sizes; steps count from there.
 

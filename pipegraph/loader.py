@@ -16,7 +16,7 @@ import _thread
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from time import perf_counter_ns
 from types import TracebackType
@@ -48,7 +48,7 @@ PRUNE_EVERY = 256
 class Place:
     """How far one epoch has been delivered."""
 
-    __slots__ = ("cursor", "delivered", "epoch", "history", "later", "lock", "nothing", "stream")
+    __slots__ = ("cursor", "delivered", "epoch", "history", "iterators", "later", "lock", "nothing", "stream")
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class Place:
         self.cursor = cursor
         self.delivered = delivered or states.Delivered()
         self.history = history
+        self.iterators: dict[str, tuple[int, Any]] = {}
         # (rank, world size) whose part of the epoch this is, where it is not this rank's own
         self.stream: tuple[int, int] | None = None
         self.later: tuple[states.Stream, ...] = ()  # other ranks' parts that this one takes over afterwards
@@ -263,6 +264,7 @@ class Loader:
                 "later": [stream.encode() for stream in place.later],
                 "delivered": place.delivered.encode(),
                 "ledger": self._ledger_state(place),
+                "iterators": self._iterator_states(place),
             }
         return {
             "version": states.VERSION,
@@ -282,6 +284,15 @@ class Loader:
             return [[], []]
         found = restarts(self.plan, place.cursor)
         return self._ledger.state(place.epoch, found.inputs.get, found.steps)
+
+    def _iterator_states(self, place: Place) -> dict[str, Any]:
+        """``[step, state]`` of each source's iterator from which a restart here would go on."""
+        run = self._runtime.run if self._runtime is not None else None
+        if run is None or place is self._upcoming:
+            return {name: list(each) for name, each in place.iterators.items()}
+        steps = restarts(self.plan, place.cursor).steps if run.snapshots_taken() else {}
+        found = {name: run.stages[name].snapshots.newest(place.epoch, step) for name, step in steps.items()}
+        return {name: list(each) for name, each in found.items() if each is not None}
 
     def _prune(self, place: Place) -> None:
         """Forget what a restart from here would not need."""
@@ -327,6 +338,9 @@ class Loader:
         self._place.nothing = not restored.streams
         if restored.streams:
             _enter_stream(self._place, restored.streams, (rank, world_size))
+        if isinstance(state, Mapping) and state["world_size"] == world_size:
+            found = state[f"rank{rank}"]["iterators"]
+            self._place.iterators = {name: (step, snapshot) for name, (step, snapshot) in found.items()}
         self._upcoming = self._place
         self._ready_for = None
 
@@ -368,7 +382,7 @@ class Loader:
 
 
 def _resume(place: Place) -> Resume:
-    return Resume(place.cursor, place.delivered.rows, place.history, place.stream)
+    return Resume(place.cursor, place.delivered.rows, place.history, place.stream, place.iterators)
 
 
 def _enter_stream(place: Place, streams: Sequence[states.Stream], own: tuple[int, int]) -> None:

@@ -23,7 +23,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pipegraph.account import Account
@@ -117,6 +117,10 @@ class Run:
         """The queue that the consumer reads."""
         return self.channels["", 0]
 
+    def snapshots_taken(self) -> bool:
+        """Whether a source's iterator can go on from a state of its own."""
+        return any(stage.snapshots.any for stage in self.stages.values())
+
     def context(self, stage: str, worker: int) -> Context:
         """What a worker's operator is opened with."""
         return self._runtime.context(stage, worker)
@@ -152,6 +156,8 @@ class Run:
             if consumer:
                 self.stages[consumer].inboxes[index] = channel
         self._restore(resume)
+        for name, snapshot in resume.iterators.items():
+            self.stages[name].snapshots.begin(self.first_epoch, snapshot)
         for stage in plan.running:
             run = self.stages[stage.name]
             run.above = [self.stages[edge.stage] for edge in stage.upstream]
@@ -298,10 +304,12 @@ class Resume:
         delivered: dict[Path, set[Lineage]] | None = None,
         history: tuple[tuple[int, int], ...] = (),
         stream: tuple[int, int] | None = None,
+        iterators: Mapping[str, tuple[int, Any]] | None = None,
     ) -> None:
         self.cursor = cursor
         self.delivered = delivered or {}
         self.history = history
+        self.iterators = iterators or {}
         self.stream = stream  # (rank, world size) whose part of the epoch is run, where it is not this rank's
 
 

@@ -16,6 +16,9 @@ from pipegraph.tree import ATOMS
 
 Loop = Iterator[None]
 
+SNAPSHOT_EVERY = 64
+"""Items between two snapshots of an iterator that can give one."""
+
 
 def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     """One worker reads what can only be read in sequence."""
@@ -30,6 +33,8 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     )
     epoch = run.first_epoch
     step = stage.restart.step
+    if stage.snapshots.first is not None:
+        source.restore(*stage.snapshots.first)
     while True:
         run.horizon.wait_for(epoch)
         items: Iterator[tuple[int, Any]] | None = None
@@ -48,6 +53,8 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                 stage.drop(reserved, ())
                 break
             position, data = found
+            if not (step + 1) % SNAPSHOT_EVERY and (snapshot := source.snapshot()) is not None:
+                stage.snapshots.add(epoch, step + 1, snapshot)
             chunk = Chunk(data, ((name, position),), epoch, step, step + 1)
             step += 1
             meter.busy_ns += now() - start

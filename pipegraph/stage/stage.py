@@ -21,6 +21,7 @@ from pipegraph.plan import Plan, StagePlan
 from pipegraph.policies import final_policy
 from pipegraph.stage.failures import Failures, open_substitutes
 from pipegraph.stage.ledger import Ledger
+from pipegraph.stage.snapshots import Snapshots
 from pipegraph.stage.watermark import Watermark
 from pipegraph.tree import buffers, copy_containers
 
@@ -112,6 +113,7 @@ class StageRun:
         self.pooled = plan.operator.kind in ("source", "map", "expand") and (
             plan.workers > 1 or (self.budgeted and not hasattr(plan.operator, "state_dict"))
         )
+        self.snapshots = Snapshots()
         self.jobs: deque[Any] = deque()  # batches whose rows the workers share; see rows.py
         self.jobs_lock = threading.Lock()
         self.unordered = self.pooled and plan.workers > 1 and not plan.spec.ordered

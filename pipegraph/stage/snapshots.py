@@ -1,0 +1,50 @@
+"""States of a source's iterator, for a restart that need not read the epoch again from its start."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+MOST = 256
+"""Snapshots kept; when there are more, every second of the older half goes."""
+
+
+class Snapshots:
+    """Thread-safe; written by the source's worker, read by whoever takes a state.
+
+    Attributes:
+        first: ``(step, snapshot)`` that the run itself goes on from, or None.
+    """
+
+    def __init__(self) -> None:
+        self.first: tuple[int, Any] | None = None
+        self._lock = threading.Lock()
+        self._taken: list[tuple[int, int, Any]] = []
+
+    def begin(self, epoch: int, first: tuple[int, Any] | None) -> None:
+        """The run goes on from ``first`` in ``epoch``."""
+        self.first = first
+        if first is not None:
+            self._taken.append((epoch, *first))
+
+    def add(self, epoch: int, step: int, snapshot: Any) -> None:
+        """In ``epoch``, with ``step`` as the next item, the iterator stood like this."""
+        with self._lock:
+            self._taken.append((epoch, step, copy.deepcopy(snapshot)))
+            if len(self._taken) > MOST:
+                half = MOST // 2
+                self._taken = self._taken[:half:2] + self._taken[half:]
+
+    @property
+    def any(self) -> bool:
+        """Whether there is one."""
+        return bool(self._taken)
+
+    def newest(self, epoch: int, step: int) -> tuple[int, Any] | None:
+        """The one to go on from to ``step`` of ``epoch``."""
+        with self._lock:
+            for at, taken, snapshot in reversed(self._taken):
+                if at == epoch and taken <= step:
+                    return taken, snapshot
+        return None
