@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import os
 import resource
 import threading
@@ -26,7 +27,7 @@ from pipegraph.storage import ShardFile
 from pipegraph.storage.preload import Durations, preload
 
 FETCHERS: Final = 4
-"""Blocks on their way at once. Each is fetched in parallel ranges already: more would only make all of them late."""
+"""Blocks on their way at once, at most. See ``_at_once``."""
 
 DRAWN_AT_ONCE: Final = 4096
 """Steps whose blocks are found in one draw of the order."""
@@ -84,7 +85,9 @@ class BlockReader:
         self._doomed: list[ShardFile] = []
         self._cancelled = self._closed = False
         self._threads: list[threading.Thread] = []
-        self._loads = Durations()
+        self._loads = Durations()  # from being asked for to being there
+        self._transfers = Durations()  # from the start of the transfer
+        self._loading = 0
         self._pace = Pace()
         self._forget_run()
         if shelf.near:
@@ -219,9 +222,11 @@ class BlockReader:
                             raise _again(entry.error)
                         del self._entries[number]
                         continue
-                    elif entry.state == "waiting" and entry in self._queue:
+                    elif entry.state == "waiting" and entry.first > self._tick:
+                        entry.first = self._tick  # it is late: now it comes before all others
                         self._queue.remove(entry)
                         self._queue.appendleft(entry)
+                        self._work.notify()
                     if not waits:
                         waits = True
                         self._begin_wait()
@@ -291,6 +296,8 @@ class BlockReader:
     def _load(self, entry: _Entry) -> None:
         """Bring one block. Called with the lock held, which is let go of meanwhile."""
         entry.state = "loading"
+        self._loading += 1
+        began = perf_counter()
         self._lock.release()
         try:
             entry.file, entry.value = self._shelf.open(entry.number)
@@ -300,9 +307,12 @@ class BlockReader:
             entry.error = caught
         finally:
             self._lock.acquire()
+            self._loading -= 1
             if entry.file is not None:
+                now = perf_counter()
                 entry.state = "ready"
-                self._loads.add(perf_counter() - entry.asked)
+                self._loads.add(now - entry.asked)
+                self._transfers.add(now - began)
                 self._count("blocks loaded", 1)
             else:
                 entry.state = "failed"
@@ -311,17 +321,32 @@ class BlockReader:
                     del self._entries[entry.number]
             self._arrived.notify_all()
             self._planning.notify()
+            self._work.notify()
 
     def _fetch(self) -> None:
         """The life of a fetch thread."""
         while True:
             with self._lock:
-                while not self._queue and not self._closed:
+                while not self._closed and not (self._queue and self._may_load(self._queue[0])):
                     self._work.wait()
                 if self._closed:
                     return
                 self._load(self._queue.popleft())
             self._sweep()
+
+    def _may_load(self, entry: _Entry) -> bool:
+        return entry.first <= self._tick or self._loading < self._at_once()
+
+    def _at_once(self) -> int:
+        """Loads that should run at the same time, beside those that are waited for.
+
+        One, where that keeps up: loads that share a line end together, so that the one needed first ends late.
+        Several where one transfer takes longer than a block lasts, which latency may be the reason of.
+        """
+        transfer, pace = self._transfers.mean, self._pace.mean
+        if not transfer or not pace:
+            return 1
+        return min(FETCHERS, math.ceil(transfer / (pace * self._shelf.steps_per_switch)))
 
     # -- the schedule ----------------------------------------------------------------------------
 

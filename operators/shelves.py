@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -173,7 +174,10 @@ class BlockShelf(Shelf):
         self._manifest, self._order, self._near = manifest, order, near
         self._rank, self._world_size = rank, world_size
         self.near = near.in_use
-        self.steps_per_switch = max(1.0, len(manifest) / max(1, manifest.blocks) / world_size)
+        readers = 1  # ranks that read the same block
+        if isinstance(order, LaneOrder) and order.shuffle:
+            readers = world_size // math.gcd(order.lane_count(manifest), world_size)
+        self.steps_per_switch = max(1.0, len(manifest) / max(1, manifest.blocks) / readers)
         self._plan: _NextUses | None = None
         self._names: dict[str, int] | None = None
 
