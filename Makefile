@@ -6,7 +6,8 @@
 #   make test                    the tests (not the slow ones)
 #   make lint                    ruff and mypy
 #   make fuzz                    the slow tests: thousands of random graphs, endurance, scale
-#   make bench                   the benchmarks against other loaders, in an environment of their own
+#   make bench                   the benchmarks against other loaders, in an environment of their own;
+#                                PIPEGRAPH_TEST_IMAGES names a folder of photographs for those on images
 #   make clean                   remove both environments and caches
 
 SHELL := /bin/sh
@@ -39,8 +40,7 @@ fuzz: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m slow $(ARGS)
 
 bench: $(BENCH)/.installed
-	@for script in hop_cost start_up image_decode small_rows; do \
-		$(BENCH)/bin/python benchmarks/$$script.py $(ARGS) || exit 1; done
+	$(BENCH)/bin/python benchmarks/run_all.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(BENCH) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
