@@ -5,7 +5,7 @@
 #   make demo DATA=path          the same on a folder of images or tar shards
 #   make test                    the tests (not the slow ones)
 #   make lint                    ruff and mypy
-#   make fuzz                    the slow tests: thousands of random graphs, endurance, scale
+#   make fuzz                    2,000 random graphs (EXAMPLES=n for another number), then the slow tests
 #   make bench                   the benchmarks against other loaders, in an environment of their own;
 #                                PIPEGRAPH_TEST_IMAGES names a folder of photographs for those on images
 #   make clean                   remove both environments and caches
@@ -37,7 +37,9 @@ lint: $(VENV)/.installed-lint
 	$(VENV)/bin/mypy
 
 fuzz: $(VENV)/.installed-test
+	PIPEGRAPH_FUZZ_EXAMPLES=$(EXAMPLES) $(VENV)/bin/python -m pytest tests/engine/test_fuzz.py $(ARGS)
 	$(VENV)/bin/python -m pytest -m slow $(ARGS)
+EXAMPLES := 2000
 
 bench: $(BENCH)/.installed
 	$(BENCH)/bin/python benchmarks/run_all.py $(ARGS)
