@@ -10,6 +10,7 @@ from typing import Annotated
 import rich  # noqa: F401  a missing one is told before any command starts
 import typer
 
+from pipegraph.cli import interrupts
 from pipegraph.errors import DataError, GraphError, MissingExtraError, PipegraphError, StateError
 
 app = typer.Typer(
@@ -116,7 +117,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command; returns the exit code."""
     try:
         command = typer.main.get_command(app)
-        code = command.main(list(arguments), prog_name="pipegraph", standalone_mode=False)
+        with interrupts.kept():
+            code = command.main(list(arguments), prog_name="pipegraph", standalone_mode=False)
         # typer turns a Ctrl-C inside a command into the exit code that it returns.
         return _fail("interrupted", INTERRUPTED) if code == INTERRUPTED else code or 0
     except typer.Exit as done:

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from pipegraph.cli import interrupts
+
 PLAIN_STEPS = 4
 """Lines per task where the output is no terminal."""
 
@@ -72,7 +74,8 @@ class Progress:
         self._bar.update(self._task, completed=done)
 
     def advance(self, done: float, samples: int, note: str = "") -> None:
-        """``done`` units are done by now, with ``samples`` more."""
+        """``done`` units are done by now, with ``samples`` more. Raises a Ctrl-C that was dropped elsewhere."""
+        interrupts.check()
         self._samples += samples
         elapsed = max(perf_counter() - self._started, 1e-9)
         unit = "samples" if self._unit == "s" else self._unit

@@ -2,8 +2,10 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
+from pipegraph.cli import interrupts
 from pipegraph.cli.progress import PLAIN_STEPS, Progress
 
 
@@ -39,6 +41,20 @@ def test_on_a_terminal_one_bar_is_drawn_in_place_and_a_finished_one_is_gone():
     assert "epoch 1" in text
     assert "ETA" in last
     assert "epoch 0" not in last
+
+
+def test_a_ctrl_c_that_the_interpreter_drops_is_raised_at_the_next_step():
+    class Interrupted:
+        def __del__(self):
+            raise KeyboardInterrupt  # as when the signal comes while this runs
+
+    with interrupts.kept(), Progress("", quiet=True) as progress:
+        progress.start("epoch", 3)
+        progress.advance(1, 1)
+        Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            progress.advance(2, 1)
+        progress.advance(3, 1)
 
 
 def test_quiet_shows_nothing():
