@@ -6,7 +6,8 @@ gloo processes of one thread each.
 
 Every contestant trains the same model on the same global batch with SGD and momentum. "no reduction" is the limit
 for two: two processes that train half the batch each and exchange nothing. torch.nn.DataParallel has no
-CPU path, so it is no contestant here.
+CPU path, so it is no contestant here. On a machine that others use too, read the CPU time of each step: 2 x (CPU of
+one slot) / (CPU of two slots) is the speed-up that two free cores would give.
 
     python benchmarks/replica_training.py --model resnet18 --rounds 5
     python benchmarks/replica_training.py --model mlp --rounds 5
@@ -26,7 +27,7 @@ from typing import Any
 import harness
 import torch
 from harness import Contestant
-from replica_models import resnet18, wide_mlp
+from replica_models import resnet18, resnet20, wide_mlp
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,6 +36,7 @@ from pipegraph.replicas import ReplicaExecutor
 CLAIM = "1 slot <= 3 % over plain; 2 slots >= 1.7 x 1 slot; >= DDP with 2 gloo processes"
 MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "resnet18": (resnet18, (32, 3, 64, 64)),
+    "resnet20": (resnet20, (128, 3, 32, 32)),
     "mlp": (wide_mlp, (512, 1024)),
 }
 PLAIN, ONE, TWO = "plain, 1 thread", "executor, 1 slot of 1 thread", "executor, 2 slots of 1 thread"
