@@ -9,7 +9,8 @@ Rules (what differs from them is a bug):
   stage further down, so that what lies downstream can always go on and make room; and less one item of
   its own stage if an earlier item of that is still to come, so that the head of the line always fits.
 * Of the waiting workers the one furthest down goes first.
-* So ``used`` exceeds the limit only by what an item is larger than every one before it in its stage.
+* So ``used`` exceeds the limit only by what items are larger than every one that their stage has finished
+  before; the first ones of its workers count as such.
 """
 
 from __future__ import annotations
@@ -37,17 +38,14 @@ class StageAccount:
         wait_ns: nanoseconds that its workers have waited for room.
     """
 
-    __slots__ = ("depth", "guarded", "headroom", "largest", "making", "measured", "name", "wait_ns")
+    __slots__ = ("depth", "guarded", "headroom", "largest", "name", "wait_ns")
 
-    def __init__(self, name: str, depth: int, workers: int = 1) -> None:
+    def __init__(self, name: str, depth: int) -> None:
         self.name = name
         self.depth = depth
         self.largest = 0
         self.headroom = 0
-        # With several workers the first makes one item alone: nobody knows its size before.
-        self.measured = workers == 1
-        self.making = False
-        self.guarded = not self.measured
+        self.guarded = False
         self.wait_ns = 0
 
 
@@ -89,9 +87,9 @@ class Account:
         self._waiting: list[_Request] = []
         self._cancelled = False
 
-    def stage(self, name: str, depth: int, workers: int = 1) -> StageAccount:
+    def stage(self, name: str, depth: int) -> StageAccount:
         """Open the account of a stage."""
-        stage = StageAccount(name, depth, workers)
+        stage = StageAccount(name, depth)
         self.stages.append(stage)
         return stage
 
@@ -121,7 +119,6 @@ class Account:
                     self.activity.resume()
                 elif request.granted:
                     self.used -= request.reserved
-                    stage.making = False
                     self._wake()
             raise
         with self._lock:
@@ -131,15 +128,11 @@ class Account:
         return request.reserved
 
     def _fits(self, stage: StageAccount, first: First | None, ticket: int, items: int) -> bool:
-        if not stage.measured:
-            return not stage.making
         free = self.limit - stage.headroom - self.used
         need = items * stage.largest
         return free >= need + stage.largest or (free >= need and (first is None or first(ticket)))
 
     def _take(self, stage: StageAccount, items: int) -> int:
-        if not stage.measured:
-            stage.making = True
         self._use(items * stage.largest)
         return items * stage.largest
 
@@ -158,7 +151,6 @@ class Account:
             self.used -= reserved
             added = self._add(new)
             self._remove(old)
-            self._measured(stage)
             if added > stage.largest:
                 if sum(nbytes for _, nbytes in new) > self.limit:
                     raise MemoryLimitError(
@@ -169,11 +161,6 @@ class Account:
                 stage.guarded = True
                 self._raise_headroom()
             self._wake()
-
-    def _measured(self, stage: StageAccount) -> None:
-        if not stage.measured:
-            stage.measured = True
-            stage.guarded = False
 
     def _raise_headroom(self) -> None:
         for stage in self.stages:
@@ -234,11 +221,9 @@ class Account:
         if not self._waiting:
             return
         for request in sorted(self._waiting, key=_Request.rank):
-            stage = request.stage
-            if self._fits(stage, request.first, request.ticket, request.items):
-                self._grant(request)
-            elif stage.measured:
+            if not self._fits(request.stage, request.first, request.ticket, request.items):
                 break
+            self._grant(request)
 
     def _grant(self, request: _Request) -> None:
         self._waiting.remove(request)

@@ -108,7 +108,7 @@ class StageRun:
         self.above: list[StageRun] = []
         self.outboxes: list[list[Channel]] = [[]]
         self.restart = Restart()
-        self.account = run.account.stage(plan.name, depth, plan.workers)
+        self.account = run.account.stage(plan.name, depth)
         self.budgeted = final_policy(plan.spec.on_error) != "raise"
         self.pooled = plan.operator.kind in ("source", "map", "expand") and (
             plan.workers > 1 or (self.budgeted and not hasattr(plan.operator, "state_dict"))
@@ -218,7 +218,7 @@ class StageRun:
 
     def drop(self, reserved: int, held: Buffers) -> None:
         """A call has made nothing of what it was given."""
-        if reserved or held or not self.account.measured:
+        if reserved or held:
             self.run.account.settle(self.account, reserved, held, ())
 
     def first_in_line(self, ticket: int) -> bool:

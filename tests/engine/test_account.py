@@ -100,8 +100,7 @@ def test_of_two_waiters_the_one_furthest_down_goes_first(account):
 
 
 def test_the_head_of_the_line_always_finds_the_room_that_later_items_leave(account):
-    stage = account.stage("a", 0, workers=2)
-    assert account.reserve(stage) == 0
+    stage = account.stage("a", 0)
     account.settle(stage, 0, (), ((1, 40),))
     later = Waiting(account, stage, lambda ticket: ticket == 0, 1)  # 40 + 40 + 40 for the head
     assert account.reserve(stage, lambda ticket: ticket == 0, 0) == 40
@@ -112,7 +111,7 @@ def test_the_head_of_the_line_always_finds_the_room_that_later_items_leave(accou
 
 
 def test_a_later_item_goes_on_when_it_has_become_the_head_of_the_line(account):
-    stage, head = account.stage("a", 0, workers=2), [0]
+    stage, head = account.stage("a", 0), [0]
     account.settle(stage, 0, (), ((1, 40),))
     later = Waiting(account, stage, lambda ticket: ticket == head[0], 1)
     head[0] = 1
@@ -120,18 +119,8 @@ def test_a_later_item_goes_on_when_it_has_become_the_head_of_the_line(account):
     assert later.result() == 40
 
 
-def test_with_several_workers_the_first_item_is_made_alone(account):
-    stage = account.stage("a", 0, workers=3)
-    assert stage.guarded
-    assert account.reserve(stage) == 0
-    others = Waiting(account, stage)
-    account.settle(stage, 0, (), ((1, 40),))
-    assert others.result() == 40
-
-
 def test_stages_whose_items_hold_no_bytes_need_not_reserve(account):
-    stage = account.stage("a", 0, workers=3)
-    account.reserve(stage)
+    stage = account.stage("a", 0)
     account.settle(stage, 0, (), ())
     assert not stage.guarded
     account.settle(stage, 0, (), ((1, 8),))
