@@ -67,7 +67,7 @@ def _row(name: str, stage: StageProfile, profile: Profile) -> tuple[str, ...]:
     return (
         name,
         str(stage.workers),
-        f"{stage.items:,}",
+        _count(stage.items),
         f"{stage.rate:,.1f}" if stage.rate < 1000 else f"{stage.rate:,.0f}",
         format_bytes(stage.rate * bytes_per_item) if bytes_per_item else "-",
         _duration(stage.service_mean_s),
@@ -103,6 +103,10 @@ def _remarks(profile: Profile) -> list[str]:
         if len(profile.quarantined) > SHOWN_QUARANTINED:
             lines.append("  ...")
     return lines
+
+
+def _count(items: int) -> str:
+    return f"{items:,}" if items < 10**8 else f"{items / 1e6:,.0f} M"
 
 
 def _share(share: float) -> str:

@@ -45,6 +45,18 @@ def test_the_table_fits_a_hundred_columns_and_says_what_went_wrong():
     assert "left out" in text
 
 
+def test_the_largest_numbers_still_fit_the_table():
+    big = pg.StageProfile(
+        items=123_456_789_012, samples=10**12, nbytes=10**15, rate=999_999.0, service_mean_s=0.000_123_4,
+        busy=1.0, starved=1.0, blocked=1.0, workers=1024,
+    )  # fmt: skip
+    text = str(profile(stages={"n" * 40: big, "out": pg.StageProfile()}, bottleneck="consumer"))
+    row = next(line for line in text.splitlines() if line.startswith("nnn"))
+    assert len(row) <= WIDTH
+    assert row.split()[-6:] == ["100", "%"] * 3
+    assert "123,457 M" in row
+
+
 def test_the_conclusion_is_a_sentence_with_its_evidence():
     assert (
         profile().conclusion == "Stage 'decode' holds training back: its 2 workers are busy 97 % of the time "
