@@ -39,7 +39,9 @@ PARTS, SAMPLES, SAMPLE_NBYTES, BATCH = 48, 1024, 8_000, 32
 RATE = 20e6
 """Bytes per second and rank."""
 RANKS = 2
-CLAIM = "idle ratio of two ranks with an all_reduce per step: near theory without preloading, near zero with it"
+CLAIM = (
+    "idle ratio of two ranks with an all_reduce per step: near theory without preloading, near zero with it"
+)
 FOREIGN = ("webdataset", "mosaicml-streaming")
 
 
@@ -145,7 +147,9 @@ def ideal(job: argparse.Namespace) -> Iterator[Any]:
         yield batch.copy()
 
 
-def ours(preload: bool, lanes: int | None = None, cache: str = "") -> Callable[[argparse.Namespace], Iterator[Any]]:
+def ours(
+    preload: bool, lanes: int | None = None, cache: str = ""
+) -> Callable[[argparse.Namespace], Iterator[Any]]:
     """pipegraph: part after part (``lanes=None``), or in lanes; ``cache`` is ``""``, ``"cold"`` or ``"warm"``."""
 
     def stream(job: argparse.Namespace) -> Iterator[Any]:
@@ -281,7 +285,9 @@ def run_rank(job: argparse.Namespace) -> None:
 # -- the parent ----------------------------------------------------------------------------------------
 
 
-def run_ranks(python: str, folder: Path, ports: list[int], names: list[str], ratio: float, seed: int, warm: int) -> Any:
+def run_ranks(
+    python: str, folder: Path, ports: list[int], names: list[str], ratio: float, seed: int, warm: int
+) -> Any:
     """Both ranks in processes of this interpreter; what rank 0 found."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -336,7 +342,9 @@ def main() -> None:
 
     parser = harness.arguments(__doc__ or "", rounds=3)
     parser.add_argument("--ratio", type=float, default=0.8, help="T_load / T_train (default 0.8)")
-    parser.add_argument("--warm", type=int, default=9, help="blocks of each rank that are start-up (default 8)")
+    parser.add_argument(
+        "--warm", type=int, default=9, help="blocks of each rank that are start-up (default 8)"
+    )
     parser.add_argument("--other", action="append", default=[], help="interpreters with other packages")
     chosen = parser.parse_args()
     configuration = {
@@ -388,7 +396,10 @@ def main() -> None:
     for contestant, reason in missing.items():
         print(f"not measured: {contestant}: {reason}")
     if not chosen.no_record:
-        print("recorded in", harness.record("reader_idle", CLAIM, configuration, {"idle": record, "missing": missing}))
+        print(
+            "recorded in",
+            harness.record("reader_idle", CLAIM, configuration, {"idle": record, "missing": missing}),
+        )
 
 
 def importable(python: str, name: str) -> bool:

@@ -44,13 +44,26 @@ State = Literal["waiting", "loading", "ready", "failed"]
 class _Entry:
     """One block of the table. Everything but ``number`` and ``nbytes`` changes under the reader's lock."""
 
-    __slots__ = ("asked", "error", "file", "first", "nbytes", "number", "pins", "state", "told", "value")
+    __slots__ = (
+        "asked",
+        "error",
+        "file",
+        "first",
+        "fresh",
+        "nbytes",
+        "number",
+        "pins",
+        "state",
+        "told",
+        "value",
+    )
 
     def __init__(self, number: int, nbytes: int, first: int, asked: float) -> None:
         self.number = number
         self.nbytes = nbytes
         self.first = first  # the step for which it is brought
         self.asked = asked
+        self.fresh = True  # not used yet
         self.state: State = "waiting"
         self.pins = 0
         self.value: Any = None
@@ -84,6 +97,7 @@ class BlockReader:
         self._most_open = max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._doomed: list[ShardFile] = []
         self._cancelled = self._closed = False
+        self._events = 0
         self._threads: list[threading.Thread] = []
         self._loads = Durations()  # from being asked for to being there
         self._transfers = Durations()  # from the start of the transfer
@@ -127,7 +141,7 @@ class BlockReader:
         """What was dealt so far does not hold any more; what is loaded stays."""
         with self._lock:
             self._forget_run()
-            self._planning.notify()
+            self._replan()
 
     def dealt(self, deal: Deal) -> None:
         """An epoch's steps begin to be dealt, behind those of the deal before."""
@@ -139,7 +153,7 @@ class BlockReader:
                 self._scanned = self._stride_from = deal.start
                 self._tick = deal.start - 1
             self._deals.append((base, deal))
-            self._planning.notify()
+            self._replan()
 
     # -- workers ---------------------------------------------------------------------------------
 
@@ -157,9 +171,7 @@ class BlockReader:
             self._reached(epoch, step)
             entry = self._entries.get(number)
             if entry is not None and entry.state == "ready" and not self._cancelled:
-                entry.pins += 1
-                self._entries.move_to_end(number)
-                return entry
+                return self._use(entry)
         entry = self._wait_for(number, (epoch, step))
         self._sweep()
         return entry
@@ -168,6 +180,14 @@ class BlockReader:
         """The end of a use."""
         with self._lock:
             entry.pins -= 1
+
+    def _use(self, entry: _Entry) -> _Entry:
+        entry.pins += 1
+        self._entries.move_to_end(entry.number)
+        if entry.fresh:
+            entry.fresh = False
+            self._replan()  # one block less is ahead
+        return entry
 
     def _reached(self, epoch: int, step: Any) -> None:
         """Note how far the epoch has come."""
@@ -190,7 +210,7 @@ class BlockReader:
             seconds = max(0.0, now - self._stride_at - (waited - self._waited_before))
             self._pace.add(seconds / (tick - self._stride_from))
             self._stride_from, self._stride_at, self._waited_before = tick, now, waited
-            self._planning.notify()
+            self._replan()
 
     def _total_wait(self, now: float) -> float:
         return self._waited + (now - self._waits_since if self._waiting else 0.0)
@@ -212,9 +232,7 @@ class BlockReader:
                             self._load(entry)
                             continue
                     elif entry.state == "ready":
-                        entry.pins += 1
-                        self._entries.move_to_end(number)
-                        return entry
+                        return self._use(entry)
                     elif entry.state == "failed":
                         assert entry.error is not None
                         if asker not in entry.told:
@@ -262,15 +280,18 @@ class BlockReader:
         """Let go of blocks that nobody reads: those of no known further use first, then the least recently used."""
         budget = self._shelf.budget()
         for spare_needed in (True, False):
-            if self._held + nbytes <= budget and len(self._entries) < self._most_open:
-                return
+            # What lies in the node cache is opened again at once, and while it is open it cannot be evicted, even
+            # where the plan wants its place for another: what is not needed soon is closed.
+            closes_all = spare_needed and self._shelf.keeps and self._scanned > self._tick
             for entry in list(self._entries.values()):
-                if spare_needed and self._is_needed(entry):
-                    continue
-                if entry.state == "ready" and not entry.pins:
+                if not closes_all and self._held + nbytes <= budget and len(self._entries) < self._most_open:
+                    return
+                if (
+                    entry.state == "ready"
+                    and not entry.pins
+                    and not (spare_needed and self._is_needed(entry))
+                ):
                     self._drop(entry)
-                    if self._held + nbytes <= budget and len(self._entries) < self._most_open:
-                        return
 
     def _is_needed(self, entry: _Entry) -> bool:
         return self._seen.get(entry.number, -1) >= self._tick or entry.first > self._tick
@@ -320,7 +341,7 @@ class BlockReader:
                 if entry.error is None:  # the reader closes, or an inline worker was interrupted
                     del self._entries[entry.number]
             self._arrived.notify_all()
-            self._planning.notify()
+            self._replan()
             self._work.notify()
 
     def _fetch(self) -> None:
@@ -350,26 +371,41 @@ class BlockReader:
 
     # -- the schedule ----------------------------------------------------------------------------
 
+    def _replan(self) -> None:
+        """Something has changed that the schedule depends on; called with the lock held."""
+        self._events += 1
+        self._planning.notify()
+
     def _schedule(self) -> None:
         """The life of the scheduler's thread."""
         while True:
             with self._lock:
-                while True:
-                    if self._closed:
-                        return
-                    wanted = self._next_draw()
-                    if wanted is not None:
-                        break
-                    # Not a poll: the time at which the policy wants the next block to be started.
-                    self._planning.wait(None if self._cancelled else self._start_due())
-                generation = self._generation
-            base, deal, first, last = wanted
-            uses = Uses.of(deal.blocks(first, last), base + first)
+                if self._closed:
+                    return
+                events, generation = self._events, self._generation
+                wanted, place = self._next_draw(), self._place()
+            if place is not None:
+                self._shelf.follow(*place)
+            if wanted is not None:
+                base, deal, first, last = wanted
+                uses = Uses.of(deal.blocks(first, last), base + first)
+                with self._lock:
+                    if generation == self._generation:
+                        self._merge(uses, base + last)
+                continue
             with self._lock:
-                if generation == self._generation:
-                    self._merge(uses, base + last)
-            self._shelf.follow(deal, first)
+                due = None if self._cancelled else self._start_due()
+                if events == self._events and not self._closed:
+                    # Not a poll: the time at which the policy wants the next block to be started.
+                    self._planning.wait(due)
             self._sweep()
+
+    def _place(self) -> tuple[Deal, int] | None:
+        """The epoch that is being read, and the step in it."""
+        if not self._deals:
+            return None
+        base, deal = self._deals[0]
+        return deal, max(deal.start, self._tick - base)
 
     def _next_draw(self) -> tuple[int, Deal, int, int] | None:
         """The steps to look at next: the tick of step 0, the deal, and the first and last of its steps."""
@@ -454,7 +490,7 @@ class BlockReader:
         """Workers may wait again."""
         with self._lock:
             self._cancelled = False
-            self._planning.notify()
+            self._replan()
 
     def close(self) -> None:
         """End every thread and close every file."""

@@ -48,11 +48,13 @@ class Shelf(ABC):
 
     Attributes:
         near: whether blocks are brought near (from a store, or through a cache), or read in place.
+        keeps: whether what is let go of stays near, in the node cache.
         stride: steps over which consumption is measured.
         steps_per_switch: about how many steps lie between the first uses of two blocks.
     """
 
     near: bool
+    keeps: bool = False
     stride: int
     steps_per_switch: float
 
@@ -173,7 +175,7 @@ class BlockShelf(Shelf):
     def __init__(self, manifest: Manifest, order: Order, rank: int, world_size: int, near: Near) -> None:
         self._manifest, self._order, self._near = manifest, order, near
         self._rank, self._world_size = rank, world_size
-        self.near = near.in_use
+        self.near, self.keeps = near.in_use, near.handle is not None
         readers = 1  # ranks that read the same block
         if isinstance(order, LaneOrder) and order.shuffle:
             readers = world_size // math.gcd(order.lane_count(manifest), world_size)

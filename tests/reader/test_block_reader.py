@@ -1,0 +1,317 @@
+"""The table of blocks: bounded, shared, just in time, and gone at the end."""
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.activity import Cancelled
+from pipegraph.errors import MemoryLimitError, ShardError
+from pipegraph.operators.blocks import BlockReader
+from pipegraph.operators.lookahead import Deal
+from pipegraph.operators.shelves import Shelf
+from pipegraph.storage import BytesFile, ShardFile
+from pipegraph.testing import Resources
+
+
+class Blocks(Shelf):
+    """Blocks of 10 bytes that load when the test says so."""
+
+    near, stride, steps_per_switch = True, 4, 8.0
+
+    def __init__(self, budget: int = 1000, gated: bool = False) -> None:
+        self.opened: list[int] = []
+        self.closed: list[int] = []
+        self.failing: dict[int, Exception] = {}
+        self.changed = threading.Condition()
+        self._budget, self._gated = budget, gated
+        self._allowed: Counter[int] = Counter()
+        self._stopped = False
+
+    def held_nbytes(self, number: int) -> int:
+        return 10
+
+    def budget(self) -> int:
+        return self._budget
+
+    def open(self, number: int) -> tuple[ShardFile, Any]:
+        with self.changed:
+            self.opened.append(number)
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: not self._gated or self._allowed[number] or self._stopped)
+            self._allowed[number] -= 1
+        if number in self.failing:
+            raise self.failing[number]
+        file = BytesFile(b"0123456789", str(number))
+        file.close = lambda: self.closed.append(number)  # type: ignore[method-assign]
+        return file, f"block {number}"
+
+    def allow(self, number: int) -> None:
+        with self.changed:
+            self._allowed[number] += 1
+            self.changed.notify_all()
+
+    def wait_until_opened(self, *numbers: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: set(numbers) <= set(self.opened), 20)
+
+    def interrupt(self) -> None:
+        with self.changed:
+            self._stopped = True
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        pass
+
+
+def deal(blocks: list[int], epoch: int = 0, start: int = 0) -> Deal:
+    array = np.array(blocks)
+    return Deal(epoch, 0, start, len(blocks), lambda first, last: array[first:last], lambda step: step)
+
+
+@pytest.fixture
+def make_reader() -> Any:
+    readers: list[BlockReader] = []
+    counted: Counter[str] = Counter()
+
+    def make(shelf: Shelf, ahead: bool = True) -> BlockReader:
+        readers.append(BlockReader(shelf, ahead, lambda name, n: counted.update({name: n})))
+        return readers[-1]
+
+    make.counted = counted  # type: ignore[attr-defined]
+    before = Resources.now()
+    yield make
+    for reader in readers:
+        reader.close()
+    assert not [leak for leak in Resources.now().leaked_since(before) if "pipegraph" in leak]
+
+
+def test_the_next_block_is_loaded_before_it_is_asked_for(make_reader: Any) -> None:
+    shelf = Blocks()
+    reader = make_reader(shelf)
+    reader.dealt(deal([7] * 10 + [3] * 10 + [5] * 10))
+    shelf.wait_until_opened(7)
+    reader.release(reader.acquire(7, 0, 0))
+    shelf.wait_until_opened(3)
+    assert 5 not in shelf.opened  # nothing is measured yet: one ahead is enough
+
+
+def test_several_workers_share_one_load_of_a_block(make_reader: Any) -> None:
+    shelf = Blocks(gated=True)
+    reader = make_reader(shelf, ahead=False)
+    values: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: values.append(reader.acquire(1, 0, None).value)) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    shelf.wait_until_opened(1)
+    shelf.allow(1)
+    for thread in threads:
+        thread.join(20)
+    assert values == ["block 1"] * 4
+    assert shelf.opened == [1]
+
+
+def test_what_is_held_stays_within_the_budget_and_blocks_in_use_stay(make_reader: Any) -> None:
+    shelf = Blocks(budget=30)
+    reader = make_reader(shelf, ahead=False)
+    kept = reader.acquire(0, 0, None)
+    for number in range(1, 8):
+        reader.release(reader.acquire(number, 0, None))
+        assert len(reader._entries) <= 3
+    assert 0 not in shelf.closed
+    assert shelf.closed == [1, 2, 3, 4, 5]
+    reader.release(kept)
+
+
+def test_preloading_does_not_push_out_what_is_still_needed(make_reader: Any) -> None:
+    shelf = Blocks(budget=20)
+    reader = make_reader(shelf)
+    steps = [0, 1] * 20 + [2, 3] * 20
+    reader.dealt(deal(steps))
+    for step, number in enumerate(steps[:30]):
+        reader.release(reader.acquire(number, 0, step))
+    assert Counter(shelf.opened) == {0: 1, 1: 1}
+    for step, number in enumerate(steps[30:], 30):
+        reader.release(reader.acquire(number, 0, step))
+    assert Counter(shelf.opened) == {0: 1, 1: 1, 2: 1, 3: 1}
+
+
+def test_the_next_epochs_first_block_follows_the_last_of_this_one(make_reader: Any) -> None:
+    shelf = Blocks()
+    reader = make_reader(shelf)
+    reader.dealt(deal([0] * 5 + [1] * 5))
+    reader.release(reader.acquire(0, 0, 4))
+    reader.dealt(deal([2] * 10, epoch=1))
+    reader.release(reader.acquire(1, 0, 9))
+    shelf.wait_until_opened(2)
+
+
+def test_what_an_ended_run_had_ordered_is_not_loaded_any_more(make_reader: Any) -> None:
+    shelf = Blocks(gated=True)
+    reader = make_reader(shelf)
+    reader.dealt(deal([0] * 5 + [1] * 5))
+    shelf.wait_until_opened(0)
+    reader.new_run()
+    reader.dealt(deal([8] * 5, epoch=3, start=2))
+    shelf.allow(0)
+    shelf.wait_until_opened(8)
+    shelf.allow(8)
+    assert reader.acquire(8, 3, 2).value == "block 8"
+    assert 1 not in shelf.opened
+
+
+def test_a_wait_ends_when_the_run_is_cancelled_and_the_load_is_not_lost(make_reader: Any) -> None:
+    shelf = Blocks(gated=True)
+    reader = make_reader(shelf, ahead=False)
+    ended = threading.Event()
+
+    def work() -> None:
+        with pytest.raises(Cancelled):
+            reader.acquire(1, 0, None)
+        ended.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    shelf.wait_until_opened(1)
+    reader.cancel()
+    assert ended.wait(20)
+    thread.join(20)
+    with pytest.raises(Cancelled):
+        reader.acquire(2, 0, None)
+    reader.uncancel()
+    shelf.allow(1)
+    assert reader.acquire(1, 0, None).value == "block 1"
+    assert shelf.opened == [1]
+
+
+def test_a_block_that_fails_is_an_error_for_each_of_its_samples_and_is_loaded_again_for_a_retry(
+    make_reader: Any,
+) -> None:
+    shelf = Blocks()
+    shelf.failing[1] = ShardError("broken")
+    reader = make_reader(shelf, ahead=False)
+    errors = []
+    for step in (0, 1):
+        with pytest.raises(ShardError, match="broken") as caught:
+            reader.acquire(1, 0, step)
+        caught.value.add_note(f"of step {step}")
+        errors.append(caught.value)
+    assert [error.__notes__ for error in errors] == [["of step 0"], ["of step 1"]]
+    assert shelf.opened == [1]
+    shelf.failing.clear()
+    assert reader.acquire(1, 0, 1).value == "block 1"
+    assert shelf.opened == [1, 1]
+
+
+def test_waits_are_counted_with_their_time(make_reader: Any) -> None:
+    shelf = Blocks()
+    reader = make_reader(shelf, ahead=False)
+    reader.release(reader.acquire(0, 0, None))
+    reader.release(reader.acquire(0, 0, None))
+    assert make_reader.counted["waits for blocks"] == 1
+    assert make_reader.counted["blocks loaded"] == 1
+    assert make_reader.counted["us waited for blocks"] > 0
+
+
+def remote_graph(url: str, manifest: Any, lanes: int = 8) -> pg.Graph:
+    graph = pg.Graph("remote")
+    select = ops.ShardSelect(f"{url}/*", order=pg.order.LaneOrder(lanes=lanes), manifest=manifest)
+    graph.add(select, name="select").then(ops.Load(), name="load").then(ops.Batch(8))
+    return graph
+
+
+def test_blocks_that_do_not_fit_memory_are_an_error_before_the_first_read(
+    write_shards: Any, upload: Any, make_manifest: Any
+) -> None:
+    folder = write_shards("tar", 4, 60)
+    graph = remote_graph(upload(folder), make_manifest(folder))
+    before = Resources.now()
+    with graph.loader(memory_limit=60_000) as loader, pytest.raises(MemoryLimitError) as caught:
+        next(iter(loader))
+    assert "Use LaneOrder(lanes=7)" in str(caught.value)
+    assert any("50% of the loader's memory_limit" in note for note in caught.value.__notes__)
+    assert not Resources.now().leaked_since(before)
+    with remote_graph(graph.stages["select"].operator.parts[:-2], make_manifest(folder), 7).loader(  # type: ignore[union-attr]
+        memory_limit=60_000
+    ) as loader:
+        assert sum(len(batch["label"]) for batch in loader) == 246
+
+
+def test_the_plan_says_lanes_bytes_and_amplification_without_reading_anything(
+    write_shards: Any, upload: Any, make_manifest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards("tar")
+    manifest, url = make_manifest(folder), upload(folder)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    select = ops.ShardSelect(f"{url}/*", order=pg.order.LaneOrder(lanes=8), manifest=manifest)
+    assert "lanes" not in str(plan_of(select, ops.Load()))  # the manifest is not at hand yet
+    select.manifest()
+    text = str(plan_of(select, ops.Load()))
+    assert "8 lanes for 4 ranks: 2 per rank, 4 blocks" in text
+    assert "reads of each block" in text
+    assert "in memory" in text
+    cached = str(plan_of(select, ops.Load(cache=pg.NodeCache(tmp_path / "cache", "1 MB"))))
+    assert "in the node cache" in cached
+
+
+def plan_of(select: ops.ShardSelect, load: ops.Load) -> Any:
+    graph = pg.Graph("plan")
+    graph.add(select).then(load)
+    return graph.plan()
+
+
+def test_a_loader_leaves_nothing_behind_after_a_break_and_after_close(
+    write_shards: Any, upload: Any, make_manifest: Any
+) -> None:
+    folder = write_shards("tar", 4, 60)
+    graph = remote_graph(upload(folder), make_manifest(folder))
+    for _ in graph.loader():
+        break
+    with graph.loader(epochs=3) as loader:
+        for _ in range(3):
+            for number, _batch in enumerate(loader):
+                if number == 3:
+                    break
+    left = [t.name for t in threading.enumerate() if t.name.startswith("pipegraph")]
+    assert not left
+
+
+def test_after_a_break_the_next_epoch_is_whole(write_shards: Any, upload: Any, make_manifest: Any) -> None:
+    folder = write_shards("tar", 4, 60)
+    url, manifest = upload(folder), make_manifest(folder)
+    with remote_graph(url, manifest).loader(epochs=2) as loader:
+        expected = [chunk.keys for _ in range(2) for chunk in loader.chunks()][31:]
+    with remote_graph(url, manifest).loader(epochs=2) as loader:
+        for number, _ in enumerate(loader.chunks()):
+            if number == 5:
+                break
+        assert [chunk.keys for chunk in loader.chunks()] == expected
+
+
+def test_the_node_cache_is_told_the_next_uses(
+    write_shards: Any, upload: Any, make_manifest: Any, tmp_path: Path
+) -> None:
+    """With room for half of the blocks: an LRU cache of a cycle never hits, and the offline optimum in nearly half."""
+    folder = write_shards("npy", 4, 5_000)
+    manifest, url = make_manifest(folder, block_nbytes=100_000), upload(folder)
+    cache = pg.NodeCache(tmp_path / "cache", int(manifest.block_nbytes.sum()) // 2)
+    graph = pg.Graph("cached")
+    order = pg.order.LaneOrder(lanes=2)
+    graph.add(ops.ShardSelect(f"{url}/*", order=order, manifest=manifest)).then(
+        ops.Load(cache=cache), name="load"
+    ).then(ops.Batch(100))
+    epochs = 4
+    with graph.loader(epochs=epochs) as loader:
+        for _ in range(epochs):
+            assert sum(len(batch["array"]) for batch in loader) == 20_006
+        counters = loader.profile().stages["load"].counters
+    assert cache.usage() <= cache.limit
+    assert counters["cache hits"] >= 0.3 * (epochs - 1) * manifest.blocks

@@ -1,0 +1,195 @@
+"""Every format through ShardSelect and Load: each sample once, with its bytes, from wherever it lies."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import DataError, GraphError
+from pipegraph.storage import LocalFile, StoreClient
+from pipegraph.storage.formats import format_of
+from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
+
+FORMATS = ("tar", "parquet", "jsonl", "jsonl.gz", "npy", "bin")
+
+
+def plain(sample: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in sample.items()}
+
+
+def stored(folder: Path, form: str) -> list[str]:
+    """All samples of a folder, read part after part, in a form that can be sorted."""
+    found = []
+    for path in sorted(folder.glob(f"*.{form}")):
+        with LocalFile(path) as file:
+            found += [repr(plain(sample)) for sample in format_of(path.name).samples(file)]
+    return sorted(found)
+
+
+def graph_of(select: ops.ShardSelect, load: ops.Load, size: int = 8) -> pg.Graph:
+    graph = pg.Graph("shards", seed=3)
+    graph.add(select).then(load, workers=2).then(ops.Batch(size, collate=list))
+    return graph
+
+
+def read(select: ops.ShardSelect, load: ops.Load, **options: Any) -> list[Any]:
+    with graph_of(select, load).loader(**options) as loader:
+        return [sample for batch in loader for sample in batch]
+
+
+@pytest.fixture(params=FORMATS)
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_every_sample_comes_once_from_place_memory_and_cache(
+    form: str, write_shards: Any, upload: Any, make_manifest: Any, tmp_path: Path
+) -> None:
+    folder = write_shards(form)
+    manifest, url = make_manifest(folder), upload(folder)
+    here = read(ops.ShardSelect(folder, manifest=manifest), ops.Load())
+    assert sorted(repr(plain(sample)) for sample in here) == stored(folder, form)
+    cache = pg.NodeCache(tmp_path / "cache", "10 MB")
+    for select, load in (
+        (ops.ShardSelect(f"{url}/*", manifest=manifest), ops.Load()),
+        (ops.ShardSelect(f"{url}/*", manifest=manifest), ops.Load(preload=False)),
+        (ops.ShardSelect(f"{url}/*", manifest=manifest), ops.Load(cache=cache)),
+        (ops.ShardSelect(folder, manifest=manifest), ops.Load(cache=cache)),
+    ):
+        assert [plain(sample) for sample in read(select, load)] == [plain(sample) for sample in here]
+    assert cache.usage() >= manifest.block_nbytes.sum()
+
+
+def test_every_step_can_be_resumed(form: str, write_shards: Any, upload: Any, make_manifest: Any) -> None:
+    folder = write_shards(form, 3, 12)
+    manifest, url = make_manifest(folder), upload(folder)
+    assert_resumes_exactly(lambda: graph_of(ops.ShardSelect(f"{url}/*", manifest=manifest), ops.Load()))
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        pg.order.LaneOrder(lanes=4, window=2),
+        pg.order.PartOrder(),
+        pg.order.StridedOrder(shuffle=True),
+        pg.order.BlockOrder(shuffle=True),
+    ],
+    ids=lambda order: type(order).__name__,
+)
+def test_every_order_resumes_at_every_step_and_is_the_same_everywhere(
+    order: pg.order.Order, write_shards: Any, make_manifest: Any
+) -> None:
+    folder = write_shards("tar", 3, 12)
+    manifest = make_manifest(folder)
+    make = lambda: graph_of(ops.ShardSelect(folder, order=order, manifest=manifest), ops.Load())  # noqa: E731
+    assert_resumes_exactly(make)
+    assert_same_everywhere(make)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_whole_parts_need_no_manifest_wherever_they_lie(
+    form: str, shuffle: bool, write_shards: Any, upload: Any, tmp_path: Path
+) -> None:
+    folder = write_shards(form)
+    url = upload(folder)
+    order = pg.order.PartOrder(shuffle=shuffle)
+    here = [plain(sample) for sample in read(ops.ShardSelect(folder, order=order), ops.Load())]
+    assert sorted(map(repr, here)) == stored(folder, form)
+    names = f"{url}/part-{{00..03}}.{form}"
+    for load in (ops.Load(), ops.Load(cache=pg.NodeCache(tmp_path / "cache", "10 MB"))):
+        assert [plain(sample) for sample in read(ops.ShardSelect(names, order=order), load)] == here
+
+
+def test_whole_remote_parts_resume_at_every_step(write_shards: Any, upload: Any) -> None:
+    url = upload(write_shards("tar", 3, 10))
+    assert_resumes_exactly(
+        lambda: graph_of(ops.ShardSelect(f"{url}/*.tar", order=pg.order.PartOrder()), ops.Load())
+    )
+
+
+def test_whole_parts_come_in_the_order_that_a_manifest_gives(write_shards: Any, make_manifest: Any) -> None:
+    folder = write_shards("tar")
+    order = pg.order.PartOrder(tail="uneven")
+    with_manifest = read(
+        ops.ShardSelect(folder, order=order, manifest=make_manifest(folder)), ops.Load(), epochs=2
+    )
+    assert with_manifest == read(ops.ShardSelect(folder, order=order), ops.Load(), epochs=2)
+
+
+def test_a_manifest_beside_remote_shards_is_found(write_shards: Any, upload: Any, make_manifest: Any) -> None:
+    folder = write_shards("tar")
+    manifest = make_manifest(folder)
+    manifest.save(folder / "manifest.json")
+    url = upload(folder)
+    found = ops.ShardSelect(f"{url}/part-{{00..03}}.tar").manifest()
+    assert found.digest == manifest.digest
+    assert found.parts[0].uri == f"{url}/part-00.tar"
+    assert ops.ShardSelect(f"{url}/part-{{01..02}}.tar").manifest().parts[0].name == "part-01.tar"
+    again = ops.ShardSelect(f"{url}/part-{{00..03}}.tar", manifest=f"{url}/manifest.json")
+    assert again.manifest().digest == manifest.digest
+
+
+def test_a_manifest_older_than_its_local_shards_is_not_used(write_shards: Any, make_manifest: Any) -> None:
+    folder = write_shards("tar")
+    make_manifest(folder).save(folder / "manifest.json")
+    assert ops.ShardSelect(folder / "part-*.tar").manifest().blocks > 4
+    (folder / "part-00.tar").write_bytes((folder / "part-01.tar").read_bytes())
+    assert ops.ShardSelect(folder / "part-*.tar").manifest().part_samples[0] == 31
+
+
+def test_remote_shards_without_a_manifest_are_an_error_that_says_what_to_do(
+    write_shards: Any, upload: Any
+) -> None:
+    url = upload(write_shards("tar"))
+    with pytest.raises(
+        GraphError, match=r"run `pipegraph index PARTS` .* or use order=pg.order.PartOrder\(\)"
+    ):
+        ops.ShardSelect(f"{url}/*.tar").manifest()
+
+
+def test_a_part_that_the_manifest_does_not_know_is_named(write_shards: Any, make_manifest: Any) -> None:
+    folder = write_shards("tar")
+    manifest = make_manifest(folder)
+    (folder / "part-99.tar").write_bytes((folder / "part-00.tar").read_bytes())
+    with pytest.raises(DataError, match=r"part 'part-99.tar' is not in the manifest"):
+        ops.ShardSelect(folder / "*.tar", manifest=manifest).manifest()
+
+
+def test_a_state_moves_between_local_and_remote_shards(
+    write_shards: Any, upload: Any, make_manifest: Any
+) -> None:
+    folder = write_shards("jsonl")
+    manifest, url = make_manifest(folder), upload(folder)
+    whole = read(ops.ShardSelect(folder, manifest=manifest), ops.Load())
+    with graph_of(ops.ShardSelect(folder, manifest=manifest), ops.Load()).loader() as loader:
+        batches = iter(loader)
+        first = [sample for _ in range(5) for sample in next(batches)]
+        state = json.dumps(loader.state_dict())
+    with graph_of(ops.ShardSelect(f"{url}/*", manifest=manifest), ops.Load()).loader() as loader:
+        loader.load_state_dict(json.loads(state))
+        rest = [sample for batch in loader for sample in batch]
+    assert first + rest == whole
+
+
+def test_credentials_and_store_options_reach_no_state(
+    write_shards: Any, upload: Any, make_manifest: Any
+) -> None:
+    folder = write_shards("tar")
+    url = upload(folder)
+    select = ops.ShardSelect(
+        f"{url}/*.tar", manifest=make_manifest(folder), store={"secret_access_key": "very-secret"}
+    )
+    with graph_of(select, ops.Load()).loader() as loader:
+        assert "very-secret" not in json.dumps(loader.state_dict())
+        assert "very-secret" not in str(loader.plan)
+
+
+def test_a_store_client_is_not_needed_for_local_parts(write_shards: Any, monkeypatch: Any) -> None:
+    def refuse(self: StoreClient, *args: Any, **more: Any) -> None:
+        raise AssertionError("a store client was made")
+
+    monkeypatch.setattr(StoreClient, "__init__", refuse)
+    assert len(read(ops.ShardSelect(write_shards("npy")), ops.Load())) == 126
