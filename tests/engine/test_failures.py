@@ -1,0 +1,560 @@
+"""semantics.md, "Failures and policies"."""
+
+import json
+import threading
+import traceback
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.testing import Gate
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+class Broken(Exception):
+    """Of the user."""
+
+
+def breaks(*bad):
+    def work(x):
+        if x in bad:
+            raise Broken(f"no {x}")
+        return x
+
+    return work
+
+
+def make(work, items=20, source=None, **options):
+    graph = pg.Graph("g", seed=1)
+    source = ops.FromIterable(range(items)) if source is None else source
+    graph.add(source, name="source").then(work, name="work", **options)
+    return graph
+
+
+def collect(graph, epochs=1, **options):
+    """What is delivered, the error, and the loader (closed)."""
+    with graph.loader(epochs=epochs, **options) as loader:
+        got, error = [], None
+        try:
+            for item in loader:
+                got.append(item)
+        except BaseException as caught:
+            error = caught
+    return got, error, loader
+
+
+PLACEMENTS = [{"backend": "inline"}, {"workers": 1}, {"workers": 4}, {"workers": 4, "capacity": 1}]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_failure_is_raised_at_its_items_place_as_itself(placement):
+    got, error, loader = collect(make(breaks(7, 9), **placement))
+    assert got == [0, 1, 2, 3, 4, 5, 6]
+    assert type(error) is Broken and error.args == ("no 7",)
+    assert error.__notes__ == ["pipegraph: stage 'work', sample 7 at position 7, epoch 0"]
+    assert any(frame.name == "work" for frame in traceback.extract_tb(error.__traceback__))
+    assert loader.profile().stages["work"].failed >= 1
+
+
+def test_the_lowest_place_wins_whichever_worker_fails_first():
+    gate, graph = Gate(), pg.Graph("g")
+
+    def fail(x):
+        raise Broken(x)
+
+    graph.add(ops.FromIterable(range(4))).then(gate, workers=4).then(fail, workers=4)
+    with graph.loader() as loader:
+        items = iter(loader)
+        gate.wait_until_waiting(4)
+        gate.release_position(3, 2, 1)
+        gate.release_position(0)
+        with pytest.raises(Broken, match="0"):
+            next(items)
+
+
+def test_after_a_raise_the_pass_is_over_and_the_state_is_that_of_the_last_delivered_chunk():
+    with make(breaks(5), 8).loader(epochs=2) as loader:
+        items = iter(loader)
+        assert [next(items) for _ in range(5)] == [0, 1, 2, 3, 4]
+        state = loader.state_dict()
+        with pytest.raises(Broken):
+            next(items)
+        assert loader.state_dict() == state
+        with pytest.raises(
+            pg.errors.LoaderClosedError, match=r"this pass \(epoch 0\) is over: a stage failed"
+        ):
+            next(items)
+        assert loader.epoch == 1
+    with make(breaks(), 8).loader() as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == [5, 6, 7]
+
+
+def test_the_loader_works_on_after_a_failed_pass():
+    failing = {0}
+
+    def work(epoch):
+        if epoch in failing:
+            raise Broken(epoch)
+        return epoch
+
+    graph = make(work, source=ops.FromIterable(lambda epoch: [epoch] * 3))
+    with graph.loader(epochs=2) as loader:
+        with pytest.raises(Broken):
+            list(loader)
+        assert list(loader) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("placement", [{"workers": 3, "ordered": False}])
+def test_in_completion_order_a_failure_is_raised_at_once(placement):
+    got, error, _ = collect(make(breaks(7), **placement))
+    assert type(error) is Broken
+    assert error.__notes__ == ["pipegraph: stage 'work', sample 7 at position 7, epoch 0"]
+    assert set(got) <= set(range(20)) - {7}
+
+
+# -- what is not an Exception, and other places where user code runs ----------------------------------
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_keyboard_interrupt_and_system_exit_of_user_code_reach_the_consumer(kind, placement):
+    def leave(x):
+        if x == 3:
+            raise kind("enough")
+        return x
+
+    got, error, _ = collect(make(leave, **placement))
+    assert got == [0, 1, 2]
+    assert type(error) is kind
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_stop_iteration_of_user_code_does_not_end_the_loop_in_silence(placement):
+    def stop(x):
+        raise StopIteration("early")
+
+    got, error, _ = collect(make(stop, **placement))
+    assert got == []
+    assert isinstance(error, RuntimeError) and "stage 'work': the function raised StopIteration" in str(error)
+    assert isinstance(error.__cause__, StopIteration)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_failing_generator_of_a_source_fails_at_its_item(backend):
+    def items():
+        yield from range(3)
+        raise Broken("the source")
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(items), name="source", backend=backend).then(lambda x: x, workers=2)
+    got, error, _ = collect(graph)
+    assert got == [0, 1, 2]
+    assert error.__notes__ == ["pipegraph: stage 'source', item 3 of this rank, epoch 0"]
+
+
+def test_an_iterable_that_cannot_be_iterated_fails_at_the_start():
+    def items():
+        raise Broken("no items")
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(items), name="source")
+    got, error, _ = collect(graph)
+    assert got == [] and type(error) is Broken and "item 0 of this rank" in error.__notes__[0]
+
+
+def test_a_failing_data_set_or_sampler_fails_at_its_item():
+    class Data:
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, i):
+            if i == 4:
+                raise Broken(i)
+            return i
+
+    def sampler():
+        yield from (5, 2)
+        raise Broken("sampler")
+
+    class Sampler:
+        def __iter__(self):
+            return sampler()
+
+    got, error, _ = collect(make(breaks(), source=ops.FromSequence(Data())))
+    assert got == [0, 1, 2, 3] and "stage 'source', sample 4 at position 4" in error.__notes__[0]
+    got, error, _ = collect(make(breaks(), source=ops.FromSequence(Data(), sampler=Sampler())))
+    assert got == [5, 2] and "stage 'source', item 2 of this rank" in error.__notes__[0]
+
+
+def test_a_source_that_fails_beyond_the_shortest_input_of_a_zip_is_never_reached():
+    def long():
+        yield from range(20)
+        raise Broken("late")
+
+    graph = pg.Graph("g")
+    short = graph.add(ops.FromIterable(lambda: range(3)))
+    graph.add(ops.Zip(), graph.add(ops.FromIterable(long), capacity=64), short)
+    with graph.loader(epochs=3) as loader:
+        for _ in range(3):
+            assert list(loader) == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_a_failing_flatmap_delivers_the_children_before():
+    def children(x):
+        yield x
+        if x == 2:
+            raise Broken(x)
+        yield -x
+
+    for placement in PLACEMENTS:
+        got, error, _ = collect(make(ops.FlatMap(children), **placement))
+        assert got == [0, 0, 1, -1, 2]
+        assert "sample 2 at position 2" in error.__notes__[0]
+
+
+def collate(items):
+    if 4 in items:
+        raise Broken(items)
+    return items
+
+
+def test_a_failing_collate_names_the_samples_of_its_batch():
+    got, error, _ = collect(make(ops.Batch(3, collate=collate)))
+    assert got == [[0, 1, 2]]
+    assert error.__notes__ == [
+        "pipegraph: stage 'work', batch of 3 samples (3, 4, 5) at positions 3..5, epoch 0"
+    ]
+    got, error, _ = collect(make(ops.Batch(3, collate=collate), items=5))
+    assert got == [[0, 1, 2]]
+    assert error.__notes__ == [
+        "pipegraph: stage 'work', batch of 2 samples (3, 4) at positions 3..4, epoch 0"
+    ]
+
+
+def test_a_failing_collate_skips_its_batch_with_an_entry_per_sample():
+    got, error, loader = collect(make(ops.Batch(3, collate=collate), items=9, on_error=pg.Skip(1)))
+    assert error is None and got == [[0, 1, 2], [6, 7, 8]]
+    assert [(q.key, q.stage) for q in loader.profile().quarantined] == [(k, "work") for k in (3, 4, 5)]
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_failing_open_is_raised_at_once_and_nothing_stays_behind(backend):
+    closed = []
+
+    class Opened(pg.Operator):
+        def process(self, chunk):
+            return chunk
+
+        def close(self):
+            closed.append("opened")
+
+    class NotOpened(Opened):
+        def open(self, context):
+            raise Broken("cannot open")
+
+        def close(self):
+            closed.append("not opened")
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(3))).then(Opened(), backend=backend).then(
+        NotOpened(), name="bad", workers=2, backend=backend
+    )
+    with graph.loader() as loader:
+        with pytest.raises(Broken, match="cannot open") as caught:
+            iter(loader)
+        assert "stage 'bad': worker" in caught.value.__notes__[0]
+        with pytest.raises(pg.errors.LoaderClosedError):
+            iter(loader)
+    assert closed == ["opened"]
+
+
+def test_a_failing_close_is_a_warning():
+    class Sticky(pg.Operator):
+        def process(self, chunk):
+            return chunk
+
+        def close(self):
+            raise Broken("stuck fast")
+
+    loader = make(Sticky()).loader()
+    list(loader)
+    with pytest.warns(pg.errors.PipegraphWarning, match=r"stage 'work': close\(\) raised Broken: stuck fast"):
+        loader.close()
+
+
+def test_a_failing_fan_in_of_a_user_names_its_stage():
+    class Bad(pg.Merge):
+        def next_input(self):
+            raise Broken("which?")
+
+        def end_input(self, index):
+            pass
+
+        def process(self, chunk):
+            return chunk
+
+        def cursor(self, positions):
+            return tuple(positions)
+
+    graph = pg.Graph("g")
+    source = graph.add(ops.FromIterable(range(3)))
+    graph.add(Bad(), source, source, name="bad")
+    _, error, _ = collect(graph)
+    assert type(error) is Broken and error.__notes__ == ["pipegraph: in stage 'bad'"]
+
+
+# -- Skip ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_skip_leaves_failing_items_out_and_keeps_a_ledger(placement):
+    got, error, loader = collect(make(breaks(3, 11), on_error=pg.Skip(), **placement))
+    assert error is None and got == [x for x in range(20) if x not in (3, 11)]
+    ledger = loader.profile().quarantined
+    assert [(q.key, q.position, q.epoch, q.stage, q.error) for q in ledger] == [
+        (3, 3, 0, "work", "Broken: no 3"),
+        (11, 11, 0, "work", "Broken: no 11"),
+    ]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_failure_that_exceeds_a_count_is_raised_at_its_place_with_a_note_that_names_the_budget(placement):
+    got, error, loader = collect(make(breaks(3, 5, 11, 13), on_error=pg.Skip(2), **placement))
+    assert got == [x for x in range(11) if x not in (3, 5)]
+    assert type(error) is Broken and error.args == ("no 11",)
+    assert "failure 3 of 12 items exceeds the budget of 2 in on_error=Skip(budget=2)" in error.__notes__[0]
+    assert [q.key for q in loader.profile().quarantined][:2] == [3, 5]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_share_counts_only_after_a_hundred_items(placement):
+    bad = range(0, 60, 2)  # 30 of the first 60: no rate yet
+    got, error, _ = collect(make(breaks(*bad, 150), 200, on_error=pg.Skip(0.25), **placement))
+    assert error is None and len(got) == 200 - 31
+    got, error, _ = collect(make(breaks(*bad, 102), 200, on_error=pg.Skip(0.25), **placement))
+    assert "failure 31 of 103 items exceeds the budget of 0.25" in error.__notes__[0]
+    assert got == [x for x in range(102) if x not in bad]
+
+
+def test_budgets_are_per_epoch():
+    graph = make(breaks(3, 5), on_error=pg.Skip(2))
+    with graph.loader(epochs=3) as loader:
+        for _ in range(3):
+            assert len(list(loader)) == 18
+        assert len(loader.profile().quarantined) == 6
+
+
+@pytest.mark.parametrize("stop", [0, 1, 3, 5, 50, 98, 101])
+def test_budgets_go_on_over_a_resume_as_if_nothing_had_been(stop):
+    def graph():
+        return make(breaks(*range(0, 52, 2), 140, 141, 142), 200, on_error=pg.Skip(0.2), workers=3)
+
+    whole, error, loader = collect(graph())
+    assert error is not None
+    with graph().loader() as loader:
+        first = [x for _, x in zip(range(stop), loader, strict=False)]
+        state = json.loads(json.dumps(loader.state_dict()))
+    with graph().loader() as loader:
+        loader.load_state_dict(state)
+        got = []
+        with pytest.raises(Broken) as caught:
+            for item in loader:
+                got.append(item)
+        assert first + got == whole
+        assert caught.value.__notes__ == error.__notes__
+
+
+def test_a_state_holds_the_counts_and_the_last_64_entries_and_the_profile_all():
+    graph = make(breaks(*range(0, 300, 2)), 300, on_error=pg.Skip())
+    with graph.loader() as loader:
+        for _ in loader:
+            state = loader.state_dict()
+        assert len(loader.profile().quarantined) == 150
+    counts, entries = state["rank0"]["ledger"]
+    assert counts == [["work", 150, 300]] and len(entries) == 64
+    assert len(json.dumps(state)) < 12_000
+
+
+def test_a_function_on_a_batch_is_one_item_with_an_entry_per_sample():
+    def bad_batch(batch):
+        if 4 in batch:
+            raise Broken("batch")
+        return batch
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(9))).then(ops.Batch(3, collate=list)).then(
+        bad_batch, name="work", on_error=pg.Skip(1)
+    )
+    got, error, loader = collect(graph)
+    assert error is None and got == [[0, 1, 2], [6, 7, 8]]
+    assert [q.key for q in loader.profile().quarantined] == [3, 4, 5]
+
+
+def test_skip_in_completion_order():
+    got, error, loader = collect(make(breaks(3, 11), workers=4, ordered=False, on_error=pg.Skip()))
+    assert error is None and sorted(got) == [x for x in range(20) if x not in (3, 11)]
+    assert sorted(q.key for q in loader.profile().quarantined) == [3, 11]
+
+
+def test_a_failing_route_skips_its_item():
+    def choose(x):
+        if x == 3:
+            raise Broken(x)
+        return x % 2
+
+    graph = pg.Graph("g")
+    route = graph.add(ops.FromIterable(range(6))).then(
+        ops.Route(choose, 2), name="route", on_error=pg.Skip(1)
+    )
+    graph.add(ops.Merge(), route[0], route[1])
+    got, error, loader = collect(graph)
+    assert error is None and got == [0, 1, 2, 4, 5]
+    assert [q.key for q in loader.profile().quarantined] == [3]
+
+
+# -- Retry -----------------------------------------------------------------------------------------
+
+
+class Flaky:
+    """Fails the first ``times`` tries of some items."""
+
+    def __init__(self, times, *bad):
+        self.left = dict.fromkeys(bad, times)
+        self.lock = threading.Lock()
+
+    def __call__(self, x):
+        with self.lock:
+            if self.left.get(x, 0):
+                self.left[x] -= 1
+                raise Broken(f"not yet {x}")
+        return x
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_retry_tries_again_up_to_so_many_times(placement):
+    got, error, loader = collect(make(Flaky(2, 3, 7), on_error=pg.Retry(2), **placement))
+    assert error is None and got == list(range(20))
+    assert loader.profile().stages["work"].retried == 4
+    got, error, loader = collect(make(Flaky(3, 3), on_error=pg.Retry(2), **placement))
+    assert got == [0, 1, 2] and error.args == ("not yet 3",)
+    assert loader.profile().stages["work"].retried == 2
+
+
+def test_retry_then_skip():
+    got, error, loader = collect(make(Flaky(9, 3), on_error=pg.Retry(1, then=pg.Skip(1))))
+    assert error is None and 3 not in got and len(got) == 19
+    assert [q.key for q in loader.profile().quarantined] == [3]
+
+
+def test_each_try_gets_its_own_containers():
+    tries = []
+
+    def spoil(sample):
+        sample["x"].append(1)
+        tries.append(list(sample["x"]))
+        if len(tries) == 1:
+            raise Broken
+        return sample
+
+    got, _, _ = collect(make(spoil, source=ops.FromIterable([{"x": []}]), on_error=pg.Retry(1)))
+    assert got == [{"x": [1]}] and tries == [[1], [1]]
+
+
+def test_a_lazy_flatmap_is_retried_behind_the_children_that_are_out():
+    flaky = Flaky(1, 2)
+
+    def children(x):
+        yield x
+        flaky(x)
+        yield -x
+
+    for placement in PLACEMENTS:
+        flaky.left = {2: 1}
+        got, error, loader = collect(make(ops.FlatMap(children), 4, on_error=pg.Retry(1), **placement))
+        assert error is None and got == [0, 0, 1, -1, 2, -2, 3, -3]
+        assert loader.profile().stages["work"].retried == 1
+
+
+def test_a_backoff_is_not_waited_out_by_a_stage_that_stops():
+    failed = threading.Event()
+
+    def fail(x):
+        failed.set()
+        raise Broken
+
+    loader = make(fail, on_error=pg.Retry(3, backoff=3600.0)).loader()
+    iter(loader)
+    assert failed.wait(20)
+    loader.close()  # within its grace, else a StuckWorker warning is an error here
+
+
+def test_a_backoff_does_not_hold_up_the_next_pass():
+    failed = threading.Event()
+
+    def fail(epoch):
+        if epoch == 0:
+            failed.set()
+            raise Broken
+        return epoch
+
+    graph = make(fail, source=ops.FromIterable(lambda epoch: [epoch]), on_error=pg.Retry(3, backoff=3600.0))
+    with graph.loader(epochs=2) as loader:
+        first = iter(loader)
+        assert failed.wait(20)
+        assert list(loader) == [1]
+        del first
+
+
+# -- Replace ---------------------------------------------------------------------------------------
+
+
+def test_replace_puts_a_neighbour_in_the_place_and_counts_never_move():
+    def graph(**placement):
+        return make(breaks(3, 11), source=ops.FromSequence(range(20)), on_error=pg.Replace(), **placement)
+
+    reference = None
+    for placement in PLACEMENTS:
+        got, error, loader = collect(graph(**placement))
+        assert error is None and len(got) == 20
+        assert [x for i, x in enumerate(got) if i not in (3, 11)] == [
+            x for x in range(20) if x not in (3, 11)
+        ]
+        assert got[3] not in (3, 11) and got[11] not in (3, 11)
+        assert [q.key for q in loader.profile().quarantined] == [3, 11]
+        reference = reference or got
+        assert got == reference
+
+
+def test_replace_raises_after_its_last_try():
+    got, error, _ = collect(
+        make(breaks(*range(3, 20)), source=ops.FromSequence(range(20)), on_error=pg.Replace(tries=1))
+    )
+    assert type(error) is Broken and len(got) >= 3
+    alone, error, _ = collect(make(breaks(0), source=ops.FromSequence(range(1)), on_error=pg.Replace()))
+    assert alone == [] and type(error) is Broken
+
+
+def test_replace_runs_the_substitute_through_the_stages_above():
+    graph = pg.Graph("g")
+    source = graph.add(ops.FromSequence(range(20)), name="source")
+    source.then(lambda x: x * 100, name="scale").then(breaks(300), name="work", on_error=pg.Replace())
+    got, error, _ = collect(graph)
+    assert error is None and all(x % 100 == 0 for x in got) and got[3] != 300
+
+
+def test_a_source_that_cannot_read_an_item_replaces_it():
+    class Data:
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, i):
+            return breaks(4)(i)
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(Data()), name="source", on_error=pg.Replace(budget=1))
+    got, error, loader = collect(graph)
+    assert error is None and len(got) == 10 and got[4] != 4
+    assert [(q.key, q.stage) for q in loader.profile().quarantined] == [(4, "source")]
