@@ -63,8 +63,7 @@ class _Ticket:
     def result(self) -> None:
         """Wait as the host; raises the failure."""
         self.demand()
-        wait([self._future])
-        failure = self._future.exception()
+        failure = self._future.exception()  # waits
         if failure is not None:
             self.seen = True
             raise failure

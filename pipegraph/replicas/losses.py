@@ -30,6 +30,10 @@ def shares(
     Raises:
         ReplicaError: a value is no 0-dim tensor and no pair, or the replicas returned different kinds.
     """
+    if reduction not in ("mean", "sum"):
+        raise ReplicaError(
+            f"reduction must be 'mean' or 'sum', got {reduction!r}; for other weights return a pair"
+        )
     pairs = {replica: _pair(value) for replica, value in values.items()}
     if len({pair is None for pair in pairs.values()}) > 1:
         raise ReplicaError("loss returned a pair (total, weight) on some replicas and a plain loss on others")

@@ -62,10 +62,15 @@ class Team:
             raised once all jobs have ended, a second one at once, as :class:`Abandoned`.
         """
         futures: dict[int, Future[Any]] = {}
-        for member, job in jobs.items():
-            futures[member] = Future()
-            self._orders[member].put((job, futures[member]))
-        wait_through_interrupts(list(futures.values()))
+        try:
+            for member, job in jobs.items():
+                future: Future[Any] = Future()
+                self._orders[member].put((job, future))
+                futures[member] = future
+            wait(list(futures.values()))
+        except KeyboardInterrupt:
+            _wait_once_more(futures)
+            raise
         return collect(futures, self._names)
 
     @property
@@ -100,16 +105,12 @@ class Abandoned(KeyboardInterrupt):
     """Interrupted a second time while jobs still ran: their replicas' state is unknown."""
 
 
-def wait_through_interrupts(futures: Sequence[Future[Any]]) -> None:
-    """Wait for all; the first interrupt is raised after they have ended: nothing runs on behind it."""
+def _wait_once_more(futures: Mapping[int, Future[Any]]) -> None:
+    """After an interrupt: until all jobs have ended, so that nothing runs on behind the exception."""
     try:
-        wait(futures)
+        wait(list(futures.values()))
     except KeyboardInterrupt:
-        try:
-            wait(futures)
-        except KeyboardInterrupt:
-            raise Abandoned("interrupted twice while replicas still ran") from None
-        raise
+        raise Abandoned("interrupted twice while replicas still ran") from None
 
 
 def collect(futures: Mapping[int, Future[Any]], names: Sequence[str]) -> dict[int, Any]:
@@ -191,7 +192,11 @@ def parallel_apply(
         orders.put((job(index), futures[index]))
         orders.put(None)
         threads.append(start_thread(_Server(orders), f"pipegraph-apply-{index}", width))
-    wait_through_interrupts(list(futures.values()))
+    try:
+        wait(list(futures.values()))
+    except KeyboardInterrupt:
+        _wait_once_more(futures)
+        raise
     for thread in threads:
         thread.join()
     return list(collect(futures, names).values())

@@ -409,6 +409,8 @@ def test_wrong_losses_are_refused_by_name(make_executor: MakeExecutor, mode: str
         executor.step(data(), lambda out, part: (out.sum(), torch.ones(2)))
     with pytest.raises(ReplicaError, match="clip_norm must be > 0, got -1"):
         executor.step(data(), square, clip_norm=-1)
+    with pytest.raises(ReplicaError, match="reduction must be 'mean' or 'sum', got 'avg'"):
+        executor.step(data(), square, reduction="avg")
     with pytest.raises(ReplicaError, match="no tensor with rows"):
         executor.step({"key": ["a"]}, square)
     executor.step(data(), square)
