@@ -83,6 +83,11 @@ class Race:
         pairs = zip(self.runs[name], self.runs[over], strict=True)
         return spread(a.rate / b.rate for a, b in pairs)
 
+    def cpu_ratios(self, name: str, over: str) -> Spread:
+        """Work per CPU second of ``name`` over that of ``over``: what a busy machine leaves comparable."""
+        pairs = zip(self.runs[name], self.runs[over], strict=True)
+        return spread((b.cpu_s / b.units) / max(a.cpu_s / a.units, 1e-12) for a, b in pairs)
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -236,6 +241,7 @@ def summary(result: Race, yardsticks: Sequence[str]) -> dict[str, Any]:
         rows[name] = {
             "rate": spread(run.rate for run in runs).to_dict(),
             "cpu_s_per_unit": spread(run.cpu_s / run.units for run in runs).to_dict(),
+            "cpu_over": {o: result.cpu_ratios(name, o).to_dict() for o in yardsticks if o in result.runs},
             "over": {
                 other: result.ratios(name, other).to_dict() for other in yardsticks if other in result.runs
             },
@@ -271,10 +277,11 @@ def rate_table(result: Race, yardsticks: Sequence[str], unit: str) -> str:
         row = [name, f"{median:,.0f}", f"{best[name]:,.0f}", f"{1e6 * cpu:,.4g}"]
         for other in present:
             row += [str(result.ratios(name, other)), f"{best[name] / best[other]:.3f}"]
+            row.append(str(result.cpu_ratios(name, other)))
         rows.append(row)
     headers = ["", f"{unit}/s", "best", "CPU us each"]
     for name in present:
-        headers += [f"x {name}", "best/best"]
+        headers += [f"x {name}", "best/best", "per CPU s"]
     text = table(headers, rows)
     for name, reason in result.missing.items():
         text += f"\nnot measured: {name}: {reason}"

@@ -42,10 +42,12 @@ def comparison(contestants: dict[str, Any]) -> str:
     rows = [
         [name]
         + [cell(entry.get(column)) for column in columns]
-        + [cell(entry.get("over", {}).get(other)) for other in yardsticks]
+        + [cell(entry.get(kind, {}).get(other)) for other in yardsticks for kind in ("over", "cpu_over")]
         for name, entry in ordered
     ]
-    return harness.table(["", *columns, *(f"rate x {name}" for name in yardsticks)], rows)
+    return harness.table(
+        ["", *columns, *(f"{kind} x {name}" for name in yardsticks for kind in ("rate", "per CPU s"))], rows
+    )
 
 
 def section(path: Path) -> str:
