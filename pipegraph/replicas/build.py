@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn import Module, Parameter
+from torch.nn import Embedding, EmbeddingBag, Module, Parameter
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from pipegraph.device import Slot
@@ -149,6 +149,15 @@ class Replicas:
             f"the module tree has changed since the executor was built, at {(changed or ['?'])[0]!r}: build a new "
             "executor after changing modules or exchanging parameters"
         )
+
+    def sparse(self) -> set[int]:
+        """Parameters of embeddings that give sparse gradients."""
+        tables = {
+            id(module.weight)
+            for module in self._submodules[0]
+            if isinstance(module, (Embedding, EmbeddingBag)) and module.sparse
+        }
+        return {index for index, parameter in enumerate(self.parameters[0]) if id(parameter) in tables}
 
     def copy_flags(self) -> None:
         """Copy `training` and `requires_grad` from the first replica."""

@@ -116,7 +116,15 @@ class ReplicaExecutor:
         parameters = self._replicas.parameters
         backends = self._crew.backends
         self._reducer = (
-            Reducer(parameters, self._replicas.names, slots, backends, owners, self._ranks)
+            Reducer(
+                parameters,
+                self._replicas.names,
+                slots,
+                backends,
+                owners,
+                self._ranks,
+                self._replicas.sparse(),
+            )
             if count > 1 or self._ranks is not None
             else None
         )

@@ -37,8 +37,22 @@ class Ranks:
         tensor.div_(self.world_size)
         dist.all_reduce(tensor)
 
-    def any_of(self, flags: Sequence[bool]) -> torch.Tensor:
-        """Flag by flag, whether it is set on any rank (int32, ordered on the current stream)."""
+    def mean_of_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The mean over ranks of a coalesced sparse tensor; gloo can do it, NCCL cannot.
+
+        Raises:
+            ReplicaError: the group's backend has no sparse sum.
+        """
+        if tensor.device.type != "cpu":
+            raise ReplicaError(
+                "sparse gradients are summed over ranks by gloo on the CPU only: use a dense embedding here"
+            )
+        total = tensor / self.world_size
+        dist.all_reduce(total)
+        return total.coalesce()
+
+    def most_of(self, flags: Sequence[int]) -> torch.Tensor:
+        """Flag by flag, the greatest of any rank (int32, ordered on the current stream)."""
         told = torch.tensor(flags, dtype=torch.int32, device=self._device)
         dist.all_reduce(told, op=dist.ReduceOp.MAX)
         return told

@@ -147,23 +147,23 @@ class Lanes:
                 stream.run(self._observed(live, self._copy_to(live, replica)))
                 stream.record_event(live.filled[replica])
 
-    def tell_ranks(self, flags: Sequence[bool]) -> None:
-        """After the last bucket: exchange which parameters have a gradient. Only with a process group."""
+    def tell_ranks(self, flags: Sequence[int]) -> None:
+        """After the last bucket: exchange which parameters have a gradient, of which kind."""
         ranks = self._ranks
         if ranks is not None:
             wire = self._wire or self._side[0]
             self._told = []
-            wire.run(lambda: self._told.append(ranks.any_of(flags)))
+            wire.run(lambda: self._told.append(ranks.most_of(flags)))
             wire.record_event(self._flags)
 
     def await_told(self) -> None:
         """Later collectives of the calling thread come after the exchange on every rank."""
         self._flags.wait()
 
-    def told(self) -> list[bool]:
+    def told(self) -> list[int]:
         """What :meth:`tell_ranks` brought: the host waits."""
         self._flags.synchronize()
-        return [bool(flag) for flag in self._told[0].tolist()]
+        return [int(flag) for flag in self._told[0].tolist()]
 
     def await_reduced(self, live: LiveBucket) -> None:
         """Make the current streams wait until every replica's buffer holds the sum."""

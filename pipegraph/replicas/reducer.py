@@ -18,7 +18,7 @@ The contract; if the code differs, the code is wrong:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,9 @@ from pipegraph.replicas.coalesce import sum_in_order
 from pipegraph.replicas.group import Ranks
 from pipegraph.replicas.lanes import Lanes, LiveBucket, Observer
 
+#: What a parameter's gradients are.
+NONE, DENSE, SPARSE = 0, 1, 2
+
 
 class Reducer:
     """Sums gradients over replicas, then takes the mean over ranks.
@@ -44,6 +47,8 @@ class Reducer:
         backends: by device; this object makes its streams there and leaves closing to the backends' owner.
         owners: the replica that steps each parameter (schedule B); None where all do (schedule A).
         ranks: the process group, if there is one.
+        sparse: parameters known to have sparse gradients, which have no place in a bucket; others are
+            found out in their first step.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Reducer:
         backends: Mapping[torch.device, Backend],
         owners: Sequence[int] | None = None,
         ranks: Ranks | None = None,
+        sparse: Iterable[int] = (),
     ) -> None:
         self._parameters = [list(given) for given in parameters]
         self._names = list(names)
@@ -71,6 +77,7 @@ class Reducer:
         self._next = 0
         self._stopped = False
         self._failure: BaseException | None = None
+        self._apart = set(sparse)
         self._sparse: set[int] = set()
         self._arrived: list[int] = []
         self._rebuilt = False
@@ -79,6 +86,7 @@ class Reducer:
         self._task: int | None = None
         self._handles: list[RemovableHandle] = []
         self._hooked: tuple[bool, ...] = ()
+        self._flags: list[int] = []
         self._buckets: list[LiveBucket] = []
         self._home: dict[int, LiveBucket] = {}
         self._thread = start_thread(self._launch_in_order, "pipegraph-reducer")
@@ -91,6 +99,7 @@ class Reducer:
         if wanted != self._hooked:
             self._hook(wanted)
             order = [index for index in reversed(range(len(wanted))) if wanted[index]]
+            order = [index for index in order if index not in self._apart]
             self._rebuilt = False
             self._order_known = False
             self._arrived = []
@@ -99,6 +108,7 @@ class Reducer:
             # Once, after the first step: the order in which gradients really came.
             seen = dict.fromkeys(self._arrived)
             order = [*seen, *(index for index in self._home if index not in seen)]
+            order = [index for index in order if index not in self._apart]
             if self._ranks is not None:
                 order = self._ranks.first_ranks(order)
             self._rebuilt = True
@@ -218,7 +228,7 @@ class Reducer:
         with self._condition:
             self._forced = True
             self._condition.notify_all()
-            self._condition.wait_for(lambda: self._next == len(self._buckets) or self._failure is not None)
+            self._condition.wait_for(lambda: self._next == self._launches or self._failure is not None)
             self._condition.wait_for(lambda: not self._launching)
             failure = self._failure
         if failure is not None:
@@ -227,9 +237,14 @@ class Reducer:
             self._lanes.await_reduced(live)
         if self._ranks is not None:
             self._lanes.await_told()
+        self._flags = self._agreed_flags()
+        found = {index for index, flag in enumerate(self._flags) if flag == SPARSE}
         with self._condition:
             self._open = False
             self._order_known = True
+            if not found <= self._apart:
+                self._apart |= found
+                self._rebuilt = False
 
     def _fill(self, live: LiveBucket) -> None:
         """Marks, from their ``.grad``, what no hook has brought."""
@@ -248,42 +263,57 @@ class Reducer:
                 if (replica, member.parameter) not in live.marked:
                     self._lanes.put(live, replica, member.parameter, None)
 
-    def _flags(self) -> list[bool]:
-        """By parameter, whether any replica here has a gradient for it."""
-        here = {index for live in self._buckets for _, index in live.marked}
-        return [index in here for index in range(len(self._names))]
+    @property
+    def _launches(self) -> int:
+        """All buckets, and in a process group the exchange of flags after them."""
+        return len(self._buckets) + (self._ranks is not None)
 
-    def _present(self) -> set[int]:
-        """Parameters with a gradient on any replica of any rank."""
+    def _own_flags(self) -> list[int]:
+        """By parameter what its gradients here are; all backwards have returned."""
+        flags = [NONE] * len(self._names)
+        for live in self._buckets:
+            for _, index in live.marked:
+                flags[index] = SPARSE if index in self._sparse else DENSE
+        for index in self._apart:
+            if self._hooked[index] and any(given[index].grad is not None for given in self._parameters):
+                flags[index] = SPARSE
+        return flags
+
+    def _agreed_flags(self) -> list[int]:
+        """By parameter what its gradients are on any replica of any rank."""
         with self._condition:
-            flags = self._flags()
-        if self._ranks is not None and not all(flags[index] for index in self._home):
-            # Only a rank that lacks one has to know, and so to wait for, the others' answer.
-            flags = self._lanes.told()
-        return {index for index, flag in enumerate(flags) if flag}
+            flags = self._own_flags()
+        wanted = [flag for flag, hooked in zip(flags, self._hooked, strict=True) if hooked]
+        if self._ranks is None or all(flag == DENSE for flag in wanted):
+            # Only a rank that lacks one, or has a sparse one, has to wait for the others' answer.
+            return flags
+        return self._lanes.told()
 
     def give(self) -> None:
         """Set every replica's ``.grad`` to the sums: views of buckets, valid until :meth:`release`."""
-        present = self._present()
-        sparse = {index: self._sum_sparse(index) for index in sorted(self._sparse)}
-        for replica, given in enumerate(self._parameters):
-            for index, live in self._home.items():
-                if index not in present or (self._owners is not None and self._owners[index] != replica):
+        sparse = self._sum_sparse()
+        for index, wanted in enumerate(self._hooked):
+            for replica, given in enumerate(self._parameters):
+                if not wanted:
+                    continue
+                elsewhere = self._owners is not None and self._owners[index] != replica
+                if self._flags[index] == NONE or elsewhere:
                     given[index].grad = None
                 elif index in sparse:
                     given[index].grad = sparse[index].to(given[index].device, copy=True)
                 else:
-                    given[index].grad = live.views[replica][index]
+                    given[index].grad = self._home[index].views[replica][index]
 
     def give_first(self) -> None:
         """Set the first replica's ``.grad`` alone, to tensors that stay; the others' to None."""
-        present = self._present()
-        for index in self._home:
-            first = self._parameters[0][index]
-            live = self._home[index]
-            if index in self._sparse:
-                first.grad = self._sum_sparse(index)
-            elif index in present:
+        sparse = self._sum_sparse()
+        for index, first in enumerate(self._parameters[0]):
+            if not self._hooked[index]:
+                continue
+            if index in sparse:
+                first.grad = sparse[index]
+            elif self._flags[index] == DENSE:
+                live = self._home[index]
                 reduced = live.views[live.plan.owner][index]
                 if first.grad is None:
                     first.grad = torch.empty_like(reduced, device=first.device)
@@ -308,16 +338,16 @@ class Reducer:
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(finish)
 
-    def _sum_sparse(self, index: int) -> torch.Tensor:
-        place = self._first
-        parts = [given[index].grad for given in self._parameters]
-        total = sum_in_order([part.to(place) for part in parts if part is not None])
-        if self._ranks is not None:
-            raise ReplicaError(
-                f"parameter {self._names[index]!r} has sparse gradients, which are summed over the replicas "
-                "of one process only: use a dense embedding in a process group"
-            )
-        return total
+    def _sum_sparse(self) -> dict[int, torch.Tensor]:
+        """Sums of sparse gradients over replicas, then their means over ranks, in the parameters' order."""
+        sums = {}
+        for index, flag in enumerate(self._flags):
+            if flag == SPARSE:
+                grads = [given[index].grad for given in self._parameters]
+                parts = [grad.to(self._first) for grad in grads if grad is not None]
+                total = sum_in_order(parts) if parts else _no_rows(self._parameters[0][index])
+                sums[index] = total if self._ranks is None else self._ranks.mean_of_sparse(total)
+        return sums
 
     def release(self) -> None:
         """The reduced gradients have been used; tests poison the buckets."""
@@ -365,14 +395,14 @@ class Reducer:
                 self._condition.wait_for(self._has_work)
                 if self._stopped:
                     return
-                live = self._buckets[self._next]
-                contributors = live.contributors()
+                number = self._next
                 self._launching = True
-                last = self._flags() if self._next + 1 == len(self._buckets) else None
             try:
-                self._lanes.launch(live, contributors)
-                if last is not None:
-                    self._lanes.tell_ranks(last)
+                if number < len(self._buckets):
+                    live = self._buckets[number]
+                    self._lanes.launch(live, live.contributors())
+                else:
+                    self._lanes.tell_ranks(self._own_flags())
             except BaseException as failure:
                 with self._condition:
                     self._failure = failure
@@ -383,6 +413,17 @@ class Reducer:
     def _has_work(self) -> bool:
         if self._stopped:
             return True
-        if not self._open or self._next >= len(self._buckets):
+        if not self._open or self._next >= self._launches:
             return False
-        return self._forced or self._buckets[self._next].pending == 0
+        return self._forced or (self._next < len(self._buckets) and self._buckets[self._next].pending == 0)
+
+
+def _no_rows(parameter: torch.Tensor) -> torch.Tensor:
+    """The sparse gradient of a parameter that was not used."""
+    return torch.sparse_coo_tensor(
+        torch.zeros((1, 0), dtype=torch.int64, device=parameter.device),
+        parameter.new_zeros((0, *parameter.shape[1:])),
+        parameter.shape,
+        is_coalesced=True,
+        check_invariants=False,
+    )

@@ -159,6 +159,46 @@ def rank_0s_order_of_buckets_holds_for_all() -> None:
 
 
 @scenario
+def sparse_gradients_are_summed_sparse() -> None:
+    """One rank uses the second table, which is found out to be sparse in its first step; the other does not."""
+
+    class Tables(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.known = nn.Embedding(10, 4, sparse=True, dtype=torch.double)
+            self.found_out = nn.Parameter(torch.randn(10, 4, dtype=torch.double))
+            self.last = nn.Linear(4, 2, dtype=torch.double)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.known(x)
+            if bool((x > 4).any()):
+                y = y + nn.functional.embedding(x, self.found_out, sparse=True)
+            out: torch.Tensor = self.last(y)
+            return out
+
+    def words(step: int, rank: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        return torch.randint(0, 5, (6,), generator=generator) + 5 * rank
+
+    def plain(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=0.1)
+
+    alone = Tables()
+    optimizer = plain(alone.parameters())
+    with ReplicaExecutor(Tables(), ["cpu"] * 2, optimizer=plain) as executor:
+        for step in range(6):
+            optimizer.zero_grad()
+            (sum(square(alone(words(step, rank)), None) for rank in (0, 1)) / 2).backward()  # type: ignore
+            optimizer.step()
+            executor.step(words(step, RANK), square)
+        assert_close(executor.module, alone)
+        assert executor._reducer is not None
+        assert [[m.parameter for m in b.members] for b in executor._reducer.layout] == [[3, 2]]
+        same_everywhere(executor.module)
+
+
+@scenario
 def accumulation_makes_no_collective() -> None:
     alone = Net().eval()
     optimizer = sgd(alone.parameters())
