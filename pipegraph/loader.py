@@ -400,7 +400,12 @@ def _finalize(runtime: Runtime) -> None:
         runtime.close()
     elif not sys.is_finalizing():
         # The garbage collector runs anywhere, also in one of our own workers that holds a lock of ours.
-        _thread.start_new_thread(runtime.close, ())
+        _thread.start_new_thread(_close_elsewhere, (runtime,))
+
+
+def _close_elsewhere(runtime: Runtime) -> None:
+    # In a thread that the threading module knows: joining from any other would leave a dummy entry there.
+    threading.Thread(target=runtime.close, name="pipegraph-closer", daemon=True).start()
 
 
 class Pass:

@@ -30,7 +30,7 @@ from pipegraph.account import Account
 from pipegraph.activity import Activity, Cancelled
 from pipegraph.channel import Channel
 from pipegraph.chunk import Lineage
-from pipegraph.contracts import Context, Source
+from pipegraph.contracts import Context, Merge, Source
 from pipegraph.errors import MemoryLimitError, PipegraphError, PipegraphWarning, StuckWorker
 from pipegraph.plan import Plan, StagePlan
 from pipegraph.stage.caching import wire_cache
@@ -233,7 +233,7 @@ class Run:
         full = [
             (channel.stats().capacity, *edge, channel)
             for edge, channel in self.channels.items()
-            if channel.full()
+            if channel.full() and self._read_in_turn(edge[0])
         ]
         if full:
             capacity, consumer, index, channel = min(full, key=lambda entry: entry[:3])
@@ -251,6 +251,19 @@ class Run:
                     "the pipeline stands still: every stage waits for another (a defect of pipegraph)"
                 )
             )
+
+    def _read_in_turn(self, consumer: str) -> bool:
+        """Whether a fan-in decides when this stage's input is read: only there more room brings anything on.
+
+        Everywhere else a full queue waits for its consumer, which itself waits further down.
+        """
+        if not consumer:
+            return False
+        stage = self.plan.stages[consumer]
+        if isinstance(stage.operator, Merge):
+            return True
+        below = [name for name, _, _ in self.plan.consumers(consumer)]
+        return stage.backend == "inline" and any(self._read_in_turn(name) for name in below)
 
     def _producer(self, consumer: str, index: int) -> str:
         edge = self.plan.stages[consumer].upstream[index] if consumer else self.plan.output
@@ -278,7 +291,8 @@ class Run:
             f"memory_limit={format_bytes(self.account.limit)} is too small for this graph: "
             f"{format_bytes(self.account.used)} are in flight, stages {', '.join(map(repr, dict.fromkeys(waiting)))} "
             f"wait for room and nothing moves (in queues: {queues or 'none'}; inside stages, as open batches and "
-            f"windows: {format_bytes(max(0, inside))}). Raise memory_limit, or make batches, windows or capacities smaller"
+            f"windows: {format_bytes(max(0, inside))}). Raise memory_limit, or make batches, "
+            "windows or capacities smaller"
         )
 
 
@@ -550,7 +564,8 @@ class Runtime:
             stack = "".join(traceback.format_stack(frame)) if frame is not None else "(no stack)\n"
             stage = thread.name.removeprefix(f"pipegraph-{self.plan.graph_name}-").rpartition("-")[0]
             warned.append(
-                f"stage {stage!r}: a worker did not return within {grace_s:g} s and was abandoned; it stands at:\n{stack}"
+                f"stage {stage!r}: a worker did not return within {grace_s:g} s and was abandoned; it "
+                f"stands at:\n{stack}"
             )
         for stage_plan in self.plan.running:
             if stage_plan.backend == "inline":

@@ -1,0 +1,325 @@
+"""Promise 6: back to nothing after a break, an error, Ctrl-C, garbage collection, the interpreter's exit."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import tracemalloc
+import weakref
+
+import numpy as np
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import StuckWorker
+from pipegraph.testing import Gate
+from pipegraph.testing.leaks import Resources
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def make(**options):
+    graph = pg.Graph("g")
+    node = graph.add(ops.FromSequence(range(1000)), workers=2)
+    node = node.then(lambda x: np.full(100, x), name="arrays", workers=2, **options)
+    node.then(ops.Batch(4)).then(lambda x: x, name="last", backend="inline")
+    return graph
+
+
+def threads():
+    return [t.name for t in threading.enumerate() if t.name.startswith("pipegraph-")]
+
+
+def wait_for_all_to_end():
+    """Joins what ends by itself, without anybody waiting for it."""
+    while left := [t for t in threading.enumerate() if t.name.startswith("pipegraph-")]:
+        left[0].join(20)
+        assert not left[0].is_alive()
+
+
+def test_break_then_close():
+    loader = make().loader(epochs=2)
+    for _ in loader:
+        break
+    assert threads()
+    loader.close()
+    assert not threads()
+
+
+def test_an_exception_in_the_training_loop():
+    with pytest.raises(ZeroDivisionError), make().loader() as loader:
+        for _ in loader:
+            1 / 0  # noqa: B018
+    assert not threads()
+
+
+def test_dropping_the_last_reference_to_a_loader_ends_its_threads():
+    loader = make().loader()
+    batches = iter(loader)
+    next(batches)
+    gone = weakref.ref(loader)
+    del loader, batches
+    assert gone() is None
+    assert not threads()
+
+
+def test_the_garbage_collector_ends_a_loader_in_a_cycle():
+    class Holder:
+        pass
+
+    holder = Holder()
+    holder.self, holder.loader = holder, make().loader()
+    next(iter(holder.loader))
+    del holder
+    gc.collect()
+    assert not threads()
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_the_garbage_collector_may_run_in_a_worker_of_the_very_loader(turn):
+    """A worker that holds a lock of the loader's must not wait for that lock in the finalizer."""
+    collected, go = threading.Event(), threading.Event()
+    names = []
+
+    class Holder:
+        pass
+
+    def collect(x):
+        if x == 5:
+            assert go.wait(20)
+            gc.collect()
+            names.extend(threads())
+            collected.set()
+        return x
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(100))).then(collect)
+    holder = Holder()
+    holder.self, holder.loader = holder, graph.loader()
+    next(iter(holder.loader))
+    workers = [t for t in threading.enumerate() if t.name.startswith("pipegraph-")]
+    gc.disable()
+    try:
+        del holder
+        go.set()
+        assert collected.wait(20)
+        for worker in workers:
+            worker.join(20)
+        wait_for_all_to_end()
+    finally:
+        gc.enable()
+    assert names
+
+
+def test_a_loader_used_and_dropped_in_another_thread():
+    def use():
+        loader = make().loader()
+        next(iter(loader))
+
+    user = threading.Thread(target=use)
+    user.start()
+    user.join()
+    wait_for_all_to_end()
+
+
+def test_user_code_that_does_not_return_is_named_with_its_stack_and_abandoned():
+    release, inside = threading.Event(), threading.Event()
+
+    def stubborn(x):
+        inside.set()
+        release.wait()
+        return x
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(3))).then(stubborn, name="stubborn")
+    loader = graph.loader()
+    iter(loader)
+    assert inside.wait(20)
+    (stuck,) = [t for t in threading.enumerate() if "stubborn" in t.name]
+    runtime = loader._runtime
+    with pytest.warns(
+        StuckWorker, match="stage 'stubborn': a worker did not return within 0.01 s and was abandoned"
+    ) as caught:
+        runtime.close(0.01)
+    assert "release.wait()" in str(caught[0].message)
+    loader.close()
+    release.set()
+    stuck.join(20)
+    assert not stuck.is_alive()
+
+
+def test_a_thousand_cycles_leave_threads_descriptors_and_memory_where_they_were():
+    def cycle():
+        with make(capacity=2).loader(epochs=2, memory_limit="1 MB") as loader:
+            for _ in loader:
+                break
+            for _ in loader:
+                break
+
+    for _ in range(30):
+        cycle()
+    before = Resources.now()
+    tracemalloc.start()
+    cycle()
+    gc.collect()
+    start = tracemalloc.get_traced_memory()[0]
+    for _ in range(970):
+        cycle()
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0] - start
+    tracemalloc.stop()
+    assert Resources.now().leaked_since(before) == []
+    assert grown < 200_000, f"{grown} bytes more after 970 cycles"
+
+
+# -- in processes of their own ----------------------------------------------------------------------
+
+PRELUDE = """
+import os, signal, sys, threading, warnings
+warnings.simplefilter("error")
+import pipegraph as pg
+from pipegraph import operators as ops
+
+def graph(work=lambda x: x, **options):
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(10**9)), workers=2).then(work, name="work", workers=3, **options)
+    return graph
+"""
+
+
+def python(code, sigint=False, **options):
+    """Runs code; sends SIGINT when it prints READY. Returns (exit code, output, errors)."""
+    process = subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-c", PRELUDE + textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=os.getcwd(),
+        **options,
+    )
+    with process:
+        if sigint:
+            assert process.stdout.readline() == "READY\n", process.communicate()
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        "lambda x: threading.Event().wait()",  # the consumer waits in the queue
+        "lambda x: x",  # it is busy
+    ],
+)
+def test_ctrl_c_reaches_the_training_loop_and_everything_ends(waits):
+    code, out, err = python(
+        f"""
+        import pipegraph.runtime
+        pipegraph.runtime.Runtime.close.__defaults__ = (0.2,)
+        warnings.simplefilter("ignore", pg.errors.StuckWorker)
+        work = {waits}
+        with graph(work).loader(epochs=None) as loader:
+            items = iter(loader)
+            try:
+                print("READY", flush=True)
+                for item in items:
+                    pass
+            except KeyboardInterrupt:
+                print("interrupted", loader.epoch, flush=True)
+        os._exit(3) if any(t.is_alive() and not t.daemon and t is not threading.main_thread() for t in threading.enumerate()) else None
+        if "Event" not in {waits!r}:
+            print([t.name for t in threading.enumerate()], flush=True)
+        """,
+        sigint=True,
+    )
+    assert code == 0, err
+    assert out.startswith("interrupted")
+    if "Event" not in waits:
+        assert out.splitlines()[1] == "['MainThread']"
+
+
+def test_ctrl_c_in_an_inline_stage_is_raised_at_once():
+    code, out, err = python(
+        """
+        def work(x):
+            if x == 100:
+                print("READY", flush=True)
+                while True:
+                    pass
+            return x
+
+        with graph(work, backend="inline").loader() as loader:
+            got = []
+            try:
+                for item in loader:
+                    got.append(item)
+            except KeyboardInterrupt:
+                print(got == list(range(100)), flush=True)
+        """,
+        sigint=True,
+    )
+    assert (code, out) == (0, "True\n"), err
+
+
+def test_the_interpreter_exits_with_a_loader_that_nobody_closed():
+    code, out, err = python(
+        """
+        loader = graph().loader(epochs=None)
+        items = iter(loader)
+        next(items)
+        print("done")
+        """
+    )
+    assert (code, out, err) == (0, "done\n", "")
+
+
+def test_the_interpreters_exit_does_not_wait_for_stuck_user_code():
+    code, out, err = python(
+        """
+        import pipegraph.runtime
+        pipegraph.runtime.Runtime.close.__defaults__ = (0.2,)
+        warnings.simplefilter("default")
+        inside = threading.Event()
+
+        def work(x):
+            inside.set()
+            threading.Event().wait()
+
+        loader = graph(work).loader()
+        items = iter(loader)
+        inside.wait()
+        print("done")
+        """
+    )
+    assert (code, out) == (0, "done\n")
+    assert "StuckWorker: stage 'work': a worker did not return" in err
+
+
+def test_sys_exit_in_the_training_loop():
+    code, _, err = python(
+        """
+        for item in graph().loader(epochs=None):
+            sys.exit(7)
+        """
+    )
+    assert (code, err) == (7, "")
+
+
+def test_importing_starts_nothing():
+    code, out, _ = python("print(threading.active_count())")
+    assert (code, out) == (0, "1\n")
+
+
+def test_a_gated_stage_stops_at_once():
+    gate, graph = Gate(), pg.Graph("g")
+    graph.add(ops.FromIterable(range(10))).then(gate, workers=4)
+    loader = graph.loader()
+    iter(loader)
+    gate.wait_until_waiting(4)
+    loader.close()
+    assert not threads()
