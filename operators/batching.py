@@ -35,13 +35,13 @@ class Batch(Regroup):
         collate: makes the batch of the list of items; by default numbers, arrays and tensors are
             stacked to tensors, bytes and str become lists. ``collate=list`` gives the plain list.
         global_size: samples per batch over all ranks, in place of ``size``; must be a multiple of their number.
-        cost, limit: in place of ``size``: a batch takes samples while the sum of ``cost(sample)`` stays within ``limit``.
+        cost, limit: in place of ``size``: samples while the sum of ``cost(sample)`` stays within ``limit``.
         pad: fills ragged arrays (a value, or a mapping from field to value).
     """
 
     gives = "batch"
     needs = "sample"
-    elastic = True  # type: ignore[assignment]
+    elastic = True
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, final
 
 from pipegraph.contracts import Context, Source
@@ -176,7 +176,7 @@ class FromSequence(OrderedSource):
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
         if self.sampler is None:
             return super().length(epoch, rank, world_size)
-        return len(self.sampler) if hasattr(self.sampler, "__len__") else None
+        return len(self.sampler) if isinstance(self.sampler, Sized) else None
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int]:
         if self.sampler is None:

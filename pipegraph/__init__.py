@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pipegraph import operators as operators
     from pipegraph import order as order
     from pipegraph import replicas as replicas
-    from pipegraph import testing as testing
+    import pipegraph.testing as testing  # noqa: F401
     from pipegraph.device.scattered import Scattered as Scattered
     from pipegraph.loader import Loader as Loader
     from pipegraph.plan import Plan as Plan

@@ -98,7 +98,7 @@ class Account:
     ) -> int:
         """Blocks until one more item (or ``items``) of the stage fits; returns the bytes reserved.
 
-        ``first(ticket)`` tells whether this item is the next to leave its stage; any other must leave room for that one.
+        ``first(ticket)`` tells whether this item is next to leave its stage; others must leave room for that one.
 
         Raises:
             Cancelled: the run is over.

@@ -89,7 +89,7 @@ class Channel:
         self._nbytes = 0
         self._cancelled = False
         self._discarded = -1
-        self._skip: tuple[int, Callable[[Chunk], bool]] | None = None
+        self._skip: tuple[int, Callable[[Any], bool]] | None = None
         self._putters: deque[Waiter] = deque()
         self._getters: deque[Waiter] = deque()
         self._watchers: list[tuple[Callable[[ChannelStats], bool], threading.Lock]] = []

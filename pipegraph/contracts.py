@@ -165,7 +165,7 @@ class Operator(Component):
     """What a stage does with chunks; subclass it, name its ``kind``, define ``process``.
 
     Attributes:
-        needs: what its input must be: ``"sample"``, ``"batch"``, ``"part"``, two of them as ``"sample|part"``, or ``"any"``.
+        needs: its input: ``"sample"``, ``"batch"``, ``"part"``, several as ``"sample|part"``, or ``"any"``.
         gives: what its output is: ``"sample"``, ``"batch"`` or ``"same"``.
         inputs: how many upstream nodes: 1, or ``"many"``.
         outputs: how many downstream streams a route has.
@@ -190,7 +190,7 @@ class Operator(Component):
 
     @property
     def elastic(self) -> bool:
-        """Whether what it delivers of a sample depends on nothing else: one-to-one, or a plain batching or unbatching."""
+        """Whether a sample comes out the same whatever is around it: one-to-one, or plain (un)batching."""
         return self.kind == "map" and self.one_to_one
 
     @abstractmethod
@@ -331,13 +331,3 @@ class Clock(ABC):
     @abstractmethod
     def now_ns(self) -> int:
         """Nanoseconds that only grow."""
-
-
-class Instrument(ABC):
-    """What wants to be told of stages; see ``profile/``."""
-
-    def stage_opened(self, stage: str, workers: int) -> None:  # noqa: B027
-        """A stage's workers have opened their operators."""
-
-    def queue_grew(self, stage: str, capacity: int) -> None:  # noqa: B027
-        """A queue was enlarged because the graph stood still (Parks' rule)."""

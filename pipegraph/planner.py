@@ -154,7 +154,8 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
             workers = 1
         if final_policy(spec.on_error) != "raise" and not operator.random_access:
             raise GraphError(
-                f"stage {spec.name!r}: on_error={spec.on_error!r} needs a random-access source (FromSequence, ListFiles); "
+                f"stage {spec.name!r}: on_error={spec.on_error!r} needs a random-access source (FromSequence, "
+                f"ListFiles); "
                 f"{operator.name} ends with its first error. Put the work that may fail into a stage behind it"
             )
     else:

@@ -109,4 +109,4 @@ def check_policy(policy: object, stage: str) -> None:
 
 def final_policy(policy: Policy) -> str | Skip | Replace:
     """What is done once retries are used up."""
-    return policy.then if isinstance(policy, Retry) else policy  # type: ignore[return-value]
+    return policy.then if isinstance(policy, Retry) else policy

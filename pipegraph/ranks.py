@@ -41,7 +41,7 @@ def _found() -> tuple[int, int]:
             return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         except ValueError as error:
             raise GraphError(
-                f"RANK={os.environ['RANK']!r} and WORLD_SIZE={os.environ['WORLD_SIZE']!r} in the environment must be numbers"
+                f"RANK={os.environ['RANK']!r} and WORLD_SIZE={os.environ['WORLD_SIZE']!r} must be numbers"
             ) from error
     return 0, 1
 

@@ -65,9 +65,10 @@ def map_leaves(function: Callable[..., Any], data: Any, *others: Any) -> Any:
     if isinstance(data, dict | list | tuple):
         import optree
 
+        tree: Any = data
         return optree.tree_map(
             lambda *items: map_leaves(function, *items) if is_dataclass_value(items[0]) else function(*items),
-            data,
+            tree,
             *others,
             none_is_leaf=True,
         )

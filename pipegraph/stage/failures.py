@@ -188,7 +188,7 @@ class Failures:
         failed: dict[int, Exception],
         work: Callable[[int, Any], None],
     ) -> list[int] | Failure:
-        """The rows that stay once the failed ones were skipped or replaced, or the failure of the first that may not be.
+        """The rows that stay once failed ones were skipped or replaced, or the failure of the first that may not be.
 
         ``work(row, sample)`` does a row on a substitute sample.
         """
@@ -237,7 +237,7 @@ class Failures:
             return made
         return None
 
-    def _candidates(self, worker: Worker, chunk: Chunk) -> Any:
+    def _candidates(self, worker: Worker, chunk: Chunk) -> Iterator[Chunk]:
         """Substitute samples as they reach this stage's input, drawn from the position's window."""
         assert isinstance(self.final, Replace)
         stage = self.stage

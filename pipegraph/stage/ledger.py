@@ -58,7 +58,7 @@ class Ledger:
         return not self._entries and not self._base and not self._taken
 
     def begin(self, epoch: int, restored: bool) -> None:
-        """A run begins at ``epoch``: what it will do is counted anew, from the state's counts if it goes on from one."""
+        """A run begins at ``epoch``: what fails is counted anew, from the state's counts if it goes on from one."""
         with self._lock:
             if not restored:
                 self._base.clear()

@@ -87,8 +87,12 @@ def _watched(graph: Graph) -> Graph:
             readers[edge.stage] = readers.get(edge.stage, 0) + 1
     for name, spec in graph.stages.items():
         fans_out = readers.get(name, 0) > 1
-        watch = _watched_source if isinstance(spec.operator, Source) else _watched_operator
-        graph.stages[name] = replace(spec, operator=watch(spec.operator, name, shared, fans_out))
+        watched: Operator | Source
+        if isinstance(spec.operator, Source):
+            watched = _watched_source(spec.operator, name, shared, fans_out)
+        else:
+            watched = _watched_operator(spec.operator, name, shared, fans_out)
+        graph.stages[name] = replace(spec, operator=watched)
     return graph
 
 

@@ -273,7 +273,7 @@ def test_an_unordered_stage_may_change_its_workers_between_save_and_load():
         with make(after).loader() as loader:
             loader.load_state_dict(state)
             got += list(loader)
-        assert sorted(got) == sorted([x for x in range(12)] + [-x for x in range(12)])
+        assert sorted(got) == sorted([*range(12), *(-x for x in range(12))])
 
 
 def test_the_ordered_flag_is_part_of_what_a_state_belongs_to():
