@@ -1,0 +1,119 @@
+"""The public test helpers find what they promise to find."""
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.testing import (
+    Gate,
+    ManualClock,
+    Resources,
+    Sequencer,
+    assert_resumes_exactly,
+    assert_same_everywhere,
+    fingerprint,
+)
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+class Forgetful(pg.Operator):
+    """Has a state and says so to nobody."""
+
+    def __init__(self):
+        self.count = 0
+
+    def process(self, chunk):
+        self.count += 1
+        return chunk.replace(chunk.data + self.count)
+
+
+def forgetful():
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(8))).then(Forgetful(), name="f")
+    return graph
+
+
+def test_resuming_that_loses_a_state_is_found():
+    with pytest.raises(AssertionError, match=r"restored after 0 chunks of epoch 0, and again after 8 more: chunk 0 should be .* is "):
+        assert_resumes_exactly(forgetful)
+
+
+def test_a_dependence_on_workers_is_found():
+    with pytest.raises(AssertionError, match="epoch 0 with 4 workers per stage"):
+        assert_same_everywhere(forgetful, workers=(4,))
+
+
+def test_fingerprints_tell_bytes_types_and_shapes_apart():
+    different = [
+        1, 1.5, "1", b"1", [1], (1,), {"a": 1}, None,
+        np.array([1]), np.array([1.0]), np.array([[1]]), torch.tensor([1]), torch.tensor([1.0]), torch.empty(0),
+    ]  # fmt: skip
+    assert len({repr(fingerprint(each)) for each in different}) == len(different)
+    assert fingerprint({"b": np.ones(2), "a": [torch.ones(2)]}) == fingerprint(
+        {"a": [torch.ones(2)], "b": np.ones(2)}
+    )
+
+
+def test_a_gate_lets_pass_what_was_released_in_the_order_asked_for():
+    gate, graph = Gate(), pg.Graph("g")
+    graph.add(ops.FromIterable("abc")).then(gate, workers=3, ordered=False)
+    with graph.loader() as loader:
+        letters = iter(loader)
+        assert gate.wait_until_waiting(3) == [0, 1, 2]
+        found = []
+        for position in (2, 0, 1):
+            gate.release_position(position)
+            found.append(next(letters))
+        assert found == ["c", "a", "b"]
+
+
+def test_a_manual_clock_moves_only_when_told():
+    clock = ManualClock(5)
+    assert clock.now_ns() == clock.now_ns() == 5
+    clock.advance(0.5)
+    assert clock.now_ns() == 500_000_005
+    with pytest.raises(ValueError, match="time only grows"):
+        clock.advance(-1)
+
+
+def test_a_sequencer_orders_blocks_of_threads():
+    step, seen = Sequencer(), []
+
+    def late():
+        with step(1):
+            seen.append("late")
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    with step(0):
+        seen.append("first")
+    with step(2):
+        seen.append("last")
+    thread.join()
+    assert seen == ["first", "late", "last"]
+    with pytest.raises(ValueError, match="block 1 of this Sequencer was entered before"), step(1):
+        pass
+
+
+def test_leaks_are_named(tmp_path):
+    before = Resources.now()
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="forgotten")
+    thread.start()
+    with open(tmp_path / "file", "w"):
+        leaked = Resources.now().leaked_since(before)
+    stop.set()
+    thread.join()
+    assert leaked[0] == "thread forgotten" and leaked[1].endswith("/file") and len(leaked) == 2
+
+
+def test_the_package_needs_neither_pytest_nor_hypothesis():
+    code = "import sys, pipegraph.testing; sys.exit('pytest' in sys.modules or 'hypothesis' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
