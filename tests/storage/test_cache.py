@@ -332,6 +332,26 @@ def test_when_the_downloading_process_is_killed_a_waiting_one_takes_over(cache: 
     assert [entry(1).name] == files(cache)
 
 
+def test_of_many_that_wait_for_a_killed_process_one_takes_over(cache: NodeCache) -> None:
+    process, source = start_downloader(cache), Source(1)
+    gate = threading.Barrier(9)
+
+    def want() -> None:
+        with cache.fetch(entry(1), source) as file:
+            gate.wait()  # all have it open at once
+            assert file.read_at(0, 1000) == content(1)
+
+    threads = [threading.Thread(target=want, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    gate.wait()
+    for thread in threads:
+        thread.join()
+    assert source.calls == 1
+
+
 def test_what_a_killed_process_was_downloading_is_removed_at_the_next_start(cache: NodeCache) -> None:
     process = start_downloader(cache)
     assert NodeCache(cache.folder, 10_000).usage() == 1000  # a living one's is left alone

@@ -92,10 +92,6 @@ def kill_readers(folder: Path, kills: int, seed: int) -> None:
     assert list((folder / "quarantine").iterdir()) == []
 
 
-def test_readers_killed_at_five_hundred_random_lines_leave_the_cache_whole(tmp_path: Path) -> None:
-    kill_readers(tmp_path, kills=500, seed=1)
-
-
-@pytest.mark.slow
-def test_readers_killed_at_five_thousand_random_lines_leave_the_cache_whole(tmp_path: Path) -> None:
-    kill_readers(tmp_path, kills=5000, seed=2)
+@pytest.mark.parametrize("kills", [100, pytest.param(5000, marks=pytest.mark.slow)])
+def test_readers_killed_at_random_lines_leave_the_cache_whole(tmp_path: Path, kills: int) -> None:
+    kill_readers(tmp_path, kills, seed=kills)
