@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import harness
 import torch
@@ -21,32 +20,21 @@ from replica_training import MODELS, made, sgd, whole_batch
 from torch.nn.functional import cross_entropy
 
 from pipegraph.replicas import ReplicaExecutor
+from pipegraph.replicas import executor as executor_module
+from pipegraph.replicas.reducer import Reducer
 
 CLAIM = "buckets are reduced while backward runs"
 WIDTH = 72
 
 
 class Trace:
-    """Intervals of side-stream work, and when backward began and ended."""
+    """Intervals of side-stream work, and when the first backward began and the last one ended."""
 
-    def __init__(self, executor: ReplicaExecutor) -> None:
-        reducer: Any = executor._reducer
+    def __init__(self, reducer: Reducer) -> None:
         self._lock = threading.Lock()
-        self.work: list[tuple[int, float, float]] = []
-        self.began = self.ended = 0.0
+        self.restart()
         reducer.observer = self._observe
-        self._wrap(reducer, "complete", self._backward_ended)
-        self._wrap(executor._crew, "run", self._phase_began)
-
-    @staticmethod
-    def _wrap(owner: Any, name: str, before: Callable[[], None]) -> None:
-        inner = getattr(owner, name)
-
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            before()
-            return inner(*args, **kwargs)
-
-        setattr(owner, name, wrapped)
+        executor_module.backward_job = self._backward_job
 
     def _observe(self, bucket: int, work: Callable[[], None]) -> None:
         start = time.perf_counter()
@@ -54,16 +42,23 @@ class Trace:
         with self._lock:
             self.work.append((bucket, start, time.perf_counter()))
 
-    def _phase_began(self) -> None:
-        if not self.ended:
-            self.began = time.perf_counter()  # the last phase before `complete` is the backward
+    def _backward_job(self, share: torch.Tensor) -> Callable[[], None]:
+        """Stamped in the replica's own thread: the caller may be woken later."""
 
-    def _backward_ended(self) -> None:
-        self.ended = time.perf_counter()
+        def work() -> None:
+            start = time.perf_counter()
+            share.backward()
+            end = time.perf_counter()
+            with self._lock:
+                self.began = min(self.began, start)
+                self.ended = max(self.ended, end)
+
+        return work
 
     def restart(self) -> None:
         """Forget the last step."""
-        self.work, self.ended = [], 0.0
+        self.work: list[tuple[int, float, float]] = []
+        self.began, self.ended = float("inf"), 0.0
 
     def hidden(self) -> tuple[float, float]:
         """Seconds of side-stream work before the end of backward, and in all."""
@@ -118,14 +113,16 @@ def main() -> None:
 
         for _ in range(3):
             step()
-        trace = Trace(executor)
+        reducer = executor._reducer
+        assert reducer is not None
+        trace = Trace(reducer)
         for _ in range(options.rounds):
             trace.restart()
             step()
             hidden, total = trace.hidden()
             shares.append(hidden / total)
             exposed.append(1e3 * (total - hidden))
-        buckets = [sum(m.numel for m in b.members) * 4 for b in executor._reducer.layout]  # type: ignore[union-attr]
+        buckets = [sum(m.numel for m in b.members) * 4 for b in reducer.layout]
     share, left = harness.spread(shares), harness.spread(exposed)
     print(trace.picture())
     print(f"reduction time hidden by backward: {share} of all; not hidden: {left} ms")
