@@ -5,7 +5,7 @@ Claim: at most half of DataLoader's peak with the same number of workers.
 
 Each measurement is a fresh interpreter. At every delivered batch it adds up what it and all its
 descendants hold, as PSS (shared pages are divided among those who share them) and as RSS (each counts
-them all, as most tools show it); the peak over 60 batches counts. Beside it: what the interpreter held
+them all, as most tools show it); the peak over 30 batches counts. Beside it: what the interpreter held
 before the loader was built, with the imports done.
 
     python benchmarks/memory_peak.py --images FOLDER --rounds 3
@@ -28,7 +28,7 @@ from images import add_images_option, one_thread_each, photographs
 from start_up import modules_of
 
 CLAIM = "peak memory of all processes: at most half of DataLoader's with as many workers"
-BATCHES = 60
+BATCHES = 30
 WORKERS = (2, 4)
 
 
