@@ -32,7 +32,8 @@ from pipegraph.graph import Graph, Node
 from pipegraph.machine import available_memory
 from pipegraph.policies import final_policy
 from pipegraph.ranks import agree_on_seed, resolve
-from pipegraph.runtime import Resume, Run, Runtime
+from pipegraph.run import Resume, Run
+from pipegraph.runtime import Runtime
 from pipegraph.stage.ledger import Ledger
 from pipegraph.stage.restore import restarts
 from pipegraph.units import parse_bytes
@@ -426,7 +427,7 @@ class Pass:
         self._agreement: Agreement | None = None
         self._step = 0
         if loader._group is not None:
-            self._agreement = Agreement(minimum_over(loader._group), self._sure, run.terminal.peek)
+            self._agreement = Agreement(minimum_over(loader._group), self._sure, self._await_own)
 
     def __iter__(self) -> Pass:
         return self
@@ -485,13 +486,17 @@ class Pass:
             self._token(self._get())
         return Sure(self._step + chunks, ended)
 
+    def _await_own(self) -> None:
+        """Wait for a chunk or the end of this epoch; drops the end of one that was cut short for other ranks' sake."""
+        while True:
+            self._run.terminal.peek()
+            chunks, token = self._run.terminal.ahead()
+            if chunks or not isinstance(token, EndOfEpoch) or token.epoch == self.epoch:
+                return
+            self._get()
+
     def _agree(self, agreement: Agreement) -> None:
         """Raises StopIteration at the step at which all ranks end."""
-        while isinstance(self._run.terminal.ahead()[1], EndOfEpoch) and not self._run.terminal.ahead()[0]:
-            token = self._run.terminal.ahead()[1]
-            if token.epoch == self.epoch:
-                break
-            self._get()  # the end of an epoch that was cut short for other ranks' sake
         if agreement.may_deliver(self._step):
             self._step += 1
             return

@@ -9,7 +9,7 @@ import itertools
 import json
 import random
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +66,7 @@ def write_part(path: Path, part: int, samples: int) -> None:
         ).encode()
         path.write_bytes(gzip.compress(lines, mtime=0) if suffix.endswith("gz") else lines)
     elif suffix == "npy":
-        np.save(path, np.arange(samples * 80, dtype=np.int32).reshape(samples, 80) + 10_000 * part)
+        np.save(path, np.arange(samples * 80, dtype=np.int32).reshape(samples, 80) + 10_000_000 * part)
     else:
         (np.arange(samples * 64, dtype=np.uint16) + 8_000 * part).tofile(path)
 
@@ -103,7 +103,7 @@ _buckets = itertools.count()
 
 
 @pytest.fixture
-def upload() -> Iterator[Callable[[Path], str]]:
+def upload() -> Callable[[Path], str]:
     """Put the parts of a folder into a store in memory; its URL."""
 
     def put(folder: Path) -> str:
@@ -114,4 +114,4 @@ def upload() -> Iterator[Callable[[Path], str]]:
         return root
 
     pytest.importorskip("obstore", reason="the cloud extra brings obstore")
-    yield put
+    return put

@@ -1,0 +1,110 @@
+"""One rank of a real run under torchrun; see test_ranks.py. Not a test itself.
+
+Arguments: the job, the folder of shards, the folder for results, and the steps after which to stop (0: never).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import pipegraph as pg
+from pipegraph import operators as ops
+
+
+def keys(loader: Any, most: int) -> list[list[str]]:
+    found = []
+    for number, chunk in enumerate(loader.chunks(), 1):
+        found.append([f"{position}:{key}" for position, key in zip(chunk.positions, chunk.keys, strict=True)])
+        dist.all_reduce(torch.ones(1))  # a rank with fewer steps would leave the others here
+        if number == most:
+            break
+    return found
+
+
+def elastic(folder: Path, out: Path, most: int, **where: Any) -> list[list[str]]:
+    """Go on from the checkpoint if there is one, and leave one behind."""
+    import torch.distributed.checkpoint as dcp  # slow to import, so only where it is used
+
+    graph = pg.Graph("elastic", seed=5)
+    select = ops.ShardSelect(folder / "part-*.tar", order=pg.order.LaneOrder(lanes=12))
+    graph.add(select).then(ops.Load(), workers=2).then(ops.Batch(global_size=12, collate=list))
+    checkpoint = out / "checkpoint"
+    with graph.loader(**where) as loader:
+        if checkpoint.exists():
+            # The keys of all the ranks that saved, so that each part is read back.
+            saved = json.loads((out / "world.json").read_text())
+            state: dict[str, Any] = {"loader": {**loader.state_dict()}}
+            mine = next(key for key in state["loader"] if key.startswith("rank"))
+            part = state["loader"].pop(mine)
+            state["loader"] |= {f"rank{rank}": dict(part) for rank in range(saved)}
+            dcp.load(state, checkpoint_id=checkpoint)
+            loader.load_state_dict(state["loader"])
+        found = keys(loader, most)
+        # Batches of one size: after the last step of an epoch the tail's global batch may be short.
+        dcp.save({"loader": loader.state_dict()}, checkpoint_id=checkpoint)
+        if dist.get_rank() == 0:
+            (out / "world.json").write_text(str(dist.get_world_size()))
+        return found
+
+
+def stateful(folder: Path, out: Path, most: int) -> list[list[str]]:
+    """The loader itself as a ``Stateful``: saved and loaded by torch.distributed.checkpoint at one world size."""
+    import torch.distributed.checkpoint as dcp
+
+    graph = pg.Graph("stateful", seed=5)
+    select = ops.ShardSelect(folder / "part-*.tar", order=pg.order.LaneOrder(lanes=12))
+    graph.add(select).then(ops.Load()).then(ops.Batch(4, collate=list))
+    with graph.loader() as loader:
+        if (out / "checkpoint").exists():
+            dcp.load({"loader": loader}, checkpoint_id=out / "checkpoint")
+        found = keys(loader, most)
+        dcp.save({"loader": loader}, checkpoint_id=out / "checkpoint")
+        return found
+
+
+def mesh(folder: Path, out: Path, most: int) -> list[list[str]]:
+    """Two data-parallel groups of two tensor-parallel ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return elastic(folder, out, most, mesh=grid["dp"])
+
+
+def keep(sample: dict[str, Any]) -> bool:
+    return bool(sample["label"] % 3)
+
+
+def fail_on_some(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] % 7 == 1:
+        raise ValueError("a bad sample")
+    return sample
+
+
+def unequal(folder: Path, out: Path, most: int) -> list[list[str]]:
+    """Filters and skips leave each rank another number of samples; the steps are equal all the same."""
+    graph = pg.Graph("unequal", seed=5)
+    node = graph.add(ops.ShardSelect(folder / "part-*.tar")).then(ops.Load()).then(ops.Filter(keep))
+    node.then(fail_on_some, on_error=pg.Skip(0.9)).then(ops.Batch(3, collate=list))
+    with graph.loader(equal_steps=True, epochs=2) as loader:
+        return keys(loader, most) + keys(loader, most)
+
+
+def main() -> None:
+    job, folder, out, most = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+    dist.init_process_group("gloo")
+    found = {"elastic": elastic, "mesh": mesh, "unequal": unequal, "stateful": stateful}[job](
+        folder, out, most
+    )
+    name = f"{job}-{dist.get_world_size()}-{most}-{dist.get_rank()}.json"
+    (out / name).write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

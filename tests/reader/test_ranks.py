@@ -1,0 +1,84 @@
+"""Real ranks: gloo processes under torchrun, with real shards and torch.distributed.checkpoint."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RANK = Path(__file__).with_name("elastic_rank.py")
+OPTIONS = ("-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+Run = Callable[..., list[list[list[str]]]]
+
+
+@pytest.fixture
+def run(write_shards: Any, tmp_path: Path) -> Run:
+    folder = write_shards("tar", 4, 60)
+
+    def torchrun(job: str, ranks: int, most: int = 0) -> list[list[list[str]]]:
+        """Each rank's steps, each a list of ``position:key``."""
+        done = subprocess.run(
+            [sys.executable, *OPTIONS, str(ranks), str(RANK), job, str(folder), str(tmp_path), str(most)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return [
+            json.loads((tmp_path / f"{job}-{ranks}-{most}-{rank}.json").read_text()) for rank in range(ranks)
+        ]
+
+    return torchrun
+
+
+def positions(ranks: list[list[list[str]]]) -> list[list[int]]:
+    """The global batch of each step: sorted positions."""
+    return [
+        sorted(int(place.partition(":")[0]) for batch in step for place in batch)
+        for step in zip(*ranks, strict=True)
+    ]
+
+
+@pytest.mark.slow
+def test_an_epoch_over_3_2_4_and_1_ranks_through_checkpoints_is_exact(run: Run) -> None:
+    found: list[list[int]] = []
+    keys: dict[int, set[str]] = {}
+    for ranks, most in ((3, 4), (2, 5), (4, 3), (1, 0)):
+        steps = run("elastic", ranks, most)
+        found += positions(steps)
+        for place in itertools.chain.from_iterable(itertools.chain.from_iterable(steps)):
+            position, _, key = place.partition(":")
+            keys.setdefault(int(position), set()).add(key)
+    assert [p for batch in found for p in batch][:246] == list(range(246))
+    assert all(batch == list(range(12 * n, 12 * n + 12)) for n, batch in enumerate(found[:20]))
+    assert len(set().union(*(keys[p] for p in range(246)))) == 246
+
+
+@pytest.mark.slow
+def test_a_loader_is_stateful_for_distributed_checkpoints(run: Run) -> None:
+    first, rest = run("stateful", 2, 5), run("stateful", 2, 0)
+    for rank in range(2):
+        steps = [*first[rank], *rest[rank]]
+        assert [int(p.partition(":")[0]) for step in steps for p in step] == list(range(rank, 246, 2))
+
+
+@pytest.mark.slow
+def test_a_mesh_dimension_gives_tensor_parallel_ranks_the_same_data(run: Run) -> None:
+    steps = run("mesh", 4, 6)
+    assert steps[0] == steps[1]
+    assert steps[2] == steps[3]
+    assert positions([steps[0], steps[2]]) == [list(range(12 * n, 12 * n + 12)) for n in range(6)]
+
+
+def test_three_ranks_take_equal_steps_over_filters_and_skips(run: Run) -> None:
+    steps = run("unequal", 3)
+    assert len({len(each) for each in steps}) == 1
+    assert len(steps[0]) > 20
+    once = [place for each in steps for batch in each[: len(each) // 2] for place in batch]
+    assert len(once) == len(set(once))
