@@ -266,8 +266,8 @@ def test_branches_that_meet_at_different_rates_let_the_smallest_full_queue_grow(
     with graph.loader() as loader:
         assert [single for _, single in loader] == [0, 1, 2]
         grown = loader._runtime.grown
-        assert set(grown) <= {"source", "direct"} and max(grown.values()) < 200
-        assert "batches" not in grown
+        assert set(grown) == {"direct"}  # the one that the fan-in leaves waiting
+        assert 200 < grown["direct"] <= 300
 
 
 def test_branches_that_can_never_meet_end_with_an_error_that_names_the_queue():
