@@ -334,7 +334,8 @@ def main() -> None:
                 rows.append([str(depth), name, "not measured", "-", reason[:60]])
         print(harness.table(["stages", "", "us per item and stage", "CPU us", f"{OURS} is faster by"], rows))
     if not options.no_record:
-        print("recorded in", harness.record("hop_cost", CLAIM, configuration, results).name)
+        name = "hop_memory" if options.memory_items else "hop_cost"
+        print("recorded in", harness.record(name, CLAIM, configuration, results).name)
 
 
 if __name__ == "__main__":
