@@ -79,7 +79,7 @@ class Event(ABC):
 
     @abstractmethod
     def wait(self, stream: Stream | None = None) -> None:
-        """Make `stream` (default: the current one) wait; the host only if it is that stream."""
+        """Make `stream` (default: the current one of the event's device) wait; the host only if it is that."""
 
     @abstractmethod
     def query(self) -> bool:

@@ -34,19 +34,26 @@ def all_reduce(buffers: Sequence[torch.Tensor], streams: Sequence[Stream]) -> No
 
 
 class CudaEvent(Event):
-    """An event without timing: cheaper, and enough for ordering."""
+    """An event without timing: cheaper, and enough for ordering.
 
-    def __init__(self) -> None:
+    Without a stream it means the current one of *its* device, whichever device is current.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.raw = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._recorded = False
 
     def record(self, stream: Stream | None = None) -> None:
-        self.raw.record(None if stream is None else _raw(stream))
+        self.raw.record(self._on(stream))
         self._recorded = True
 
     def wait(self, stream: Stream | None = None) -> None:
         if self._recorded:
-            self.raw.wait(None if stream is None else _raw(stream))
+            self.raw.wait(self._on(stream))
+
+    def _on(self, stream: Stream | None) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self._device) if stream is None else _raw(stream)
 
     def query(self) -> bool:
         return not self._recorded or bool(self.raw.query())  # type: ignore[no-untyped-call]
@@ -72,7 +79,7 @@ class CudaStream(Stream):
         event.wait(self)
 
     def record_event(self, event: Event | None = None) -> Event:
-        recorded = CudaEvent() if event is None else event
+        recorded = CudaEvent(self.slot.device) if event is None else event
         recorded.record(self)
         return recorded
 
@@ -121,7 +128,7 @@ class CudaBackend(Backend):
         return stream
 
     def event(self) -> Event:
-        return CudaEvent()
+        return CudaEvent(self.device)
 
     def current_stream(self) -> Stream:
         return CudaStream(Slot(self.device), "current", torch.cuda.current_stream(self.device))

@@ -72,6 +72,7 @@ class Lanes:
         # on CUDA the launching thread's own order is enough.
         cpu = self._slots[0].device.type == "cpu"
         self._wire = self._backends[0].stream(self._slots[0], "ranks") if ranks is not None and cpu else None
+        self._used = [backend.event() for backend in self._backends]
         self._flags = self._backends[0].event()
         self._told: list[torch.Tensor] = []
         self._scratch: dict[tuple[int, torch.dtype, str], torch.Tensor] = {}
@@ -104,7 +105,8 @@ class Lanes:
 
     def put(self, live: LiveBucket, replica: int, index: int, grad: torch.Tensor | None) -> None:
         """A gradient (None: zeros) into its bucket, on the current stream; called by hooks."""
-        self._await_readers(live)
+        current = self._backends[replica].current_stream()
+        self._await_readers(live, current)
         view = live.views[replica][index]
 
         def write() -> None:
@@ -114,9 +116,12 @@ class Lanes:
                 else:
                     view.copy_(grad)
 
-        current = self._backends[replica].current_stream()
         current.run(write)
         current.record_event(live.arrivals[replica][index])
+
+    def used(self, replica: int) -> None:
+        """The current stream has read all it wants of a replica's buckets."""
+        self._used[replica].record()
 
     def released(self, live: LiveBucket) -> None:
         """Nobody reads a bucket any more; test backends poison it."""
@@ -129,6 +134,7 @@ class Lanes:
         lead = self._side[owner]
         given = list(contributors) or [owner]
         self._await_arrivals(live, given)
+        self._await_users(given)
         if self._fused:
             self._launch_fused(live, given)
         else:
@@ -266,11 +272,20 @@ class Lanes:
                 if replica != live.plan.owner:
                     event.wait()
 
-    def _await_readers(self, live: LiveBucket) -> None:
+    def _await_readers(self, live: LiveBucket, stream: Stream) -> None:
         """A hook overwrites what the last step's sum and copies may still read."""
-        live.summed.wait()
+        live.summed.wait(stream)
         for event in live.filled:
-            event.wait()
+            event.wait(stream)
+
+    def _await_users(self, contributors: Sequence[int]) -> None:
+        """Sums overwrite what the optimizer of a replica that is idle now may still read of the last step.
+
+        A contributor's arrivals come after its optimizer's step anyway.
+        """
+        for replica, stream in enumerate(self._side):
+            if replica not in contributors:
+                stream.wait_event(self._used[replica])
 
 
 def _all_reduce_of(slots: Sequence[Slot]) -> bool:

@@ -351,6 +351,8 @@ class Reducer:
 
     def release(self) -> None:
         """The reduced gradients have been used; tests poison the buckets."""
+        for replica in range(self._count):
+            self._lanes.used(replica)
         for live in self._buckets:
             self._lanes.released(live)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+import signal
 import threading
 from typing import Any
 
@@ -141,7 +141,7 @@ def test_ctrl_c_waits_for_the_replicas_and_leaves_the_executor_usable(
     executor = make_executor(Net(), 3, mode, optimizer=sgd)
 
     def interrupt(*_: Any) -> None:
-        _thread.interrupt_main()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     module: Any = executor._replicas.modules[1]
     for step in range(4):

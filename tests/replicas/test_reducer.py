@@ -346,6 +346,40 @@ def test_the_wait_for_the_last_readers_is_needed(monkeypatch: pytest.MonkeyPatch
         assert torch.equal(live.views[2][0], filled(3)) == (not removed)
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_the_wait_for_an_idle_replicas_optimizer_is_needed(
+    monkeypatch: pytest.MonkeyPatch, removed: bool
+) -> None:
+    """A replica without rows brings no gradient that would come after its last step; its bucket is written all the same."""
+    if removed:
+        monkeypatch.setattr(Lanes, "_await_users", lambda *_: None)
+    slots = slots_on(["cpu"] * 3)
+    gate = threading.Event()
+    read: list[torch.Tensor] = []
+    with backend_for("cpu") as backend:
+        optimizer = backend.stream(slots[2], "optimizer")
+        lanes = Lanes(slots, {CPU: backend}, scattered_sums=False, ranks=None)
+        live = one_bucket(lanes)
+        for replica in range(3):
+            lanes.put(live, replica, 0, filled(1))
+        lanes.launch(live, [0, 1, 2])
+        lanes.await_reduced(live)
+        optimizer.run(gate.wait)  # the idle replica's step is late
+        optimizer.run(lambda: read.append(live.views[2][0].clone()))
+        with backend.use(optimizer):
+            lanes.used(2)
+        for replica in range(2):
+            lanes.put(live, replica, 0, filled(7))
+        lanes.launch(live, [0, 1])
+        if removed:
+            live.filled[2].synchronize()
+        gate.set()
+        optimizer.synchronize()
+        live.filled[2].synchronize()
+        assert torch.equal(read[0], filled(3)) == (not removed)
+        assert torch.equal(live.views[2][0], filled(14))
+
+
 def test_a_reducer_alone_sums_in_the_replicas_order() -> None:
     """((a + b) + c), to the last bit, whoever owns the bucket."""
     values = [1e16, 1.0, -1e16]
