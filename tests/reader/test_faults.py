@@ -1,0 +1,223 @@
+"""Stores that fail, through whole pipelines: every sample once with the right bytes, or a clear error, and never a hang."""
+
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import ChecksumError
+from pipegraph.operators import shelves
+from pipegraph.storage import Manifest, Retry, StoreClient, StoreError
+from pipegraph.testing import Resources
+
+QUICK = Retry(deadline_s=20, first_s=0.005, most_s=0.05)
+
+
+@pytest.fixture(autouse=True)
+def quick_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store clients that lose patience sooner than those of real runs: the same code with other times."""
+    monkeypatch.setattr(
+        shelves, "StoreClient", lambda options: StoreClient(options, retry=QUICK, grace_s=0.3)
+    )
+
+
+class Bucket:
+    """Shards on the S3-compatible server, and what a pipeline needs to read them."""
+
+    def __init__(self, folder: Path, manifest: Manifest, root: str) -> None:
+        self.folder, self.manifest, self.root = folder, manifest, root
+
+    def graph(self, options: dict[str, Any], load: ops.Load, on_error: Any = "raise") -> pg.Graph:
+        graph = pg.Graph("faults", seed=1)
+        order = pg.order.LaneOrder(lanes=4)
+        names = f"{self.root}/part-{{00..02}}.tar"
+        select = ops.ShardSelect(names, order=order, manifest=self.manifest, store=options)
+        graph.add(select, name="select").then(load, name="load", workers=2, on_error=on_error)
+        return graph
+
+    def expected(self) -> list[Any]:
+        graph = pg.Graph("faults", seed=1)
+        select = ops.ShardSelect(self.folder, order=pg.order.LaneOrder(lanes=4), manifest=self.manifest)
+        graph.add(select, name="select").then(ops.Load(), name="load")
+        with graph.loader() as loader:
+            return list(loader)
+
+
+@pytest.fixture
+def bucket(
+    write_shards: Any, make_manifest: Any, s3_port: int, connect: Any, request: pytest.FixtureRequest
+) -> Bucket:
+    folder = write_shards("tar", 3, 25)
+    root = f"s3://data/{request.node.name.partition('[')[0]}"
+    for path in folder.iterdir():
+        connect(s3_port).put(f"{root}/{path.name}", path.read_bytes())
+    return Bucket(folder, make_manifest(folder), root)
+
+
+def a_fifth(fault: str) -> Callable[[str, str], str]:
+    """A fault for every fifth read."""
+    reads = itertools.count()
+    return lambda method, path: fault if method == "GET" and next(reads) % 5 == 2 else ""
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["memory", "cache"])
+@pytest.mark.parametrize("fault", ["503", "cut", "drop", "stall", "flip"])
+def test_a_fifth_of_all_requests_may_fail(
+    bucket: Bucket, proxy: Any, s3_options: Any, tmp_path: Path, fault: str, cached: bool
+) -> None:
+    proxy.fault = a_fifth(fault)
+    cache = pg.NodeCache(tmp_path / "cache", "1 MB") if cached else None
+    with bucket.graph(s3_options(proxy.port), ops.Load(cache=cache)).loader() as loader:
+        assert list(loader) == bucket.expected()
+    assert any(seen == fault for _, _, seen in proxy.seen)
+    if cache is not None:
+        assert not list((tmp_path / "cache" / "partial").iterdir())
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["memory", "cache"])
+def test_bytes_that_never_match_are_an_error_that_names_the_part(
+    bucket: Bucket, proxy: Any, s3_options: Any, tmp_path: Path, cached: bool
+) -> None:
+    proxy.fault = lambda method, path: "flip" if "part-01" in path else ""
+    cache = pg.NodeCache(tmp_path / "cache", "1 MB") if cached else None
+    with bucket.graph(s3_options(proxy.port), ops.Load(cache=cache)).loader() as loader:
+        with pytest.raises(
+            ChecksumError, match=r"part-01.tar, bytes .* compare them, then index again"
+        ) as caught:
+            list(loader)
+        assert any("stage 'load', sample" in note for note in caught.value.__notes__)
+
+
+def test_samples_of_a_broken_part_can_be_skipped_or_replaced(
+    bucket: Bucket, proxy: Any, s3_options: Any
+) -> None:
+    proxy.fault = lambda method, path: "flip" if "part-01" in path else ""
+    good = [sample for sample in bucket.expected() if not sample["key"].startswith("1-")]
+    with bucket.graph(s3_options(proxy.port), ops.Load(), pg.Skip(0.99)).loader() as loader:
+        assert list(loader) == good
+        assert len(loader.profile().quarantined) == 26
+
+
+def test_a_retry_policy_loads_a_block_again(bucket: Bucket, proxy: Any, s3_options: Any) -> None:
+    healing = iter(range(30))
+    proxy.fault = lambda method, path: "flip" if "part-01" in path and next(healing, None) is not None else ""
+    with bucket.graph(s3_options(proxy.port), ops.Load(), pg.Retry(10)).loader() as loader:
+        assert list(loader) == bucket.expected()
+        assert loader.profile().stages["load"].retried > 0
+
+
+def test_a_server_that_is_gone_for_good_is_an_error(
+    bucket: Bucket,
+    new_proxy: Any,
+    s3_port: int,
+    s3_options: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short = Retry(deadline_s=0.5, first_s=0.01, most_s=0.05, min_rate=1e9)
+    monkeypatch.setattr(
+        shelves, "StoreClient", lambda options: StoreClient(options, retry=short, grace_s=0.3)
+    )
+    gone = new_proxy(s3_port)
+    gone.close()
+    with (
+        bucket.graph(s3_options(gone.port), ops.Load()).loader() as loader,
+        pytest.raises(StoreError, match="s3://data"),
+    ):
+        list(loader)
+
+
+def test_a_server_that_restarts_is_waited_for(
+    bucket: Bucket, new_proxy: Any, s3_port: int, s3_options: Any
+) -> None:
+    first = new_proxy(s3_port)
+    with bucket.graph(s3_options(first.port), ops.Load()).loader() as loader:
+        samples = iter(loader)
+        found = [next(samples)]
+        first.close()
+        again = threading.Thread(target=lambda: new_proxy(s3_port, first.port))
+        again.start()
+        found += samples
+        again.join(20)
+    assert found == bucket.expected()
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["memory", "cache"])
+def test_closing_while_every_request_hangs_leaves_nothing(
+    bucket: Bucket, proxy: Any, s3_options: Any, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelves, "StoreClient", StoreClient)  # that of real runs would wait for minutes
+    asked = threading.Event()
+
+    def late(method: str, path: str) -> str:
+        asked.set()
+        return "late"
+
+    proxy.fault = late
+    cache = pg.NodeCache(tmp_path / "cache", "1 MB") if cached else None
+    before = Resources.now()
+    loader = bucket.graph(s3_options(proxy.port), ops.Load(cache=cache)).loader()
+    failure: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            list(loader)
+        except BaseException as error:
+            failure.append(error)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    assert asked.wait(20)
+    loader.close()
+    consumer.join(20)
+    assert "closed" in str(failure[0])
+    assert not [leak for leak in Resources.now().leaked_since(before) if "pipegraph" in leak]
+
+
+def test_a_cache_smaller_than_one_block_reads_through_memory(
+    bucket: Bucket, s3_port: int, s3_options: Any, tmp_path: Path
+) -> None:
+    cache = pg.NodeCache(tmp_path / "cache", 1_000)
+    with bucket.graph(s3_options(s3_port), ops.Load(cache=cache)).loader() as loader:
+        assert list(loader) == bucket.expected()
+        counters = loader.profile().stages["load"].counters
+    assert counters["blocks without room in the cache"] >= bucket.manifest.blocks
+    assert cache.usage() <= 1_000
+
+
+def test_a_full_disk_reads_through_memory(
+    bucket: Bucket, s3_port: int, s3_options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+    import os
+
+    def full(fd: int, offset: int, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    cache = pg.NodeCache(tmp_path / "cache", "1 MB")
+    with bucket.graph(s3_options(s3_port), ops.Load(cache=cache)).loader() as loader:
+        assert list(loader) == bucket.expected()
+    assert cache.usage() == 0
+
+
+def test_a_cache_that_lost_its_bytes_between_epochs_is_filled_again(
+    bucket: Bucket, s3_port: int, s3_options: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache"
+    graph = bucket.graph(s3_options(s3_port), ops.Load(cache=pg.NodeCache(folder, "1 MB")))
+    with graph.loader() as loader:
+        assert list(loader) == bucket.expected()
+    for number, path in enumerate(sorted((folder / "objects").iterdir())):
+        if number % 2:
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+        else:
+            path.unlink()
+    with graph.loader() as loader:
+        assert list(loader) == bucket.expected()

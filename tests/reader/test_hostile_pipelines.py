@@ -1,0 +1,121 @@
+"""Hostile and broken shards at the end of a pipeline, under each error policy."""
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import ShardError
+
+GOOD = 12
+
+
+def add(archive: tarfile.TarFile, name: str, data: bytes = b"x", kind: bytes = tarfile.REGTYPE) -> None:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(data) if kind == tarfile.REGTYPE else 0
+    info.linkname = "/etc/passwd" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+    archive.addfile(info, io.BytesIO(data))
+
+
+def good_shard(path: Path, number: int) -> None:
+    with tarfile.open(path, "w") as archive:
+        for i in range(GOOD):
+            add(archive, f"{number}-{i}.txt", b"%d" % i)
+
+
+def hostile_tar(path: Path, what: str) -> None:
+    with tarfile.open(path, "w") as archive:
+        add(archive, "bad-0.txt")
+        if what == "absolute":
+            add(archive, "/etc/evil.txt")
+        elif what == "dots":
+            add(archive, "../../evil.txt")
+        elif what == "link":
+            add(archive, "evil.txt", kind=tarfile.SYMTYPE)
+        else:
+            add(archive, "evil.txt", kind=tarfile.CHRTYPE)
+
+
+def graph_of(folder: Path, policy: Any, order: Any = None) -> pg.Graph:
+    graph = pg.Graph("hostile", seed=2)
+    select = ops.ShardSelect(folder, order=order or pg.order.PartOrder(shuffle=False))
+    graph.add(select, name="select").then(ops.Load(), name="load", on_error=policy)
+    return graph
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "shards"
+    made.mkdir()
+    good_shard(made / "a.tar", 0)
+    good_shard(made / "c.tar", 2)
+    return made
+
+
+@pytest.mark.parametrize("what", ["absolute", "dots", "link", "device"])
+def test_a_hostile_tar_is_refused_or_its_shard_left_out(folder: Path, what: str) -> None:
+    hostile_tar(folder / "b.tar", what)
+    inside = {path: path.read_bytes() for path in folder.iterdir()}
+    with graph_of(folder, "raise").loader() as loader, pytest.raises(ShardError, match=r"b\.tar") as caught:
+        list(loader)
+    assert any("stage 'load'" in note for note in caught.value.__notes__)
+    with graph_of(folder, pg.Skip(1)).loader() as loader:
+        keys = [sample["key"] for sample in loader]
+        assert [entry.stage for entry in loader.profile().quarantined] == ["load"]
+    assert [key for key in keys if not key.startswith("bad")] == [
+        f"{n}-{i}" for n in (0, 2) for i in range(GOOD)
+    ]
+    with graph_of(folder, pg.Skip(0)).loader() as loader, pytest.raises(ShardError, match=r"b\.tar"):
+        list(loader)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == inside
+
+
+@pytest.mark.parametrize("what", ["absolute", "link"])
+def test_a_hostile_tar_is_named_before_the_first_sample_where_parts_are_indexed(
+    folder: Path, what: str
+) -> None:
+    hostile_tar(folder / "b.tar", what)
+    order = pg.order.LaneOrder()
+    with graph_of(folder, pg.Skip(5), order).loader() as loader, pytest.raises(ShardError, match=r"b\.tar"):
+        list(loader)
+
+
+def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
+    made = tmp_path / "arrays"
+    made.mkdir()
+    np.save(made / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with graph_of(made, "raise").loader() as loader, pytest.raises(ShardError, match=r"a\.npy"):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    "policy", ["raise", pg.Skip(0.9), pg.Retry(1, then=pg.Skip(0.9)), pg.Replace(tries=9)], ids=repr
+)
+def test_a_shard_that_changed_after_it_was_indexed_follows_the_policy(folder: Path, policy: Any) -> None:
+    good_shard(folder / "b.tar", 1)
+    select = ops.ShardSelect(folder, order=pg.order.LaneOrder(shuffle=False))
+    select.manifest()
+    data = bytearray((folder / "b.tar").read_bytes())
+    for at in range(3 * 1024, 4 * 1024):  # two headers
+        data[at] = 0xFF
+    (folder / "b.tar").write_bytes(data)
+    graph = pg.Graph("changed", seed=2)
+    graph.add(select, name="select").then(ops.Load(), name="load", on_error=policy)
+    with graph.loader() as loader:
+        if policy == "raise":
+            with pytest.raises(ShardError, match=r"b\.tar"):
+                list(loader)
+            return
+        keys = [sample["key"] for sample in loader]
+        failed = len(loader.profile().quarantined)
+    assert failed == GOOD
+    if isinstance(policy, pg.Replace):
+        assert len(keys) == 3 * GOOD  # others of its window stand in
+        assert not any(key.startswith("1-") for key in keys)
+    else:
+        assert keys == [f"{n}-{i}" for n in (0, 2) for i in range(GOOD)]
