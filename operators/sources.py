@@ -19,6 +19,10 @@ ITEMS_AT_ONCE = 16
 """Items asked of a data set's ``__getitems__`` in one call: most of the gain, little to hold back."""
 
 
+DRAWS_KEPT = 100_000
+"""Draws of a sampler that are kept beside the epoch under way: more than are ever on their way."""
+
+
 @final
 class FromIterable(Source):
     """The items of an iterable, or those of what a callable returns, anew for each epoch.
@@ -184,10 +188,14 @@ class FromSequence(OrderedSource):
             return
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
-        # Kept as they are drawn, for the workers that read them; prefetching needs two epochs at once.
+        # Kept as they are drawn, for the workers that read them; a slow one may be many short epochs behind.
+        newer = 0
+        for known in sorted(self._sampled, reverse=True):
+            if newer > DRAWS_KEPT:
+                self._sampled.pop(known, None)
+            else:
+                newer += len(self._sampled[known]) + 1
         drawn = self._sampled[epoch] = []
-        for old in [known for known in self._sampled if known < epoch - 1]:
-            self._sampled.pop(old, None)
         for step, index in enumerate(self.sampler):
             drawn.append(index)
             if step >= start:
