@@ -352,7 +352,7 @@ def test_budgets_go_on_over_a_resume_as_if_nothing_had_been(stop):
     def graph():
         return make(breaks(*range(0, 52, 2), 140, 141, 142), 200, on_error=pg.Skip(0.2), workers=3)
 
-    whole, error, loader = collect(graph())
+    whole, error, _ = collect(graph())
     assert error is not None
     with graph().loader() as loader:
         first = [x for _, x in zip(range(stop), loader, strict=False)]

@@ -41,7 +41,10 @@ def forgetful():
 
 
 def test_resuming_that_loses_a_state_is_found():
-    with pytest.raises(AssertionError, match=r"restored after 0 chunks of epoch 0, and again after 8 more: chunk 0 should be .* is "):
+    with pytest.raises(
+        AssertionError,
+        match=r"restored after 0 chunks of epoch 0, and again after 8 more: chunk 0 should be .* is ",
+    ):
         assert_resumes_exactly(forgetful)
 
 
