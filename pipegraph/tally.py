@@ -13,7 +13,8 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipegraph.runtime import Run, Runtime
+    from pipegraph.run import Run
+    from pipegraph.runtime import Runtime
 
 Totals = Counter[tuple[Any, ...]]
 """Nanoseconds or numbers under ``("elapsed",)``, ``("busy", stage)``, ``("items", stage)``,
