@@ -180,8 +180,9 @@ class Loader:
         if run is not None and self._ready_for == epoch and not restored and run.error is None:
             run.horizon.raise_to(horizon)
         else:
-            self._ledger.begin(epoch, restored)
             try:
+                runtime.end_run()  # its workers may still write into the ledger
+                self._ledger.begin(epoch, restored)
                 if place.stream is not None:
                     horizon = epoch
                 run = runtime.start_run(epoch, horizon, _resume(place))
@@ -334,6 +335,8 @@ class Loader:
             self._runtime.close()  # its workers were opened with the seed that was drawn here
             self._runtime = None
         self._seed = restored.seed
+        if self._runtime is not None:
+            self._runtime.end_run()  # its workers may still write into the ledger
         self._ledger.load(restored.epoch, restored.ledger)
         self._place = Place(restored.epoch)
         self._place.nothing = not restored.streams
@@ -449,6 +452,7 @@ class Pass:
         except Cancelled:
             self._cancelled()
         except BaseException:
+            item = None  # else the error's traceback would hold the error, and with it the loader
             if not self.over:
                 self._fail("it was interrupted")
             raise
@@ -517,7 +521,10 @@ class Pass:
             self._take_over()
         if isinstance(item, Failure):
             self._fail("a stage failed")
-            raise item.error
+            try:
+                raise item.error
+            finally:
+                del item
 
     def _take_over(self) -> None:
         """This part of the epoch is delivered: go on with the next of another rank's."""
@@ -532,10 +539,13 @@ class Pass:
         self._get, self._release = run.terminal.get, run.account.release
 
     def _cancelled(self) -> None:
-        error = self._run.error
+        error, self._run.error = self._run.error, None
         self._fail("a stage failed" if error is not None else "the loader was closed")
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error
         raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: the loader was closed")
 
     def _fail(self, why: str) -> None:

@@ -415,6 +415,33 @@ def test_a_failing_route_skips_its_item():
     assert [q.key for q in loader.profile().quarantined] == [3]
 
 
+def test_what_fails_in_a_pass_that_was_left_does_not_count_in_the_next():
+    inside, release = threading.Semaphore(0), threading.Event()
+
+    def work(x):
+        if x == 101 and not release.is_set():
+            inside.release()
+            release.wait()
+        if x == 101:
+            raise Broken(x)
+        return x
+
+    graph = make(
+        work,
+        source=ops.FromIterable(lambda epoch: [100 * epoch, 100 * epoch + 1]),
+        workers=2,
+        ordered=False,
+        on_error=pg.Skip(1),
+    )
+    with graph.loader(epochs=2) as loader:
+        for _ in loader:
+            break
+        assert inside.acquire(timeout=20)  # the prefetching worker is in the item that will fail
+        threading.Timer(0, release.set).start()
+        assert list(loader) == [100]
+        assert [q.key for q in loader.profile().quarantined] == [1]
+
+
 # -- Retry -----------------------------------------------------------------------------------------
 
 

@@ -67,6 +67,28 @@ def test_dropping_the_last_reference_to_a_loader_ends_its_threads():
     assert not threads()
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_loader_whose_pass_has_failed_ends_with_its_last_reference_too(ordered):
+    def fail(x):
+        raise ValueError
+
+    def use():
+        graph = pg.Graph("g")
+        graph.add(ops.FromIterable(range(9))).then(fail, workers=2, ordered=ordered)
+        loader = graph.loader()
+        try:
+            list(loader)
+        except ValueError:
+            pass
+
+    gc.disable()
+    try:
+        use()
+        assert not threads()
+    finally:
+        gc.enable()
+
+
 def test_the_garbage_collector_ends_a_loader_in_a_cycle():
     class Holder:
         pass
