@@ -288,16 +288,13 @@ class StageRun:
         window = 4 * (self.plan.workers + self.plan.capacity)
 
         def on_take(ticket: int, item: Any) -> None:
-            if isinstance(item, Chunk):
+            if isinstance(item, Chunk | Mark):
                 with self._lock:
                     marks = self._marks.get(item.epoch)
                     if marks is None:
                         marks = self._marks[item.epoch] = [Watermark() for _ in self.outboxes[0]]
                     for mark in marks:
                         mark.start(ticket, item.before, item.after)
-                    self._open[ticket] = item.epoch
-            elif isinstance(item, Mark):
-                with self._lock:
                     self._open[ticket] = item.epoch
 
         def may_take(ticket: int) -> bool:
@@ -318,8 +315,12 @@ class StageRun:
         if isinstance(token, EndOfEpoch):
             self.end_epoch(token)
         elif isinstance(token, Mark):  # it keeps its place as far as there are places
-            for channel in self.outboxes[0]:
-                channel.put_at(self._lane(token.epoch), token, False)
+            marks = self._marks[token.epoch]
+            for channel, watermark in zip(self.outboxes[0], marks, strict=True):
+                mark = Mark(token.route, token.turn, token.epoch, token.before, token.after)
+                channel.put_stamped(
+                    self._lane(token.epoch), mark, _Stamp(watermark, self._lock, ticket, True)
+                )
             self.finish_ticket(ticket)
         else:
             self.run.fail(token.error)  # a failure has no place here
@@ -378,7 +379,7 @@ class _Stamp:
         self._ticket = ticket
         self._last = last
 
-    def __call__(self, chunk: Chunk) -> None:
+    def __call__(self, chunk: Chunk | Mark) -> None:
         with self._lock:
             chunk.before = self._mark.current()
             chunk.after = self._mark.finish(self._ticket) if self._last else chunk.before
