@@ -54,7 +54,7 @@ def _run(path: Path) -> ModuleType:
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if before is None:
             del sys.modules[path.stem]
         else:
@@ -63,7 +63,7 @@ def _run(path: Path) -> ModuleType:
     return module
 
 
-def _where(error: Exception, file: str) -> str:
+def _where(error: BaseException, file: str) -> str:
     told = f"{type(error).__name__}: {error}"
     wanted = str(Path(file).resolve())
     lines = [

@@ -99,6 +99,27 @@ def test_a_file_that_fails_names_its_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def (:\n", "SyntaxError"),
+        ("import sys\nsys.exit('no arguments')\n", "SystemExit: no arguments (line 2)"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_one_line_too(tmp_path, capsys, text, said):
+    path = tmp_path / "script_pipeline.py"
+    path.write_text(text)
+    assert main(["plan", f"{path}:graph"]) == 2
+    assert said in told(capsys).err
+
+
+def test_a_folder_or_another_kind_of_file_is_no_pipeline(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("graph")
+    for target, said in ((tmp_path, "there is no file"), (tmp_path / "notes.txt", "is not a Python file")):
+        assert main(["plan", f"{target}:graph"]) == 2
+        assert said in told(capsys).err
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["fly"],
