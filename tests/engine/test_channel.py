@@ -18,6 +18,12 @@ def chunk(number=0, nbytes=0, epoch=0):
     return made
 
 
+def putter_waits(channel):
+    """Until a putter waits; fails, and does not hang, if it was let in where there is no room."""
+    channel.wait_until(lambda s: s.putters_waiting == 1 or s.depth > s.capacity)
+    assert channel.stats().depth <= channel.stats().capacity
+
+
 class Started:
     """A thread whose outcome is asked for."""
 
@@ -42,7 +48,7 @@ def test_put_waits_while_full_and_resumes_after_one_get():
     channel = Channel(1)
     channel.put(chunk(1))
     writer = Started(channel.put, chunk(2))
-    channel.wait_until(lambda s: s.putters_waiting == 1)
+    putter_waits(channel)
     assert channel.get().data == 1
     assert writer.result() is True
     assert channel.get().data == 2
@@ -65,7 +71,7 @@ def test_bytes_bound_the_queue_but_an_empty_one_takes_an_item_of_any_size():
     channel = Channel(10, max_bytes=100)
     assert channel.put(chunk(0, 500))
     writer = Started(channel.put, chunk(1, 1))
-    channel.wait_until(lambda s: s.putters_waiting == 1)
+    putter_waits(channel)
     assert channel.stats().nbytes == 500
     channel.get()
     assert writer.result() is True
@@ -83,7 +89,7 @@ def test_a_later_lane_leaves_room_for_the_one_that_is_next():
     channel = Channel(2, lanes=True)
     channel.put_at(1, chunk(1))
     later = Started(channel.put_at, 2, chunk(2))
-    channel.wait_until(lambda s: s.putters_waiting == 1)
+    putter_waits(channel)
     assert channel.put_at(0, chunk(0))  # never locked out
     assert channel.stats().depth == 2
     assert [channel.get().data for _ in range(3)] == [0, 1, 2]
@@ -122,7 +128,7 @@ def test_depth_never_exceeds_capacity_with_many_lanes():
 def test_wait_turn_returns_once_all_lower_lanes_are_closed():
     channel = Channel(4, lanes=True)
     waiter = Started(channel.wait_turn, 2)
-    channel.wait_until(lambda s: s.putters_waiting == 1)
+    putter_waits(channel)
     channel.close_lane(1)
     assert waiter.thread.is_alive()
     channel.put_at(0, chunk(0))
@@ -134,7 +140,7 @@ def test_wait_turn_returns_once_all_lower_lanes_are_closed():
 def test_a_thread_that_waits_for_its_turn_is_not_taken_for_a_full_queue():
     channel = Channel(4, lanes=True)
     waiter = Started(channel.wait_turn, 1)
-    channel.wait_until(lambda s: s.putters_waiting == 1)
+    putter_waits(channel)
     assert not channel.full()
     assert channel.grow() == 4
     channel.close_lane(0)
@@ -164,7 +170,7 @@ def test_grow_makes_room_for_exactly_the_item_that_waits():
     channel = Channel(1)
     channel.put(chunk(0))
     writer = Started(channel.put, chunk(1))
-    channel.wait_until(lambda s: s.putters_waiting == 1)
+    putter_waits(channel)
     assert channel.full()
     assert channel.grow() == 2
     assert writer.result() is True
@@ -176,7 +182,7 @@ def test_grow_makes_room_in_bytes_too():
     channel = Channel(10, max_bytes=100)
     channel.put(chunk(0, 90))
     writer = Started(channel.put, chunk(1, 50))
-    channel.wait_until(lambda s: s.putters_waiting == 1)
+    putter_waits(channel)
     assert channel.full()
     channel.grow()
     assert writer.result() is True
@@ -201,7 +207,7 @@ def test_discard_wakes_putters_whose_items_are_not_wanted():
     channel = Channel(1)
     channel.put(chunk(0))
     writer = Started(channel.put, chunk(1))
-    channel.wait_until(lambda s: s.putters_waiting == 1)
+    putter_waits(channel)
     channel.discard(0)
     assert writer.result() is False
 
