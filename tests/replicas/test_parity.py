@@ -66,9 +66,10 @@ def mean_loss(outputs: torch.Tensor, part: Batch) -> torch.Tensor:
     return cross_entropy(outputs, part["y"])
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize(
+    ("slots", "shard"), [*((slots, False) for slots in (1, 2, 3, 4, 7)), (2, True), (3, True)]
+)
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-@pytest.mark.parametrize("shard", [False, True])
 def test_fifty_steps_equal_one_device(
     make_executor: MakeExecutor, mode: str, slots: int, name: str, shard: bool
 ) -> None:
