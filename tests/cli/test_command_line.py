@@ -235,7 +235,12 @@ def test_doctors_extras_are_those_of_the_project():
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback(pipeline):
-    command = [sys.executable, "-m", "pipegraph.cli", "profile", f"{pipeline}:build", "--seconds", "100"]
+    # Started in the background of a shell, the tests themselves ignore the signal, and their children with them.
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from pipegraph.cli import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", program, "profile", f"{pipeline}:build", "--seconds", "100"]
     # A build() that tells that it was reached: the signal must not come before Python listens to it.
     with open(pipeline, "a") as file:
         file.write("\ndef build():\n    print('ready', flush=True)\n    return graph\n")
