@@ -6,10 +6,10 @@ s T_load / (T_train + s T_load), where s is how many switches there are, for all
 trained on and that do not coincide.
 
 Two ranks (gloo, processes of their own) read the same shards from a server on loopback that speaks as much of S3 as
-reading takes, and gives each of them a fixed bandwidth. A training step is a sleep: what is measured is the waiting, in
-``next(loader)`` on the slowest rank of each step, as a share of the time, once each rank has had its first blocks. ``ideal`` reads from
-memory: its figure is what the machine itself adds. Every round runs all contestants; those of another
-environment (``--other PYTHON``: MosaicML Streaming brings an older numpy) run in the same round.
+reading takes, and gives each of them a fixed bandwidth. A training step is a sleep: what is measured is the
+waiting, in ``next(loader)`` on the slowest rank of each step, as a share of the time, once each rank has had its
+first blocks. ``ideal`` reads from memory: its figure is what the machine itself adds. Every round runs all
+contestants; those of another environment (``--other PYTHON``: MosaicML Streaming brings an older numpy) too.
 
     python benchmarks/reader_idle.py --other .venv-bench/bin/python --other .venv-mosaic/bin/python
 """
@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-PARTS, SAMPLES, SAMPLE_NBYTES, BATCH = 48, 1024, 8_000, 32
+PARTS, SAMPLES, SAMPLE_NBYTES, BATCH = 36, 1024, 8_000, 32
 RATE = 20e6
 """Bytes per second and rank."""
 RANKS = 2
@@ -189,8 +189,15 @@ def webdataset(job: argparse.Namespace) -> Iterator[Any]:
         for part in range(PARTS)
     ]
     random.Random(job.seed).shuffle(urls)
-    data = wds.WebDataset(urls[job.rank :: RANKS], shardshuffle=False, empty_check=False).shuffle(100)
+    data = wds.WebDataset(
+        urls[job.rank :: RANKS], shardshuffle=False, nodesplitter=as_it_is, empty_check=False
+    ).shuffle(100)
     yield from DataLoader(data.batched(BATCH, collation_fn=None), batch_size=None, num_workers=1)
+
+
+def as_it_is(urls: Iterable[str]) -> Iterable[str]:
+    """For WebDataset: each rank has its own shards already."""
+    return urls
 
 
 def mosaic(job: argparse.Namespace) -> Iterator[Any]:
@@ -308,7 +315,13 @@ def run_ranks(
         arguments += ["--ratio", ratio, "--seed", seed, "--warm", warm]
         command = [python, __file__, *map(str, arguments)]
         ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    answers = [process.communicate(timeout=600)[0] for process in ranks]
+    try:
+        answers = [process.communicate(timeout=240)[0] for process in ranks]
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError("not done after 240 s") from error
+    finally:
+        for process in ranks:
+            process.kill()
     if any(process.returncode for process in ranks):
         raise RuntimeError(f"ranks ended with {[process.returncode for process in ranks]}")
     line = next(line for line in answers[0].splitlines() if line.startswith("RESULT"))
@@ -368,13 +381,21 @@ def main() -> None:
         own = [n for n in names if n not in FOREIGN]
         foreign = [n for n in names if n in FOREIGN and (mds or n != "mosaicml-streaming")]
         for turn in range(chosen.rounds):
-            results = [run_ranks(sys.executable, folder, ports, own, chosen.ratio, turn, chosen.warm)]
+            results = (
+                []
+                if not own
+                else [run_ranks(sys.executable, folder, ports, own, chosen.ratio, turn, chosen.warm)]
+            )
             for each in foreign:
                 for python in chosen.other:
                     if importable(python, each):
-                        results.append(
-                            run_ranks(python, folder, ports, [each], chosen.ratio, turn, chosen.warm)
-                        )
+                        try:
+                            found_here = run_ranks(
+                                python, folder, ports, [each], chosen.ratio, turn, chosen.warm
+                            )
+                        except RuntimeError as error:
+                            found_here = {each: str(error)}
+                        results.append(found_here)
                         break
                 else:
                     missing[each] = "not installed in any --other interpreter"
@@ -412,7 +433,8 @@ def get(url: str) -> None:
     """An object to standard output, for WebDataset's pipes where curl is missing."""
     from urllib.request import urlopen
 
-    with urlopen(url) as answer:
+    # A reader that has had enough closes the pipe.
+    with contextlib.suppress(BrokenPipeError), urlopen(url) as answer:
         shutil.copyfileobj(answer, sys.stdout.buffer, 1 << 16)
 
 

@@ -9,7 +9,6 @@ foreseen at all, is loaded when a worker asks for it: the schedule decides on ti
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import os
 import resource
@@ -21,6 +20,7 @@ from typing import Any, Final, Literal, final
 
 from pipegraph.activity import Cancelled
 from pipegraph.errors import LoaderClosedError
+from pipegraph.operators.itinerary import Itinerary
 from pipegraph.operators.lookahead import Deal, Pace, Uses
 from pipegraph.operators.shelves import Shelf
 from pipegraph.storage import ShardFile
@@ -28,15 +28,6 @@ from pipegraph.storage.preload import Durations, preload
 
 FETCHERS: Final = 4
 """Blocks on their way at once, at most. See ``_at_once``."""
-
-DRAWN_AT_ONCE: Final = 4096
-"""Steps whose blocks are found in one draw of the order."""
-
-AHEAD: Final = 65_536
-"""Steps to look ahead at least, so that what is needed soon is not let go of, and at most while little is measured."""
-
-UPCOMING: Final = 2
-"""Blocks not yet started that the scheduler wants to know of."""
 
 State = Literal["waiting", "loading", "ready", "failed"]
 
@@ -76,7 +67,7 @@ class _Entry:
 class BlockReader:
     """The blocks of one stage, for all of its workers.
 
-    Any thread may call anything. Steps of consecutive epochs are counted on one axis of *ticks*.
+    Any thread may call anything.
 
     Args:
         shelf: where blocks come from; closed with the reader.
@@ -103,7 +94,9 @@ class BlockReader:
         self._transfers = Durations()  # from the start of the transfer
         self._loading = 0
         self._pace = Pace()
-        self._forget_run()
+        self._way = Itinerary(shelf.stride, perf_counter())
+        self._waiting = 0
+        self._waits_since = self._waited = 0.0
         if shelf.near:
             for number in range(FETCHERS):
                 self._begin_thread(self._fetch, f"fetch-{number}")
@@ -117,42 +110,22 @@ class BlockReader:
 
     # -- what will be read -----------------------------------------------------------------------
 
-    def _forget_run(self) -> None:
-        for entry in self._queue:
-            del self._entries[entry.number]
-            self._held -= entry.nbytes
-        self._queue.clear()
-        for entry in self._entries.values():
-            entry.first = -1
-        self._deals: list[tuple[int, Deal]] = []  # (tick of step 0, deal)
-        self._generation = next(_generations)
-        self._tick = -1  # the latest one asked for
-        self._scanned = 0
-        self._upcoming: deque[tuple[int, int]] = deque()
-        self._seen: dict[int, int] = {}  # the last tick at which each block is known to be used
-        self._stride_from = 0
-        self._stride_at = self._tick_at = perf_counter()
-        self._waiting = 0
-        self._waits_since = 0.0
-        self._waited = 0.0
-        self._waited_before = 0.0
-
     def new_run(self) -> None:
         """What was dealt so far does not hold any more; what is loaded stays."""
         with self._lock:
-            self._forget_run()
+            self._way = Itinerary(self._shelf.stride, perf_counter())
+            for entry in self._queue:
+                del self._entries[entry.number]
+                self._held -= entry.nbytes
+            self._queue.clear()
+            for entry in self._entries.values():
+                entry.first = -1
             self._replan()
 
     def dealt(self, deal: Deal) -> None:
         """An epoch's steps begin to be dealt, behind those of the deal before."""
         with self._lock:
-            if self._deals:
-                base = self._deals[-1][0] + self._deals[-1][1].stop - deal.start
-            else:
-                base = 0
-                self._scanned = self._stride_from = deal.start
-                self._tick = deal.start - 1
-            self._deals.append((base, deal))
+            self._way.add(deal)
             self._replan()
 
     # -- workers ---------------------------------------------------------------------------------
@@ -191,26 +164,10 @@ class BlockReader:
 
     def _reached(self, epoch: int, step: Any) -> None:
         """Note how far the epoch has come."""
-        if step.__class__ is not int or not self._deals:
-            return
-        for base, deal in self._deals:
-            if deal.epoch == epoch:
-                tick = base + step
-                break
-        else:
-            return
-        if tick <= self._tick:
-            return
-        now = perf_counter()
-        self._tick, self._tick_at = tick, now
-        while len(self._deals) > 1 and self._deals[1][0] + self._deals[1][1].start <= tick:
-            del self._deals[0]
-        if tick - self._stride_from >= self._shelf.stride:
-            waited = self._total_wait(now)
-            seconds = max(0.0, now - self._stride_at - (waited - self._waited_before))
-            self._pace.add(seconds / (tick - self._stride_from))
-            self._stride_from, self._stride_at, self._waited_before = tick, now, waited
-            self._replan()
+        if step.__class__ is int:
+            now = perf_counter()
+            if self._way.reached(epoch, step, now, self._total_wait(now), self._pace):
+                self._replan()
 
     def _total_wait(self, now: float) -> float:
         return self._waited + (now - self._waits_since if self._waiting else 0.0)
@@ -224,7 +181,7 @@ class BlockReader:
                         raise Cancelled
                     entry = self._entries.get(number)
                     if entry is None:
-                        entry = self._add(number, self._tick)
+                        entry = self._add(number, self._way.tick)
                         if self._shelf.near:
                             self._queue.appendleft(entry)
                             self._work.notify()
@@ -240,8 +197,8 @@ class BlockReader:
                             raise _again(entry.error)
                         del self._entries[number]
                         continue
-                    elif entry.state == "waiting" and entry.first > self._tick:
-                        entry.first = self._tick  # it is late: now it comes before all others
+                    elif entry.state == "waiting" and entry.first > self._way.tick:
+                        entry.first = self._way.tick  # it is late: now it comes before all others
                         self._queue.remove(entry)
                         self._queue.appendleft(entry)
                         self._work.notify()
@@ -282,7 +239,7 @@ class BlockReader:
         for spare_needed in (True, False):
             # What lies in the node cache is opened again at once, and while it is open it cannot be evicted, even
             # where the plan wants its place for another: what is not needed soon is closed.
-            closes_all = spare_needed and self._shelf.keeps and self._scanned > self._tick
+            closes_all = spare_needed and self._shelf.keeps and self._way.scanned > self._way.tick
             for entry in list(self._entries.values()):
                 if not closes_all and self._held + nbytes <= budget and len(self._entries) < self._most_open:
                     return
@@ -294,7 +251,7 @@ class BlockReader:
                     self._drop(entry)
 
     def _is_needed(self, entry: _Entry) -> bool:
-        return self._seen.get(entry.number, -1) >= self._tick or entry.first > self._tick
+        return self._way.needs(entry.number) or entry.first > self._way.tick
 
     def _drop(self, entry: _Entry) -> None:
         del self._entries[entry.number]
@@ -356,7 +313,7 @@ class BlockReader:
             self._sweep()
 
     def _may_load(self, entry: _Entry) -> bool:
-        return entry.first <= self._tick or self._loading < self._at_once()
+        return entry.first <= self._way.tick or self._loading < self._at_once()
 
     def _at_once(self) -> int:
         """Loads that should run at the same time, beside those that are waited for.
@@ -382,16 +339,14 @@ class BlockReader:
             with self._lock:
                 if self._closed:
                     return
-                events, generation = self._events, self._generation
-                wanted, place = self._next_draw(), self._place()
+                events, way = self._events, self._way
+                draw, place = way.next_draw(self._pace.mean, self._loads.lead), way.place()
             if place is not None:
                 self._shelf.follow(*place)
-            if wanted is not None:
-                base, deal, first, last = wanted
-                uses = Uses.of(deal.blocks(first, last), base + first)
+            if draw is not None:
+                uses = Uses.of(draw.deal.blocks(draw.first, draw.last), draw.base + draw.first)
                 with self._lock:
-                    if generation == self._generation:
-                        self._merge(uses, base + last)
+                    way.merge(uses, draw.base + draw.last, self._entries)
                 continue
             with self._lock:
                 due = None if self._cancelled else self._start_due()
@@ -400,58 +355,18 @@ class BlockReader:
                     self._planning.wait(due)
             self._sweep()
 
-    def _place(self) -> tuple[Deal, int] | None:
-        """The epoch that is being read, and the step in it."""
-        if not self._deals:
-            return None
-        base, deal = self._deals[0]
-        return deal, max(deal.start, self._tick - base)
-
-    def _next_draw(self) -> tuple[int, Deal, int, int] | None:
-        """The steps to look at next: the tick of step 0, the deal, and the first and last of its steps."""
-        ahead = self._scanned - max(self._tick, 0)
-        if ahead >= DRAWN_AT_ONCE and (len(self._upcoming) >= UPCOMING or ahead >= self._reach()):
-            return None
-        for base, deal in self._deals:
-            first = self._scanned - base
-            if deal.start <= first < deal.stop:
-                return base, deal, first, min(deal.stop, first + DRAWN_AT_ONCE)
-        return None
-
-    def _reach(self) -> float:
-        """Steps ahead that may matter: what is needed later than twice the lead is not to be started now."""
-        pace, lead = self._pace.mean, self._loads.lead
-        if not pace or lead is None:
-            return AHEAD
-        return max(AHEAD, 2 * lead / pace)
-
-    def _merge(self, uses: Uses, scanned: int) -> None:
-        self._scanned = scanned
-        known = {number for _, number in self._upcoming}
-        for number, first, last in zip(
-            uses.numbers.tolist(), uses.first.tolist(), uses.last.tolist(), strict=True
-        ):
-            if number not in self._entries and number not in known:
-                self._upcoming.append((first, number))
-            self._seen[number] = last
-        if len(self._seen) > 4 * len(self._entries) + AHEAD:
-            self._seen = {number: last for number, last in self._seen.items() if last >= self._tick}
-
     def _start_due(self) -> float | None:
         """Start what the policy wants started now; seconds after which it wants to be asked again."""
         now = perf_counter()
-        while self._upcoming:
-            first, number = self._upcoming[0]
-            if number in self._entries or first <= self._tick:  # or it is asked for by now
-                self._upcoming.popleft()
-                continue
+        while (upcoming := self._way.next_upcoming(self._entries)) is not None:
+            first, number = upcoming
             nbytes = self._shelf.held_nbytes(number)
-            ahead = sum(entry.first > self._tick for entry in self._entries.values())
+            ahead = sum(entry.first > self._way.tick for entry in self._entries.values())
             pace = self._pace.mean
             # The policy counts in parts; here the step of each use is known: remaining + ahead * train is the
             # time until this one.
             train_s = None if pace is None else pace * self._shelf.steps_per_switch
-            until = 0.0 if pace is None else (first - self._tick) * pace - (now - self._tick_at)
+            until = 0.0 if pace is None else (first - self._way.tick) * pace - (now - self._way.tick_at)
             decision = preload(
                 remaining_s=until - ahead * (train_s or 0.0),
                 train_s=train_s,
@@ -462,7 +377,7 @@ class BlockReader:
             )
             if not decision.start:
                 return decision.due_s
-            self._upcoming.popleft()
+            self._way.upcoming.popleft()
             self._queue.append(self._add(number, first))
             self._work.notify()
         return None
@@ -512,9 +427,6 @@ class BlockReader:
             states = [entry.state for entry in self._entries.values()]
         shown = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "empty"
         return f"<BlockReader {os.getpid()}: {shown}>"
-
-
-_generations = itertools.count()
 
 
 def _again(error: Exception) -> Exception:

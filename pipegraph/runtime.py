@@ -121,11 +121,7 @@ class Runtime:
         Raises:
             Exception: whatever an operator's ``open`` raised, with a note that names the stage.
         """
-        if self.run is not None:
-            self.end_run()
-            for workers in self.workers.values():
-                for worker in workers:
-                    worker.operator.uncancel()
+        self.end_run()
         if not self.workers:
             self._start_workers()
         for stage in self.plan.running:  # no worker is inside a run now
@@ -157,6 +153,9 @@ class Runtime:
             while self._inside:
                 self._condition.wait()
             self.run = None
+        for workers in self.workers.values():
+            for worker in workers:
+                worker.operator.uncancel()
 
     def _cancel(self, run: Run) -> None:
         run.cancel()

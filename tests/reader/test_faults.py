@@ -65,8 +65,12 @@ def a_fifth(fault: str) -> Callable[[str, str], str]:
     return lambda method, path: fault if method == "GET" and next(reads) % 5 == 2 else ""
 
 
-@pytest.mark.parametrize("cached", [False, True], ids=["memory", "cache"])
-@pytest.mark.parametrize("fault", ["503", "cut", "drop", "stall", "flip"])
+@pytest.mark.parametrize(
+    "cached", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["memory", "cache"]
+)
+@pytest.mark.parametrize(
+    "fault", ["503", "cut", "drop", "flip", pytest.param("stall", marks=pytest.mark.slow)]
+)
 def test_a_fifth_of_all_requests_may_fail(
     bucket: Bucket, proxy: Any, s3_options: Any, tmp_path: Path, fault: str, cached: bool
 ) -> None:
