@@ -1,6 +1,7 @@
 """The loop of operators that keep state of their own: one worker, in order, with snapshots.
 
-Every ``SNAPSHOT_EVERY`` inputs the operator's ``state_dict()`` is taken. The cursor of an output is
+Every ``SNAPSHOT_EVERY`` inputs the operator's ``state_dict()`` is taken; of a regrouping operator, which may hold
+samples beside its state, as soon then as all that came in have left. The cursor of an output is
 ``(n, base, snapshot, drop)``: its number in the epoch, the input cursor and the snapshot to restart
 from, and how many outputs to drop after that (marks are outputs too). The snapshot is wrapped in a dict, which
 cursors leave as it is. The state begins anew in each epoch, so that an epoch
@@ -10,6 +11,7 @@ never depends on which came before (promise 3).
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter_ns
@@ -30,7 +32,8 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     initial = copy.deepcopy(operator.state_dict()) if worker.initial is None else worker.initial
     worker.initial = initial
     operator.load_state_dict(copy.deepcopy(initial))
-    if isinstance(operator, Regroup):
+    regroups = isinstance(operator, Regroup)
+    if regroups:
         operator.begin()
     number, base, drop = 0, None, 0
     snapshot: dict[str, Any] | None = None
@@ -41,6 +44,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
         number -= drop
     done, inputs = 0, 0
     held: list[Any] = []
+    inside: Counter[Any] = Counter()  # samples that a regrouping operator may hold
 
     def cursors() -> tuple[Any, Any] | None:
         """Of the next output; None if it left before the restart."""
@@ -54,6 +58,8 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     def send(made: list[Any]) -> Iterator[None]:
         for out in made:
             if isinstance(out, Chunk):
+                if regroups:
+                    inside.subtract(out.rows)
                 places = cursors()
                 if places is None:
                     continue
@@ -95,20 +101,25 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             after = item.after
             if item.buffers:
                 held.append(item.buffers)
+            if regroups:
+                inside.update(item.rows)
             made = work(item, partial(operator.process, item), item.epoch)
             yield from send(made)
             inputs += 1
-            if operator.kind != "regroup" or made:
+            if not regroups or made:
                 release()
-            if inputs % SNAPSHOT_EVERY == 0:
+            if inputs >= SNAPSHOT_EVERY and not (regroups and any(inside.values())):
+                inputs = 0
+                inside.clear()
                 base, snapshot = after, {"state": copy.deepcopy(operator.state_dict())}
                 drop, done = max(0, drop - done), 0
         elif isinstance(item, EndOfEpoch):
-            if isinstance(operator, Regroup):
+            if regroups:
                 yield from send(work(None, operator.flush, item.epoch))
             release()
             put(item)
             operator.load_state_dict(copy.deepcopy(initial))
+            inside.clear()
             number, base, snapshot, drop, done, inputs = 0, None, None, 0, 0, 0
         elif isinstance(item, Mark):
             places = cursors()

@@ -430,6 +430,27 @@ def test_an_iterator_with_a_state_resumes_exactly_at_every_step():
     assert_resumes_exactly(make, rank=1, world_size=2, equal_steps=False)
 
 
+@pytest.mark.parametrize("options", [{}, {"rank": 1, "world_size": 2, "equal_steps": False}])
+def test_snapshots_of_an_iterator_resume_exactly_at_every_step(monkeypatch, options):
+    monkeypatch.setattr("pipegraph.stage.sources.SNAPSHOT_EVERY", 2)
+
+    def make():
+        graph = pg.Graph("g")
+        graph.add(ops.FromIterable(lambda: CountedIterator(11))).then(ops.Shuffle(3))
+        return graph
+
+    assert_resumes_exactly(make, epochs=3, **options)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a stateful operator behind a filter", "a stateful regrouping operator", "nested routes", "everything"],
+)
+def test_frequent_snapshots_of_stateful_operators_resume_exactly(monkeypatch, name):
+    monkeypatch.setattr("pipegraph.stage.stateful.SNAPSHOT_EVERY", 3)
+    assert_resumes_exactly(CASES[name])
+
+
 def test_a_one_shot_iterator_serves_one_epoch_and_then_says_so():
     graph = pg.Graph("g")
     graph.add(ops.FromIterable(iter(range(5))))
