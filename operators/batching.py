@@ -126,6 +126,9 @@ class Batch(Regroup):
         self._open, self._sum = [chunk], cost  # before the batch is made, which may fail
         return self._make(open_chunks)
 
+    def emits_next(self) -> bool:
+        return self.cost is not None or self.size is None or len(self._open) + 1 >= self.size
+
     def flush(self) -> Iterable[Chunk]:
         if self.drop_last and self.cost is None:
             self._open = []

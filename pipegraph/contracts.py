@@ -264,6 +264,10 @@ class Regroup(Operator):
     def begin(self) -> None:
         """A run begins (also after one that was broken off): forget what is held."""
 
+    def emits_next(self) -> bool:
+        """Whether the next ``process`` may make something new, for which memory is then reserved."""
+        return True
+
     def flush(self) -> Iterable[Chunk]:
         """What is left at the end of an epoch; the next chunk begins a new epoch."""
         return ()

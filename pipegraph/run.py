@@ -142,7 +142,7 @@ class Run:
             run = self.stages[stage.name]
             run.above = [self.stages[edge.stage] for edge in stage.upstream]
             if isinstance(stage.operator, Source) and stage.operator.random_access:
-                inner = Channel(max(16, 2 * stage.workers), None, self.activity)
+                inner = Channel(max(64, 2 * stage.workers), None, self.activity)
                 inner.pump = Pump(positions_loop(run, self._runtime.readers[stage.name], inner), [inner])
                 run.inboxes = [inner]
                 self._inner.append(inner)

@@ -103,7 +103,11 @@ def buffers(data: Any) -> tuple[tuple[int, int], ...]:
     if kind is bytes or kind is bytearray:
         return ((id(data), len(data)),) if data else ()
     found: dict[int, int] = {}
-    _collect(data, found)
+    if kind is dict:
+        for value in data.values():
+            _collect(value, found)
+    else:
+        _collect(data, found)
     return tuple(found.items())
 
 
@@ -111,19 +115,25 @@ def _collect(data: Any, found: dict[int, int]) -> None:
     kind = type(data)
     if kind in ATOMS or kind is str:
         return
-    if kind is bytes:
+    if kind is np.ndarray:
+        nbytes = data.nbytes
+        if nbytes:
+            # The object stands for its memory: asking numpy for the address costs more than all the rest.
+            found[id(data)] = nbytes
+    elif kind is bytes:
         if data:
             found[id(data)] = len(data)
     elif isinstance(data, torch.Tensor):
-        nbytes = data.numel() * data.element_size()
+        nbytes = data.nbytes
         if nbytes and data.layout == torch.strided:
-            found[data.data_ptr()] = min(nbytes, data.untyped_storage().nbytes())
+            if not data.is_contiguous():  # expanded, perhaps: larger than what it lies in
+                nbytes = min(nbytes, data.untyped_storage().nbytes())
+            found[data.data_ptr()] = nbytes
         elif nbytes:
             found[id(data)] = nbytes
     elif isinstance(data, np.ndarray):
         if data.nbytes:
-            identity = id(data) if data.base is None else int(data.__array_interface__["data"][0])
-            found[identity] = int(data.nbytes)
+            found[id(data)] = int(data.nbytes)
     elif isinstance(data, Mapping):
         for value in data.values():
             _collect(value, found)

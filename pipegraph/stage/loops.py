@@ -304,11 +304,13 @@ def _regroup(stage: StageRun, worker: Worker) -> Loop:
         item = get()
         if item.__class__ is Chunk:
             number_item(stage, worker, item)
-            reserved = reserve(memory) if memory.guarded else 0
+            reserved = reserve(memory) if memory.guarded and operator.emits_next() else 0
             held.add(item)
             made = _regrouped(stage, worker, item, partial(operator.process, item), held)
-            account.cancel_reservation(reserved)
-            yield from send(made)
+            if reserved:
+                account.cancel_reservation(reserved)
+            if made:
+                yield from send(made)
         elif isinstance(item, EndOfEpoch):
             yield from send(_regrouped(stage, worker, None, operator.flush, held, item.epoch))
             held.release_all()
@@ -370,12 +372,14 @@ class _Held:
 
     def release(self, rows: Iterable[Any]) -> None:
         if self._rows:
+            gone: list[Any] = []
             for row in rows:
                 waiting = self._rows.get(row)
                 if waiting:
-                    self._account.release(waiting.pop())
+                    gone += waiting.pop()
                     if not waiting:
                         del self._rows[row]
+            self._account.release(tuple(gone))
 
     def release_all(self) -> None:
         for waiting in self._rows.values():
