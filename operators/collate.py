@@ -33,7 +33,7 @@ def collate(items: Sequence[Any], pad: Any = None, field: str = "") -> Any:
         if first.dtype.kind in "OSUVM":
             return list(items)
         alike = (first.shape, first.dtype)
-        if all([type(item) is np.ndarray and (item.shape, item.dtype) == alike for item in items]):
+        if all(type(item) is np.ndarray and (item.shape, item.dtype) == alike for item in items):
             return torch.from_numpy(np.stack(items))  # one pass, and no tensor per sample
         return _stack(
             [torch.as_tensor(np.ascontiguousarray(item)) for item in items], _pad_of(pad, field), field

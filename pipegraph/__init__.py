@@ -23,10 +23,10 @@ from pipegraph.policies import Retry as Retry
 from pipegraph.policies import Skip as Skip
 
 if TYPE_CHECKING:
+    import pipegraph.testing as testing  # noqa: F401
     from pipegraph import operators as operators
     from pipegraph import order as order
     from pipegraph import replicas as replicas
-    import pipegraph.testing as testing  # noqa: F401
     from pipegraph.device.scattered import Scattered as Scattered
     from pipegraph.loader import Loader as Loader
     from pipegraph.plan import Plan as Plan
