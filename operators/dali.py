@@ -40,7 +40,9 @@ class Dali(Operator):
         device_id: int | None = None,
     ) -> None:
         if not callable(pipeline_def):
-            raise GraphError(f"Dali: a @pipeline_def function or a function on ndd batches is needed, got {pipeline_def!r}")
+            raise GraphError(
+                f"Dali: a @pipeline_def function or a function on ndd batches is needed, got {pipeline_def!r}"
+            )
         if isinstance(outputs, str) or not outputs:
             raise GraphError(f"Dali: outputs must be a sequence of names, got {outputs!r}")
         if num_threads < 1:

@@ -78,7 +78,9 @@ class OrderedSource(Source):
         stop = self._left(epoch, rank, world_size, history)
         if step >= stop:
             return 1 << 62  # past the epoch's end
-        drawn = self.order.positions(self.layout(), self.seed, epoch, rank, world_size, step, step + 1, history)
+        drawn = self.order.positions(
+            self.layout(), self.seed, epoch, rank, world_size, step, step + 1, history
+        )
         return int(drawn[0])
 
     def index_of(self, position: int, epoch: int) -> int:

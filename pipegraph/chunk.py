@@ -42,7 +42,19 @@ class Chunk:
         paths: per row, which inputs of fan-ins it came through; only kept below completion-order stages.
     """
 
-    __slots__ = ("_keys", "after", "batched", "before", "buffers", "data", "epoch", "nbytes", "paths", "ready", "rows")
+    __slots__ = (
+        "_keys",
+        "after",
+        "batched",
+        "before",
+        "buffers",
+        "data",
+        "epoch",
+        "nbytes",
+        "paths",
+        "ready",
+        "rows",
+    )
 
     def __init__(
         self,

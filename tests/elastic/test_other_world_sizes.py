@@ -129,7 +129,9 @@ def test_ranks_that_stand_at_different_steps_are_an_error_unless_all_states_are_
     make = elastic(SOURCES["strided"], lambda: ops.Batch(3))
     states = [deliver(make, rank, 2, None, 2 + rank)[1] for rank in range(2)]
     together = {**states[0], **states[1]}
-    seen = [value for rank in range(2) for chunk in deliver(make, rank, 2, None, 2 + rank)[0] for value in chunk]
+    seen = [
+        value for rank in range(2) for chunk in deliver(make, rank, 2, None, 2 + rank)[0] for value in chunk
+    ]
     for rank in range(3):
         got, _ = deliver(make, rank, 3, together, None)
         seen += [value for chunk in got for value in chunk]
@@ -146,5 +148,7 @@ def test_a_whole_epoch_resumes_at_any_size():
 
 
 def test_the_plan_says_whether_and_why_not():
-    assert "elastic: resumes at any world size" in str(elastic(SOURCES["lanes"], lambda: ops.Batch(3))().plan())
+    assert "elastic: resumes at any world size" in str(
+        elastic(SOURCES["lanes"], lambda: ops.Batch(3))().plan()
+    )
     assert "because of: filter, shuffle" in str(inelastic().plan())
