@@ -118,6 +118,28 @@ def test_chunks_yields_data_with_identity():
     assert len(chunk) == 1
 
 
+def test_the_loader_waits_for_copies_under_way_before_it_hands_a_batch_over():
+    waited = []
+
+    class Event:
+        def __init__(self, number):
+            self.number = number
+
+        def wait(self, stream=None):
+            waited.append(self.number)
+
+    class Copy(pg.Operator):
+        def process(self, chunk):
+            chunk.ready = (Event(chunk.data),)
+            return chunk
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(5))).then(Copy())
+    with graph.loader() as loader:
+        for number in loader:
+            assert waited == list(range(number + 1))
+
+
 def test_nothing_starts_before_the_first_iter():
     before = threading.active_count()
     loader = epoch_graph().loader()

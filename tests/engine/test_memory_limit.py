@@ -163,7 +163,8 @@ def test_queues_hold_at_most_their_capacity_while_the_consumer_is_slow():
         next(items)
         run = loader._runtime.run
         (source_queue,), (terminal,) = run.stages["source"].outboxes[0], run.stages["map"].outboxes[0]
-        source_queue.wait_until(lambda s: s.putters_waiting == 1 and s.depth == 5)
+        source_queue.wait_until(lambda s: s.depth > 5 or (s.putters_waiting == 1 and s.depth == 5))
+        assert source_queue.stats().depth == 5
         terminal.wait_until(lambda s: s.putters_waiting == 3 or s.depth == 4)
         # 1 delivered, 4 + 5 in queues, 3 in the workers' hands, 1 in the source's
         assert source_queue.stats().puts + 1 <= 1 + 4 + 5 + 3 + 1
