@@ -36,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=100)[0] for process in processes]
+        said = [process.communicate(timeout=300)[0] for process in processes]
     except subprocess.TimeoutExpired:
         for process in processes:
             process.kill()
