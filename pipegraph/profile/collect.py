@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from pipegraph.contracts import Source
 from pipegraph.plan import Plan, StagePlan
 
 from .bottleneck import CONSUMER, EdgeFacts, find_bottleneck
@@ -120,7 +121,9 @@ def _stage(
     name, workers = stage.name, stage.workers
     meters = runtime.meters.get(name, [])
     producers = _producers(runtime.plan)
-    calls = sum(meter.calls or meter.items for meter in meters)
+    # A source's call may read a whole group of items.
+    per_item = isinstance(stage.operator, Source)
+    calls = sum(meter.items if per_item else meter.calls for meter in meters)
     starved = sum(waits[name, index][0] for index in range(len(stage.upstream)))
     memory = totals["memory", name]
     blocked = memory + sum(waits[edge][1] for edge, producer in producers.items() if producer == name)

@@ -246,3 +246,26 @@ def test_stages_that_the_plan_left_out_are_listed_with_no_workers():
         found = loader.profile()
     assert found.stages["copy"] == pg.StageProfile()
     assert "copy    left out" in str(found)
+
+
+def test_a_source_that_reads_groups_is_timed_by_the_item():
+    class Grouped:
+        """Each group of items takes 20 ms to read."""
+
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            raise AssertionError("read by groups")
+
+        def __getitems__(self, indices):
+            works_for(20)(None)
+            return list(indices)
+
+    graph = pg.Graph("groups")
+    graph.add(ops.FromSequence(Grouped()), name="source")
+    with graph.loader() as loader:
+        assert list(loader) == list(range(64))
+        source = loader.profile().stages["source"]
+    assert source.items == 64
+    assert source.service_mean_s * 64 == pytest.approx(source.busy * loader.profile().elapsed_s, rel=0.01)
