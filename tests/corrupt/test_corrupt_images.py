@@ -1,0 +1,173 @@
+"""A folder in which one image in ten is bad: what is delivered, what is in the ledger, what is raised, all exact."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+
+N = 200
+KINDS = ("truncated", "empty", "not an image", "wrong extension")
+BAD = {i: KINDS[(i // 10) % 4] for i in range(7, N, 10)}
+FAILING = [i for i, kind in BAD.items() if kind != "wrong extension"]
+ERRORS = {
+    "truncated": "ends inside|truncated|premature",
+    "empty": "empty",
+    "not an image": "not an image",
+}
+
+
+def encoded(value: int, kind: str) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    pixels = np.add.outer(np.arange(40), np.arange(30))[:, :, None] + np.array([value, 2 * value, 0])
+    Image.fromarray((pixels % 256).astype(np.uint8)).save(out, kind, quality=90)
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    for i in range(N):
+        data = encoded(i, "JPEG")
+        kind = BAD.get(i)
+        if kind == "truncated":
+            data = data[: len(data) * (3 if i % 20 < 10 else 1) // 4]
+        elif kind == "empty":
+            data = b""
+        elif kind == "not an image":
+            data = b"this is text, whatever its name says" * 20
+        elif kind == "wrong extension":
+            data = encoded(i, "PNG")
+        (root / f"{i:03}.jpg").write_bytes(data)
+    return root
+
+
+def graph_of(
+    folder: Path, policy: pg.Skip | pg.Replace | pg.Retry | str, batched: bool, workers: int
+) -> pg.Graph:
+    graph = pg.Graph("corrupt", seed=1)
+    node = graph.add(ops.ListFiles(folder)).then(ops.Load(), workers=2)
+    if batched:
+        node = node.then(ops.Batch(16))
+    node.then(ops.DecodeImage(24, backend="opencv"), workers=workers, on_error=policy, name="decode")
+    return graph
+
+
+def keys_of(batch: dict, batched: bool) -> list[str]:
+    return batch["key"] if batched else [batch["key"]]
+
+
+SHAPES = pytest.mark.parametrize(
+    ("batched", "workers"), [(False, 1), (False, 3), (True, 1), (True, 3)], ids=lambda value: str(value)
+)
+
+
+@SHAPES
+@pytest.mark.parametrize(
+    "policy", [pg.Skip(), pg.Skip(len(FAILING)), pg.Skip(0.2), pg.Retry(2, then=pg.Skip())], ids=repr
+)
+def test_skip_leaves_out_just_the_bad_ones_and_lists_each(folder, policy, batched, workers):
+    with graph_of(folder, policy, batched, workers).loader() as loader:
+        delivered = [key for batch in loader for key in keys_of(batch, batched)]
+        profile = loader.profile()
+    assert delivered == [f"{i:03}.jpg" for i in range(N) if i not in FAILING]
+    assert [(q.key, q.position, q.stage) for q in profile.quarantined] == [
+        (f"{i:03}.jpg", i, "decode") for i in FAILING
+    ]
+    for entry in profile.quarantined:
+        assert entry.error.startswith("DecodeError: ")
+    assert profile.stages["decode"].failed == len(FAILING)
+    assert profile.stages["decode"].retried == (2 * len(FAILING) if isinstance(policy, pg.Retry) else 0)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_batches_are_shortened_and_never_refilled(folder, workers):
+    with graph_of(folder, pg.Skip(), True, workers).loader() as loader:
+        sizes = [(len(batch["image"]), len(batch["key"])) for batch in loader]
+    wanted = [sum(1 for i in range(s, min(s + 16, N)) if i not in FAILING) for s in range(0, N, 16)]
+    assert sizes == [(n, n) for n in wanted]
+
+
+@SHAPES
+def test_replace_keeps_every_count_and_takes_substitutes_that_are_good(folder, batched, workers):
+    def run() -> tuple[list[str], list[int]]:
+        with graph_of(folder, pg.Replace(tries=8), batched, workers).loader() as loader:
+            delivered = [key for batch in loader for key in keys_of(batch, batched)]
+            return delivered, [q.position for q in loader.profile().quarantined]
+
+    delivered, ledger = run()
+    assert ledger == FAILING
+    assert len(delivered) == N
+    for position, key in enumerate(delivered):
+        if position in FAILING:
+            assert int(key[:3]) not in FAILING
+        elif batched or position not in FAILING:
+            assert key == f"{position:03}.jpg"
+    assert run() == (delivered, ledger)
+
+
+@SHAPES
+def test_raise_delivers_what_came_before_and_raises_the_first_with_its_note(folder, batched, workers):
+    first = FAILING[0]
+    delivered: list[str] = []
+    with graph_of(folder, "raise", batched, workers).loader() as loader:
+        with pytest.raises(pg.errors.DecodeError) as caught:
+            for batch in loader:
+                delivered += keys_of(batch, batched)
+        assert loader.profile().quarantined == ()
+    before = range(first - first % 16 if batched else first)
+    assert delivered == [f"{i:03}.jpg" for i in before]
+    assert any(
+        "'decode'" in note and f"'{first:03}.jpg'" in note and f"{first}" in note
+        for note in caught.value.__notes__
+    )
+
+
+@SHAPES
+@pytest.mark.parametrize("budget", [0, 1, 5, 0.05])
+def test_the_failure_that_exceeds_the_budget_is_raised_at_its_place(folder, batched, workers, budget):
+    limit = None
+    for allowed, i in enumerate(FAILING, 1):
+        over = allowed > budget if budget in (0, 1, 5) else i + 1 >= 100 and allowed > budget * (i + 1)
+        if over:
+            limit = i
+            break
+    assert limit is not None
+    delivered: list[str] = []
+    with graph_of(folder, pg.Skip(budget), batched, workers).loader() as loader:
+        with pytest.raises(pg.errors.DecodeError) as caught:
+            for batch in loader:
+                delivered += keys_of(batch, batched)
+        ledger = [q.position for q in loader.profile().quarantined if q.position < limit]
+    start = limit - limit % 16 if batched else limit
+    assert delivered == [f"{i:03}.jpg" for i in range(start) if i not in FAILING]
+    assert ledger == [i for i in FAILING if i < limit]
+    assert any("exceeds the budget" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_the_ledger_says_what_is_wrong_with_each(folder, kind):
+    with graph_of(folder, pg.Skip(), True, 2).loader() as loader:
+        for _ in loader:
+            pass
+        said = [q.error for q in loader.profile().quarantined if BAD[q.position] == kind]
+    assert len(said) == 5
+    assert all(re.search(ERRORS[kind], error, re.IGNORECASE) for error in said), said
+
+
+def test_a_file_that_is_gone_is_an_error_with_its_name(folder, tmp_path):
+    graph = pg.Graph()
+    graph.add(ops.FromSequence([{"key": "a", "path": str(tmp_path / "gone.jpg")}])).then(
+        ops.Load(), name="load"
+    )
+    with graph.loader() as loader, pytest.raises(FileNotFoundError, match="gone.jpg") as caught:
+        list(loader)
+    assert any("'load'" in note and "'a'" in note for note in caught.value.__notes__)
