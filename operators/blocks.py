@@ -205,7 +205,11 @@ class BlockReader:
                     if not waits:
                         waits = True
                         self._begin_wait()
-                    self._arrived.wait()
+                    entry.pins += 1  # it must not make room for another one before it was read
+                    try:
+                        self._arrived.wait()
+                    finally:
+                        entry.pins -= 1
             finally:
                 if waits:
                     self._end_wait()
@@ -233,10 +237,14 @@ class BlockReader:
         self._held += nbytes
         return entry
 
-    def _make_room(self, nbytes: int) -> None:
-        """Let go of blocks that nobody reads: those of no known further use first, then the least recently used."""
+    def _make_room(self, nbytes: int, after: _Entry | None = None) -> None:
+        """Let go of blocks that nobody reads: those of no known further use first, then the least recently used.
+
+        Args:
+            after: a block that turned out to be larger than thought; it stays, and so do those that are needed.
+        """
         budget = self._shelf.budget()
-        for spare_needed in (True, False):
+        for spare_needed in (True, False) if after is None else (True,):
             # What lies in the node cache is opened again at once, and while it is open it cannot be evicted, even
             # where the plan wants its place for another: what is not needed soon is closed.
             closes_all = spare_needed and self._shelf.keeps and self._way.scanned > self._way.tick
@@ -289,6 +297,10 @@ class BlockReader:
             if entry.file is not None:
                 now = perf_counter()
                 entry.state = "ready"
+                nbytes = self._shelf.held_nbytes(entry.number)  # a part's size may be known only now
+                self._held += nbytes - entry.nbytes
+                entry.nbytes = nbytes
+                self._make_room(0, after=entry)
                 self._loads.add(now - entry.asked)
                 self._transfers.add(now - began)
                 self._count("blocks loaded", 1)

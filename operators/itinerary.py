@@ -93,7 +93,8 @@ class Itinerary:
 
     def needs(self, number: int) -> bool:
         """Whether a block is known to be read again."""
-        return self._last_use.get(number, -1) >= self.tick
+        last = self._last_use.get(number)
+        return last is not None and last >= self.tick
 
     def next_draw(self, pace_s: float | None, lead_s: float | None) -> Draw | None:
         """The steps to look at next, or None where enough is known.

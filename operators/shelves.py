@@ -60,7 +60,7 @@ class Shelf(ABC):
 
     @abstractmethod
     def held_nbytes(self, number: int) -> int:
-        """What a block counts of the budget."""
+        """What a block counts of the budget; an estimate until it is open."""
 
     @abstractmethod
     def budget(self) -> int:
@@ -283,9 +283,14 @@ class PartShelf(Shelf):
     def __init__(self, parts: list[Part], whole: bool, near: Near) -> None:
         self._parts, self._near, self._whole = parts, near, whole
         self.near = near.in_use and whole
+        self._sizes: dict[int, int] = {}  # of parts whose size was asked for
 
     def held_nbytes(self, number: int) -> int:
-        return (self._parts[number].size or 0) if self.near else 0
+        if not self.near:
+            return 0
+        size = self._parts[number].size or self._sizes.get(number)
+        # As large as the largest one known, until it is asked for.
+        return size if size is not None else max(list(self._sizes.values()), default=0)
 
     def budget(self) -> int:
         return self._near.budget()
@@ -297,6 +302,7 @@ class PartShelf(Shelf):
         if part.size is None:
             assert store is not None
             part = Part(part.uri, store.head(part.uri).size)
+            self._sizes[number] = part.size or 0
         assert part.size is not None
         if self._near.handle is None and part.size > self._near.budget():
             raise GraphError(

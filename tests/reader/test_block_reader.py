@@ -27,6 +27,7 @@ class Blocks(Shelf):
     def __init__(self, budget: int = 1000, gated: bool = False) -> None:
         self.opened: list[int] = []
         self.closed: list[int] = []
+        self.unknown_until_open = False
         self.failing: dict[int, Exception] = {}
         self.changed = threading.Condition()
         self._budget, self._gated = budget, gated
@@ -34,7 +35,7 @@ class Blocks(Shelf):
         self._stopped = False
 
     def held_nbytes(self, number: int) -> int:
-        return 10
+        return 0 if self.unknown_until_open and number not in self.opened else 10
 
     def budget(self) -> int:
         return self._budget
@@ -118,6 +119,28 @@ def test_several_workers_share_one_load_of_a_block(make_reader: Any) -> None:
     assert shelf.opened == [1]
 
 
+def test_a_block_that_is_waited_for_is_read_before_it_makes_room_for_another(make_reader: Any) -> None:
+    shelf = Blocks(budget=10, gated=True)
+    reader = make_reader(shelf, ahead=False)
+    values: list[Any] = []
+
+    def work(number: int) -> None:
+        entry = reader.acquire(number, 0, None)
+        values.append(entry.value)
+        reader.release(entry)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    shelf.wait_until_opened(0, 1, 2)
+    for number in range(3):
+        shelf.allow(number)
+    for thread in threads:
+        thread.join(20)
+    assert sorted(values) == ["block 0", "block 1", "block 2"]
+    assert sorted(shelf.opened) == [0, 1, 2]
+
+
 def test_what_is_held_stays_within_the_budget_and_blocks_in_use_stay(make_reader: Any) -> None:
     shelf = Blocks(budget=30)
     reader = make_reader(shelf, ahead=False)
@@ -128,6 +151,16 @@ def test_what_is_held_stays_within_the_budget_and_blocks_in_use_stay(make_reader
     assert 0 not in shelf.closed
     assert shelf.closed == [1, 2, 3, 4, 5]
     reader.release(kept)
+
+
+def test_parts_whose_size_is_known_only_once_they_are_open_count_from_then_on(make_reader: Any) -> None:
+    shelf = Blocks(budget=30)
+    shelf.unknown_until_open = True
+    reader = make_reader(shelf, ahead=False)
+    for number in range(8):
+        reader.release(reader.acquire(number, 0, None))
+        assert len(reader._entries) <= 3
+        assert reader._held <= 30
 
 
 def test_preloading_does_not_push_out_what_is_still_needed(make_reader: Any) -> None:
