@@ -42,10 +42,13 @@ class SlabRing:
         self._spare = spare
         self._on_return = on_return
         self._free: SimpleQueue[torch.Tensor] = SimpleQueue()
+        self._returned: SimpleQueue[_Return] = SimpleQueue()
+        self._lent: set[_Return] = set()
         self.made = 0
 
     def take(self, nbytes: int) -> torch.Tensor:
         """A slab of at least ``nbytes`` (uint8, one dimension) that nobody reads."""
+        self._collect()
         while True:
             try:
                 slab = self._free.get_nowait()
@@ -59,13 +62,38 @@ class SlabRing:
         self.made += 1
         return self._allocate(nbytes)
 
+    def _collect(self) -> None:
+        """Free what has come back since."""
+        while True:
+            try:
+                back = self._returned.get_nowait()
+            except Empty:
+                return
+            self._lent.discard(back)
+            self._free.put(back.slab)
+
     def give_back(self, slab: torch.Tensor) -> None:
         """A slab that was taken and never lent."""
         self._free.put(slab)
 
     def lend(self, slab: torch.Tensor) -> Lease:
         """Start a delivery of the slab; it returns when the last tensor made of the lease is gone."""
-        return Lease(slab, self._free)
+        return Lease(slab, self)
+
+
+class _Return(weakref.ref[Any]):
+    """Remembers a lent slab until the last tensor made of its lease is gone.
+
+    Its callback is ``SimpleQueue.put`` itself: no Python code runs there, so a Ctrl-C can never arrive inside it,
+    where the interpreter would print and drop it.
+    """
+
+    __slots__ = ("slab",)
+    __hash__ = object.__hash__  # a reference's own hash asks its referent, and arrays have none
+    slab: torch.Tensor
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
 
 class Lease:
@@ -73,9 +101,11 @@ class Lease:
 
     __slots__ = ("_owner",)
 
-    def __init__(self, slab: torch.Tensor, free: SimpleQueue[torch.Tensor]) -> None:
+    def __init__(self, slab: torch.Tensor, ring: SlabRing) -> None:
         owner: Bytes = slab.numpy()[:]
-        weakref.finalize(owner, free.put, slab).atexit = False
+        back = _Return(owner, ring._returned.put)
+        back.slab = slab
+        ring._lent.add(back)
         self._owner = owner
 
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...], offset: int = 0) -> torch.Tensor:
