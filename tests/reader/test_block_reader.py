@@ -358,3 +358,26 @@ def test_eviction_by_the_plan_hits_more_often_than_the_least_recently_used(
     # Of three epochs' 204 blocks. Belady's optimum for such reshuffled scans is a little more than half.
     assert hits[True] >= 100
     assert hits[True] > 1.5 * hits[False]
+
+
+def refuse_thirds(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] % 3 == 0:
+        raise ValueError("a bad sample")
+    return sample
+
+
+def test_substitutes_for_a_stage_below_are_read_through_the_same_blocks(
+    write_shards: Any, upload: Any, make_manifest: Any
+) -> None:
+    folder = write_shards("tar", 4, 30)
+    graph = pg.Graph("replace", seed=4)
+    select = ops.ShardSelect(f"{upload(folder)}/*", manifest=make_manifest(folder, block_nbytes=40_000))
+    node = graph.add(select).then(ops.Load(), name="load", workers=2)
+    node.then(refuse_thirds, workers=2, on_error=pg.Replace(tries=20))
+    with graph.loader() as loader:
+        labels = [sample["label"] for sample in loader]
+        replaced = len(loader.profile().quarantined)
+    assert len(labels) == 126
+    assert not any(label % 3 == 0 for label in labels)
+    assert replaced == sum(len(range(0, n, 3)) for n in (30, 31, 32, 33))
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("pipegraph")]
