@@ -211,14 +211,12 @@ def mosaic(job: argparse.Namespace) -> Iterator[Any]:
         AWS_SECRET_ACCESS_KEY="secret",
         AWS_DEFAULT_REGION="us-east-1",
     )
-    local = Path(tempfile.mkdtemp(dir=job.folder, prefix=f"mds-{job.rank}-"))
+    # Ranks of one node share this folder: the first of them brings the index.
+    local = Path(job.folder) / f"mds-{job.seed}"
     data = StreamingDataset(
         remote="s3://data/mds", local=str(local), batch_size=BATCH, shuffle=True, shuffle_seed=job.seed + 1
     )
-    try:
-        yield from DataLoader(data, batch_size=BATCH, num_workers=1)
-    finally:
-        shutil.rmtree(local, ignore_errors=True)
+    yield from DataLoader(data, batch_size=BATCH, num_workers=1)
 
 
 CONTESTANTS: dict[str, Callable[[argparse.Namespace], Iterable[Any]]] = {
