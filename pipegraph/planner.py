@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 
 from pipegraph.contracts import Merge, Operator, Route, Source
 from pipegraph.errors import GraphError
@@ -69,15 +70,22 @@ def _output_edge(graph: Graph, output: Node | str | None) -> Edge:
 
 
 def _ancestors(graph: Graph, output: Edge) -> list[str]:
-    """The stages that run, in topological order (which is the order they were added in)."""
-    import networkx
-
-    digraph = graph.to_networkx()
-    if not networkx.is_directed_acyclic_graph(digraph):
-        cycle = " -> ".join(a for a, _ in networkx.find_cycle(digraph))
-        raise GraphError(f"graph {graph.name!r} has a cycle: {cycle}")
-    needed = networkx.ancestors(digraph, output.stage) | {output.stage}
-    return [name for name in networkx.topological_sort(digraph) if name in needed]
+    """The stages that run, in topological order: the order they were added in, which puts every upstream first."""
+    needed: set[str] = set()
+    waiting = [output.stage]
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            waiting += [edge.stage for edge in graph.stages[name].upstream]
+    ordered = TopologicalSorter(
+        {name: [edge.stage for edge in spec.upstream] for name, spec in graph.stages.items() if name in needed}
+    )
+    try:
+        ordered.prepare()
+    except CycleError as error:
+        raise GraphError(f"graph {graph.name!r} has a cycle: {' -> '.join(reversed(error.args[1]))}") from None
+    return [name for name in graph.stages if name in needed]
 
 
 def _leave_out_copies(planned: dict[str, StagePlan], output: Edge) -> None:
