@@ -79,12 +79,18 @@ def _ancestors(graph: Graph, output: Edge) -> list[str]:
             needed.add(name)
             waiting += [edge.stage for edge in graph.stages[name].upstream]
     ordered = TopologicalSorter(
-        {name: [edge.stage for edge in spec.upstream] for name, spec in graph.stages.items() if name in needed}
+        {
+            name: [edge.stage for edge in spec.upstream]
+            for name, spec in graph.stages.items()
+            if name in needed
+        }
     )
     try:
         ordered.prepare()
     except CycleError as error:
-        raise GraphError(f"graph {graph.name!r} has a cycle: {' -> '.join(reversed(error.args[1]))}") from None
+        raise GraphError(
+            f"graph {graph.name!r} has a cycle: {' -> '.join(reversed(error.args[1]))}"
+        ) from None
     return [name for name in graph.stages if name in needed]
 
 
