@@ -133,19 +133,3 @@ def _stacked(value: Any, count: int) -> bool:
 
 def _scalar(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 0
-
-
-def select_rows(batch: Any, kept: Sequence[int], count: int) -> Any:
-    """The batch with only the samples ``kept``."""
-    if isinstance(batch, torch.Tensor):
-        return batch[list(kept)] if batch.dim() and len(batch) == count else batch
-    if isinstance(batch, np.ndarray):
-        return batch[list(kept)] if batch.ndim and len(batch) == count else batch
-    if isinstance(batch, Mapping):
-        return {key: select_rows(value, kept, count) for key, value in batch.items()}
-    if isinstance(batch, list) and len(batch) == count:
-        return [batch[i] for i in kept]
-    if isinstance(batch, list | tuple):
-        made = [select_rows(value, kept, count) for value in batch]
-        return type(batch)(*made) if is_namedtuple(batch) else type(batch)(made)
-    return batch

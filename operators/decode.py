@@ -12,7 +12,6 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, RowOperator
 from pipegraph.device.slabs import SlabRing, allocator, array_of
 from pipegraph.errors import DataError, GraphError
-from pipegraph.operators.collate import select_rows
 from pipegraph.operators.images import (
     Crop,
     Interpolation,
@@ -24,6 +23,7 @@ from pipegraph.operators.images import (
 )
 from pipegraph.operators.images.choice import BACKENDS, family_of
 from pipegraph.randomness import generator
+from pipegraph.tree import select_rows
 
 FIELDS = ("image", "jpg", "jpeg", "png", "webp", "bytes")
 """Where encoded bytes are looked for, in this order."""

@@ -11,9 +11,9 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator
 from pipegraph.device.slabs import SlabRing, allocator
 from pipegraph.errors import DataError, GraphError
-from pipegraph.operators.collate import select_rows
 from pipegraph.operators.decode import SPARE_SLABS
 from pipegraph.operators.images.normalize import Layout, check_normalisation, normalize_into
+from pipegraph.tree import select_rows
 
 
 def _image_of(data: Any, what: str) -> torch.Tensor:

@@ -156,6 +156,14 @@ class Chunk:
             chunk.paths = tuple(self.paths[i] for i in indices)
         return chunk
 
+    def shorten(self, kept: Sequence[int], data: Any) -> None:
+        """Keep only the samples ``kept`` of this batch, whose data is ``data``."""
+        keys = self.keys
+        self.rows, self.keys = tuple(self.rows[i] for i in kept), tuple(keys[i] for i in kept)
+        if self.paths is not None:
+            self.paths = tuple(self.paths[i] for i in kept)
+        self.data = data
+
     @staticmethod
     def group(chunks: Sequence[Chunk], data: Any, batched: bool = True) -> Chunk:
         """One chunk out of consecutive ones: it restarts with the first and goes on after the last."""

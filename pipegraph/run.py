@@ -21,6 +21,7 @@ from pipegraph.stage.horizon import Horizon
 from pipegraph.stage.loops import loop_for
 from pipegraph.stage.restore import (
     Path,
+    expands_below,
     may_filter,
     restarts,
     unique_paths,
@@ -170,7 +171,8 @@ class Run:
                     consumer is not None and consumer.unordered_above and may_filter(consumer.operator)
                 )
                 if filterable:
-                    self.channels[edge].skip(self.first_epoch, was_delivered(delivered, path))
+                    shorten = below.unordered_above and not expands_below(self.plan, edge)
+                    self.channels[edge].skip(self.first_epoch, was_delivered(delivered, path, shorten))
 
     # -- conduct -------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ here without a detour; the rest is optree's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -147,3 +147,19 @@ def _collect(data: Any, found: dict[int, int]) -> None:
     elif is_dataclass_value(data):
         for field in dataclasses.fields(data):
             _collect(getattr(data, field.name), found)
+
+
+def select_rows(batch: Any, kept: Sequence[int], count: int) -> Any:
+    """The batch with only the samples ``kept``."""
+    if isinstance(batch, torch.Tensor):
+        return batch[list(kept)] if batch.dim() and len(batch) == count else batch
+    if isinstance(batch, np.ndarray):
+        return batch[list(kept)] if batch.ndim and len(batch) == count else batch
+    if isinstance(batch, Mapping):
+        return {key: select_rows(value, kept, count) for key, value in batch.items()}
+    if isinstance(batch, list) and len(batch) == count:
+        return [batch[i] for i in kept]
+    if isinstance(batch, list | tuple):
+        made = [select_rows(value, kept, count) for value in batch]
+        return type(batch)(*made) if is_namedtuple(batch) else type(batch)(made)
+    return batch

@@ -20,6 +20,7 @@ from pipegraph.contracts import Merge, Operator, Regroup, Route, Source
 from pipegraph.plan import Plan, StagePlan
 from pipegraph.stage.cursors import earlier
 from pipegraph.stage.stage import Restart
+from pipegraph.tree import select_rows
 
 Path = tuple[int, ...]
 EdgeKey = tuple[str, int]
@@ -118,16 +119,40 @@ def unique_paths(plan: Plan) -> dict[EdgeKey, Path]:
     return found
 
 
-def was_delivered(delivered: Mapping[Path, Set[Lineage]], path: Path) -> Callable[[Any], bool]:
-    """A filter for the edge from which ``path`` leads to the output: all of a chunk's samples arrived before."""
+def was_delivered(
+    delivered: Mapping[Path, Set[Lineage]], path: Path, shorten: bool = False
+) -> Callable[[Any], bool]:
+    """A filter for the edge from which ``path`` leads to the output: all of a chunk's samples arrived before.
+
+    After a restart samples meet in other batches than before, and where these fan out, one branch may have
+    delivered a part of a batch that the other still needs: with ``shorten`` the batch loses that part here.
+    """
 
     def seen(item: Any) -> bool:
         if not isinstance(item, Chunk) or not item.rows:
             return False
         paths = item.paths or ((),) * len(item.rows)
-        return all(row in delivered.get((*way, *path), ()) for row, way in zip(item.rows, paths, strict=True))
+        kept = [
+            index
+            for index, (row, way) in enumerate(zip(item.rows, paths, strict=True))
+            if row not in delivered.get((*way, *path), ())
+        ]
+        if kept and shorten and item.batched and len(kept) < len(item.rows):
+            item.shorten(kept, select_rows(item.data, kept, len(item.rows)))
+        return not kept
 
     return seen
+
+
+def expands_below(plan: Plan, edge: EdgeKey) -> bool:
+    """Whether batches on an edge, from which one way leads to the output, are taken apart further down."""
+    name = edge[0]
+    while name:
+        if plan.stages[name].operator.kind == "expand":
+            return True
+        below = plan.consumers(name)
+        name = below[0][0] if below else ""
+    return False
 
 
 def may_filter(operator: Operator | Source) -> bool:
