@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def profile_of(loader: Loader) -> Profile:
     """What the loader has measured so far: before the first pass, during one, after an error or ``close()``."""
-    plan, runtime = loader.plan, loader._runtime
+    plan, runtime, progress = loader.plan, loader._runtime, loader._progress
     quarantined = loader._ledger.shown()
     if runtime is None:
         stages = {name: StageProfile(workers=_workers(stage)) for name, stage in plan.stages.items()}
@@ -36,14 +36,16 @@ def profile_of(loader: Loader) -> Profile:
         stages=stages,
         bottleneck=find_bottleneck(busy, _edges(plan, waits, elapsed_ns)),
         stall_s=stall_ns / 1e9,
-        samples_per_s=loader._delivered_samples / elapsed_s if elapsed_s else 0.0,
+        samples_per_s=progress.samples / elapsed_s if elapsed_s else 0.0,
         quarantined=quarantined,
         graph=plan.graph_name,
         elapsed_s=elapsed_s,
         passes=runtime.tally.passes,
-        items=loader._delivered_items,
-        samples=loader._delivered_samples,
-        first_batch_s=(loader._first_batch_ns - loader._started_ns) / 1e9 if loader._first_batch_ns else None,
+        items=progress.items,
+        samples=progress.samples,
+        first_batch_s=(progress.first_batch_ns - progress.started_ns) / 1e9
+        if progress.first_batch_ns
+        else None,
     )
 
 
