@@ -83,7 +83,9 @@ class LaneOrder(Order):
     def _epoch(self, layout: LayoutLike, seed: int, epoch: int) -> LanedEpoch:
         lanes = self.lane_count(layout)
         key = (layout_digest(layout), lanes, self.window, seed, epoch)
-        return _epochs.get(key, lambda: LanedEpoch.of(block_samples(layout), lanes, self.window, seed, epoch))
+        return _epochs.get(
+            key, lambda: LanedEpoch.of(block_samples(layout), lanes, self.window, seed, epoch, key[0])
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,9 +109,17 @@ class LanedEpoch:
     key: int
 
     @classmethod
-    def of(cls, samples: Int64Array, lanes: int, window: int, seed: int, epoch: int) -> LanedEpoch:
-        """The epoch of blocks with these numbers of samples."""
-        table = BlockTable.of(samples, shuffled(len(samples), key64("blocks", seed, epoch)))
+    def of(
+        cls,
+        samples: Int64Array,
+        lanes: int,
+        window: int,
+        seed: int,
+        epoch: int,
+        digest: str | None = None,
+    ) -> LanedEpoch:
+        """The epoch of blocks with these numbers of samples; ``digest`` as for ``BlockTable.of``."""
+        table = BlockTable.of(samples, shuffled(len(samples), key64("blocks", seed, epoch)), digest)
         share, rest = divmod(int(samples.sum()), lanes)
         lane = np.arange(lanes + 1, dtype=np.int64)
         bounds = lane * share + np.minimum(lane, rest)

@@ -117,11 +117,13 @@ class PartOrder(Order):
         return order
 
     def _table(self, layout: LayoutLike, seed: int, epoch: int) -> BlockTable:
+        digest = layout_digest(layout)
+
         def build() -> BlockTable:
             samples = part_samples(layout)
-            return BlockTable.of(samples, self._order(len(samples), seed, epoch))
+            return BlockTable.of(samples, self._order(len(samples), seed, epoch), digest)
 
-        return _tables.get((self.shuffle, layout_digest(layout), seed, epoch), build)
+        return _tables.get((self.shuffle, digest, seed, epoch), build)
 
     def _shares(self, layout: LayoutLike, deal: Deal) -> Shares:
         key = (self.shuffle, layout_digest(layout), deal)
