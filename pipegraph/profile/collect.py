@@ -9,6 +9,7 @@ from pipegraph.contracts import Source
 from pipegraph.plan import Plan, StagePlan
 
 from .bottleneck import CONSUMER, EdgeFacts, find_bottleneck
+from .reports import Report
 from .values import Profile, StageProfile
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ def _stage(
     starved = sum(waits[name, index][0] for index in range(len(stage.upstream)))
     memory = totals["memory", name]
     blocked = memory + sum(waits[edge][1] for edge, producer in producers.items() if producer == name)
+    reports = runtime.shared(name, Report)
     return StageProfile(
         items=sum(meter.items for meter in meters),
         samples=sum(meter.samples for meter in meters),
@@ -145,4 +147,6 @@ def _stage(
         memory=_share(memory, workers, elapsed_ns),
         grown_to=runtime.grown.get(name),
         counters=dict(runtime.counters.get(name, {})),
+        reports={key: report.to_dict() for key, report in reports.items()},
+        remarks=tuple(line for report in reports.values() for line in report.lines()),
     )

@@ -94,6 +94,7 @@ def _remarks(profile: Profile) -> list[str]:
             found.append(f"queue grew to {stage.grown_to} items, as the graph stood still")
         if found:
             lines.append(f"{_shorten(name, NAME_WIDTH)}: {', '.join(found)}")
+        lines += [f"{_shorten(name, NAME_WIDTH)}: {line}" for line in stage.remarks]
     if profile.quarantined:
         lines.append(f"quarantined: {len(profile.quarantined):,}")
         lines += [

@@ -34,6 +34,8 @@ class StageProfile:
         memory: the part of ``blocked`` that was spent waiting for room under ``memory_limit``.
         grown_to: capacity of its output queue if the graph stood still and it was enlarged, else None.
         counters: what the operator counts itself, by name.
+        reports: what it tells of itself beside counters: name -> JSON (see ``profile.reports``).
+        remarks: the same for people, as lines of the table.
     """
 
     items: int = 0
@@ -51,6 +53,8 @@ class StageProfile:
     memory: float = 0.0
     grown_to: int | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
+    reports: Mapping[str, Any] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,21 @@
+"""What a stage can tell of itself in the profile beside its counters."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+
+class Report(ABC):
+    """A shared object of a stage's workers (``Context.share``) that the profile shows under its name.
+
+    Any thread may call anything; it is read while workers write, and after ``close()``.
+    """
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """JSON of what it tells."""
+
+    @abstractmethod
+    def lines(self) -> list[str]:
+        """The same for people: short lines for the printed profile; none if there is nothing to say."""
