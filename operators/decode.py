@@ -21,7 +21,7 @@ from pipegraph.operators.images import (
     open_backend,
     probe,
 )
-from pipegraph.operators.images.choice import BACKENDS, family_of
+from pipegraph.operators.images.choice import BACKENDS, family_of, note_of
 from pipegraph.randomness import generator
 from pipegraph.tree import select_rows
 
@@ -112,7 +112,8 @@ class DecodeImage(RowOperator):
 
     def notes(self) -> list[str]:
         height, width = self.size
-        return [f"writes each pixel once, into slabs of {height}x{width}x{self._channels} uint8 per sample"]
+        slabs = f"writes each pixel once, into slabs of {height}x{width}x{self._channels} uint8 per sample"
+        return [slabs, note_of(self.backend)]
 
     def open(self, context: Context) -> None:
         self._context = context

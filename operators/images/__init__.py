@@ -11,6 +11,8 @@ from pipegraph.operators.images.backend import Interpolation as Interpolation
 from pipegraph.operators.images.backend import check_interpolation as check_interpolation
 from pipegraph.operators.images.choice import BACKENDS as BACKENDS
 from pipegraph.operators.images.choice import family_of as family_of
+from pipegraph.operators.images.choice import known_calibration as known_calibration
+from pipegraph.operators.images.choice import note_of as note_of
 from pipegraph.operators.images.choice import open_backend as open_backend
 from pipegraph.operators.images.crop import CenterCrop as CenterCrop
 from pipegraph.operators.images.crop import Crop as Crop

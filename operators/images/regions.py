@@ -50,7 +50,7 @@ class RegionBackend:
         exact: decodes JPEG regions at full scale.
         reduced: decodes JPEG regions at 1/2, 1/4 and 1/8.
         other: decodes plain images of other formats.
-        chosen_by: how the decoders were chosen, for ``describe()``.
+        description: what ``describe()`` says; by default which decoder does what.
     """
 
     family = "opencv"
@@ -61,22 +61,21 @@ class RegionBackend:
         exact: RegionDecoder,
         reduced: RegionDecoder,
         other: RegionDecoder,
-        chosen_by: str = "",
+        description: str = "",
     ) -> None:
         self.name = name
         self._exact = exact
         self._reduced = reduced
         self._other = other
-        self._chosen_by = chosen_by
+        self._description = description or (
+            f"{name}: JPEG regions by {exact.name}, at reduced scale by {reduced.name}, "
+            f"other formats by {other.name}"
+        )
         self._pillow = PillowBackend()
 
     def describe(self) -> str:
         """One line: which decoders do what, and why these."""
-        line = (
-            f"{self.name}: JPEG regions by {self._exact.name}, at reduced scale by {self._reduced.name}, "
-            f"other formats by {self._other.name}"
-        )
-        return f"{line} ({self._chosen_by})" if self._chosen_by else line
+        return self._description
 
     def decode_into(
         self,

@@ -53,9 +53,10 @@ def demo(
 @app.command(epilog="Example:  pipegraph plan train.py:graph")
 def plan(graph: Target, output: Output = None) -> None:
     """Check a graph and print what would run: operators, workers, queues, rewrites. Starts nothing."""
+    from pipegraph.cli.planning import run_plan
     from pipegraph.cli.target import load_graph
 
-    print(load_graph(graph).plan(output))
+    run_plan(load_graph(graph), output)
 
 
 @app.command(epilog="Example:  pipegraph profile train.py:graph --seconds 20")

@@ -8,6 +8,7 @@ import sys
 from importlib import metadata, util
 from typing import NamedTuple
 
+from pipegraph.errors import MissingExtraError
 from pipegraph.machine import available_memory, cores
 from pipegraph.units import format_bytes
 
@@ -40,8 +41,8 @@ PARTS = (
 
 
 def report() -> str:
-    """Facts and optional parts as aligned text; imports none of the parts."""
-    lines = [f"{name:<12}{value}" for name, value in [*_facts(), *_devices()]]
+    """Facts and optional parts as aligned text; of the parts it imports only the decoders, to measure them."""
+    lines = [f"{name:<12}{value}" for name, value in [*_facts(), *_devices(), *_decoders()]]
     lines += ["", "optional parts"]
     width = max(len(part.distribution) for part in PARTS)
     for part in PARTS:
@@ -83,6 +84,19 @@ def _devices() -> list[tuple[str, str]]:
         return [("devices", "cpu (no CUDA device; device='cpu' follows the same code path)")]
     count = torch.accelerator.device_count()
     return [("devices", f"{count} x cuda, and cpu")]
+
+
+def _decoders() -> list[tuple[str, str]]:
+    from pipegraph.operators.images import known_calibration, open_backend
+
+    try:
+        lines = [("decoder", open_backend("auto").describe())]
+    except MissingExtraError as error:
+        return [("decoder", f"none: {error}")]
+    measured = known_calibration()
+    if measured is not None:
+        lines += [("", f"JPEG regions/s of one thread at {each}") for each in measured.figures()]
+    return lines
 
 
 def _version(part: Part) -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,9 @@ right = source.then(lambda x: -x, name="right")
 failing = pg.Graph("failing")
 failing.add(ops.FromIterable(range(10)), name="numbers").then(lambda x: 1 // (x - 5), name="divide")
 
+images = pg.Graph("images")
+images.add(ops.FromIterable([]), name="numbers").then(ops.DecodeImage(8))
+
 nothing = pg.Graph("nothing")
 nothing.add(ops.FromIterable([]), name="numbers")
 
@@ -61,6 +65,11 @@ def test_plan_prints_what_would_run(pipeline, capsys):
     assert "square" in out
 
 
+def test_plan_says_which_decoder_this_machine_chooses_and_why(pipeline, capsys):
+    assert main(["plan", f"{pipeline}:images"]) == 0
+    assert re.search(r"^decode: auto: \w+ \(.*\bby calibration\)", told(capsys).out, re.M)
+
+
 def test_a_function_that_returns_a_graph_is_as_good_as_a_graph(pipeline, capsys):
     assert main(["plan", f"{pipeline}:build"]) == 0
     assert "plan of graph 'squares'" in told(capsys).out
@@ -77,7 +86,7 @@ def test_plan_delivers_from_the_stage_that_is_named(pipeline, capsys):
         ("nowhere.py:graph", "there is no file 'nowhere.py'"),
         ("{file}", "expected FILE:GRAPH"),
         ("{file}:", "expected FILE:GRAPH"),
-        ("{file}:absent", "has no 'absent'; graphs in it: graph, two, failing, nothing"),
+        ("{file}:absent", "has no 'absent'; graphs in it: graph, two, failing, images, nothing"),
         ("{file}:number", "is a int, not a graph nor a function that returns one"),
         ("{file}:takes", "failed: TypeError"),
         ("{file}:two", "has 2 sinks (left, right): name one with output="),
@@ -217,8 +226,9 @@ def test_doctor_names_the_machine_and_the_install_line_of_what_is_missing(monkey
     )
     assert main(["doctor"]) == 0
     out = told(capsys).out
-    for word in ("cores", "memory", "devices", "torch", "python"):
+    for word in ("cores", "memory", "devices", "torch", "python", "decoder     auto: "):
         assert f"\n{word}" in f"\n{out}"
+    assert "JPEG regions/s of one thread at full scale: opencv " in out
     assert 'missing: pip install "pipegraph[cloud]"' in out
 
 

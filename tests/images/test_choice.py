@@ -7,9 +7,11 @@ import sys
 
 import pytest
 
-from pipegraph.errors import GraphError
-from pipegraph.operators.images import BACKENDS, choice, family_of, open_backend
-from pipegraph.operators.images.choice import fastest, installed
+from pipegraph.errors import GraphError, MissingExtraError
+from pipegraph.operators import DecodeImage
+from pipegraph.operators.images import BACKENDS, choice, family_of, known_calibration, note_of, open_backend
+from pipegraph.operators.images.calibration import Calibration, fastest
+from pipegraph.operators.images.choice import installed
 
 
 def test_the_fastest_is_chosen_and_an_earlier_one_wins_a_near_tie():
@@ -22,8 +24,50 @@ def test_auto_is_calibrated_once_and_says_what_it_chose():
     backend = open_backend("auto")
     assert backend is open_backend("auto")
     assert backend.family == "opencv"
-    assert backend.describe().startswith("auto: JPEG regions by ")
-    assert "regions/s of one thread at calibration: exact opencv " in backend.describe()
+    measured = known_calibration()
+    assert next(iter(measured.exact)) == "opencv"
+    assert min(*measured.exact.values(), *measured.reduced.values()) > 0
+    assert backend.describe() == f"auto: {measured}"
+    assert fastest(measured.exact) in backend.describe()
+
+
+@pytest.mark.parametrize(
+    ("exact", "reduced", "said"),
+    [
+        ((100, 130, 150), (100, 120), "c (1.50 x a by calibration), at reduced scale b (1.20 x a)"),
+        ((100, 98, 90), (100, 80), "a (b 0.98 x by calibration), at reduced scale a (b 0.80 x)"),
+        ((100, 120), (100,), "b (1.20 x a by calibration), at reduced scale a"),
+        ((100,), (100,), "a (no other could be used)"),
+    ],
+)
+def test_a_calibration_says_in_a_line_what_was_chosen_and_why(exact, reduced, said):
+    rates = [dict(zip("abc", each, strict=False)) for each in (exact, reduced)]
+    assert str(Calibration(*rates)) == said
+    assert str(Calibration(*rates, broken=("d",))) == f"{said}; d could not be loaded"
+
+
+def test_a_plan_says_what_auto_chose_as_soon_as_it_is_known_and_measures_nothing_itself(monkeypatch):
+    monkeypatch.setattr(choice, "_auto", None)
+    monkeypatch.setattr(choice, "_measured", None)
+    operator = DecodeImage(32)
+    assert any(
+        "auto: the decoder is chosen by calibration when it opens" in note for note in operator.notes()
+    )
+    assert known_calibration() is None
+    described = open_backend("auto").describe()
+    assert described in operator.notes()
+    assert note_of("pillow") == "decodes with pillow, as asked"
+
+
+def test_auto_does_without_a_decoder_that_is_installed_but_cannot_be_loaded(monkeypatch):
+    def broken():
+        raise MissingExtraError("simplejpeg", "images", "a test")
+
+    monkeypatch.setattr(choice, "_auto", None)
+    monkeypatch.setattr(choice, "_measured", None)
+    monkeypatch.setitem(choice._DECODERS, "simplejpeg", ("simplejpeg", broken))
+    assert open_backend("auto").describe().endswith("; simplejpeg could not be loaded")
+    assert "simplejpeg" not in known_calibration().exact
 
 
 @pytest.mark.parametrize("name", ["pillow", "opencv", "simplejpeg"])
@@ -43,7 +87,9 @@ def test_the_family_is_known_without_opening_a_backend(monkeypatch):
     }
     monkeypatch.setattr(choice, "installed", lambda module: False)
     assert family_of("auto") == "pillow"
-    monkeypatch.setattr(choice, "_calibrated", None)
+    monkeypatch.setattr(choice, "_auto", None)
+    monkeypatch.setattr(choice, "_measured", None)
+    assert note_of("auto") == "auto: pillow, because OpenCV is not installed"
     assert open_backend("auto").family == "pillow"
 
 
