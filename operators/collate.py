@@ -11,7 +11,10 @@ import numpy as np
 import torch
 
 from pipegraph.errors import DataError
-from pipegraph.tree import is_dataclass_value, is_namedtuple
+from pipegraph.tree import is_dataclass_value, is_namedtuple, with_fields
+
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+"""What ``torch.tensor`` takes; other numbers (fractions, decimals) become lists."""
 
 
 def collate(items: Sequence[Any], pad: Any = None, field: str = "") -> Any:
@@ -28,41 +31,90 @@ def collate(items: Sequence[Any], pad: Any = None, field: str = "") -> Any:
     """
     first = items[0]
     if isinstance(first, torch.Tensor):
-        return _stack([torch.as_tensor(item) for item in items], _pad_of(pad, field), field)
+        return _stack(_tensors(items, field), _pad_of(pad, field), field)
     if isinstance(first, np.ndarray):
         if first.dtype.kind in "OSUVM":
             return list(items)
         alike = (first.shape, first.dtype)
         if all(type(item) is np.ndarray and (item.shape, item.dtype) == alike for item in items):
-            return torch.from_numpy(np.stack(items))  # one pass, and no tensor per sample
-        return _stack(
-            [torch.as_tensor(np.ascontiguousarray(item)) for item in items], _pad_of(pad, field), field
-        )
+            try:
+                return torch.from_numpy(np.stack(items))  # one pass, and no tensor per sample
+            except TypeError as error:  # a dtype that torch has not, such as longdouble
+                raise _not_alike(items, field) from error
+        return _stack(_tensors(items, field), _pad_of(pad, field), field)
     if isinstance(first, np.generic) and first.dtype.kind in "biufc":
-        return torch.as_tensor(np.asarray(items))
+        values = np.asarray(items)
+        if values.dtype.kind not in "biufc":
+            raise _not_alike(items, field)
+        return torch.as_tensor(values)
     if isinstance(first, float) and all(isinstance(item, numbers.Real) for item in items):
         return torch.tensor(items, dtype=torch.float64)
-    if isinstance(first, bool | int | complex) and all(isinstance(item, numbers.Number) for item in items):
-        return torch.tensor(items)
+    if isinstance(first, _NUMBERS) and all(isinstance(item, _NUMBERS) for item in items):
+        try:
+            return torch.tensor(items)
+        except (ValueError, RuntimeError, OverflowError) as error:  # an int of more than 64 bits
+            raise _not_alike(items, field) from error
     if isinstance(first, str | bytes | bytearray | memoryview):
         return list(items)
     if isinstance(first, Mapping):
         return _collate_mapping(items, first, pad, field)
     if is_namedtuple(first):
-        columns = zip(*items, strict=True)
+        if any(type(item) is not type(first) for item in items):
+            raise _not_alike(items, field)
         return type(first)(
-            *(collate(c, pad, _join(field, n)) for c, n in zip(columns, first._fields, strict=True))
+            *(
+                collate(column, pad, _join(field, name))
+                for column, name in zip(zip(*items, strict=True), first._fields, strict=True)
+            )
         )
     if is_dataclass_value(first):
+        if any(type(item) is not type(first) for item in items):
+            raise _not_alike(items, field)
         names = [f.name for f in dataclasses.fields(first)]
-        values = {n: collate([getattr(item, n) for item in items], pad, _join(field, n)) for n in names}
-        return dataclasses.replace(first, **values)
+        columns = {n: collate([getattr(item, n) for item in items], pad, _join(field, n)) for n in names}
+        return with_fields(first, columns)
     if isinstance(first, list | tuple):
+        if not all(isinstance(item, list | tuple) for item in items):
+            raise _not_alike(items, field)
         if any(len(item) != len(first) for item in items):
             return list(items)
         made = [collate(c, pad, _join(field, str(i))) for i, c in enumerate(zip(*items, strict=True))]
         return tuple(made) if isinstance(first, tuple) else made
     return list(items)
+
+
+def _tensors(items: Sequence[Any], field: str) -> list[torch.Tensor]:
+    try:
+        return [_tensor(item) for item in items]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _not_alike(items, field) from error
+
+
+def _tensor(item: Any) -> torch.Tensor:
+    if not isinstance(item, np.ndarray):
+        return torch.as_tensor(item)
+    # torch takes neither foreign byte order nor negative strides, and warns of memory that is read-only.
+    array = np.ascontiguousarray(item, dtype=item.dtype.newbyteorder("="))
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).reshape(item.shape)
+
+
+def _not_alike(items: Sequence[Any], field: str) -> DataError:
+    where = f"field {field!r}" if field else "the samples"
+    number, odd = next(
+        ((i, item) for i, item in enumerate(items) if type(item) is not type(items[0])), (0, items[0])
+    )
+    if number:
+        what = f"{_kind(items[0])} in sample 0 and {_kind(odd)} in sample {number} do not make one batch"
+    else:
+        what = f"{_kind(odd)} cannot be made a tensor"
+    return DataError(
+        f"{where}: {what}; make all samples alike with a Map before Batch, or use Batch(..., collate=list)"
+    )
+
+
+def _kind(item: Any) -> str:
+    dtype = f" of {item.dtype}" if isinstance(item, np.ndarray | torch.Tensor) else ""
+    return f"{type(item).__name__}{dtype}"
 
 
 def _join(field: str, name: str) -> str:
@@ -75,6 +127,8 @@ def _pad_of(pad: Any, field: str) -> Any:
 
 def _collate_mapping(items: Sequence[Any], first: Mapping[Any, Any], pad: Any, field: str) -> dict[Any, Any]:
     for number, item in enumerate(items):
+        if not isinstance(item, Mapping):
+            raise _not_alike(items, field)
         if item.keys() != first.keys():
             odd = sorted(map(str, item.keys() ^ first.keys()))
             raise DataError(
@@ -117,7 +171,7 @@ def rows_of(batch: Any, index: int, count: int) -> Any:
         return type(batch)(*(rows_of(value, index, count) for value in batch))
     if is_dataclass_value(batch):
         values = {f.name: rows_of(getattr(batch, f.name), index, count) for f in dataclasses.fields(batch)}
-        return dataclasses.replace(batch, **values)
+        return with_fields(batch, values)
     if isinstance(batch, tuple):
         return tuple(rows_of(value, index, count) for value in batch)
     if isinstance(batch, list):

@@ -39,7 +39,8 @@ class FromIterable(Source):
     default_name = "fromiterable"
 
     def __init__(self, iterable: Iterable[Any] | Callable[..., Iterable[Any]], shard: bool = True) -> None:
-        self._callable = callable(iterable) and not hasattr(iterable, "__iter__")
+        # Of the type: a class has the __iter__ of its instances and is called to make one.
+        self._callable = callable(iterable) and not hasattr(type(iterable), "__iter__")
         if not self._callable and not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
             raise GraphError(
                 f"FromIterable: an iterable or a callable that returns one is needed, got {iterable!r}"

@@ -6,6 +6,7 @@ here without a detour; the rest is optree's.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,14 @@ ATOMS = frozenset(
 def is_dataclass_value(data: Any) -> bool:
     """Whether ``data`` is an instance of a dataclass, and so a container here."""
     return dataclasses.is_dataclass(data) and not isinstance(data, type)
+
+
+def with_fields(data: Any, values: Mapping[str, Any]) -> Any:
+    """A copy of a dataclass instance with these fields; ``__init__`` and its checks, made for samples, do not run."""
+    made = copy.copy(data)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)  # frozen ones too
+    return made
 
 
 def is_namedtuple(data: Any) -> bool:
@@ -61,7 +70,7 @@ def map_leaves(function: Callable[..., Any], data: Any, *others: Any) -> Any:
             )
             for field in dataclasses.fields(data)
         }
-        return dataclasses.replace(data, **values)
+        return with_fields(data, values)
     if isinstance(data, dict | list | tuple):
         import optree
 
@@ -124,13 +133,14 @@ def _collect(data: Any, found: dict[int, int]) -> None:
         if data:
             found[id(data)] = len(data)
     elif isinstance(data, torch.Tensor):
+        if data.layout != torch.strided:
+            found[id(data)] = _sparse_nbytes(data)
+            return
         nbytes = data.nbytes
-        if nbytes and data.layout == torch.strided:
+        if nbytes:
             if not data.is_contiguous():  # expanded, perhaps: larger than what it lies in
                 nbytes = min(nbytes, data.untyped_storage().nbytes())
             found[data.data_ptr()] = nbytes
-        elif nbytes:
-            found[id(data)] = nbytes
     elif isinstance(data, np.ndarray):
         if data.nbytes:
             found[id(data)] = int(data.nbytes)
@@ -149,6 +159,17 @@ def _collect(data: Any, found: dict[int, int]) -> None:
             _collect(getattr(data, field.name), found)
 
 
+def _sparse_nbytes(data: torch.Tensor) -> int:
+    """Bytes of the values and the indices of a sparse tensor, which has no ``nbytes`` of its own."""
+    if data.layout == torch.sparse_coo:
+        return data._values().nbytes + data._indices().nbytes
+    if data.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return data.values().nbytes + data.crow_indices().nbytes + data.col_indices().nbytes
+    if data.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return data.values().nbytes + data.ccol_indices().nbytes + data.row_indices().nbytes
+    return data.numel() * data.element_size()
+
+
 def select_rows(batch: Any, kept: Sequence[int], count: int) -> Any:
     """The batch with only the samples ``kept``."""
     if isinstance(batch, torch.Tensor):
@@ -159,6 +180,9 @@ def select_rows(batch: Any, kept: Sequence[int], count: int) -> Any:
         return {key: select_rows(value, kept, count) for key, value in batch.items()}
     if isinstance(batch, list) and len(batch) == count:
         return [batch[i] for i in kept]
+    if is_dataclass_value(batch):
+        names = [field.name for field in dataclasses.fields(batch)]
+        return with_fields(batch, {name: select_rows(getattr(batch, name), kept, count) for name in names})
     if isinstance(batch, list | tuple):
         made = [select_rows(value, kept, count) for value in batch]
         return type(batch)(*made) if is_namedtuple(batch) else type(batch)(made)
