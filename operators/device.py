@@ -3,35 +3,27 @@
 Copies run on a stream of the stage's own. What leaves carries an event (``chunk.ready``) that the loader makes
 its consumer's current stream wait for: the host never waits. Where an ordinary stage reads the copy, it is
 waited for before the chunk leaves, because that stage knows of no streams.
+
+The fields of a batch go in one copy. Where the stage above has laid them in one slab (``chunk.packed``) that is read
+in place; else they are written to one here, in pinned memory for CUDA.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
-from pipegraph.device import (
-    Backend,
-    Event,
-    Scattered,
-    Slot,
-    Stream,
-    backend_for,
-    copy_tree,
-    normalised,
-    slots_on,
-)
+from pipegraph.device import Backend, Event, Scattered, Slot, backend_for, copy_tree, normalised, slots_on
+from pipegraph.device.landing import Arrival, Landing
+from pipegraph.device.packing import Packed, Place, pack, packable, places_for
+from pipegraph.device.slabs import SPARE_SLABS, SlabRing, aligned, allocator
 from pipegraph.errors import GraphError
 from pipegraph.replicas.parts import Whole, chunk_sizes_for, cut, map_tree, rows_of
 from pipegraph.tree import map_leaves
-
-COPIES_IN_FLIGHT = 3
-"""Copies whose sources are kept while the device may still read them; one more waits for the oldest."""
 
 
 def _device(device: torch.device | str | int, what: str) -> torch.device:
@@ -47,63 +39,169 @@ def _cuda_here() -> bool:
     return is_available()
 
 
+def _tensors(data: Any, wanted: Callable[[torch.Tensor], bool]) -> list[torch.Tensor]:
+    """The tensors of a tree for which ``wanted`` is true, each once."""
+    found: dict[int, torch.Tensor] = {}
+
+    def note(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and wanted(leaf):
+            found[id(leaf)] = leaf
+        return leaf
+
+    map_leaves(note, data)
+    return list(found.values())
+
+
+def _exchanged(data: Any, old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> Any:
+    """The tree with some of its tensors replaced."""
+    by_id = {id(tensor): other for tensor, other in zip(old, new, strict=True)}
+    return map_leaves(lambda leaf: by_id.get(id(leaf), leaf), data)
+
+
 @final
 class Pin(Operator):
     """Tensors into pinned host memory, from which the device copies without the host's help.
 
-    What is pinned already is left as it is. Without a CUDA device there is nothing to pin for, and the plan leaves
-    this stage out.
+    All fields of a chunk lie in one slab then. Behind a stage whose slabs the plan has made pinned there is nothing
+    left to do, nor without a CUDA device: the plan leaves this stage out.
     """
 
     default_name = "pin"
 
+    def __init__(self) -> None:
+        self._context = Context("")
+        self._ring: SlabRing | None = None
+
     def bypass(self) -> str | None:
         return None if _cuda_here() else "no CUDA device here, so nothing is pinned"
 
+    def notes(self) -> list[str]:
+        return ["all fields of a chunk are written into one pinned slab"] if _cuda_here() else []
+
+    def open(self, context: Context) -> None:
+        self._context = context
+        memory = allocator("pinned" if _cuda_here() else "pageable")
+        self._ring = context.share("slabs", lambda: SlabRing(memory, SPARE_SLABS))
+
     def process(self, chunk: Chunk) -> Chunk:
+        assert self._ring is not None
         chunk.keys = chunk.keys
-        chunk.data = map_leaves(_pinned, chunk.data)
+        tensors = _tensors(chunk.data, packable)
+        if tensors:
+            made = self._ring.made
+            packed, _ = pack(tensors, self._ring)
+            self._context.count("bytes_written", sum(tensor.nbytes for tensor in tensors))
+            self._context.count("slabs_made", self._ring.made - made)
+            chunk.data = _exchanged(chunk.data, tensors, packed.deliver(_pinned))
+            chunk.packed = packed
         return chunk
 
 
-def _pinned(leaf: Any) -> Any:
-    return leaf.pin_memory() if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" else leaf
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory() if _cuda_here() else tensor
 
 
-class _Copies:
-    """The streams of one worker, and what its unfinished copies still read. One thread uses it."""
+class _Landings:
+    """One worker's streams, where its batches land, and where fields are gathered that lie apart."""
 
-    def __init__(self, devices: Sequence[Slot], stage: str) -> None:
+    def __init__(self, places: Sequence[Slot], context: Context) -> None:
+        self._context = context
         self._backends: dict[torch.device, Backend] = {}
-        self.streams: list[tuple[Backend, Stream]] = []
-        for slot in devices:
+        self._landings: list[Landing] = []
+        for slot in places:
             backend = self._backends.get(slot.device)
             if backend is None:
                 backend = self._backends[slot.device] = backend_for(slot.device)
-            self.streams.append((backend, backend.stream(slot, f"{stage}-{slot}")))
-        self._reading: deque[tuple[list[Event], Any]] = deque()
+            self._landings.append(Landing(backend, backend.stream(slot, f"{context.stage}-{slot}")))
+        cuda = any(device.type == "cuda" for device in self._backends)
+        self._ring = SlabRing(allocator("pinned" if cuda else "pageable"), SPARE_SLABS)
+        self._made = 0
 
-    def hold(self, events: list[Event], source: Any) -> None:
-        """Keep ``source`` until ``events`` are reached: reused earlier, the copy would read the next batch."""
-        self._reading.append((events, source))
-        while self._reading and all(event.query() for event in self._reading[0][0]):
-            self._reading.popleft()
-        while len(self._reading) > COPIES_IN_FLIGHT:
-            for event in self._reading[0][0]:
-                event.synchronize()
-            self._reading.popleft()
+    def send(
+        self, place: int, data: Any, packed: Packed | None, in_place: Callable[[torch.Tensor], bool]
+    ) -> tuple[Any, Event | None]:
+        """The tree on its device, and the event after which it may be read. Returns at once.
+
+        Args:
+            place: number of the stream.
+            packed: where the tree's tensors lie together, if they do.
+            in_place: whether a large tensor is copied from where it lies, rather than gathered with the others.
+        """
+        landing = self._landings[place]
+        event: Event | None = None
+        here = landing.backend.device
+        tensors = _tensors(data, packable)
+        others = _tensors(data, lambda t: not packable(t) and (t.device != here or here.type == "cpu"))
+        if others:
+            copies, event = copy_tree(others, landing.backend, landing.stream)
+            landing.hold(event, others)
+            data = _exchanged(data, others, copies)
+            self._context.count("copies", len(others))
+        if tensors:
+            arrived, event = self._land(landing, tensors, packed, in_place)  # comes after the others' copies
+            data = _exchanged(data, tensors, arrived)
+        return data, event
+
+    def _land(
+        self,
+        landing: Landing,
+        tensors: list[torch.Tensor],
+        packed: Packed | None,
+        in_place: Callable[[torch.Tensor], bool],
+    ) -> tuple[list[torch.Tensor], Arrival]:
+        places = None if packed is None else packed.places(tensors)
+        if packed is not None and places is not None:
+            spans, nbytes, source = [(packed.slab[: packed.nbytes], 0)], packed.nbytes, [packed]
+        else:
+            places, spans, nbytes, source = self._gather(tensors, in_place)
+        arrived = landing.land(spans, places, nbytes, source)
+        self._context.count("copies", len(spans))
+        self._context.count("bytes_copied", sum(memory.numel() for memory, _ in spans))
+        made = self._ring.made + sum(each.ring.made for each in self._landings)
+        self._context.count("slabs_made", made - self._made)
+        self._made = made
+        return arrived
+
+    def _gather(
+        self, tensors: list[torch.Tensor], in_place: Callable[[torch.Tensor], bool]
+    ) -> tuple[list[Place], list[tuple[torch.Tensor, int]], int, list[Any]]:
+        """Places in the order of ``tensors``, the spans to copy, their bytes, and what these spans read."""
+        whole = sum(tensor.nbytes for tensor in tensors)
+        straight = [
+            tensor
+            for tensor, place in zip(tensors, places_for(tensors)[0], strict=True)
+            if tensor.nbytes and place.strides is None and not place.small_in(whole) and in_place(tensor)
+        ]
+        places, end = places_for(straight)
+        known = {id(tensor): place for tensor, place in zip(straight, places, strict=True)}
+        spans = [
+            (tensor.detach().view(-1).view(torch.uint8), known[id(tensor)].offset) for tensor in straight
+        ]
+        source: list[Any] = list(straight)
+        rest = [tensor for tensor in tensors if id(tensor) not in known]
+        if rest:
+            start = aligned(end)
+            packed, places = pack(rest, self._ring)
+            self._context.count("bytes_written", sum(tensor.nbytes for tensor in rest))
+            known |= {id(t): place.moved(start) for t, place in zip(rest, places, strict=True)}
+            spans.append((packed.slab[: packed.nbytes], start))
+            source.append(packed)
+            end = start + packed.nbytes
+        return [known[id(tensor)] for tensor in tensors], spans, end, source
 
     def close(self) -> None:
-        for _, stream in self.streams:
-            stream.synchronize()
-        self._reading.clear()
+        for landing in self._landings:
+            landing.close()
         for backend in self._backends.values():
             backend.close()
 
 
 @final
 class CopyToDevice(Operator):
-    """Tensors to a device, on the stage's own stream.
+    """Tensors to a device, on the stage's own stream: all fields of a chunk in one copy.
+
+    What arrives lies in one slab of the device, which is used again once nobody holds a part of it any more and the
+    streams that read it are done. A field under a sixteenth of its batch lies in memory of its own.
 
     Args:
         device: ``"cuda"``, ``"cuda:1"``, ``"cpu"`` ...
@@ -116,7 +214,7 @@ class CopyToDevice(Operator):
     def __init__(self, device: torch.device | str | int, copy: bool = False) -> None:
         self.device = _device(device, "CopyToDevice")
         self.copy = copy
-        self._copies: _Copies | None = None
+        self._landings: _Landings | None = None
         self._wait = True
 
     def config(self) -> dict[str, Any]:
@@ -131,26 +229,28 @@ class CopyToDevice(Operator):
         return self.device.type == "cuda"
 
     def open(self, context: Context) -> None:
-        self._copies = _Copies(slots_on([self.device]), context.stage)
+        self._landings = _Landings(slots_on([self.device]), context)
         self._wait = context.read_by_stages
 
     def close(self) -> None:
-        if self._copies is not None:
-            self._copies.close()
-            self._copies = None
+        if self._landings is not None:
+            self._landings.close()
+            self._landings = None
 
     def process(self, chunk: Chunk) -> Chunk:
-        assert self._copies is not None
+        assert self._landings is not None
         chunk.keys = chunk.keys
-        backend, stream = self._copies.streams[0]
-        source = chunk.data
-        chunk.data, event = copy_tree(source, backend, stream)
-        self._copies.hold([event], source)
-        if self._wait:
+        packed, chunk.packed = chunk.packed, None
+        chunk.data, event = self._landings.send(0, chunk.data, packed, self._pinned)
+        if event is not None and self._wait:
+            event.wait()  # on CUDA this thread's stream is the one that stages below use
             event.synchronize()
-        else:
+        elif event is not None:
             chunk.ready = (*chunk.ready, event)
         return chunk
+
+    def _pinned(self, tensor: torch.Tensor) -> bool:
+        return self.device.type == "cuda" and tensor.is_pinned()
 
 
 @final
@@ -159,6 +259,8 @@ class Scatter(Operator):
 
     Rows are cut as ``torch.chunk`` does (9 over 4 gives 3, 3, 3); lists with one entry per row are cut too; a
     0-dim tensor and ``pg.replicas.Whole`` go to every device. ``CopyToDevice`` right before it is left out.
+    The rows of a large field that lies in a slab are copied from there; the other fields of a part are gathered and go
+    in one copy.
 
     Args:
         devices: one per slice; the same one may be named several times.
@@ -174,7 +276,7 @@ class Scatter(Operator):
             raise GraphError(f"Scatter: devices must be a sequence of at least one device, got {devices!r}")
         self.devices = tuple(_device(device, "Scatter") for device in devices)
         self.copy = copy
-        self._copies: _Copies | None = None
+        self._landings: _Landings | None = None
 
     def config(self) -> dict[str, Any]:
         return {"parts": len(self.devices)}
@@ -183,34 +285,38 @@ class Scatter(Operator):
         return any(device.type == "cuda" for device in self.devices)
 
     def open(self, context: Context) -> None:
-        self._copies = _Copies(slots_on(self.devices), context.stage)
+        self._landings = _Landings(slots_on(self.devices), context)
 
     def close(self) -> None:
-        if self._copies is not None:
-            self._copies.close()
-            self._copies = None
+        if self._landings is not None:
+            self._landings.close()
+            self._landings = None
 
     def process(self, chunk: Chunk) -> Chunk:
-        assert self._copies is not None
+        assert self._landings is not None
         chunk.keys = chunk.keys
-        for event in chunk.ready:
-            event.synchronize()
-        batch = chunk.data
+        for copied in chunk.ready:
+            copied.synchronize()
+        batch, chunk.packed = chunk.data, None
         rows = rows_of(batch, 0, "batch")
         sizes = chunk_sizes_for(len(chunk.rows) if rows is None else rows, len(self.devices))
         parts: list[Any] = []
         ready: list[Event | None] = []
-        for part, (backend, stream) in zip(cut(batch, sizes, lists=True), self._copies.streams, strict=False):
+        for place, part in enumerate(cut(batch, sizes, lists=True)):
             opened = map_tree(lambda leaf: leaf.value if isinstance(leaf, Whole) else leaf, part)
-            if backend.device.type == "cpu" and not self.copy:
+            device = self.devices[place]
+            if device.type == "cpu" and not self.copy:
                 parts.append(opened)
                 ready.append(None)
             else:
-                copied, event = copy_tree(opened, backend, stream)
-                parts.append(copied)
+                in_place = _anywhere if device.type == "cpu" else torch.Tensor.is_pinned
+                arrived, event = self._landings.send(place, opened, None, in_place)
+                parts.append(arrived)
                 ready.append(event)
-        events = [event for event in ready if event is not None]
-        self._copies.hold(events, batch)
         chunk.data = Scattered(parts, self.devices[: len(parts)], ready)
-        chunk.ready = tuple(events)
+        chunk.ready = tuple(event for event in ready if event is not None)
         return chunk
+
+
+def _anywhere(tensor: torch.Tensor) -> bool:
+    return True

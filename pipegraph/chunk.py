@@ -38,6 +38,7 @@ class Chunk:
         before, after: cursors of the edge it travels on.
         buffers: ``(id, nbytes)`` of each distinct buffer under ``data``, as the memory account knows them.
         nbytes: their sum; the engine measures both when a stage has made the chunk.
+        packed: where all tensors of ``data`` lie together in one slab, for a copy to a device right behind; or None.
         ready: events of copies under way; the loader makes its consumer's streams wait for them.
         paths: per row, which inputs of fan-ins it came through; only kept below completion-order stages.
     """
@@ -51,6 +52,7 @@ class Chunk:
         "data",
         "epoch",
         "nbytes",
+        "packed",
         "paths",
         "ready",
         "rows",
@@ -75,6 +77,7 @@ class Chunk:
         self.buffers: tuple[tuple[int, int], ...] = ()
         self.nbytes = 0
         self.paths: tuple[tuple[int, ...], ...] | None = None
+        self.packed: Any = None
         self.ready: tuple[Any, ...] = ()
         self._keys = keys
 

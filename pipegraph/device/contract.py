@@ -170,6 +170,10 @@ class Backend(ABC):
         """Say that nothing may read `buffer` any more; test backends poison it."""
 
     @abstractmethod
+    def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:
+        """Say that `stream` reads `buffer`, in device memory: freed, it is not given away before that work is done."""
+
+    @abstractmethod
     def random_state(self) -> torch.Tensor:
         """The state of the device's default random number generator, which all its slots share."""
 

@@ -363,6 +363,9 @@ class CpuBackend(Backend):
         if self._chaos is not None:
             self._chaos.poison(buffer)
 
+    def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:
+        return None  # work given to a stream here keeps its tensors alive itself
+
     def random_state(self) -> torch.Tensor:
         return torch.get_rng_state()
 

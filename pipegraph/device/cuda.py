@@ -34,14 +34,14 @@ def all_reduce(buffers: Sequence[torch.Tensor], streams: Sequence[Stream]) -> No
 
 
 class CudaEvent(Event):
-    """An event without timing: cheaper, and enough for ordering.
+    """An event without timing: cheaper, and enough for ordering. A thread that waits for it leaves its core to others.
 
     Without a stream it means the current one of *its* device, whichever device is current.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.raw = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.raw = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._recorded = False
 
     def record(self, stream: Stream | None = None) -> None:
@@ -88,6 +88,12 @@ class CudaStream(Stream):
 
     def synchronize(self) -> None:
         self.raw.synchronize()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CudaStream) and self.raw == other.raw
+
+    def __hash__(self) -> int:
+        return hash(self.raw)
 
     def __repr__(self) -> str:
         return f"<CudaStream {self.name!r} on {self.slot}>"
@@ -150,6 +156,9 @@ class CudaBackend(Backend):
 
     def released(self, buffer: torch.Tensor) -> None:
         return None
+
+    def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:
+        buffer.record_stream(_raw(stream))
 
     def random_state(self) -> torch.Tensor:
         return torch.cuda.get_rng_state(self.device)

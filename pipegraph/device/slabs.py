@@ -1,9 +1,12 @@
 """Slabs: one piece of memory for a whole batch, used again and again, and never while anybody reads it.
 
-A slab is lent with every delivery by a *lease*: a fresh array object over its memory that owns nothing else.
+A slab is lent with every delivery by a *lease*: a fresh object over its memory that owns nothing else.
 The tensors of the delivery get storages of their own on top of the lease, so that every view, ``detach``,
 ``numpy()`` or saved tensor keeps the lease alive; when the last of them is gone the slab goes back to its ring. (A
 weak reference to the tensor itself would not do: views outlive it.)
+
+On a device the last tensor may be gone for the host while work of a stream still reads it. So a lease notes the
+streams that were told to read it, and whoever writes to the slab next waits for them on its own stream.
 """
 
 from __future__ import annotations
@@ -17,7 +20,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-Bytes = npt.NDArray[np.uint8]
+from pipegraph.device.contract import Event, Stream
+from pipegraph.errors import DeviceError
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and what vector instructions and the copy engines like best."""
+
+SPARE_SLABS = 16
+"""Free slabs a stage's ring keeps; what a user held and gave back beyond these goes to the system."""
+
+PER_ALLOCATION = 4
+"""Pinned slabs cut from one allocation, at most."""
+
+
+def aligned(nbytes: int) -> int:
+    """``nbytes`` rounded up to whole units of :data:`ALIGNMENT`."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 class SlabRing:
@@ -27,9 +45,13 @@ class SlabRing:
     the garbage collector could find held.
 
     Args:
-        allocate: returns a uint8 tensor of that many bytes.
+        allocate: returns a uint8 tensor of at least that many bytes; what is large enough for several slabs is cut.
         spare: free slabs kept; more are given back to the system.
         on_return: called with a slab's memory before it is used again (tests poison it there).
+
+    Attributes:
+        made: slabs made so far.
+        nbytes: bytes allocated for them, with what the allocator rounds up.
     """
 
     def __init__(
@@ -41,44 +63,69 @@ class SlabRing:
         self._allocate = allocate
         self._spare = spare
         self._on_return = on_return
-        self._free: SimpleQueue[torch.Tensor] = SimpleQueue()
+        self._free: SimpleQueue[tuple[torch.Tensor, list[Event]]] = SimpleQueue()
         self._returned: SimpleQueue[_Return] = SimpleQueue()
         self._lent: set[_Return] = set()
         self.made = 0
+        self.nbytes = 0
 
-    def take(self, nbytes: int) -> torch.Tensor:
-        """A slab of at least ``nbytes`` (uint8, one dimension) that nobody reads."""
+    def take(self, nbytes: int, writer: Stream | None = None) -> torch.Tensor:
+        """A slab of at least ``nbytes`` (uint8, one dimension) that nobody reads.
+
+        Args:
+            writer: the stream that will write to it, which is made to wait for streams that read it still. Without
+                one the calling thread is the writer, and nobody's stream may have read it.
+        """
         self._collect()
         while True:
             try:
-                slab = self._free.get_nowait()
+                slab, readers_done = self._free.get_nowait()
             except Empty:
                 break
             if slab.numel() < nbytes or self._free.qsize() >= self._spare:
                 continue  # too small for today's batches, or more than are needed: let it go
+            if writer is not None:
+                for event in readers_done:
+                    writer.wait_event(event)
             if self._on_return is not None:
                 self._on_return(slab)
             return slab
-        self.made += 1
-        return self._allocate(nbytes)
+        memory = self._allocate(nbytes)
+        self.nbytes += power_of_two(memory.numel()) if memory.is_pinned() else memory.numel()
+        size = aligned(max(nbytes, 1))
+        count = max(1, memory.numel() // size)
+        self.made += count
+        for start in range(size, count * size, size):
+            self._free.put((memory[start : start + size], []))
+        return memory[:size] if count > 1 else memory
 
     def _collect(self) -> None:
-        """Free what has come back since."""
+        """Free what has come back since, and mark where the streams that read it stand now."""
         while True:
             try:
                 back = self._returned.get_nowait()
             except Empty:
                 return
             self._lent.discard(back)
-            self._free.put(back.slab)
+            self._free.put((back.slab, _marks(back.readers)))
 
     def give_back(self, slab: torch.Tensor) -> None:
         """A slab that was taken and never lent."""
-        self._free.put(slab)
+        self._free.put((slab, []))
 
     def lend(self, slab: torch.Tensor) -> Lease:
         """Start a delivery of the slab; it returns when the last tensor made of the lease is gone."""
         return Lease(slab, self)
+
+
+def _marks(readers: list[Stream]) -> list[Event]:
+    found = []
+    for stream in readers:
+        try:
+            found.append(stream.record_event())
+        except DeviceError:
+            continue  # its backend was closed, which ends its work
+    return found
 
 
 class _Return(weakref.ref[Any]):
@@ -88,39 +135,85 @@ class _Return(weakref.ref[Any]):
     where the interpreter would print and drop it.
     """
 
-    __slots__ = ("slab",)
+    __slots__ = ("readers", "slab")
     __hash__ = object.__hash__  # a reference's own hash asks its referent, and arrays have none
     slab: torch.Tensor
+    readers: list[Stream]
 
     def __eq__(self, other: object) -> bool:
         return self is other
 
 
-class Lease:
-    """One delivery of one slab. Keep it only until its tensors are made."""
+class _DeviceOwner:
+    """The lease's object over device memory; keeps that memory alive also when the ring is gone."""
 
-    __slots__ = ("_owner",)
+    __slots__ = ("__weakref__", "slab")
+
+    def __init__(self, slab: torch.Tensor) -> None:
+        self.slab = slab
+
+
+class _DeviceField:
+    """Bytes of a device slab as other libraries describe them (the CUDA Array Interface, version 3).
+
+    PyTorch keeps this object, and with it the lease, for as long as a tensor has the storage made of it.
+    """
+
+    __slots__ = ("__cuda_array_interface__", "_owner")
+
+    def __init__(self, owner: _DeviceOwner, offset: int, nbytes: int) -> None:
+        self._owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",  # the interface has no name for bfloat16, so bytes it is
+            "data": (owner.slab.data_ptr() + offset, False),
+            "version": 3,
+        }
+
+
+class Lease:
+    """One delivery of one slab. Keep it only until its tensors are made, or for as long as the slab is read.
+
+    Attributes:
+        slab: the memory.
+        readers: streams that read tensors of this lease; whoever makes one read appends it.
+    """
+
+    __slots__ = ("_owner", "readers", "slab")
 
     def __init__(self, slab: torch.Tensor, ring: SlabRing) -> None:
-        owner: Bytes = slab.numpy()[:]
+        owner: Any = slab.numpy()[:] if slab.device.type == "cpu" else _DeviceOwner(slab)
         back = _Return(owner, ring._returned.put)
-        back.slab = slab
+        back.slab = self.slab = slab
+        self.readers: list[Stream] = []
+        back.readers = self.readers
         ring._lent.add(back)
         self._owner = owner
 
-    def tensor(self, dtype: torch.dtype, shape: tuple[int, ...], offset: int = 0) -> torch.Tensor:
+    def tensor(
+        self,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        offset: int = 0,
+        strides: tuple[int, ...] | None = None,
+    ) -> torch.Tensor:
         """A tensor over part of the slab, with a storage and a version counter of its own.
 
         Args:
             offset: bytes from the slab's start.
+            strides: in elements, of a dense tensor; None is contiguous.
         """
         count = 1
         for size in shape:
             count *= size
         if count == 0:
-            return torch.empty(shape, dtype=dtype)
-        flat: torch.Tensor = torch.frombuffer(self._owner, dtype=dtype, count=count, offset=offset)
-        return flat.view(shape)
+            return torch.empty(shape, dtype=dtype, device=self.slab.device)
+        if isinstance(self._owner, _DeviceOwner):
+            field = _DeviceField(self._owner, offset, count * dtype.itemsize)
+            flat = torch.as_tensor(field, device=self.slab.device).view(dtype)
+        else:
+            flat = torch.frombuffer(self._owner, dtype=dtype, count=count, offset=offset)
+        return flat.view(shape) if strides is None else flat.as_strided(shape, strides)
 
 
 def pageable(nbytes: int) -> torch.Tensor:
@@ -129,11 +222,26 @@ def pageable(nbytes: int) -> torch.Tensor:
 
 
 def pinned(nbytes: int) -> torch.Tensor:
-    """Page-locked host memory, which a CUDA device copies from by itself.
+    """Page-locked host memory, which a CUDA device copies from by itself; enough for one slab or a few.
 
-    PyTorch's allocator rounds such sizes up to a power of two.
+    PyTorch's allocator rounds such sizes up to a power of two: as many slabs are asked for as fill that best.
     """
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(slabs_together(nbytes) * aligned(nbytes), dtype=torch.uint8, pin_memory=True)
+
+
+def slabs_together(nbytes: int) -> int:
+    """How many slabs of that size waste the least when the allocation is rounded up to a power of two.
+
+    >>> [slabs_together(mib << 20) for mib in (64, 38, 17)]
+    [1, 3, 3]
+    """
+    size = aligned(max(nbytes, 1))
+    return min(range(1, PER_ALLOCATION + 1), key=lambda n: (power_of_two(n * size) / n, n))
+
+
+def power_of_two(nbytes: int) -> int:
+    """The least power of two that is not less."""
+    return 1 << max(nbytes - 1, 0).bit_length()
 
 
 def allocator(memory: str) -> Callable[[int], torch.Tensor]:

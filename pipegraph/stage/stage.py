@@ -172,7 +172,7 @@ class StageRun:
         refused = 0
         for index in range(1, len(channels)):
             share = item.replace(copy_containers(item.data))
-            share.buffers, share.nbytes = item.buffers, item.nbytes
+            share.buffers, share.nbytes, share.packed = item.buffers, item.nbytes, item.packed
             if not put(index, share):
                 self.run.account.release(share.buffers)
                 refused += 1

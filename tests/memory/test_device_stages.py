@@ -53,6 +53,7 @@ def poisoned(monkeypatch):
     ring = functools.partial(SlabRing, on_return=lambda slab: slab.fill_(0xAB))
     monkeypatch.setattr("pipegraph.operators.normalize.SlabRing", ring)
     monkeypatch.setattr("pipegraph.operators.decode.SlabRing", ring)
+    monkeypatch.setattr("pipegraph.operators.device.SlabRing", ring)
 
 
 class LikeADevice(CpuBackend):
@@ -93,7 +94,7 @@ def test_delayed_streams_and_poisoned_slabs_deliver_only_right_numbers(poisoned,
 
 @pytest.mark.parametrize("steps", STEPS)
 def test_a_slab_that_goes_back_before_its_copy_is_done_is_found(poisoned, delayed, monkeypatch, steps):
-    monkeypatch.setattr("pipegraph.operators.device._Copies.hold", lambda self, events, source: None)
+    monkeypatch.setattr("pipegraph.device.landing.Landing.hold", lambda self, copied, source: None)
     assert wrong_batches(steps, ops.CopyToDevice("cpu", copy=True)) > 0
 
 
