@@ -16,10 +16,11 @@ from pipegraph.errors import DataError
 from .checksum import crc32c_extend, file_crc32c
 from .files import ShardFile
 from .formats import Format, format_of
-from .formats.base import BLOCK_NBYTES
+from .formats.base import BLOCK_NBYTES, Block
 from .manifest import Manifest, PartIndex
 from .opening import open_part
 from .parts import Part, PartsLike, expand_parts
+from .pieces import SUFFIX, PieceWriter
 from .stores import StoreClient
 
 
@@ -48,16 +49,21 @@ def index_part(
     *,
     checksums: bool = True,
     block_nbytes: int = BLOCK_NBYTES,
+    found: Callable[[Block], None] = lambda block: None,
 ) -> PartIndex:
     """Find the blocks of one part, and on the same pass its checksums.
 
-    Without `checksums` only headers are read, where the format allows it.
+    Without `checksums` only headers are read, where the format allows it. `found` is told each block while its bytes
+    are at hand.
     """
     form = form or format_of(part)
     size = Part(part.uri, file.size)
-    if not checksums:
-        return PartIndex(size, tuple(form.index(file, block_nbytes)))
     blocks, crcs = [], []
+    if not checksums:
+        for block in form.index(file, block_nbytes):
+            blocks.append(block)
+            found(block)
+        return PartIndex(size, tuple(blocks))
     part_crc, hashed = 0, 0
     for block in form.index(file, block_nbytes):
         blocks.append(block)
@@ -68,6 +74,7 @@ def index_part(
         if end > hashed:
             part_crc = file_crc32c(file, hashed, end - hashed, part_crc)
             hashed = end
+        found(block)
     part_crc = file_crc32c(file, hashed, file.size - hashed, part_crc)
     return PartIndex(size, tuple(blocks), part_crc, tuple(crcs))
 
@@ -81,6 +88,7 @@ def build_manifest(
     workers: int = 8,
     checksums: bool = True,
     block_nbytes: int = BLOCK_NBYTES,
+    pieces: bool = False,
     progress: Callable[[IndexProgress], None] | None = None,
 ) -> Manifest:
     """Index parts and, with `path`, write the manifest there.
@@ -94,25 +102,34 @@ def build_manifest(
         store: for remote parts; else one is made from the environment.
         workers: parts read at the same time.
         checksums: read every byte for CRC-32C of parts and blocks.
+        pieces: with `path`, also write where the samples lie inside blocks (see `pieces`), which reads every byte:
+            with it a first batch needs no whole blocks.
         progress: called in this thread after each part.
 
     Raises:
         ShardError: a part is broken; the other parts in flight are finished first.
         DataError: as `expand_parts`, or another process is writing this manifest.
     """
-    if checksums:
+    if checksums or pieces:
         crc32c_extend()
     with contextlib.ExitStack() as stack:
         found = expand_parts(parts, store=store)
         if store is None and not all(part.is_local for part in found):
             store = stack.enter_context(StoreClient())
         journal = stack.enter_context(_Journal.open(path)) if path is not None else None
-        settings = [block_nbytes, checksums]
+        settings = [block_nbytes, checksums, *([True] if pieces else [])]
 
         def run(part: Part) -> PartIndex:
             # A block's bytes are read a second time, for their checksum.
             with open_part(part, store, keep_nbytes=block_nbytes + block_nbytes // 2) as file:
-                return index_part(part, file, form, checksums=checksums, block_nbytes=block_nbytes)
+                if not pieces or path is None:
+                    return index_part(part, file, form, checksums=checksums, block_nbytes=block_nbytes)
+                writer = PieceWriter(form or format_of(part), file)
+                index = index_part(
+                    part, file, form, checksums=checksums, block_nbytes=block_nbytes, found=writer.add
+                )
+                writer.save(f"{os.fspath(path)}{SUFFIX}", index, store)
+                return index
 
         done: dict[int, PartIndex] = {}
         todo: list[int] = []
