@@ -24,7 +24,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from pipegraph.activity import Cancelled
 from pipegraph.contracts import Context, Source
@@ -36,8 +36,6 @@ from pipegraph.stage.ledger import Ledger
 from pipegraph.stage.loops import loop_for
 from pipegraph.stage.stage import Meter, Worker
 from pipegraph.tally import Tally
-
-T = TypeVar("T")
 
 GRACE_S = 5.0
 """How long ``close`` waits for user code to return."""
@@ -115,10 +113,10 @@ class Runtime:
             self.memory_limit,
         )
 
-    def shared(self, stage: str, kind: type[T]) -> dict[str, T]:
-        """What a stage's workers share that is of this kind, by name; also after ``close``."""
+    def shared(self, stage: str) -> dict[str, Any]:
+        """What a stage's workers share, by name; also after ``close``."""
         with self._sharing:
-            return {name: v for (of, name), v in self._shared.items() if of == stage and isinstance(v, kind)}
+            return {name: made for (of, name), made in self._shared.items() if of == stage}
 
     # -- runs ----------------------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ def _stage(
     starved = sum(waits[name, index][0] for index in range(len(stage.upstream)))
     memory = totals["memory", name]
     blocked = memory + sum(waits[edge][1] for edge, producer in producers.items() if producer == name)
-    reports = runtime.shared(name, Report)
+    reports = {key: made for key, made in runtime.shared(name).items() if isinstance(made, Report)}
     return StageProfile(
         items=sum(meter.items for meter in meters),
         samples=sum(meter.samples for meter in meters),
