@@ -245,7 +245,7 @@ def power_of_two(nbytes: int) -> int:
 
 
 def allocator(memory: str) -> Callable[[int], torch.Tensor]:
-    """How slabs of that kind are made: ``"pageable"`` or ``"pinned"``."""
+    """How slabs of that kind are made: ``"pinned"``, or ``"pageable"`` and ``"staged"`` (for a copy on the CPU)."""
     return pinned if memory == "pinned" else pageable
 
 

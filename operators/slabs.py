@@ -1,0 +1,62 @@
+"""The slabs that a stage writes its batches to, and what it counts of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Context
+from pipegraph.device.packing import pack_behind, packable, room_behind
+from pipegraph.device.slabs import SPARE_SLABS, Lease, SlabRing, allocator
+from pipegraph.tree import leaves
+
+
+class StageSlabs:
+    """One worker's access to the ring that all workers of its stage share.
+
+    Where a copy to a device reads the stage's batches (``context.memory`` is not ``"pageable"``), the tensors that
+    ride along are laid behind the ones that the stage makes, so that the copy is one.
+
+    Counted: ``slabs_made``, and ``bytes_written`` to slabs.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._ring: SlabRing = context.share(
+            "slabs", lambda: SlabRing(allocator(context.memory), spare=SPARE_SLABS)
+        )
+        self._packs = context.memory != "pageable"
+
+    def take(self, nbytes: int, riding: Any) -> torch.Tensor:
+        """A slab (uint8, one dimension) with room for ``nbytes``, and behind them for the tensors of ``riding``."""
+        room = room_behind(nbytes, _tensors(riding)) if self._packs else nbytes
+        made = self._ring.made
+        slab = self._ring.take(room)
+        if self._ring.made != made:
+            self._context.count("slabs_made", self._ring.made - made)
+        return slab
+
+    def deliver(
+        self, slab: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> tuple[torch.Tensor, Lease]:
+        """The tensor that the stage has written at the slab's start; the slab returns when nobody holds it any more."""
+        lease = self._ring.lend(slab)
+        made = lease.tensor(dtype, shape)
+        self._context.count("bytes_written", made.nbytes)
+        return made, lease
+
+    def pack(self, chunk: Chunk, lease: Lease, made: torch.Tensor) -> None:
+        """Lay the other tensors of ``chunk`` behind ``made`` where a copy reads them."""
+        if not self._packs:
+            return
+        others = [tensor for tensor in _tensors(chunk.data) if tensor is not made]
+        chunk.packed = pack_behind(lease, made, others)
+        if chunk.packed is not None:
+            self._context.count("bytes_written", sum(tensor.nbytes for tensor in others))
+
+
+def _tensors(data: Any) -> list[torch.Tensor]:
+    found = {id(leaf): leaf for leaf in leaves(data) if packable(leaf)}
+    return list(found.values())
