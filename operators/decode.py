@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
@@ -9,39 +11,59 @@ import numpy as np
 import torch
 
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, RowOperator
-from pipegraph.device.slabs import SlabRing, allocator, array_of
+from pipegraph.contracts import Context, Operator, RowOperator
+from pipegraph.device.slabs import SPARE_SLABS, SlabRing, allocator
 from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.images import (
     Crop,
+    Cut,
+    Header,
     Interpolation,
     check_crop,
     check_interpolation,
-    draw,
+    cut_of,
     open_backend,
     probe,
 )
 from pipegraph.operators.images.choice import BACKENDS, family_of, note_of
-from pipegraph.randomness import generator
+from pipegraph.operators.images.crop import DRAWS
+from pipegraph.operators.images.normalize import bits_of, row_filler
+from pipegraph.operators.images.scratch import Scratch
+from pipegraph.operators.normalize import Normalize
+from pipegraph.randomness import uniforms
 from pipegraph.tree import select_rows
 
 FIELDS = ("image", "jpg", "jpeg", "png", "webp", "bytes")
 """Where encoded bytes are looked for, in this order."""
 
 
-class _Batch:
-    """A batch in work: its slab, and for each row what to decode."""
+_pixels = Scratch()
 
-    __slots__ = ("array", "chunk", "encoded", "field", "slab")
+_Part = tuple[Header, Cut]
+
+
+class _Batch:
+    """A batch in work: its slab, the rows to write, and for each row what to decode and which part of it."""
+
+    __slots__ = ("chunk", "encoded", "field", "numbers", "parts", "rows", "slab")
 
     def __init__(
-        self, chunk: Chunk, field: Any, encoded: Sequence[Any], slab: torch.Tensor, array: Any
+        self,
+        chunk: Chunk,
+        field: Any,
+        encoded: Sequence[Any],
+        numbers: Sequence[Sequence[float]],
+        parts: Sequence[_Part | Exception],
+        slab: torch.Tensor,
+        rows: Any,
     ) -> None:
         self.chunk = chunk
         self.field = field
         self.encoded = encoded
+        self.numbers = numbers
+        self.parts = parts
         self.slab = slab
-        self.array = array
+        self.rows = rows
 
 
 @final
@@ -49,7 +71,8 @@ class DecodeImage(RowOperator):
     """Encoded bytes to ``"image"``: a uint8 tensor, HWC on a sample and NHWC on a batch.
 
     On a batch of encoded samples (``Batch`` before it) the workers decode the rows in parallel, each into its slot
-    of the batch's slab: collation is free. The crop and the flip are drawn from the sample's own generator and
+    of the batch's slab: collation is free. A ``Normalize`` right behind it is done in the same go, while an image's
+    pixels are in the processor's cache. The crop and the flip are drawn from the sample's own generator and
     the size in the image's header, before a pixel is decoded; every backend gets the same.
 
     Args:
@@ -98,6 +121,8 @@ class DecodeImage(RowOperator):
         self._context = Context("")
         self._decoder: Any = None
         self._ring: SlabRing | None = None
+        self._normalize: Normalize | None = None
+        self._fill: Any = None
 
     def config(self) -> dict[str, Any]:
         return {
@@ -115,19 +140,39 @@ class DecodeImage(RowOperator):
         slabs = f"writes each pixel once, into slabs of {height}x{width}x{self._channels} uint8 per sample"
         return [slabs, note_of(self.backend)]
 
+    def take_in(self, below: Operator) -> Operator | None:
+        if not isinstance(below, Normalize) or len(below.mean) != self._channels:
+            return None
+        both = copy.copy(self)
+        both._normalize = below
+        return both
+
     def open(self, context: Context) -> None:
         self._context = context
         self._decoder = open_backend(self.backend)
         self._ring = context.share("slabs", lambda: SlabRing(allocator(context.memory), spare=SPARE_SLABS))
+        if self._normalize is not None:
+            ours = self._normalize
+            self._fill = row_filler(ours.mean, ours.std, ours.dtype, ours.layout)
+
+    def _output(self) -> tuple[torch.dtype, Any, tuple[int, ...]]:
+        """Dtype, the dtype as which NumPy writes it, and shape of one image."""
+        height, width = self.size
+        ours = self._normalize
+        if ours is None:
+            return torch.uint8, np.uint8, (height, width, self._channels)
+        return ours.dtype, bits_of(ours.dtype), ours.shape_of(height, width)
 
     # -- one sample ----------------------------------------------------------------------------
 
     def process(self, chunk: Chunk) -> Chunk:
         field, encoded = self._find(chunk.data)
-        image = torch.empty((*self.size, self._channels), dtype=torch.uint8)
-        self._decode(encoded, chunk.epoch, chunk.rows[0], image.numpy())
+        dtype, written, shape = self._output()
+        image = np.empty(shape, written)
+        (numbers,) = self._draw(chunk)
+        self._decode(encoded, self._part(encoded, numbers), image)
         chunk.keys = chunk.keys
-        chunk.data = self._filled(chunk.data, field, image)
+        chunk.data = self._filled(chunk.data, field, torch.from_numpy(image).view(dtype))
         return chunk
 
     # -- the rows of a batch -------------------------------------------------------------------
@@ -140,34 +185,43 @@ class DecodeImage(RowOperator):
                 f"DecodeImage: field {field!r} of a batch of {count} samples must be a list of as many encoded images, "
                 f"got {type(encoded).__name__}"
             )
-        shape = (count, *self.size, self._channels)
+        dtype, written, shape = self._output()
+        nbytes = count * math.prod(shape) * dtype.itemsize
         assert self._ring is not None
         made = self._ring.made
-        slab = self._ring.take(int(np.prod(shape)))
+        slab = self._ring.take(nbytes)
         self._context.count("slabs_made", self._ring.made - made)
-        return _Batch(chunk, field, encoded, slab, array_of(slab, shape))
+        rows = slab.numpy()[:nbytes].view(written).reshape(count, *shape)
+        # All at once, before decoding drives this code and its data from the processor's caches.
+        numbers = self._draw(chunk)
+        parts = [self._part_or_error(*row) for row in zip(encoded, numbers, strict=True)]
+        return _Batch(chunk, field, encoded, numbers, parts, slab, rows)
 
     def do_row(self, batch: _Batch, index: int, sample: Any) -> None:
         if sample is None:
-            encoded = batch.encoded[index]
+            encoded, part = batch.encoded[index], batch.parts[index]
+            if isinstance(part, Exception):
+                raise part
         else:
             _, encoded = self._find(sample)
+            part = self._part(encoded, batch.numbers[index])
             self._replace_fields(batch, index, sample)
-        self._decode(encoded, batch.chunk.epoch, batch.chunk.rows[index], batch.array[index])
+        self._decode(encoded, part, batch.rows[index])
 
     def end_batch(self, batch: _Batch, kept: Sequence[int]) -> Chunk:
-        chunk, array, count = batch.chunk, batch.array, len(batch.chunk.rows)
+        chunk, rows, count = batch.chunk, batch.rows, len(batch.chunk.rows)
         data = chunk.data
         if len(kept) < count:
             for place, index in enumerate(kept):
                 if place != index:
-                    array[place] = array[index]
+                    rows[place] = rows[index]
             data = select_rows(data, kept, count)
             chunk = chunk.select(kept, data)
         else:
             chunk.keys = chunk.keys
         assert self._ring is not None
-        images = self._ring.lend(batch.slab).tensor(torch.uint8, (len(kept), *array.shape[1:]))
+        dtype, _, shape = self._output()
+        images = self._ring.lend(batch.slab).tensor(dtype, (len(kept), *shape))
         chunk.data = self._filled(data, batch.field, images)
         return chunk
 
@@ -196,12 +250,32 @@ class DecodeImage(RowOperator):
         made["image"] = image
         return made
 
-    def _decode(self, encoded: Any, epoch: int, row: tuple[Any, ...], out: Any) -> None:
+    def _draw(self, chunk: Chunk) -> Sequence[Sequence[float]]:
+        """The random numbers of each row."""
+        if not self.random:
+            return [()] * len(chunk.rows)
+        return uniforms(self._context.seed, chunk.epoch, chunk.rows, self._context.stage, DRAWS)
+
+    def _part(self, encoded: Any, numbers: Sequence[float]) -> _Part:
         header = probe(encoded)
-        rng = generator(self._context.seed, epoch, row, self._context.stage) if self.random else None
-        height, width = header.size
-        cut = draw(self.crop, self.flip, height, width, self.size, rng)
-        self._decoder.decode_into(encoded, header, cut, out, interpolation=self.interpolation)
+        return header, cut_of(self.crop, self.flip, *header.size, self.size, numbers)
+
+    def _part_or_error(self, encoded: Any, numbers: Sequence[float]) -> _Part | Exception:
+        try:
+            return self._part(encoded, numbers)
+        except Exception as error:
+            return error
+
+    def _decode(self, encoded: Any, part: _Part, out: Any) -> None:
+        header, cut = part
+        pixels = out
+        if self._normalize is not None:
+            shape = (*self.size, self._channels)
+            count = math.prod(shape)
+            pixels = _pixels.take(count)[:count].reshape(shape)
+        self._decoder.decode_into(encoded, header, cut, pixels, interpolation=self.interpolation)
+        if self._normalize is not None:
+            self._fill(pixels, out)
 
     def _replace_fields(self, batch: _Batch, index: int, sample: Any) -> None:
         """A substitute brings its label and the rest along."""
@@ -215,7 +289,3 @@ class DecodeImage(RowOperator):
                 column[index] = torch.as_tensor(value)
             elif isinstance(column, list):
                 column[index] = value
-
-
-SPARE_SLABS = 16
-"""Free slabs a ring keeps; what a user held and gave back beyond these goes to the system."""

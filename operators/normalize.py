@@ -9,9 +9,8 @@ import torch
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator
-from pipegraph.device.slabs import SlabRing, allocator
+from pipegraph.device.slabs import SPARE_SLABS, SlabRing, allocator
 from pipegraph.errors import DataError, GraphError
-from pipegraph.operators.decode import SPARE_SLABS
 from pipegraph.operators.images.normalize import Layout, check_normalisation, normalize_into
 from pipegraph.tree import select_rows
 
@@ -86,9 +85,14 @@ class Normalize(RowOperator):
             )
         return image
 
+    def shape_of(self, height: int, width: int) -> tuple[int, ...]:
+        """Of one image of this size."""
+        channels = len(self.mean)
+        return (channels, height, width) if self.layout == "NCHW" else (height, width, channels)
+
     def _shape(self, images_NHWC: torch.Tensor) -> tuple[int, ...]:
-        n, h, w, c = images_NHWC.shape
-        return (n, c, h, w) if self.layout == "NCHW" else (n, h, w, c)
+        count, height, width, _ = images_NHWC.shape
+        return (count, *self.shape_of(height, width))
 
     def process(self, chunk: Chunk) -> Chunk:
         image = self._check(_image_of(chunk.data, "Normalize"), 3)[None]

@@ -25,6 +25,8 @@ class StagePlan:
         memory: what its slabs lie in: ``"pageable"``, or ``"pinned"`` where a copy to CUDA reads them.
         merge: for a ``Route``, the ``Merge`` that joins its outputs again.
         route: for a ``Merge``, the ``Route`` it follows.
+        within: the stage that does its work (it is left out itself), or None.
+        fused: for that stage, the operator that does the work of both.
         marked: whether it lies between a ``Route`` and its ``Merge``, so that marks pass through it.
         route_outputs: for both, which outputs of the ``Route`` the ``Merge`` joins, in the order of its inputs.
     """
@@ -49,10 +51,12 @@ class StagePlan:
         """The stage's name."""
         return self.spec.name
 
+    within: str | None = None
+    fused: Operator | Source | None = None
     @property
     def operator(self) -> Operator | Source:
         """What it does."""
-        return self.spec.operator
+        return self.spec.operator if self.fused is None else self.fused
 
 
 @dataclass(frozen=True)
@@ -123,16 +127,25 @@ class Plan:
         return found
 
     def digests(self) -> dict[str, str]:
-        """A short digest per stage of what decides what it delivers."""
+        """A short digest per stage of what decides what it delivers.
+
+        A stage whose work another one does counts as if it ran: a state holds whatever the plan fuses.
+        """
         found = {}
-        for stage in self.running:
-            operator = stage.operator
+        last: dict[str, str] = {}  # of a stage that does the work of others: the last of them so far
+        for stage in self.stages.values():
+            if stage.bypassed is not None and stage.within is None:
+                continue
+            operator = stage.spec.operator
             kind = f"{type(operator).__module__}.{type(operator).__qualname__}"
-            upstream = [[edge.stage, edge.output] for edge in stage.upstream]
+            upstream = [[last.get(edge.stage, edge.stage), edge.output] for edge in stage.upstream]
+            if stage.within is not None:
+                last[stage.within] = stage.name
             parts = [kind, operator.config(), upstream, *([] if stage.spec.ordered else ["unordered"])]
             text = json.dumps(parts, sort_keys=True, default=repr)
             found[stage.name] = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-        found["(output)"] = f"{self.output.stage}:{self.output.output}"
+        output = self.output.stage
+        found["(output)"] = f"{last.get(output, output)}:{self.output.output}"
         return found
 
     def check_digests(self, saved: Mapping[str, str]) -> None:
@@ -165,7 +178,7 @@ class Plan:
             sources = ", ".join(edge.stage for edge in stage.upstream)
             queue = f"{stage.capacity} {'batches' if stage.level == 'batch' else stage.level + 's'}"
             if stage.bypassed is not None:
-                queue, workers, backend = "-", "-", "left out"
+                queue, workers, backend = "-", "-", "left out" if stage.within is None else "fused"
             else:
                 workers = str(stage.workers) + ("" if stage.spec.ordered else " unordered")
                 backend = stage.backend
@@ -177,7 +190,7 @@ class Plan:
         lines += ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
         for stage in self.stages.values():
             if stage.bypassed is not None:
-                lines.append(f"{stage.name}: left out: {stage.bypassed}")
+                lines.append(f"{stage.name}: {'left out: ' if stage.within is None else ''}{stage.bypassed}")
             lines += [f"{stage.name}: {note}" for note in stage.notes]
         lines.append(f"delivers: {self.output.stage}")
         if self.inelastic:

@@ -25,6 +25,7 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     edge = _output_edge(graph, output)
     order = _ancestors(graph, edge)
     planned: dict[str, StagePlan] = {}
+    _fuse(planned, edge)
     for name in order:
         planned[name] = _plan_stage(graph.stages[name], planned)
     _leave_out_copies(planned, edge)
@@ -107,6 +108,36 @@ def _leave_out_copies(planned: dict[str, StagePlan], output: Edge) -> None:
             for reader in readers:
                 upstream = tuple(_shortcut(edge, planned) for edge in reader.upstream)
                 planned[reader.name] = replace(reader, upstream=upstream)
+def _fuse(planned: dict[str, StagePlan], output: Edge) -> None:
+    """Two neighbouring stages become one where the upper operator can do the lower one's work in the same go."""
+    for name, below in list(planned.items()):
+        if below.bypassed is not None or len(below.upstream) != 1 or isinstance(below.operator, Source):
+            continue
+        above = planned[below.upstream[0].stage]
+        readers = [s for s in planned.values() if any(edge.stage == above.name for edge in s.upstream)]
+        plain = all(s.backend == "thread" and s.spec.ordered for s in (above, below))
+        if not plain or below.spec.on_error != "raise" or output.stage == above.name or len(readers) != 1:
+            continue
+        fused = above.operator.take_in(below.operator) if isinstance(above.operator, Operator) else None
+        if fused is None:
+            continue
+        planned[above.name] = replace(
+            above,
+            fused=fused,
+            spec=replace(above.spec, max_bytes=below.spec.max_bytes or above.spec.max_bytes),
+            workers=max(above.workers, below.workers),
+            capacity=above.capacity if below.spec.capacity is None else below.capacity,
+            level=below.level,
+        )
+        planned[name] = replace(
+            below, within=above.name, bypassed=f"its work is done in {above.name!r}, in one go"
+        )
+        for other in list(planned.values()):
+            if other.name != name:
+                upstream = tuple(_shortcut(edge, planned) for edge in other.upstream)
+                planned[other.name] = replace(other, upstream=upstream)
+
+
 
 
 def _choose_memory(planned: dict[str, StagePlan]) -> None:

@@ -20,6 +20,7 @@ from pipegraph.operators.images.crop import Cut as Cut
 from pipegraph.operators.images.crop import RandomResizedCrop as RandomResizedCrop
 from pipegraph.operators.images.crop import Region as Region
 from pipegraph.operators.images.crop import check_crop as check_crop
+from pipegraph.operators.images.crop import cut_of as cut_of
 from pipegraph.operators.images.crop import draw as draw
 from pipegraph.operators.images.header import MAX_PIXELS as MAX_PIXELS
 from pipegraph.operators.images.header import Header as Header

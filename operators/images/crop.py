@@ -133,25 +133,35 @@ def check_crop(crop: Crop, size: tuple[int, int]) -> None:
         )
 
 
-def draw(
-    crop: Crop, flip: float, height: int, width: int, size: tuple[int, int], rng: np.random.Generator | None
+def cut_of(
+    crop: Crop, flip: float, height: int, width: int, size: tuple[int, int], numbers: Sequence[float]
 ) -> Cut:
-    """Draw one sample's region and flip.
+    """One sample's region and flip, as its numbers choose; pure.
 
     Args:
-        crop: what to draw.
+        crop: what to choose.
         flip: probability of mirroring left to right, 0 to 1.
         height, width: of the oriented image, in pixels (``Header.size``).
         size: (height, width) of the output, in pixels.
-        rng: consumed by one ``random(DRAWS)``, whatever the image's size; left
-            alone, and so may be ``None``, when nothing is random.
+        numbers: ``DRAWS`` uniform numbers of [0, 1); may be empty when nothing is random.
     """
-    if rng is None or not (flip or isinstance(crop, RandomResizedCrop)):
-        numbers: Sequence[float] = ()
-    else:
-        numbers = rng.random(DRAWS).tolist()
     if crop is None:
         region = Region(0, 0, height, width)
     else:
         region = crop.region(height, width, size[0], size[1], numbers)
     return Cut(region, bool(flip) and numbers[0] < flip)
+
+
+def draw(
+    crop: Crop, flip: float, height: int, width: int, size: tuple[int, int], rng: np.random.Generator | None
+) -> Cut:
+    """:func:`cut_of` with numbers from ``rng``.
+
+    Args:
+        rng: consumed by one ``random(DRAWS)``, whatever the image's size; left
+            alone, and so may be ``None``, when nothing is random.
+    """
+    numbers: Sequence[float] = ()
+    if rng is not None and (flip or isinstance(crop, RandomResizedCrop)):
+        numbers = rng.random(DRAWS).tolist()
+    return cut_of(crop, flip, height, width, size, numbers)

@@ -10,8 +10,8 @@ Legend: N images, H rows, W columns, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -20,13 +20,13 @@ import torch
 
 from pipegraph.errors import GraphError, MissingExtraError
 from pipegraph.operators.images.scaling import opencv
-from pipegraph.operators.images.scratch import Scratch
+from pipegraph.operators.images.scratch import Planes
 
 Layout = Literal["NCHW", "NHWC"]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _BITS = {4: torch.int32, 2: torch.int16}
-_planes = Scratch()
+_planes = Planes()
 
 
 def check_normalisation(mean: Sequence[float], std: Sequence[float], dtype: torch.dtype, layout: str) -> None:
@@ -67,13 +67,29 @@ def normalize_into(
         target = out if layout == "NHWC" else out.permute(0, 2, 3, 1)
         torch.addcmul(bias, images_NHWC, scale, out=target)
         return
-    tables = _tables(tuple(mean), tuple(std), out.dtype)
     bits = out.view(_BITS[out.element_size()])
     if layout == "NCHW" and not bits.is_contiguous():
         bits, layout = bits.permute(0, 2, 3, 1), "NHWC"
-    fill = _fill_planes if layout == "NCHW" else _fill_pixels
+    fill = row_filler(mean, std, out.dtype, layout)
     for image_HWC, target_bits in zip(images_NHWC.numpy(), bits.numpy(), strict=True):
-        fill(image_HWC, tables, target_bits)
+        fill(image_HWC, target_bits)
+
+
+def row_filler(
+    mean: Sequence[float], std: Sequence[float], dtype: torch.dtype, layout: Layout
+) -> Callable[[npt.NDArray[np.uint8], npt.NDArray[Any]], None]:
+    """A function that normalises one uint8 (H, W, C) image into memory of its own, on any thread.
+
+    Its target is (C, H, W) for layout ``"NCHW"``, else (H, W, C), of the integers of ``bits_of(dtype)``: NumPy has
+    no bfloat16.
+    """
+    tables = _tables(tuple(mean), tuple(std), dtype)
+    return partial(_fill_planes if layout == "NCHW" else _fill_pixels, tables)
+
+
+def bits_of(dtype: torch.dtype) -> npt.DTypeLike:
+    """The integers that have the bits of ``dtype``."""
+    return np.int32 if dtype.itemsize == 4 else np.int16
 
 
 @cache
@@ -86,7 +102,7 @@ def _cv2() -> Any:
 
 
 def _fill_planes(
-    image_HWC: npt.NDArray[np.uint8], tables: npt.NDArray[Any], out_CHW: npt.NDArray[Any]
+    tables: npt.NDArray[Any], image_HWC: npt.NDArray[np.uint8], out_CHW: npt.NDArray[Any]
 ) -> None:
     height, width, channels = image_HWC.shape
     cv2 = _cv2()
@@ -94,16 +110,14 @@ def _fill_planes(
         for channel, table in enumerate(tables):
             np.take(table, image_HWC[:, :, channel], out=out_CHW[channel], mode="clip")
         return
-    size = height * width
-    block = _planes.take(size * channels)
-    planes = [block[i * size : (i + 1) * size].reshape(height, width) for i in range(channels)]
+    planes = _planes.of(height, width, channels)
     cv2.split(image_HWC, planes)
     for plane, table, target in zip(planes, tables, out_CHW, strict=True):
         cv2.LUT(plane, table, dst=target)
 
 
 def _fill_pixels(
-    image_HWC: npt.NDArray[np.uint8], tables: npt.NDArray[Any], out_HWC: npt.NDArray[Any]
+    tables: npt.NDArray[Any], image_HWC: npt.NDArray[np.uint8], out_HWC: npt.NDArray[Any]
 ) -> None:
     cv2 = _cv2()
     if cv2 is None:
