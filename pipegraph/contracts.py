@@ -205,6 +205,10 @@ class Operator(Component):
         """Why this operator has nothing to do here, so that the plan leaves it out; else None."""
         return None
 
+    def take_in(self, below: Operator) -> Operator | None:
+        """The operator that does this one's work and then ``below``'s in one go; None where they stay apart."""
+        return None
+
     def reads_pinned(self) -> bool:
         """Whether it gains from input in pinned memory."""
         return False
@@ -223,10 +227,6 @@ class Operator(Component):
 
     def resume(self, cursor: Cursor) -> Cursor:
         """Prepare to go on at ``cursor`` (made by this operator's own chunks); returns the cursor
-    def take_in(self, below: Operator) -> Operator | None:
-        """The operator that does this one's work and then ``below``'s in one go; None where they stay apart."""
-        return None
-
         at which the input must restart. Called before the first item of a restored epoch."""
         return cursor
 
