@@ -25,10 +25,10 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     edge = _output_edge(graph, output)
     order = _ancestors(graph, edge)
     planned: dict[str, StagePlan] = {}
-    _fuse(planned, edge)
     for name in order:
         planned[name] = _plan_stage(graph.stages[name], planned)
     _leave_out_copies(planned, edge)
+    _fuse(planned, edge)
     _choose_memory(planned)
     edge = _shortcut(edge, planned)
     _pair_routes(planned, edge)
