@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
@@ -23,7 +25,22 @@ def function_name(function: Any) -> str:
         target = target.func
     if not hasattr(target, "__qualname__"):
         target = type(target)
-    return f"{getattr(target, '__module__', '?')}.{target.__qualname__}"
+    module = getattr(target, "__module__", "?")
+    if module in ("__main__", "__mp_main__"):
+        module = _main_module(module)
+    return f"{module}.{target.__qualname__}"
+
+
+def _main_module(name: str) -> str:
+    """The script's name as others import it: a state saved by ``python train.py`` or by a process that it
+    spawned (where it is ``__mp_main__``) is then also good for a program that imports ``train``.
+    """
+    main = sys.modules.get(name)
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name).removesuffix(".__main__")
+    file = getattr(main, "__file__", None)
+    return os.path.splitext(os.path.basename(file))[0] if file else "__main__"
 
 
 def _takes_rng(function: Callable[..., Any]) -> bool:
@@ -76,10 +93,10 @@ class _EventLoop:
             if self._cancelled:
                 coroutine.close()
                 raise Cancelled
-            call = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            call = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._loop)
             self._calls.add(call)
         try:
-            return call.result()
+            result, error = call.result()
         except CancelledError:
             if self._cancelled:
                 raise Cancelled from None
@@ -87,6 +104,12 @@ class _EventLoop:
         finally:
             with self._lock:
                 self._calls.discard(call)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+        return result
 
     def cancel(self) -> None:
         """End the calls under way, and those to come until :meth:`uncancel`."""
@@ -98,6 +121,14 @@ class _EventLoop:
 
     def uncancel(self) -> None:
         self._cancelled = False
+
+
+async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    """The result, or what would end the event loop, and with it every other call, if a task raised it."""
+    try:
+        return await coroutine, None
+    except (KeyboardInterrupt, SystemExit) as error:
+        return None, error
 
 
 async def _finish_tasks() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, final
 
@@ -89,7 +90,7 @@ class Mix(Merging):
 
     def __init__(self, weights: Sequence[float], stop: Literal["first", "all"] = "first") -> None:
         self.weights = tuple(float(weight) for weight in weights)
-        if not self.weights or any(not weight > 0 for weight in self.weights):
+        if not self.weights or any(not 0 < weight < math.inf for weight in self.weights):
             raise GraphError(f"Mix: weights must be positive numbers, one per input, got {list(weights)}")
         if stop not in ("first", "all"):
             raise GraphError(f'Mix: stop must be "first" or "all", got {stop!r}')

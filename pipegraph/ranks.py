@@ -18,8 +18,9 @@ def resolve(rank: int | None, world_size: int | None, mesh: Any = None) -> tuple
         raise GraphError(f"rank and world_size go together, got rank={rank}, world_size={world_size}")
     if rank is None or world_size is None:
         rank, world_size = _from_mesh(mesh) if mesh is not None else _found()
-    if world_size < 1 or not 0 <= rank < world_size:
-        raise GraphError(f"rank must be in 0..world_size-1, got rank={rank}, world_size={world_size}")
+    whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (rank, world_size))
+    if not whole or world_size < 1 or not 0 <= rank < world_size:
+        raise GraphError(f"rank must be in 0..world_size-1, got rank={rank!r}, world_size={world_size!r}")
     return rank, world_size
 
 

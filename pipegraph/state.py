@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.errors import StateError
 from pipegraph.plan import Plan
 from pipegraph.stage.cursors import freeze
-from pipegraph.stage.restore import Path
+from pipegraph.stage.restore import Path, restarts
 
 VERSION = 1
 
@@ -156,8 +156,76 @@ def _check(state: Any, plan: Plan) -> None:
     if not isinstance(state, Mapping) or "version" not in state or "digest" not in state:
         raise StateError("this is not the state of a loader: it has no 'version' and 'digest'")
     if state["version"] != VERSION:
-        raise StateError(f"the state has version {state['version']}, this pipegraph reads version {VERSION}")
+        raise StateError(
+            f"the state has version {state['version']!r}, this pipegraph reads version {VERSION}"
+        )
+    if not isinstance(state["digest"], Mapping):
+        raise _damaged("'digest'", state["digest"])
     plan.check_digests(state["digest"])
+    if not isinstance(state.get("seed", ""), int | None):  # None: saved before a seed was drawn
+        raise _damaged("'seed'", state.get("seed"))
+    if not _is_count(state.get("world_size")) or state["world_size"] < 1:
+        raise _damaged("'world_size'", state.get("world_size"))
+    for key, part in state.items():
+        if key.startswith("rank") and isinstance(part, Mapping):
+            _check_part(key, part, plan)
+
+
+def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
+    """A state is data from a file: what is wrong with it is said before anything starts from it."""
+    checks: dict[str, Callable[[Any], bool]] = {
+        "epoch": _is_count,
+        "history": _is_history,
+        "stream": lambda value: value in ((), []) or _is_place(value),
+        "cursor": lambda value: _leads_to_steps(value, plan),
+        "delivered": _is_delivered,
+        "later": lambda value: all(
+            _is_place(place)
+            and _leads_to_steps(cursor, plan)
+            and _is_history(history)
+            and _is_delivered(rows)
+            for place, cursor, history, rows in value
+        ),
+        "ledger": lambda value: len(value) == 2 and all(len(each) == 3 for each in value[0]),
+        "iterators": lambda value: all(_is_count(step) for step, _ in value.values()),
+    }
+    for name, check in checks.items():
+        if name not in part:
+            raise StateError(f"the state is damaged: {key!r} has no {name!r}")
+        try:
+            fits = check(part[name])
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+            raise _damaged(f"{name!r} of {key!r}", part[name]) from error
+        if not fits:
+            raise _damaged(f"{name!r} of {key!r}", part[name])
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_place(value: Any) -> bool:
+    rank, world_size = value
+    return _is_count(rank) and _is_count(world_size) and rank < world_size
+
+
+def _is_history(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(_is_count(w) and w and _is_count(n) for w, n in value)
+
+
+def _is_delivered(value: Any) -> bool:
+    decode_delivered(value)
+    return True
+
+
+def _leads_to_steps(cursor: Any, plan: Plan) -> bool:
+    return all(_is_count(step) for step in restarts(plan, freeze(cursor)).steps.values())
+
+
+def _damaged(what: str, value: Any) -> StateError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return StateError(f"the state is damaged: {what} is {shown}; load it as it was saved")
 
 
 def _streams(part: Mapping[str, Any]) -> tuple[Stream, ...]:

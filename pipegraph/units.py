@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from pipegraph.errors import GraphError
@@ -23,7 +24,7 @@ def parse_bytes(size: int | float | str, what: str) -> int:
         if match is None or match[2].lower() not in _UNITS:
             raise GraphError(f"{what} must be bytes or a size such as '500 MB' or '2 GiB', got {size!r}")
         value = float(match[1]) * _UNITS[match[2].lower()]
-    elif isinstance(size, bool) or not isinstance(size, int | float):
+    elif isinstance(size, bool) or not isinstance(size, int | float) or not math.isfinite(size):
         raise GraphError(f"{what} must be bytes or a size such as '500 MB' or '2 GiB', got {size!r}")
     else:
         value = size

@@ -1,0 +1,182 @@
+"""States that were cut, changed, or saved by a program that knows the functions by another module's name."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+
+
+def make(workers: int = 1, seed: int | None = 1) -> pg.Graph:
+    graph = pg.Graph("numbers", seed=seed)
+    numbers = graph.add(ops.FromSequence(range(20), order=pg.order.StridedOrder()), name="numbers")
+    numbers.then(abs, name="abs", workers=workers).then(ops.Batch(3, collate=list))
+    return graph
+
+
+def saved(steps: int = 2) -> dict[str, Any]:
+    with make().loader() as loader:
+        passing = iter(loader)
+        for _ in range(steps):
+            next(passing)
+        state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
+        return state
+
+
+def load(state: Any, graph: pg.Graph | None = None) -> list[Any]:
+    with (graph or make()).loader() as loader:
+        loader.load_state_dict(state)
+        return list(loader)
+
+
+@pytest.mark.parametrize("state", [None, 5, "x", {}, b"", [], [{}], [None], {"version": 1}])
+def test_what_is_no_state_is_refused_as_such(state: Any) -> None:
+    with pytest.raises(pg.errors.StateError, match="not the state of a loader|list of states is empty"):
+        load(state)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("world_size",), 0),
+        (("world_size",), "x"),
+        (("digest",), None),
+        (("seed",), "a"),
+        (("rank0", "epoch"), -1),
+        (("rank0", "epoch"), 1.5),
+        (("rank0", "cursor"), "x"),
+        (("rank0", "cursor"), -5),
+        (("rank0", "cursor"), [1, 2]),
+        (("rank0", "cursor"), {"a": 1}),
+        (("rank0", "history"), 5),
+        (("rank0", "history"), [[0, 0]]),
+        (("rank0", "stream"), None),
+        (("rank0", "stream"), [0]),
+        (("rank0", "stream"), [2, 2]),
+        (("rank0", "later"), 5),
+        (("rank0", "delivered"), [["s", 1]]),
+        (("rank0", "ledger"), []),
+        (("rank0", "iterators"), {"numbers": 5}),
+    ],
+)
+def test_a_changed_value_is_named_before_anything_starts(path: tuple[str, ...], value: Any) -> None:
+    state = saved()
+    part = state
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    with pytest.raises(pg.errors.StateError, match=f"'{path[-1]}'.*load it as it was saved"):
+        load(state)
+
+
+@pytest.mark.parametrize(
+    "key", ["epoch", "cursor", "history", "stream", "later", "delivered", "ledger", "iterators"]
+)
+def test_a_missing_part_is_named(key: str) -> None:
+    state = saved()
+    del state["rank0"][key]
+    with pytest.raises(pg.errors.StateError, match=f"'rank0' has no '{key}'"):
+        load(state)
+
+
+@pytest.mark.parametrize("steps", range(8))
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_state_of_any_step_goes_on_with_any_number_of_workers(steps: int, workers: int) -> None:
+    with make().loader() as loader:
+        whole = list(loader)
+    assert load(saved(min(steps, len(whole))), make(workers)) == whole[steps:]
+
+
+def test_a_state_is_a_copy_that_later_steps_do_not_change() -> None:
+    with make().loader() as loader:
+        passing = iter(loader)
+        next(passing)
+        state = loader.state_dict()
+        kept = copy.deepcopy(state)
+        next(passing)
+        assert state == kept
+        state["rank0"]["cursor"] = 99
+        assert loader.state_dict()["rank0"]["cursor"] == 6
+
+
+def test_a_state_saved_before_a_seed_was_drawn_is_a_whole_epoch() -> None:
+    with make(seed=None).loader() as loader:
+        state = loader.state_dict()
+    assert state["seed"] is None
+    assert sorted(x for batch in load(state, make(seed=None)) for x in batch) == list(range(20))
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [("0", "2"), (0.0, 1), (True, 2)])
+def test_a_rank_that_is_no_int_is_refused(rank: Any, world_size: Any) -> None:
+    with pytest.raises(pg.errors.GraphError, match="rank must be in 0..world_size-1"):
+        make().loader(rank=rank, world_size=world_size)
+
+
+@pytest.mark.parametrize("limit", [float("nan"), float("inf")])
+def test_a_memory_limit_that_is_no_number_of_bytes_is_refused(limit: float) -> None:
+    with pytest.raises(pg.errors.GraphError, match="memory_limit must be bytes or a size"):
+        make().loader(memory_limit=limit)  # type: ignore[arg-type]
+
+
+def run(code: list[str], folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    made = subprocess.run(
+        [sys.executable, *code], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert made.returncode == 0, made.stderr
+    return made.stdout
+
+
+def test_a_script_its_spawned_processes_and_a_program_that_imports_it_read_each_others_states(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "training.py").write_text(
+        textwrap.dedent(
+            """
+            import json, multiprocessing, sys
+            import pipegraph as pg
+            from pipegraph import operators as ops
+
+            def double(x):
+                return 2 * x
+
+            def make():
+                graph = pg.Graph("doubles")
+                graph.add(ops.FromIterable(range(5))).then(double)
+                return graph
+
+            def save(path):
+                with make().loader() as loader:
+                    next(iter(loader))
+                    with open(path, "w") as file:
+                        json.dump(loader.state_dict(), file)
+
+            def load(path):
+                with make().loader() as loader, open(path) as file:
+                    loader.load_state_dict(json.load(file))
+                    return list(loader)
+
+            if __name__ == "__main__":
+                child = multiprocessing.get_context("spawn").Process(target=save, args=("spawned.json",))
+                child.start()
+                child.join()
+                save("script.json")
+                print(load("spawned.json"))
+            """
+        )
+    )
+    assert run(["training.py"], tmp_path) == "[2, 4, 6, 8]\n"
+    importing = "import training; print(training.load('script.json'), training.load('spawned.json'))"
+    assert run(["-c", importing], tmp_path) == "[2, 4, 6, 8] [2, 4, 6, 8]\n"
+    again = run(["-m", "training"], tmp_path)
+    assert again == "[2, 4, 6, 8]\n"
