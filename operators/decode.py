@@ -12,7 +12,6 @@ import torch
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator
-from pipegraph.device.slabs import SPARE_SLABS, SlabRing, allocator
 from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.images import (
     Crop,
@@ -30,6 +29,7 @@ from pipegraph.operators.images.crop import DRAWS
 from pipegraph.operators.images.normalize import bits_of, row_filler
 from pipegraph.operators.images.scratch import Scratch
 from pipegraph.operators.normalize import Normalize
+from pipegraph.operators.slabs import StageSlabs
 from pipegraph.randomness import uniforms
 from pipegraph.tree import select_rows
 
@@ -120,7 +120,7 @@ class DecodeImage(RowOperator):
         self._channels = 3 if mode == "RGB" else 1
         self._context = Context("")
         self._decoder: Any = None
-        self._ring: SlabRing | None = None
+        self._slabs: StageSlabs | None = None
         self._normalize: Normalize | None = None
         self._fill: Any = None
 
@@ -150,7 +150,7 @@ class DecodeImage(RowOperator):
     def open(self, context: Context) -> None:
         self._context = context
         self._decoder = open_backend(self.backend)
-        self._ring = context.share("slabs", lambda: SlabRing(allocator(context.memory), spare=SPARE_SLABS))
+        self._slabs = StageSlabs(context)
         if self._normalize is not None:
             ours = self._normalize
             self._fill = row_filler(ours.mean, ours.std, ours.dtype, ours.layout)
@@ -187,10 +187,8 @@ class DecodeImage(RowOperator):
             )
         dtype, written, shape = self._output()
         nbytes = count * math.prod(shape) * dtype.itemsize
-        assert self._ring is not None
-        made = self._ring.made
-        slab = self._ring.take(nbytes)
-        self._context.count("slabs_made", self._ring.made - made)
+        assert self._slabs is not None
+        slab = self._slabs.take(nbytes, chunk.data)
         rows = slab.numpy()[:nbytes].view(written).reshape(count, *shape)
         # All at once, before decoding drives this code and its data from the processor's caches.
         numbers = self._draw(chunk)
@@ -219,10 +217,11 @@ class DecodeImage(RowOperator):
             chunk = chunk.select(kept, data)
         else:
             chunk.keys = chunk.keys
-        assert self._ring is not None
+        assert self._slabs is not None
         dtype, _, shape = self._output()
-        images = self._ring.lend(batch.slab).tensor(dtype, (len(kept), *shape))
+        images, lease = self._slabs.deliver(batch.slab, dtype, (len(kept), *shape))
         chunk.data = self._filled(data, batch.field, images)
+        self._slabs.pack(chunk, lease, images)
         return chunk
 
     # -- parts ---------------------------------------------------------------------------------

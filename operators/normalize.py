@@ -9,9 +9,9 @@ import torch
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator
-from pipegraph.device.slabs import SPARE_SLABS, SlabRing, allocator
 from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.images.normalize import Layout, check_normalisation, normalize_into
+from pipegraph.operators.slabs import StageSlabs
 from pipegraph.tree import select_rows
 
 
@@ -66,15 +66,13 @@ class Normalize(RowOperator):
         self.mean, self.std = tuple(mean), tuple(std)
         self.dtype = dtype
         self.layout = layout
-        self._ring: SlabRing | None = None
-        self._context = Context("")
+        self._slabs: StageSlabs | None = None
 
     def config(self) -> dict[str, Any]:
         return {"mean": self.mean, "std": self.std, "dtype": str(self.dtype), "layout": self.layout}
 
     def open(self, context: Context) -> None:
-        self._context = context
-        self._ring = context.share("slabs", lambda: SlabRing(allocator(context.memory), spare=SPARE_SLABS))
+        self._slabs = StageSlabs(context)
 
     def _check(self, image: torch.Tensor, dims: int) -> torch.Tensor:
         channels = len(self.mean)
@@ -110,10 +108,8 @@ class Normalize(RowOperator):
             normalize_into(images, self.mean, self.std, out, self.layout)
             return _Batch(chunk, images, out, None)
         nbytes = images.numel() * self.dtype.itemsize
-        assert self._ring is not None
-        made = self._ring.made
-        slab = self._ring.take(nbytes)
-        self._context.count("slabs_made", self._ring.made - made)
+        assert self._slabs is not None
+        slab = self._slabs.take(nbytes, chunk.data)
         out = slab[:nbytes].view(self.dtype).view(shape)
         return _Batch(chunk, images, out, slab)
 
@@ -136,10 +132,13 @@ class Normalize(RowOperator):
             out = out[: len(kept)]
             data = select_rows(data, kept, count)
             chunk = chunk.select(kept, data)
-        if batch.slab is not None:
-            assert self._ring is not None
-            out = self._ring.lend(batch.slab).tensor(self.dtype, tuple(out.shape))
+        if batch.slab is None:
+            chunk.data = _with_image(data, out)
+            return chunk
+        assert self._slabs is not None
+        out, lease = self._slabs.deliver(batch.slab, self.dtype, tuple(out.shape))
         chunk.data = _with_image(data, out)
+        self._slabs.pack(chunk, lease, out)
         return chunk
 
 

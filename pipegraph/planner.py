@@ -141,7 +141,7 @@ def _fuse(planned: dict[str, StagePlan], output: Edge) -> None:
 
 
 def _choose_memory(planned: dict[str, StagePlan]) -> None:
-    """Slabs that a CUDA copy reads are pinned from the start, and a Pin behind them has nothing to do."""
+    """Slabs that a copy reads are made for it: pinned for CUDA, so that a Pin behind them has nothing to do."""
     for name, stage in list(planned.items()):
         operator = stage.operator
         if stage.bypassed is not None or not isinstance(operator, Operator) or not operator.slabs:
@@ -153,6 +153,8 @@ def _choose_memory(planned: dict[str, StagePlan]) -> None:
         if not pins and not any(
             isinstance(s.operator, Operator) and s.operator.reads_pinned() for s in readers
         ):
+            if any(s.operator.name == "copy" for s in readers):
+                planned[name] = replace(stage, memory="staged")
             continue
         planned[name] = replace(
             stage, memory="pinned", notes=(*stage.notes, "its slabs lie in pinned memory")

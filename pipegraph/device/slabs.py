@@ -16,8 +16,6 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from pipegraph.device.contract import Event, Stream
@@ -247,9 +245,3 @@ def power_of_two(nbytes: int) -> int:
 def allocator(memory: str) -> Callable[[int], torch.Tensor]:
     """How slabs of that kind are made: ``"pinned"``, or ``"pageable"`` and ``"staged"`` (for a copy on the CPU)."""
     return pinned if memory == "pinned" else pageable
-
-
-def array_of(slab: torch.Tensor, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """A slab's start as a uint8 array to write to."""
-    count = int(np.prod(shape))
-    return slab.numpy()[:count].reshape(shape)

@@ -107,11 +107,10 @@ def test_large_fields_lie_in_one_slab_with_storages_of_their_own_and_small_ones_
 def test_keeping_every_label_of_1000_batches_makes_no_new_slab():
     graph, node = batches(1_000)
     with graph.loader(node.then(ops.CopyToDevice("cpu", copy=True), capacity=2)) as loader:
-        labels, made = [], []
-        for batch in loader:
-            labels.append(batch["label"])
-            made.append(counters(loader, "copy")["slabs_made"])
-    assert made[50] == made[-1]
+        labels = [batch["label"] for batch in loader]
+        # On the host 3 under way and one being packed; on the device 2 in the queue, one on its way into it and one out
+        # of it, one delivered and the one before it, and one for jitter of each.
+        assert counters(loader, "copy")["slabs_made"] <= 12
     assert torch.equal(torch.stack(labels)[:, 0], torch.arange(1_000))
 
 
