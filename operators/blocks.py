@@ -9,58 +9,20 @@ foreseen at all, is loaded when a worker asks for it: the schedule decides on ti
 from __future__ import annotations
 
 import copy
-import math
 import os
-import resource
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Final, Literal, final
+from typing import Any, final
 
 from pipegraph.activity import Cancelled
 from pipegraph.errors import LoaderClosedError
-from pipegraph.operators.itinerary import Itinerary
-from pipegraph.operators.lookahead import Deal, Pace, Uses
+from pipegraph.operators.held import Entry, Held
+from pipegraph.operators.lookahead import Deal, Uses
 from pipegraph.operators.shelves import Shelf
-from pipegraph.storage import ShardFile
-from pipegraph.storage.preload import Durations, preload
-
-FETCHERS: Final = 4
-"""Blocks on their way at once, at most. See ``_at_once``."""
-
-State = Literal["waiting", "loading", "ready", "failed"]
-
-
-class _Entry:
-    """One block of the table. Everything but ``number`` and ``nbytes`` changes under the reader's lock."""
-
-    __slots__ = (
-        "asked",
-        "error",
-        "file",
-        "first",
-        "fresh",
-        "nbytes",
-        "number",
-        "pins",
-        "state",
-        "told",
-        "value",
-    )
-
-    def __init__(self, number: int, nbytes: int, first: int, asked: float) -> None:
-        self.number = number
-        self.nbytes = nbytes
-        self.first = first  # the step for which it is brought
-        self.asked = asked
-        self.fresh = True  # not used yet
-        self.state: State = "waiting"
-        self.pins = 0
-        self.value: Any = None
-        self.file: ShardFile | None = None
-        self.error: Exception | None = None
-        self.told: set[tuple[int, Any]] = set()
+from pipegraph.operators.switches import Standing, Switches
+from pipegraph.operators.timetable import FETCHERS, Timetable
 
 
 @final
@@ -73,30 +35,37 @@ class BlockReader:
         shelf: where blocks come from; closed with the reader.
         ahead: whether blocks are fetched before they are asked for.
         count: adds to a named counter of the stage.
+        switches: told of each block that is entered, and how late it came.
+        clock: seconds that only grow.
     """
 
-    def __init__(self, shelf: Shelf, ahead: bool, count: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        ahead: bool,
+        count: Callable[[str, int], None],
+        switches: Switches | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         self._shelf = shelf
-        self._count = count
+        self._count, self._clock = count, clock
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)  # workers wait for blocks
         self._work = threading.Condition(self._lock)  # fetchers wait for orders
         self._planning = threading.Condition(self._lock)  # the scheduler waits for events and for its time
-        self._entries: OrderedDict[int, _Entry] = OrderedDict()  # least recently used first
-        self._queue: deque[_Entry] = deque()
-        self._held = 0
-        self._most_open = max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        self._doomed: list[ShardFile] = []
+        self._held = Held(shelf)
+        self._queue: deque[Entry] = deque()
         self._cancelled = self._closed = False
         self._events = 0
         self._threads: list[threading.Thread] = []
-        self._loads = Durations()  # from being asked for to being there
-        self._transfers = Durations()  # from the start of the transfer
         self._loading = 0
-        self._pace = Pace()
-        self._way = Itinerary(shelf.stride, perf_counter())
-        self._waiting = 0
-        self._waits_since = self._waited = 0.0
+        self._times = Timetable(shelf, self._held, clock())
+        self._switches = switches or Switches()
+        self._switches.begin(clock())
+        self._standing = Standing()
+        self._opening = shelf.opening
+        self._begun: set[int] = set()  # blocks of the opening that are not there yet
+        self._holds_back = self._opening is not None
         if shelf.near:
             for number in range(FETCHERS):
                 self._begin_thread(self._fetch, f"fetch-{number}")
@@ -112,25 +81,45 @@ class BlockReader:
 
     def new_run(self) -> None:
         """What was dealt so far does not hold any more; what is loaded stays."""
+        if self._opening is not None:
+            self._opening.begin()
         with self._lock:
-            self._way = Itinerary(self._shelf.stride, perf_counter())
+            self._times.restart(self._clock())
+            self._switches.new_run()
+            self._begun.clear()
+            self._holds_back = self._opening is not None
             for entry in self._queue:
-                del self._entries[entry.number]
-                self._held -= entry.nbytes
+                self._held.drop(entry)
             self._queue.clear()
-            for entry in self._entries.values():
+            for entry in self._held:
                 entry.first = -1
             self._replan()
 
     def dealt(self, deal: Deal) -> None:
         """An epoch's steps begin to be dealt, behind those of the deal before."""
         with self._lock:
-            self._way.add(deal)
+            self._times.way.add(deal)
             self._replan()
 
     # -- workers ---------------------------------------------------------------------------------
 
-    def acquire(self, number: int, epoch: int, step: Any) -> _Entry:
+    def sample(self, number: int, index: int, epoch: int, step: Any) -> Any:
+        """A copy of sample ``index`` of a block; blocks until it is there. Raises as :meth:`acquire`."""
+        entry = None
+        if self._opening is not None and self._is_begun(number, epoch, step):
+            if not self._shelf.is_here(number):
+                sample = self._opening.read(number, index)
+                if sample is not None:
+                    self._count("samples read by ranges", 1)
+                    return sample
+            self._end_opening()
+        entry = self.acquire(number, epoch, step)
+        try:
+            return dict(entry.value[index])
+        finally:
+            self.release(entry)
+
+    def acquire(self, number: int, epoch: int, step: Any) -> Entry:
         """A loaded block, which stays until :meth:`release`; blocks until it is there.
 
         Args:
@@ -142,69 +131,68 @@ class BlockReader:
         """
         with self._lock:
             self._reached(epoch, step)
-            entry = self._entries.get(number)
+            entry = self._held.get(number)
             if entry is not None and entry.state == "ready" and not self._cancelled:
-                return self._use(entry)
-        entry = self._wait_for(number, (epoch, step))
+                return self._use(entry, epoch, step)
+        entry = self._wait_for(number, epoch, step)
         self._sweep()
         return entry
 
-    def release(self, entry: _Entry) -> None:
+    def release(self, entry: Entry) -> None:
         """The end of a use."""
         with self._lock:
             entry.pins -= 1
 
-    def _use(self, entry: _Entry) -> _Entry:
-        entry.pins += 1
-        self._entries.move_to_end(entry.number)
+    def _use(self, entry: Entry, epoch: int, step: Any) -> Entry:
+        self._held.use(entry)
         if entry.fresh:
             entry.fresh = False
+            self._note_switch(entry, epoch, step)
             self._replan()  # one block less is ahead
         return entry
 
     def _reached(self, epoch: int, step: Any) -> None:
         """Note how far the epoch has come."""
-        if step.__class__ is int:
-            now = perf_counter()
-            if self._way.reached(epoch, step, now, self._total_wait(now), self._pace):
-                self._replan()
+        now = self._clock()
+        if self._times.reached(epoch, step, now, self._standing.total(now)):
+            self._replan()
 
-    def _total_wait(self, now: float) -> float:
-        return self._waited + (now - self._waits_since if self._waiting else 0.0)
-
-    def _wait_for(self, number: int, asker: tuple[int, Any]) -> _Entry:
+    def _wait_for(self, number: int, epoch: int, step: Any) -> Entry:
         waits = False
         with self._lock:
             try:
                 while True:
                     if self._cancelled or self._closed:
                         raise Cancelled
-                    entry = self._entries.get(number)
+                    entry = self._held.get(number)
                     if entry is None:
-                        entry = self._add(number, self._way.tick)
+                        entry = self._held.add(number, self._times.way.tick, self._clock(), self._times.way)
                         if self._shelf.near:
+                            self._await(entry)
                             self._queue.appendleft(entry)
                             self._work.notify()
                         else:
                             self._load(entry)
                             continue
                     elif entry.state == "ready":
-                        return self._use(entry)
+                        return self._use(entry, epoch, step)
                     elif entry.state == "failed":
                         assert entry.error is not None
-                        if asker not in entry.told:
-                            entry.told.add(asker)
+                        if (epoch, step) not in entry.told:
+                            entry.told.add((epoch, step))
                             raise _again(entry.error)
-                        del self._entries[number]
+                        self._held.drop(entry)
                         continue
-                    elif entry.state == "waiting" and entry.first > self._way.tick:
-                        entry.first = self._way.tick  # it is late: now it comes before all others
-                        self._queue.remove(entry)
+                    elif entry.state == "waiting" and not entry.awaited:
+                        self._queue.remove(entry)  # it is late: now it comes before all others
                         self._queue.appendleft(entry)
+                        self._await(entry)
                         self._work.notify()
+                    else:
+                        self._await(entry)
                     if not waits:
                         waits = True
-                        self._begin_wait()
+                        self._standing.begin(self._clock())
                     entry.pins += 1  # it must not make room for another one before it was read
                     try:
                         self._arrived.wait()
@@ -212,78 +200,77 @@ class BlockReader:
                         entry.pins -= 1
             finally:
                 if waits:
-                    self._end_wait()
+                    waited = self._standing.end(self._clock())
+                    if waited is not None:
+                        self._count("waits for blocks", 1)
+                        self._count("us waited for blocks", round(waited * 1e6))
 
-    def _begin_wait(self) -> None:
-        if not self._waiting:
-            self._waits_since = perf_counter()
-        self._waiting += 1
+    def _await(self, entry: Entry) -> None:
+        entry.awaited = True
+        entry.first = min(entry.first, self._times.way.tick)
+        if entry.wanted is None:
+            entry.wanted = self._clock()
 
-    def _end_wait(self) -> None:
-        self._waiting -= 1
-        if not self._waiting:
-            waited = perf_counter() - self._waits_since
-            self._waited += waited
-            self._count("waits for blocks", 1)
-            self._count("us waited for blocks", round(waited * 1e6))
+    def _note_switch(self, entry: Entry, epoch: int, step: Any) -> None:
+        if self._shelf.near:
+            now = self._clock()
+            self._switches.entered(
+                self._shelf.name(entry.number),
+                epoch,
+                step if step.__class__ is int else -1,
+                entry.wanted,
+                entry.there,
+                now,
+                self._standing.total(now),
+                self._times.way.opening,
+            )
 
-    # -- the table -------------------------------------------------------------------------------
+    # -- the opening -----------------------------------------------------------------------------
 
-    def _add(self, number: int, first: int) -> _Entry:
-        """A new entry, and room for it as far as there is any."""
-        nbytes = self._shelf.held_nbytes(number)
-        self._make_room(nbytes)
-        entry = self._entries[number] = _Entry(number, nbytes, first, perf_counter())
-        self._held += nbytes
-        return entry
-
-    def _make_room(self, nbytes: int, after: _Entry | None = None) -> None:
-        """Let go of blocks that nobody reads: those of no known further use first, then the least recently used.
-
-        Args:
-            after: a block that turned out to be larger than thought; it stays, and so do those that are needed.
-        """
-        budget = self._shelf.budget()
-        for spare_needed in (True, False) if after is None else (True,):
-            # What lies in the node cache is opened again at once, and while it is open it cannot be evicted, even
-            # where the plan wants its place for another: what is not needed soon is closed.
-            closes_all = spare_needed and self._shelf.keeps and self._way.scanned > self._way.tick
-            for entry in list(self._entries.values()):
-                if not closes_all and self._held + nbytes <= budget and len(self._entries) < self._most_open:
-                    return
-                if (
-                    entry.state == "ready"
-                    and not entry.pins
-                    and not (spare_needed and self._is_needed(entry))
-                ):
-                    self._drop(entry)
-
-    def _is_needed(self, entry: _Entry) -> bool:
-        return self._way.needs(entry.number) or entry.first > self._way.tick
-
-    def _drop(self, entry: _Entry) -> None:
-        del self._entries[entry.number]
-        self._held -= entry.nbytes
-        if entry.file is not None:
-            self._doomed.append(entry.file)
-        entry.file = entry.value = None
-
-    def _sweep(self) -> None:
-        """Close what was let go of, outside the lock."""
-        if not self._doomed:
-            return
+    def _is_begun(self, number: int, epoch: int, step: Any) -> bool:
+        """Whether a sample may be read by ranges; its block is then ordered, to come once the opening is over."""
         with self._lock:
-            doomed, self._doomed = self._doomed, []
-        for file in doomed:
-            file.close()
+            if not self._times.way.opening and not self._begun:
+                return False
+            self._reached(epoch, step)
+            entry = self._held.get(number)
+            if self._cancelled or (entry is not None and entry.state in ("ready", "failed")):
+                self._begun.discard(number)
+                return False
+            if self._times.way.opening and not (entry is not None and entry.awaited):
+                self._begun.add(number)
+                if entry is None:
+                    self._queue.append(
+                        self._held.add(number, self._times.way.tick, self._clock(), self._times.way)
+                    )
+            self._look_at_opening()
+            return number in self._begun
+
+    def _look_at_opening(self) -> None:
+        """Whether whole blocks are still held back, so that the first samples have the line for themselves."""
+        assert self._opening is not None
+        if self._holds_back and not (
+            self._times.way.opening and self._opening.nbytes < self._shelf.opening_nbytes
+        ):
+            self._holds_back = False
+            self._work.notify_all()
+            self._replan()
+
+    def _end_opening(self) -> None:
+        """Somebody must wait for a whole block: from now on they all come."""
+        with self._lock:
+            if self._holds_back:
+                self._holds_back = False
+                self._work.notify_all()
+                self._replan()
 
     # -- loading ---------------------------------------------------------------------------------
 
-    def _load(self, entry: _Entry) -> None:
+    def _load(self, entry: Entry) -> None:
         """Bring one block. Called with the lock held, which is let go of meanwhile."""
         entry.state = "loading"
         self._loading += 1
-        began = perf_counter()
+        began = self._clock()
         self._lock.release()
         try:
             entry.file, entry.value = self._shelf.open(entry.number)
@@ -295,20 +282,14 @@ class BlockReader:
             self._lock.acquire()
             self._loading -= 1
             if entry.file is not None:
-                now = perf_counter()
-                entry.state = "ready"
-                nbytes = self._shelf.held_nbytes(entry.number)  # a part's size may be known only now
-                self._held += nbytes - entry.nbytes
-                entry.nbytes = nbytes
-                self._make_room(0, after=entry)
-                self._loads.add(now - entry.asked)
-                self._transfers.add(now - began)
+                entry.there = self._clock()
+                self._held.loaded(entry, self._times.way)
+                self._times.loaded(entry, began)
                 self._count("blocks loaded", 1)
             else:
-                entry.state = "failed"
-                self._held -= entry.nbytes
-                if entry.error is None:  # the reader closes, or an inline worker was interrupted
-                    del self._entries[entry.number]
+                self._held.failed(
+                    entry
+                )  # without an error: the reader closes, or an inline worker was interrupted
             self._arrived.notify_all()
             self._replan()
             self._work.notify()
@@ -324,19 +305,21 @@ class BlockReader:
                 self._load(self._queue.popleft())
             self._sweep()
 
-    def _may_load(self, entry: _Entry) -> bool:
-        return entry.first <= self._way.tick or self._loading < self._at_once()
+    def _may_load(self, entry: Entry) -> bool:
+        if entry.awaited:
+            return True
+        return not self._holds_back and (
+            entry.first <= self._times.way.tick or self._loading < self._times.at_once()
+        )
 
-    def _at_once(self) -> int:
-        """Loads that should run at the same time, beside those that are waited for.
-
-        One, where that keeps up: loads that share a line end together, so that the one needed first ends late.
-        Several where one transfer takes longer than a block lasts, which latency may be the reason of.
-        """
-        transfer, pace = self._transfers.mean, self._pace.mean
-        if not transfer or not pace:
-            return 1
-        return min(FETCHERS, math.ceil(transfer / (pace * self._shelf.steps_per_switch)))
+    def _sweep(self) -> None:
+        """Close what was let go of, outside the lock."""
+        if not self._held.doomed:
+            return
+        with self._lock:
+            doomed, self._held.doomed = self._held.doomed, []
+        for file in doomed:
+            file.close()
 
     # -- the schedule ----------------------------------------------------------------------------
 
@@ -351,17 +334,17 @@ class BlockReader:
             with self._lock:
                 if self._closed:
                     return
-                events, way = self._events, self._way
-                draw, place = way.next_draw(self._pace.mean, self._loads.lead), way.place()
+                events, way = self._events, self._times.way
+                draw, place = self._times.next_draw(), self._times.place()
             if place is not None:
                 self._shelf.follow(*place)
             if draw is not None:
                 uses = Uses.of(draw.deal.blocks(draw.first, draw.last), draw.base + draw.first)
                 with self._lock:
-                    way.merge(uses, draw.base + draw.last, self._entries)
+                    way.merge(uses, draw.base + draw.last, self._held)
                 continue
             with self._lock:
-                due = None if self._cancelled else self._start_due()
+                due = None if self._cancelled or self._holds_back else self._start_due()
                 if events == self._events and not self._closed:
                     # Not a poll: the time at which the policy wants the next block to be started.
                     self._planning.wait(due)
@@ -369,41 +352,10 @@ class BlockReader:
 
     def _start_due(self) -> float | None:
         """Start what the policy wants started now; seconds after which it wants to be asked again."""
-        now = perf_counter()
-        while (upcoming := self._way.next_upcoming(self._entries)) is not None:
-            first, number = upcoming
-            nbytes = self._shelf.held_nbytes(number)
-            ahead = sum(entry.first > self._way.tick for entry in self._entries.values())
-            pace = self._pace.mean
-            # The policy counts in parts; here the step of each use is known: remaining + ahead * train is the
-            # time until this one.
-            train_s = None if pace is None else pace * self._shelf.steps_per_switch
-            until = 0.0 if pace is None else (first - self._way.tick) * pace - (now - self._way.tick_at)
-            decision = preload(
-                remaining_s=until - ahead * (train_s or 0.0),
-                train_s=train_s,
-                lead_s=self._loads.lead,
-                ahead=ahead,
-                upcoming=[nbytes],
-                free_bytes=self._free_bytes(),
-            )
-            if not decision.start:
-                return decision.due_s
-            self._way.upcoming.popleft()
-            self._queue.append(self._add(number, first))
+        while isinstance(started := self._times.next_start(self._clock()), Entry):
+            self._queue.append(started)
             self._work.notify()
-        return None
-
-    def _free_bytes(self) -> int:
-        """What blocks to come may take: all that is not held by blocks that are still needed."""
-        if len(self._entries) >= self._most_open and all(map(self._is_needed, self._entries.values())):
-            return 0
-        needed = sum(
-            entry.nbytes
-            for entry in self._entries.values()
-            if entry.state != "failed" and (entry.pins or entry.state != "ready" or self._is_needed(entry))
-        )
-        return self._shelf.budget() - needed
+        return started
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -412,9 +364,13 @@ class BlockReader:
         with self._lock:
             self._cancelled = True
             self._arrived.notify_all()
+        if self._opening is not None:
+            self._opening.cancel()
 
     def uncancel(self) -> None:
         """Workers may wait again."""
+        if self._opening is not None:
+            self._opening.begin()
         with self._lock:
             self._cancelled = False
             self._replan()
@@ -428,15 +384,15 @@ class BlockReader:
         self._shelf.interrupt()
         for thread in self._threads:
             thread.join()
-        for entry in list(self._entries.values()):
+        for entry in self._held:
             if entry.state != "failed":
-                self._drop(entry)
+                self._held.drop(entry)
         self._sweep()
         self._shelf.close()
 
     def __repr__(self) -> str:
         with self._lock:
-            states = [entry.state for entry in self._entries.values()]
+            states = [entry.state for entry in self._held]
         shown = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "empty"
         return f"<BlockReader {os.getpid()}: {shown}>"
 

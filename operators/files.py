@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, final
 
@@ -12,15 +11,14 @@ import numpy as np
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Source
-from pipegraph.errors import GraphError, MemoryLimitError
-from pipegraph.machine import available_memory
+from pipegraph.errors import GraphError
 from pipegraph.operators.blocks import BlockReader
 from pipegraph.operators.indexed import Once
 from pipegraph.operators.ordered import OrderedSource
+from pipegraph.operators.reading import Reading, blocks_nbytes, check_memory, holds_blocks
 from pipegraph.operators.shards import Feed, ShardPart, ShardSample, ShardSelect
-from pipegraph.operators.shelves import SHARE, BlockShelf, Near, PartShelf
 from pipegraph.order import LaneOrder, Order, PartOrder, StridedOrder
-from pipegraph.order.lane_plan import lane_plan, require_memory
+from pipegraph.order.lane_plan import lane_plan
 from pipegraph.ranks import resolve
 from pipegraph.storage import NodeCache, ShardFile
 from pipegraph.storage.folders import FileList, list_files
@@ -67,100 +65,26 @@ class ListFiles(OrderedSource):
         return {"files": len(self.files()), "pattern": self.pattern, **self.order.config()}
 
 
-@final
-class _Reading:
-    """The block reader of a stage, shared by its workers: made at the first sample, closed by the last worker."""
-
-    def __init__(self, cache: NodeCache | None, ahead: bool, context: Context) -> None:
-        self._cache, self._ahead, self._context = cache, ahead, context
-        self._lock = threading.Lock()
-        self._users = 0
-        self._cancelled = False
-        self.reader: BlockReader | None = None
-
-    def enter(self) -> None:
-        """A worker opens."""
-        with self._lock:
-            self._users += 1
-
-    def leave(self) -> None:
-        """A worker closes; the last one closes the reader."""
-        with self._lock:
-            self._users -= 1
-            reader = None
-            if not self._users:
-                reader, self.reader = self.reader, None
-        if reader is not None:
-            reader.close()
-
-    def of(self, feed: Feed) -> BlockReader:
-        """The reader of what this feed deals."""
-        with self._lock:
-            if self.reader is None:
-                self.reader = self._make(feed)
-                feed.subscribe(self.reader)
-                if self._cancelled:
-                    self.reader.cancel()
-            return self.reader
-
-    def _make(self, feed: Feed) -> BlockReader:
-        select, context = feed.select, self._context
-        near = Near(
-            select.store,
-            select.is_remote(),
-            self._cache,
-            _memory(context),
-            context.count,
-        )
-        shelf: BlockShelf | PartShelf
-        if select.whole_parts:
-            assert isinstance(select.order, PartOrder)
-            shelf = PartShelf(select.part_list(), select.order.shuffle or self._cache is not None, near)
-        else:
-            shelf = BlockShelf(select.manifest(), select.order, feed.rank, feed.world_size, near)
-        return BlockReader(shelf, self._ahead, context.count)
-
-    def cancel(self, cancelled: bool) -> None:
-        """End the waits of workers, or allow them again."""
-        with self._lock:
-            self._cancelled = cancelled
-            if self.reader is not None:
-                (self.reader.cancel if cancelled else self.reader.uncancel)()
-
-
-def _memory(context: Context) -> int:
-    return context.memory_limit or max(1, available_memory() // 2)
-
-
-def _require_memory(order: LaneOrder, select: ShardSelect, context: Context) -> None:
-    """Raise MemoryLimitError, before anything is read, if a rank's blocks cannot be held in memory."""
-    manifest, limit = select.manifest(), int(_memory(context) * SHARE)
-    if not select.is_remote() or int(manifest.block_nbytes.sum()) <= limit:
-        return
-    try:
-        require_memory(order, manifest, context.world_size, int(manifest.block_nbytes.max()), limit)
-    except MemoryLimitError as error:
-        error.add_note(
-            f"pipegraph: blocks in memory may take {SHARE:.0%} of the loader's memory_limit; "
-            "with Load(cache=pg.NodeCache(...)) they lie on disk instead"
-        )
-        raise
-
-
 class _Reads(Operator):
     """What the two forms of ``Load`` share: the stage's reader and its life."""
 
     default_name = "load"
+    _select: ShardSelect | None = None
 
     def __init__(self, cache: NodeCache | None = None, preload: bool = True) -> None:
         self.cache = cache
         self.preload = preload
         self._context = Context("")
-        self._reading: _Reading | None = None
+        self._reading: Reading | None = None
+
+    def holds(self, memory_limit: int) -> int:
+        if self._select is None or not holds_blocks(self._select, self.cache):
+            return 0
+        return blocks_nbytes(self._select, memory_limit)
 
     def open(self, context: Context) -> None:
         self._context = context
-        self._reading = context.share("reading", lambda: _Reading(self.cache, self.preload, context))
+        self._reading = context.share("reading", lambda: Reading(self.cache, self.preload, context))
         self._reading.enter()
 
     def close(self) -> None:
@@ -189,7 +113,8 @@ class Load(_Reads):
     their types); a whole shard as its samples, one after the other.
 
     Local shards are read in place. Remote ones are fetched block by block, into the cache, else into memory (at
-    most half of ``memory_limit``), each just in time for its first use.
+    most half of ``memory_limit``, which chunks then have less), each just in time for its first use. The first
+    samples of a run are read by ranges where ``pipegraph index`` has written where they lie.
 
     Args:
         cache: a ``pg.NodeCache``, shared by all ranks of a node; with one, local shards are taken to lie on slow
@@ -199,14 +124,15 @@ class Load(_Reads):
 
     needs = "sample|part"
     gives = "sample"
-    _select: ShardSelect | None = None
 
     def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
         source = upstream[0]
         if not isinstance(source, ShardSelect):
             return self
         if source.whole_parts:
-            return LoadParts(source.order, self.cache, self.preload)
+            whole = LoadParts(source.order, self.cache, self.preload)
+            whole._select = source
+            return whole
         bound = copy.copy(self)
         bound._select = source
         return bound
@@ -231,18 +157,13 @@ class Load(_Reads):
     def open(self, context: Context) -> None:
         select = self._select
         if select is not None and self.cache is None and isinstance(select.order, LaneOrder):
-            _require_memory(select.order, select, context)
+            check_memory(select.order, select, context)
         super().open(context)
 
     def process(self, chunk: Chunk) -> Chunk:
         data = chunk.data
         if data.__class__ is ShardSample:
-            reader = self._reader(data.feed)
-            block = reader.acquire(data.number, chunk.epoch, chunk.before)
-            try:
-                sample = dict(block.value[data.index])
-            finally:
-                reader.release(block)
+            sample = self._reader(data.feed).sample(data.number, data.index, chunk.epoch, chunk.before)
             chunk.data = sample
             if "key" in sample:
                 chunk.keys = (sample["key"],)

@@ -11,12 +11,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from pipegraph.errors import DataError, GraphError
 from pipegraph.storage import Manifest, Part, StoreClient, StoreError, build_manifest, expand_parts
 from pipegraph.storage.indexing import IndexProgress
 from pipegraph.storage.parts import is_url
+from pipegraph.storage.pieces import SUFFIX
 
 T = TypeVar("T")
 
@@ -59,8 +60,15 @@ def store_for(
     return contextlib.nullcontext()
 
 
-def find_manifest(parts: Any, given: Any, options: Mapping[str, Any]) -> Manifest:
-    """The manifest of these parts, in their order.
+class Found(NamedTuple):
+    """A manifest, and the folder of its blocks' pieces, which may not be there; None where it lies nowhere."""
+
+    manifest: Manifest
+    pieces: str | None
+
+
+def find_manifest(parts: Any, given: Any, options: Mapping[str, Any]) -> Found:
+    """The manifest of these parts, in their order, and where it was found.
 
     Args:
         given: a manifest, its path or URL, or None: then one beside the shards is looked for, and for local
@@ -72,13 +80,13 @@ def find_manifest(parts: Any, given: Any, options: Mapping[str, Any]) -> Manifes
         DataError: parts are missing, or not in the manifest.
     """
     if isinstance(given, Manifest):
-        return _of_parts(given, parts, options)
+        return Found(_of_parts(given, parts, options), None)
     if given is not None:
         where = os.fspath(given)
         if not is_url(where):
-            return _of_parts(Manifest.load(where), parts, options)
+            return Found(_of_parts(Manifest.load(where), parts, options), where + SUFFIX)
         with StoreClient(options) as store:
-            return _of_parts(_read(where, store), parts, options)
+            return Found(_of_parts(_read(where, store), parts, options), where + SUFFIX)
     with store_for(parts, options) as store:
         found = expand_parts(parts, store=store)
         beside = _beside(found, store)
@@ -90,10 +98,10 @@ def find_manifest(parts: Any, given: Any, options: Mapping[str, Any]) -> Manifes
             f"ShardSelect: remote parts such as {remote.name!r} need a manifest: run `pipegraph index PARTS` and pass "
             "manifest=, or use order=pg.order.PartOrder(), which needs none"
         )
-    return local_manifest(found)
+    return Found(local_manifest(found), None)
 
 
-def _beside(parts: Sequence[Part], store: StoreClient | None) -> Manifest | None:
+def _beside(parts: Sequence[Part], store: StoreClient | None) -> Found | None:
     """``manifest.json`` in the folder of the parts, if it lists them as they are now."""
     folders = {part.uri.rpartition("/")[0] for part in parts}
     if len(folders) != 1:
@@ -110,8 +118,9 @@ def _beside(parts: Sequence[Part], store: StoreClient | None) -> Manifest | None
             manifest = Manifest.load(path)
         else:
             assert store is not None
-            manifest = _read(f"{folder}/{BESIDE}", store)
-        return _chosen(manifest, parts)
+            path = f"{folder}/{BESIDE}"
+            manifest = _read(path, store)
+        return Found(_chosen(manifest, parts), path + SUFFIX)
     except (StoreError, DataError):
         return None  # none there, not one of ours, or of other parts
 

@@ -50,6 +50,7 @@ class Itinerary:
         self.scanned = 0
         self.upcoming: deque[tuple[int, int]] = deque()
         self._stride = stride
+        self._opens_until = 0
         self._deals: list[tuple[int, Deal]] = []  # (tick of step 0, deal)
         self._last_use: dict[int, int] = {}  # the last tick at which each block is known to be read
         self._stride_from, self._stride_at, self._stride_waited = 0, now, 0.0
@@ -63,7 +64,13 @@ class Itinerary:
             base = 0
             self.scanned = self._stride_from = deal.start
             self.tick = deal.start - 1
+            self._opens_until = deal.start + self._stride
         self._deals.append((base, deal))
+
+    @property
+    def opening(self) -> bool:
+        """Whether these are still the run's first steps: the first stride of them."""
+        return self.tick < self._opens_until
 
     def reached(self, epoch: int, step: int, now: float, waited: float, pace: Pace) -> bool:
         """Note that a step is asked for; whether another stride is over, whose pace was measured.

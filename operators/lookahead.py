@@ -6,14 +6,11 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
 import numpy as np
 
-from pipegraph.order.lanes import LanedEpoch
 from pipegraph.order.layout import Int64Array
-
-NEVER: Final = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,7 @@ class Deal:
         start: the first step that is dealt.
         stop: the steps that the epoch has left for the rank.
         blocks: the block (or whole part) that each of the steps first..last-1 reads, int64.
-        position: the global position of a step.
+        history: pairs (world size, samples per rank) consumed before step 0.
     """
 
     epoch: int
@@ -34,7 +31,7 @@ class Deal:
     start: int
     stop: int
     blocks: Callable[[int, int], Int64Array]
-    position: Callable[[int], int]
+    history: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,38 +74,3 @@ class Pace:
             return None
         kept = sorted(self._strides)[: len(self._strides) - len(self._strides) // 20]
         return math.fsum(kept) / len(kept)
-
-
-def first_positions(epoch: LanedEpoch, lanes: Int64Array | None = None) -> Int64Array:
-    """The first global position at which each block of a ``LaneOrder``'s epoch is read, int64 (blocks,).
-
-    Args:
-        lanes: only reads by these lanes count (those of a node's ranks); by default by any.
-
-    A block that no such lane reads has ``NEVER``. Of a block that spans several lanes the first and the last
-    are looked at.
-    """
-    table, bounds = epoch.table, epoch.bounds
-    blocks = np.arange(len(table.ends))
-    low, high = table.starts(blocks), table.ends
-    found = np.full(len(blocks), NEVER, dtype=np.int64)
-    wanted = np.ones(epoch.lanes, dtype=bool)
-    if lanes is not None:
-        wanted[:] = False
-        wanted[lanes] = True
-    for lane in (_lane_of(bounds, low), _lane_of(bounds, high - 1)):
-        size = bounds[lane + 1] - bounds[lane]
-        begin = np.maximum(low, bounds[lane]) - bounds[lane] - epoch.rotation[lane]
-        end = np.minimum(high, bounds[lane + 1]) - bounds[lane] - epoch.rotation[lane]
-        # A lane begins inside its first block: that block is read at once, and again at the lane's end.
-        offset = np.where((begin < 0) & (end > 0), 0, begin % np.maximum(size, 1))
-        usable = wanted[lane] & (high > low) & (size > 0)
-        found = np.where(usable, np.minimum(found, offset * epoch.lanes + lane), found)
-    by_number = np.empty_like(found)
-    by_number[table.order] = found
-    return by_number
-
-
-def _lane_of(bounds: Int64Array, places: Int64Array) -> Int64Array:
-    lane = np.searchsorted(bounds, places, side="right") - 1
-    return np.clip(lane, 0, len(bounds) - 2)

@@ -133,7 +133,7 @@ class ShardSelect(OrderedSource):
         self.random_access = not self.whole_parts
         self.elastic = not self.whole_parts
         self.group = DEALT_AT_ONCE if self.random_access else 1
-        self._manifest = Once(lambda: find_manifest(parts, manifest, self.store))
+        self._found = Once(lambda: find_manifest(parts, manifest, self.store))
         self._listed = Once(lambda: self._list_parts())
         self._starts: Once[Int64Array] = Once(
             lambda: np.concatenate([[0], np.cumsum(self.manifest().block_samples)])
@@ -152,11 +152,16 @@ class ShardSelect(OrderedSource):
         Raises:
             GraphError: parts are remote and there is no manifest.
         """
-        return self._manifest.get()
+        return self._found.get().manifest
 
     def known_manifest(self) -> Manifest | None:
         """The manifest if it is at hand: looking at a plan must read nothing."""
-        return self._manifest.peek()
+        found = self._found.peek()
+        return None if found is None else found.manifest
+
+    def pieces(self) -> str | None:
+        """The folder of the blocks' pieces, which may not be there; None where the manifest lies nowhere."""
+        return self._found.get().pieces
 
     def part_list(self) -> list[Part]:
         """The parts that are named, in their order."""
@@ -211,7 +216,7 @@ class ShardSelect(OrderedSource):
                     start,
                     self._left(*args),
                     partial(self._blocks, *args),
-                    lambda step: self.position_of(step, epoch, rank, world_size),
+                    history,
                 )
             )
         yield from super().positions(epoch, rank, world_size, start)
@@ -256,6 +261,6 @@ class ShardSelect(OrderedSource):
         assert feed is not None
         numbers = np.array(mine, dtype=np.int64)
         blocks: Callable[[int, int], Int64Array] = lambda first, last: numbers[first:last]  # noqa: E731
-        feed.deal(Deal(epoch, self.seed, start, len(mine), blocks, lambda step: step * world_size + rank))
+        feed.deal(Deal(epoch, self.seed, start, len(mine), blocks))
         for step in range(start, len(mine)):
             yield step * world_size + rank, ShardPart(feed, mine[step], parts[mine[step]])

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Final, cast, final
+from typing import Any, Final, final
 
-import numpy as np
-
-from pipegraph.errors import GraphError, LoaderClosedError
-from pipegraph.operators.lookahead import NEVER, Deal, first_positions
+from pipegraph.errors import GraphError
+from pipegraph.operators.foresight import Foresight
+from pipegraph.operators.lookahead import Deal
+from pipegraph.operators.near import Near
+from pipegraph.operators.opening import Opening
 from pipegraph.order import LaneOrder, Order
-from pipegraph.order.lanes import LanedEpoch
-from pipegraph.order.layout import Int64Array
-from pipegraph.storage import (
-    Cacheable,
-    CachedFile,
-    Manifest,
-    NodeCache,
-    Part,
-    ShardFile,
-    StoreClient,
-    open_block,
-    open_part,
-)
-from pipegraph.storage.cache import Download, Sink
+from pipegraph.storage import Cacheable, Manifest, Part, ShardFile, open_block, open_part
+from pipegraph.storage.blocks import cacheable
 from pipegraph.storage.formats import Block, TokenFormat, format_of
 from pipegraph.storage.formats.arrays import NpyFormat
 from pipegraph.storage.formats.tar import TarFormat
@@ -37,10 +22,7 @@ IN_PLACE: Final = (TarFormat, NpyFormat, TokenFormat)
 """Formats whose samples are read from the file one by one; of others a block's decoded form is held in memory."""
 
 SHARE: Final = 0.5
-"""Of ``memory_limit``, what blocks held in memory may take; chunks in flight have the whole of it beside them."""
-
-MOST_NAMES: Final = 65_536
-"""Blocks up to which each one's name in the node cache is computed, so that the plan knows entries of earlier runs."""
+"""Of ``memory_limit``, what blocks held in memory may take; chunks in flight have the rest."""
 
 
 class Shelf(ABC):
@@ -49,14 +31,18 @@ class Shelf(ABC):
     Attributes:
         near: whether blocks are brought near (from a store, or through a cache), or read in place.
         keeps: whether what is let go of stays near, in the node cache.
-        stride: steps over which consumption is measured.
+        stride: steps over which consumption is measured; the first so many of a run are its opening.
         steps_per_switch: about how many steps lie between the first uses of two blocks.
+        opening: reads samples of blocks that are not near, where that can be done.
+        opening_nbytes: what it may read while whole blocks are held back.
     """
 
     near: bool
     keeps: bool = False
     stride: int
     steps_per_switch: float
+    opening: Opening | None = None
+    opening_nbytes: int = 0
 
     @abstractmethod
     def held_nbytes(self, number: int) -> int:
@@ -74,6 +60,14 @@ class Shelf(ABC):
             LoaderClosedError: `interrupt` was called.
         """
 
+    @abstractmethod
+    def name(self, number: int) -> str:
+        """A block's name for people."""
+
+    def is_here(self, number: int) -> bool:
+        """Whether it lies in the cache already, so that opening it takes no time."""
+        return False
+
     def follow(self, deal: Deal, step: int) -> None:  # noqa: B027
         """Training is near this step of an epoch; called now and then, by one thread."""
 
@@ -86,93 +80,30 @@ class Shelf(ABC):
         """Give everything back; no file is open any more."""
 
 
-@final
-class Near:
-    """A store client and a handle on a node cache of one reader's own, so that closing them ends its waits only."""
-
-    def __init__(
-        self,
-        store: dict[str, Any] | None,
-        remote: bool,
-        cache: NodeCache | None,
-        memory_limit: int,
-        count: Callable[[str, int], None],
-    ) -> None:
-        self.store = StoreClient(store) if remote else None
-        self._cache = None if cache is None else NodeCache(cache.folder, cache.limit)
-        self.in_use = remote or cache is not None
-        self._memory = max(1, int(memory_limit * SHARE))
-        self._count = count
-        self._stopped = threading.Event()
-        self._spills = False
-
-    @property
-    def cache(self) -> NodeCache | None:
-        """The cache to load through: itself, in the way `fetch` is used."""
-        return None if self._cache is None else cast(NodeCache, self)
-
-    @property
-    def handle(self) -> NodeCache | None:
-        """This reader's handle on the node cache."""
-        return self._cache
-
-    def budget(self) -> int:
-        """Bytes for blocks: this rank's share of the cache, else of memory."""
-        if self._cache is None or self._spills:
-            return self._memory
-        return max(1, self._cache.limit // local_ranks()[1])
-
-    def fetch(self, what: Cacheable, download: Download) -> CachedFile:
-        """As `NodeCache.fetch`, counted, and ended by `interrupt` also while it copies from a slow disk."""
-        assert self._cache is not None
-        downloaded = False
-
-        def run(sink: Sink) -> None:
-            nonlocal downloaded
-            downloaded = True
-            download(_Stoppable(sink, self._stopped))
-
-        try:
-            file = self._cache.fetch(what, run)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                self._spills = True
-                self._count("blocks without room in the cache", 1)
-            raise
-        self._spills = False
-        self._count("cache misses" if downloaded else "cache hits", 1)
-        return file
-
-    def interrupt(self) -> None:
-        """End every wait and every transfer."""
-        self._stopped.set()
-        if self._cache is not None:
-            self._cache.close()
-        if self.store is not None:
-            self.store.close()
-
-    def close(self) -> None:
-        """The same: both are closed by it."""
-        self.interrupt()
-
-
-class _Stoppable:
-    def __init__(self, sink: Sink, stopped: threading.Event) -> None:
-        self._sink, self._stopped = sink, stopped
-
-    def write_at(self, offset: int, data: bytes) -> None:
-        if self._stopped.is_set():
-            raise LoaderClosedError("the pipeline was closed while a block was copied")
-        self._sink.write_at(offset, data)
+def is_decoded(part: Part) -> bool:
+    """Whether blocks of a part are held in memory in a decoded form, wherever their bytes lie."""
+    return not isinstance(format_of(part), IN_PLACE)
 
 
 @final
 class BlockShelf(Shelf):
-    """The blocks of a manifest; what is read from one is the sequence of its samples."""
+    """The blocks of a manifest; what is read from one is the sequence of its samples.
+
+    Args:
+        pieces: the folder of the blocks' pieces, or None.
+    """
 
     stride = 256
 
-    def __init__(self, manifest: Manifest, order: Order, rank: int, world_size: int, near: Near) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        order: Order,
+        rank: int,
+        world_size: int,
+        near: Near,
+        pieces: str | None = None,
+    ) -> None:
         self._manifest, self._order, self._near = manifest, order, near
         self._rank, self._world_size = rank, world_size
         self.near, self.keeps = near.in_use, near.handle is not None
@@ -180,18 +111,22 @@ class BlockShelf(Shelf):
         if isinstance(order, LaneOrder) and order.shuffle:
             readers = world_size // math.gcd(order.lane_count(manifest), world_size)
         self.steps_per_switch = max(1.0, len(manifest) / max(1, manifest.blocks) / readers)
-        self._plan: _NextUses | None = None
-        self._names: dict[str, int] | None = None
+        self._decoded = any(map(is_decoded, manifest.parts))
+        self._foresight: Foresight | None = None
+        if self.near:
+            self.opening = Opening(manifest, pieces, near.store, near.memory // 8)
+            self.opening_nbytes = int(manifest.block_nbytes.sum()) // max(1, manifest.blocks) // 2
 
     def held_nbytes(self, number: int) -> int:
-        if self.near:
-            return int(self._manifest.block_nbytes[number])
-        part, _ = self._manifest.block(number)
-        in_place = isinstance(format_of(self._manifest.parts[part]), IN_PLACE)
-        return 0 if in_place else int(self._manifest.block_nbytes[number])
+        if not self.near:
+            part, _ = self._manifest.block(number)
+            if not is_decoded(self._manifest.parts[part]):
+                return 0
+        return int(self._manifest.block_nbytes[number])
 
     def budget(self) -> int:
-        return self._near.budget()
+        # What is decoded lies in memory, also where the bytes it was made from lie in the cache.
+        return min(self._near.memory, self._near.budget()) if self._decoded else self._near.budget()
 
     def open(self, number: int) -> tuple[ShardFile, Any]:
         part_number, block = self._manifest.block(number)
@@ -212,65 +147,34 @@ class BlockShelf(Shelf):
     def follow(self, deal: Deal, step: int) -> None:
         """Give the cache the uses that the order foresees, of this epoch and the next."""
         handle = self._near.handle
-        if handle is None or not isinstance(self._order, LaneOrder) or not self._order.shuffle:
+        if handle is None:
             return
-        if self._names is None:
-            few = self._manifest.blocks <= MOST_NAMES
-            self._names = (
-                {self._name(number): number for number in range(self._manifest.blocks)} if few else {}
+        if self._foresight is None:
+            self._foresight = Foresight(
+                self._order, self._manifest, self._rank, self._world_size, lambda n: self._cacheable(n).name
             )
-        if self._plan is None or self._plan.epoch != deal.epoch:
-            count = self._order.lane_count(self._manifest)
-            lanes = node_lanes(count, self._rank, self._world_size)
-            now, then = (
-                first_positions(
-                    LanedEpoch.of(self._manifest.block_samples, count, self._order.window, deal.seed, epoch),
-                    lanes,
-                )
-                for epoch in (deal.epoch, deal.epoch + 1)
-            )
-            self._plan = _NextUses(deal.epoch, self._names, now, then, len(self._manifest))
-            handle.plan(self._plan.next_use)
-        self._plan.advance(deal.position(step))
+            handle.plan(self._foresight.next_use)
+        self._foresight.follow(deal, step)
 
-    def _name(self, number: int) -> str:
-        part_number, block = self._manifest.block(number)
-        part = self._manifest.parts[part_number]
-        return Cacheable(
-            part.uri, block.nbytes, block.offset, part.size, None, self._manifest.block_checksum(number)
-        ).name
+    def name(self, number: int) -> str:
+        part, _ = self._manifest.block(number)
+        return f"{self._manifest.parts[part].name}, block {number - int(self._manifest.first_block[part])}"
+
+    def is_here(self, number: int) -> bool:
+        handle = self._near.handle
+        return handle is not None and self._cacheable(number) in handle
+
+    def _cacheable(self, number: int) -> Cacheable:
+        part, block = self._manifest.block(number)
+        return cacheable(self._manifest.parts[part], block, self._manifest.block_checksum(number))
 
     def interrupt(self) -> None:
+        if self.opening is not None:
+            self.opening.cancel()
         self._near.interrupt()
 
     def close(self) -> None:
         self._near.close()
-
-
-class _NextUses:
-    """Positions until the next use of cache entries, of this epoch or the one behind it."""
-
-    def __init__(
-        self, epoch: int, names: dict[str, int], now: Int64Array, then: Int64Array, samples: int
-    ) -> None:
-        self.epoch = epoch
-        self._names, self._now, self._then, self._samples = names, now, then, samples
-        self._position = 0
-
-    def advance(self, position: int) -> None:
-        """Training is at a global position of the epoch."""
-        self._position = position
-
-    def next_use(self, name: str) -> float:
-        """Positions until the use; infinite for what is not of this data set or not of this node's ranks."""
-        number = self._names.get(name)
-        if number is None:
-            return float("inf")
-        if self._position <= self._now[number] < NEVER:
-            return float(self._now[number] - self._position)
-        if self._then[number] < NEVER:
-            return float(self._samples - self._position + self._then[number])
-        return float("inf")
 
 
 @final
@@ -313,28 +217,11 @@ class PartShelf(Shelf):
         block = Block(0, part.size, 0, 0)
         return open_block(part, block, store=store, cache=self._near.cache), None
 
+    def name(self, number: int) -> str:
+        return self._parts[number].name
+
     def interrupt(self) -> None:
         self._near.interrupt()
 
     def close(self) -> None:
         self._near.close()
-
-
-def local_ranks() -> tuple[int, int]:
-    """(local rank, ranks on this node), as torchrun tells; without it this process counts as alone."""
-    try:
-        return int(os.environ.get("LOCAL_RANK", "0")), max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    except ValueError:
-        return 0, 1
-
-
-def node_lanes(lanes: int, rank: int, world_size: int) -> Int64Array:
-    """The lanes that the ranks of this node read, int64; all of them where every rank may be on it."""
-    local, ranks = local_ranks()
-    if "LOCAL_WORLD_SIZE" not in os.environ:
-        local, ranks = rank, world_size
-    first = max(0, rank - local)
-    shared = int(np.gcd(lanes, world_size))
-    read = np.unique(np.arange(first, min(world_size, first + ranks)) % shared)
-    lane = np.arange(lanes, dtype=np.int64)
-    return lane[np.isin(lane % shared, read)]

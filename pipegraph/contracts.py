@@ -217,6 +217,10 @@ class Operator(Component):
         """What the printed plan should say about it."""
         return []
 
+    def holds(self, memory_limit: int) -> int:
+        """Bytes of the loader's limit that it may hold beside chunks; chunks then have that much less."""
+        return 0
+
     def length(self, n: int) -> int | None:
         """Chunks out per epoch for ``n`` in; None where it depends on the data."""
         return n if self.kind in ("map", "route") and self.one_to_one else None

@@ -80,7 +80,7 @@ class Run:
         self.first_epoch = epoch
         self.activity = Activity()
         self.activity.on_idle = self._resolve
-        self.account = Account(runtime.memory_limit, self.activity)
+        self.account = Account(_for_chunks(runtime), self.activity)
         self.horizon = Horizon(self.activity, horizon)
         self.stopping = threading.Event()
         self.error: BaseException | None = None
@@ -276,6 +276,13 @@ class Run:
             f"windows: {format_bytes(max(0, inside))}). Raise memory_limit, or make batches, "
             "windows or capacities smaller"
         )
+
+
+def _for_chunks(runtime: Runtime) -> int:
+    """Bytes of the limit that are left to chunks beside what operators hold themselves, such as blocks of shards."""
+    limit = runtime.memory_limit
+    operators = [stage.operator for stage in runtime.plan.running]
+    return max(1, limit - sum(0 if isinstance(each, Source) else each.holds(limit) for each in operators))
 
 
 def _before(cursor: Any) -> Callable[[Any], bool]:

@@ -172,9 +172,9 @@ def _record(file: ShardFile, pieces: Pieces, block: Block) -> bytes:
         [b.samples for b in found],
         [file_crc32c(file, b.offset, b.nbytes) for b in found],
     )
-    body = np.uint32(len(found)).astype("<u4").tobytes()
+    body = len(found).to_bytes(4, "little")
     body += b"".join(np.array(c, dtype=t).tobytes() for c, t in zip(columns, _COLUMNS, strict=True))
-    return np.uint32(crc32c_extend()(0, body)).astype("<u4").tobytes() + body
+    return crc32c_extend()(0, body).to_bytes(4, "little") + body
 
 
 def _parsed(data: bytes, block: Block) -> Pieces | None:

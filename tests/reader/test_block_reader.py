@@ -14,7 +14,8 @@ from pipegraph.activity import Cancelled
 from pipegraph.errors import MemoryLimitError, ShardError
 from pipegraph.operators.blocks import BlockReader
 from pipegraph.operators.lookahead import Deal, Uses
-from pipegraph.operators.shelves import BlockShelf, Near, Shelf
+from pipegraph.operators.near import Near
+from pipegraph.operators.shelves import BlockShelf, Shelf
 from pipegraph.storage import BytesFile, ShardFile
 from pipegraph.testing import Resources
 
@@ -61,6 +62,9 @@ class Blocks(Shelf):
         with self.changed:
             assert self.changed.wait_for(lambda: set(numbers) <= set(self.opened), 20)
 
+    def name(self, number: int) -> str:
+        return f"block {number}"
+
     def interrupt(self) -> None:
         with self.changed:
             self._stopped = True
@@ -72,7 +76,7 @@ class Blocks(Shelf):
 
 def deal(blocks: list[int], epoch: int = 0, start: int = 0) -> Deal:
     array = np.array(blocks)
-    return Deal(epoch, 0, start, len(blocks), lambda first, last: array[first:last], lambda step: step)
+    return Deal(epoch, 0, start, len(blocks), lambda first, last: array[first:last])
 
 
 @pytest.fixture
@@ -147,7 +151,7 @@ def test_what_is_held_stays_within_the_budget_and_blocks_in_use_stay(make_reader
     kept = reader.acquire(0, 0, None)
     for number in range(1, 8):
         reader.release(reader.acquire(number, 0, None))
-        assert len(reader._entries) <= 3
+        assert len(reader._held) <= 3
     assert 0 not in shelf.closed
     assert shelf.closed == [1, 2, 3, 4, 5]
     reader.release(kept)
@@ -159,8 +163,8 @@ def test_parts_whose_size_is_known_only_once_they_are_open_count_from_then_on(ma
     reader = make_reader(shelf, ahead=False)
     for number in range(8):
         reader.release(reader.acquire(number, 0, None))
-        assert len(reader._entries) <= 3
-        assert reader._held <= 30
+        assert len(reader._held) <= 3
+        assert reader._held.nbytes <= 30
 
 
 def test_preloading_does_not_push_out_what_is_still_needed(make_reader: Any) -> None:
@@ -347,7 +351,7 @@ def test_eviction_by_the_plan_hits_more_often_than_the_least_recently_used(
             indices = order.indices(manifest, 0, epoch)
             numbers = np.searchsorted(np.cumsum(manifest.block_samples), indices, side="right")
             uses = Uses.of(numbers, 0)
-            this = Deal(epoch, 0, 0, len(numbers), lambda first, last: numbers[first:last], lambda step: step)  # noqa: B023
+            this = Deal(epoch, 0, 0, len(numbers), lambda first, last: numbers[first:last])  # noqa: B023
             for number, step in zip(uses.numbers.tolist(), uses.first.tolist(), strict=True):
                 if planned:
                     shelf.follow(this, step)

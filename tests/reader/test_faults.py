@@ -11,7 +11,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import ChecksumError
-from pipegraph.operators import shelves
+from pipegraph.operators import near
 from pipegraph.storage import Manifest, Retry, StoreClient, StoreError
 from pipegraph.testing import Resources
 
@@ -21,9 +21,7 @@ QUICK = Retry(deadline_s=20, first_s=0.005, most_s=0.05)
 @pytest.fixture(autouse=True)
 def quick_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store clients that lose patience sooner than those of real runs: the same code with other times."""
-    monkeypatch.setattr(
-        shelves, "StoreClient", lambda options: StoreClient(options, retry=QUICK, grace_s=0.3)
-    )
+    monkeypatch.setattr(near, "StoreClient", lambda options: StoreClient(options, retry=QUICK, grace_s=0.3))
 
 
 class Bucket:
@@ -123,9 +121,7 @@ def test_a_server_that_is_gone_for_good_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     short = Retry(deadline_s=0.5, first_s=0.01, most_s=0.05, min_rate=1e9)
-    monkeypatch.setattr(
-        shelves, "StoreClient", lambda options: StoreClient(options, retry=short, grace_s=0.3)
-    )
+    monkeypatch.setattr(near, "StoreClient", lambda options: StoreClient(options, retry=short, grace_s=0.3))
     gone = new_proxy(s3_port)
     gone.close()
     with (
@@ -154,7 +150,7 @@ def test_a_server_that_restarts_is_waited_for(
 def test_closing_while_every_request_hangs_leaves_nothing(
     bucket: Bucket, proxy: Any, s3_options: Any, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shelves, "StoreClient", StoreClient)  # that of real runs would wait for minutes
+    monkeypatch.setattr(near, "StoreClient", StoreClient)  # that of real runs would wait for minutes
     asked = threading.Event()
 
     def late(method: str, path: str) -> str:

@@ -9,7 +9,7 @@ from pipegraph.operators.lookahead import Deal, Pace, Uses
 
 def deal(blocks: list[int], epoch: int = 0, start: int = 0) -> Deal:
     array = np.array(blocks)
-    return Deal(epoch, 0, start, len(blocks), lambda first, last: array[first:last], lambda step: step)
+    return Deal(epoch, 0, start, len(blocks), lambda first, last: array[first:last])
 
 
 def look(way: Itinerary, there: set[int] | None = None) -> None:

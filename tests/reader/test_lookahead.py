@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from pipegraph.operators.lookahead import NEVER, Pace, Uses, first_positions
-from pipegraph.operators.shelves import node_lanes
-from pipegraph.order import LaneOrder
-from pipegraph.order.lanes import LanedEpoch
+from pipegraph.operators.foresight import node_ranks
+from pipegraph.operators.lookahead import Pace, Uses
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.integers(0, 100))
@@ -33,39 +31,9 @@ def test_the_pace_is_the_mean_of_the_strides_without_the_longest_of_twenty() -> 
     assert pace.mean == 3.0
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=20),
-    st.integers(1, 8),
-    st.integers(0, 3),
-    st.integers(0, 3),
-)
-def test_the_first_position_of_a_block_is_where_an_order_first_reads_it(
-    samples: list[int], lanes: int, seed: int, epoch: int
-) -> None:
-    order = LaneOrder(lanes=lanes)
-    total = sum(samples)
-    blocks = np.repeat(np.arange(len(samples)), samples)[order.indices(samples, seed, epoch)[:total]]
-    lanes = order.lane_count(samples)
-    laned = LanedEpoch.of(np.array(samples, dtype=np.int64), lanes, 1, seed, epoch)
-    found = first_positions(laned)
-    for block in range(len(samples)):
-        places = np.flatnonzero(blocks == block)
-        # The window permutation moves samples inside a block's piece of a lane, never out of it. A block in
-        # more than two lanes is only looked at in its first and last.
-        spans = len(set((places % lanes).tolist()))
-        assert found[block] == places[0] if spans <= 2 else found[block] >= places[0]
-
-
-def test_lanes_of_other_nodes_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    laned = LanedEpoch.of(np.full(16, 10, dtype=np.int64), 8, 1, 0, 0)
+def test_the_ranks_of_a_node_are_those_that_torchrun_names_else_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    lanes = node_lanes(8, 3, 4)
-    assert lanes.tolist() == [2, 3, 6, 7]
-    here, anywhere = first_positions(laned, lanes), first_positions(laned)
-    assert 0 < (here < NEVER).sum() < 16
-    assert np.all(here >= anywhere)
-    assert np.all(np.isin(here[here < NEVER] % 8, lanes))
+    assert list(node_ranks(3, 4)) == [2, 3]
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    assert node_lanes(8, 3, 4).tolist() == list(range(8))
+    assert list(node_ranks(3, 4)) == [0, 1, 2, 3]

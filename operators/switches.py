@@ -1,0 +1,188 @@
+"""How late blocks and parts came: what was waited for at each switch to another one."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+from dataclasses import asdict, dataclass
+from typing import Any, Final, final
+
+from pipegraph.profile.reports import Report
+
+WORST: Final = 8
+"""Switches that are remembered one by one: those that were waited for longest."""
+
+STEPS_PER_DOUBLING: Final = 4
+"""Resolution of the percentiles: within a fifth."""
+
+CLASSES: Final = 40 * STEPS_PER_DOUBLING
+"""Waits from 1 us to twelve days."""
+
+
+@dataclass(frozen=True, order=True)
+class Switch:
+    """A block or part was entered.
+
+    Attributes:
+        waited_us: microseconds for which it was wanted and not there.
+        name: of the part, and the block in it.
+        epoch: in which it was entered.
+        step: of this rank, for which it was wanted; -1 where that is not known.
+        wanted_s: when a worker first found it missing, in seconds since the stage began to read.
+        there_s: the same, when it was there.
+    """
+
+    waited_us: int
+    name: str
+    epoch: int
+    step: int
+    wanted_s: float
+    there_s: float
+
+
+@final
+class Switches(Report):
+    """All switches of one stage since its loader was made, in bounded memory. Any thread may call anything.
+
+    Those of an opening (the first blocks of a run, which cannot be there before anybody wants them) are counted apart.
+
+    Args:
+        now: when the stage begins to read, in seconds.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._entered = self._late = self._opening = 0
+        self._waited_us = self._opening_us = 0
+        self._standing_s = self._elapsed_s = 0.0
+        self._from: tuple[float, float] | None = None
+        self._classes = [0] * CLASSES
+        self._worst: list[tuple[int, int, Switch]] = []
+
+    def begin(self, now: float) -> None:
+        """The stage begins to read: times count from here. Called once, before anything else."""
+        self._now = now
+
+    def new_run(self) -> None:
+        """The time up to the next switch does not count."""
+        with self._lock:
+            self._from = None
+
+    def entered(
+        self,
+        name: str,
+        epoch: int,
+        step: int,
+        wanted: float | None,
+        there: float,
+        now: float,
+        standing: float,
+        opening: bool,
+    ) -> None:
+        """A block is used for the first time since it was brought.
+
+        Args:
+            wanted: when a worker first found it missing; None if none did.
+            there: when it was there.
+            standing: seconds that some worker has stood and waited, since the stage began to read.
+            opening: it belongs to the opening of a run.
+        """
+        waited_us = 0 if wanted is None else max(0, round((there - wanted) * 1e6))
+        with self._lock:
+            if opening:
+                self._opening += 1
+                self._opening_us += waited_us
+                self._from = (now, standing)
+                return
+            before, stood = self._from or (now, standing)
+            self._from = (now, standing)
+            self._elapsed_s += max(0.0, now - before)
+            self._standing_s += max(0.0, standing - stood)
+            self._entered += 1
+            if not waited_us or wanted is None:
+                return
+            self._late += 1
+            self._waited_us += waited_us
+            self._classes[min(CLASSES - 1, int(STEPS_PER_DOUBLING * math.log2(waited_us)))] += 1
+            switch = Switch(waited_us, name, epoch, step, wanted - self._now, there - self._now)
+            heapq.heappush(self._worst, (waited_us, self._late, switch))
+            if len(self._worst) > WORST:
+                heapq.heappop(self._worst)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was waited for, in numbers.
+
+        ``entered`` and ``late`` count switches, ``waited_us`` sums their waits, ``starved`` is the share of the time
+        that some worker stood and waited; percentiles are of the waits of all switches; the ``worst`` ones are told
+        one by one, longest first. The blocks of openings count apart.
+        """
+        with self._lock:
+            worst = [asdict(switch) for _, _, switch in sorted(self._worst, reverse=True)]
+            return {
+                "entered": self._entered,
+                "late": self._late,
+                "waited_us": self._waited_us,
+                "starved": self._standing_s / self._elapsed_s if self._elapsed_s else 0.0,
+                "p50_us": self._percentile(0.50),
+                "p95_us": self._percentile(0.95),
+                "p99_us": self._percentile(0.99),
+                "opening": self._opening,
+                "opening_waited_us": self._opening_us,
+                "worst": worst,
+            }
+
+    def _percentile(self, share: float) -> int:
+        """Microseconds that this share of the switches did not wait longer than, up to a fifth more."""
+        left = math.ceil(share * self._entered) - (self._entered - self._late)
+        for number, count in enumerate(self._classes):
+            if left <= 0:
+                return 0 if not number else round(2 ** (number / STEPS_PER_DOUBLING))
+            left -= count
+        return round(2 ** (CLASSES / STEPS_PER_DOUBLING)) if left <= 0 and self._late else 0
+
+    def lines(self) -> list[str]:
+        told = self.to_dict()
+        if not told["entered"]:
+            return []
+        lines = [
+            f"blocks late: {told['late']:,} of {told['entered']:,}, {100 * told['starved']:.2g} % of the time"
+            + (f", waits p95 {_time(told['p95_us'])}, p99 {_time(told['p99_us'])}" if told["late"] else "")
+        ]
+        lines += [
+            f"  late by {_time(found['waited_us'])}: {found['name']}, epoch {found['epoch']}, step {found['step']:,}"
+            for found in told["worst"][:3]
+        ]
+        return lines
+
+
+@final
+class Standing:
+    """Time during which at least one worker stands and waits. The caller holds a lock."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        self._since = self._total = 0.0
+
+    def begin(self, now: float) -> None:
+        """A worker begins to wait."""
+        if not self._waiting:
+            self._since = now
+        self._waiting += 1
+
+    def end(self, now: float) -> float | None:
+        """A worker has waited; at the last of those that waited together, the seconds since the first began."""
+        self._waiting -= 1
+        if self._waiting:
+            return None
+        self._total += now - self._since
+        return now - self._since
+
+    def total(self, now: float) -> float:
+        """Seconds in all, those under way included."""
+        return self._total + (now - self._since if self._waiting else 0.0)
+
+
+def _time(us: int) -> str:
+    return f"{us / 1e6:.3g} s" if us >= 1e6 else f"{us / 1e3:.3g} ms"
