@@ -6,9 +6,16 @@ mode uses), filled for every chunk from the generator of that chunk: what is
 delivered depends on nothing that ran before, so that a resume is exact. A
 dynamic function gets an ``ndd.random.RNG`` seeded for the chunk.
 
-Arrays go in as they are and come out through DLPack. Outputs are never written
-again while anybody holds them: DALI's dynamic executor counts references, and
-no other is used here.
+Arrays go in as they are: a pipeline's CPU inputs are fed with ``no_copy``, which
+DALI would not do by itself, and a function's batches wrap them. The caller holds
+them until the outputs are there, which is when DALI has read them. Outputs come
+out through DLPack, in DALI's own memory, which is not written again while anybody
+holds them: DALI's dynamic executor counts references, and no other is used here.
+
+What DALI copies all the same: an input that a pipeline returns as it came, or
+reshaped (its outputs are always its own memory); inputs for the GPU; and in
+dynamic mode samples that lie apart and are returned untouched, when they are
+put together to one tensor.
 """
 
 from __future__ import annotations
@@ -174,9 +181,14 @@ class StaticRunner:
                 schema = instance._op.schema
                 if schema.Name() == "ExternalSource":
                     inputs.append(_fed_name(instance))
+                    if instance._op._device == "cpu" and instance._op._no_copy is None:
+                        instance.spec.AddArg("no_copy", True)
                 elif schema.HasRandomStateArg():
                     node = fn.external_source(
-                        name=f"pipegraph_random_state_{len(states)}", dtype=types.UINT32, ndim=1
+                        name=f"pipegraph_random_state_{len(states)}",
+                        dtype=types.UINT32,
+                        ndim=1,
+                        no_copy=True,
                     )
                     instance.spec.AddArgumentInput(
                         "_random_state", node.name, node.ndim, node.dtype, node.layout

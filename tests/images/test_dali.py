@@ -142,6 +142,105 @@ def test_arrays_and_tensors_go_in(chunk):
 
 
 @needs_dali
+@pytest.mark.parametrize("apart", [False, True], ids=["one-array", "arrays"])
+def test_a_pipeline_reads_its_inputs_where_they_lie(apart):
+    """DALI does not show a fed input's address, but what is written there after feeding is what it reads."""
+    from nvidia.dali import fn, pipeline_def
+
+    @pipeline_def
+    def more():
+        return fn.external_source(name="x") + 1
+
+    runner = open_dali(more, ("y",))
+    batch = torch.zeros(4, 1000)
+
+    def late(name, data, **options):
+        feed(name, data, **options)
+        batch.fill_(7)
+
+    run(runner, {"x": torch.zeros(4, 1)})  # the pipeline is made anew for a larger batch
+    feed = runner._pipeline.feed_input
+    runner._pipeline.feed_input = late
+    result = run(runner, {"x": list(batch) if apart else batch})
+    assert torch.equal(result["y"], torch.full((4, 1000), 8.0))
+
+
+@needs_dali
+def test_a_pipelines_outputs_are_delivered_where_they_lie(runner, chunk, monkeypatch):
+    made = []
+    whole = "pipegraph.operators.images.dali._from_list"
+    from pipegraph.operators.images import dali
+
+    if not hasattr(runner, "_pipeline"):
+        whole = "pipegraph.operators.images.dali._from_batch"
+    convert = getattr(dali, whole.rsplit(".", 1)[1])
+
+    def noted(result):
+        first = result[0] if hasattr(runner, "_pipeline") else result.tensors[0]
+        made.append(torch.utils.dlpack.from_dlpack(first).data_ptr())
+        return convert(result)
+
+    monkeypatch.setattr(whole, noted)
+    result = run(runner, chunk)
+    assert [result[name].data_ptr() for name in ("image", "number")] == made
+
+
+@needs_dali
+@pytest.mark.parametrize("apart", [False, True], ids=["one-array", "arrays"])
+def test_a_function_reads_its_inputs_where_they_lie(apart):
+    seen = []
+
+    def more(x):
+        seen.extend(torch.utils.dlpack.from_dlpack(tensor).data_ptr() for tensor in x.tensors)
+        return x + 1
+
+    batch = torch.zeros(4, 1000)
+    result = run(open_dali(more, ("y",)), {"x": list(batch) if apart else batch})
+    assert seen == [row.data_ptr() for row in batch]
+    assert torch.equal(result["y"], torch.ones(4, 1000))
+
+
+@needs_dali
+def test_an_input_that_comes_out_again_is_safe_to_keep():
+    from nvidia.dali import fn, pipeline_def
+
+    @pipeline_def
+    def same():
+        x = fn.external_source(name="x")
+        return x, fn.reshape(x, shape=[-1])
+
+    batch = torch.ones(4, 10, 10)
+    result = run(open_dali(same, ("x", "flat")), {"x": batch})
+    # A pipeline's outputs are memory of its own, so the batch may be used again at once.
+    assert all(batch.data_ptr() != result[name].data_ptr() for name in ("x", "flat"))
+    # A function's may be the input itself, which they then hold.
+    result = run(open_dali(lambda x: x, ("x",)), {"x": batch})
+    assert result["x"].data_ptr() == batch.data_ptr()
+    del batch
+    assert torch.equal(result["x"], torch.ones(4, 10, 10))
+
+
+@needs_dali
+def test_a_slab_fed_to_a_pipeline_comes_back_when_its_outputs_are_there():
+    from nvidia.dali import fn, pipeline_def
+
+    from pipegraph.device.slabs import SlabRing, pageable
+
+    @pipeline_def
+    def more():
+        return fn.external_source(name="x") + 1
+
+    runner, ring = open_dali(more, ("y",)), SlabRing(pageable, 4)
+    kept = []
+    for step in range(100):
+        slab = ring.take(400)
+        slab.view(torch.float32).fill_(step)
+        kept.append(run(runner, {"x": ring.lend(slab).tensor(torch.float32, (4, 25))})["y"])
+    assert ring.made == 1
+    assert all(torch.equal(y, torch.full((4, 25), step + 1.0)) for step, y in enumerate(kept))
+
+
+@needs_dali
 def test_definitions_that_cannot_be_fed_or_resumed_are_refused(tmp_path):
     from nvidia.dali import fn, pipeline_def
 
