@@ -13,7 +13,8 @@
     ├── DataError (ValueError)       a sample, file or shard is not what it should be
     │   ├── DecodeError              encoded bytes cannot be decoded
     │   ├── ShardError               a shard or archive is broken or hostile
-    │   └── ChecksumError            bytes differ from their manifest
+    │   ├── ChecksumError            bytes differ from their manifest
+    │   └── StoreError (OSError)     a store did not give what was asked for, after all tries
     ├── DeviceError                  a device, stream or slot is used wrongly
     │   └── NotPinnedError (ValueError)
     └── ReplicaError                 replicas cannot be built, kept or stepped
@@ -87,6 +88,10 @@ class ShardError(DataError):
 
 class ChecksumError(DataError):
     """Bytes differ from their manifest."""
+
+
+class StoreError(DataError, OSError):
+    """A store did not give what was asked for, after all tries. Never holds credentials."""
 
 
 class DeviceError(PipegraphError, RuntimeError):

@@ -5,6 +5,8 @@ Mechanism only: knows no graph, no operator and no engine.
 
 from __future__ import annotations
 
+from pipegraph.errors import StoreError as StoreError
+
 from .blocks import open_block as open_block
 from .cache import Cacheable as Cacheable
 from .cache import CachedFile as CachedFile
@@ -24,4 +26,3 @@ from .parts import expand_parts as expand_parts
 from .policy import Retry as Retry
 from .remote import RemoteFile as RemoteFile
 from .stores import StoreClient as StoreClient
-from .stores import StoreError as StoreError

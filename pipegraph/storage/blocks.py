@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Collection
 from typing import final
 
 from pipegraph.errors import ChecksumError
 
-from .cache import DOWNLOADS, Cacheable, Download, NodeCache, Sink
-from .checksum import crc32c_extend
-from .files import BytesFile, OverlayFile, ShardFile
+from .arrival import MemoryArrival
+from .cache import DOWNLOADS, Cacheable, NodeCache, Sink
+from .checksum import file_crc32c
+from .files import OverlayFile, ShardFile
 from .formats.base import Block
 from .opening import open_part
 from .parts import Part
 from .stores import StoreClient, safe_url
+from .transfer import Transfer
 
 
 def cacheable(part: Part, block: Block, crc32c: int | None = None, version: str | None = None) -> Cacheable:
@@ -33,7 +36,8 @@ def open_block(
     """Open a part for ``format.read(file, block)``, the block's bytes being near when this returns.
 
     A local part is read in place unless there is a cache (then it is taken to lie on slow
-    storage, such as a mounted cluster file system). Anything else is fetched whole: into
+    storage, such as a mounted cluster file system); its checksum is computed each time, so once per
+    epoch. Anything else is fetched whole: into
     the cache, or, without one or where that has no room, into memory. Reads outside
     the block, such as Parquet's footer, go to the part itself.
 
@@ -49,54 +53,53 @@ def open_block(
         DataError, ShardError: as `open_part` and `StoreClient.submit`.
     """
     base = open_part(part, store)
-    if part.is_local and cache is None:
-        return base
     try:
         what = cacheable(part, block, crc32c, version)
+        if part.is_local and cache is None:
+            if crc32c is not None and (found := file_crc32c(base, block.offset, block.nbytes)) != crc32c:
+                raise _mismatch(what, f"crc32c is {found:08x}, should be {crc32c:08x}")
+            return base
 
-        def download(sink: Sink) -> None:
+        def pieces(sink: Sink, only: Collection[int] | None) -> None:
             if store is not None and not part.is_local:
-                store.download(part.uri, block.offset, block.nbytes, sink, version=version)
+                store.download(part.uri, block.offset, block.nbytes, sink, version=version, only=only)
             else:
-                _copy(base, block, sink)
+                _copy(base, block, sink, only)
 
         if cache is not None:
             try:
-                return _Near(base, block, cache.fetch(what, download))
+                return _Near(base, block, cache.fetch(what, Transfer(pieces)))
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
-        return _Near(base, block, _into_memory(what, download))
+        return _Near(base, block, _into_memory(what, Transfer(pieces)))
     except BaseException:
         base.close()
         raise
 
 
-def _into_memory(what: Cacheable, download: Download) -> BytesFile:
+def _into_memory(what: Cacheable, download: Transfer) -> MemoryArrival:
+    held = MemoryArrival(safe_url(what.uri), what.nbytes, what.crc32c)
+    found = None
     for _ in range(DOWNLOADS):
-        held = _Memory(what.nbytes)
         download(held)
-        data = bytes(held.data)
-        if what.crc32c is None or crc32c_extend()(0, data) == what.crc32c:
-            return BytesFile(data, safe_url(what.uri))
-    raise ChecksumError(
-        f"{safe_url(what.uri)}, bytes {what.offset}..{what.offset + what.nbytes}: crc32c never matched, after "
-        f"{DOWNLOADS} downloads. Either the source or its manifest is wrong: compare them, then index again"
+        found = held.mismatch()
+        if found is None:
+            return held
+    raise _mismatch(what, f"{found}, after {DOWNLOADS} downloads")
+
+
+def _mismatch(what: Cacheable, found: str) -> ChecksumError:
+    return ChecksumError(
+        f"{safe_url(what.uri)}, bytes {what.offset}..{what.offset + what.nbytes}: {found}. Either the source or its "
+        "manifest is wrong: compare them, then index again"
     )
 
 
-def _copy(base: ShardFile, block: Block, sink: Sink) -> None:
+def _copy(base: ShardFile, block: Block, sink: Sink, only: Collection[int] | None) -> None:
     step = 4 << 20
-    for at in range(0, block.nbytes, step):
+    for at in range(0, block.nbytes, step) if only is None else sorted(only):
         sink.write_at(at, base.read_at(block.offset + at, min(step, block.nbytes - at)))
-
-
-class _Memory:
-    def __init__(self, nbytes: int) -> None:
-        self.data = bytearray(nbytes)
-
-    def write_at(self, offset: int, data: bytes) -> None:
-        self.data[offset : offset + len(data)] = data
 
 
 @final

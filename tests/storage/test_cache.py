@@ -4,17 +4,19 @@ import errno
 import fcntl
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipegraph.errors import ChecksumError, DataError, GraphError, LoaderClosedError
 from pipegraph.storage.cache import DOWNLOADS, Cacheable, NodeCache, Sink
-from pipegraph.storage.checksum import crc32c_extend
+from pipegraph.storage.checksum import combine, crc32c_extend
 from pipegraph.storage.eviction import UsePlan
 
 
@@ -46,11 +48,13 @@ def read(cache: NodeCache, number: int, nbytes: int = 1000) -> bytes:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> NodeCache:
-    return NodeCache(tmp_path / "cache", 10_000)
+def cache(tmp_path: Path) -> Iterator[NodeCache]:
+    with NodeCache(tmp_path / "cache", 10_000) as cache:
+        yield cache
 
 
 def files(cache: NodeCache) -> list[str]:
+    cache.flush()
     return sorted(
         p.name for f in ("objects", "partial", "quarantine") for p in (Path(cache.folder) / f).iterdir()
     )
@@ -214,6 +218,7 @@ def test_bytes_outside_the_entry_are_refused(cache: NodeCache) -> None:
 
 def test_an_entry_that_rotted_on_disk_is_fetched_again(cache: NodeCache) -> None:
     read(cache, 1)
+    cache.flush()
     path = Path(cache.folder) / "objects" / entry(1).name
     path.write_bytes(content(1)[:-1] + b"!")
     other = NodeCache(cache.folder, 10_000)
@@ -221,6 +226,7 @@ def test_an_entry_that_rotted_on_disk_is_fetched_again(cache: NodeCache) -> None
     with other.fetch(entry(1), source) as file:
         assert content(1) == file.read_at(0, 1000)
     assert (source.calls, other.stats.corrupt) == (1, 1)
+    other.flush()
     path.write_bytes(b"short")
     assert other.open(entry(1)) is None
 
@@ -228,6 +234,7 @@ def test_an_entry_that_rotted_on_disk_is_fetched_again(cache: NodeCache) -> None
 def test_a_lower_limit_than_before_holds_from_the_start(cache: NodeCache) -> None:
     for number in range(10):
         read(cache, number)
+    cache.flush()
     assert NodeCache(cache.folder, 3500).usage() == 3000
 
 
@@ -381,6 +388,7 @@ def test_a_full_disk_evicts_and_then_says_so(cache: NodeCache, monkeypatch: pyte
 
 def test_no_descriptor_is_left_open(cache: NodeCache) -> None:
     read(cache, 0)
+    cache.flush()
     before = sorted(os.listdir("/proc/self/fd"))
     for number in range(30):
         read(cache, number)
@@ -388,11 +396,30 @@ def test_no_descriptor_is_left_open(cache: NodeCache) -> None:
         cache.fetch(entry(77), Source(2))
     with pytest.raises(OSError):
         read(cache, 1, 20_000)
+    cache.flush()
     assert before == sorted(os.listdir("/proc/self/fd"))
 
 
 def test_a_pickled_cache_is_the_same_folder_and_limit(cache: NodeCache) -> None:
     read(cache, 1)
+    cache.flush()
     copy = pickle.loads(pickle.dumps(cache))
     assert (copy.folder, copy.limit) == (cache.folder, cache.limit)
     assert entry(1) in copy
+
+
+def test_checksums_of_pieces_make_that_of_the_whole() -> None:
+    rng, extend = random.Random(0), crc32c_extend()
+    for _ in range(200):
+        first, second = (rng.randbytes(rng.choice([0, 1, 3, 64, 1000, 70_000])) for _ in range(2))
+        assert combine(extend(0, first), extend(0, second), len(second)) == extend(0, first + second)
+
+
+def test_pieces_that_overlap_in_part_are_refused(cache: NodeCache) -> None:
+    def overlap(sink: Sink) -> None:
+        sink.write_at(0, b"x" * 600)
+        sink.write_at(500, b"x" * 500)
+
+    with pytest.raises(DataError, match="from 500 to 600 in pieces that overlap"):
+        cache.fetch(Cacheable("u", 1000), overlap)
+    assert files(cache) == []

@@ -12,16 +12,16 @@ from pipegraph.storage.filelock import try_exclusive
 ENTRIES, ENTRY_NBYTES, LIMIT = 12, 40_000, 200_000
 
 # Children read at random, and end themselves with SIGKILL at a random line
-# of the cache's code. Three live at any time, so that they meet at every lock.
+# of the cache's code, in whichever thread that runs. Three live at any time, so that they meet at every lock.
 READERS = """
-import os, random, signal, sys
-from pipegraph.storage import cache as cache_module, filelock
+import os, random, signal, sys, threading
+from pipegraph.storage import arrival, cache as cache_module, commits, filelock, space
 from pipegraph.storage.cache import Cacheable, NodeCache
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.eviction import UsePlan
 
 folder, kills, seed, n, nbytes, limit = sys.argv[1], *map(int, sys.argv[2:])
-modules = {cache_module.__file__, filelock.__file__}
+modules = {module.__file__ for module in (arrival, cache_module, commits, filelock, space)}
 
 def data(i):
     return bytes([i + 1]) * nbytes
@@ -39,6 +39,7 @@ def live(rng):
             os.kill(os.getpid(), signal.SIGKILL)
         return trace
     uses = [rng.randrange(n) for _ in range(1000)]
+    threading.settrace(trace)  # of the thread that syncs and renames
     sys.settrace(trace)
     plan = UsePlan([entries[i].name for i in uses])
     cache = NodeCache(folder, limit, next_use=plan.next_use)
@@ -52,7 +53,7 @@ def live(rng):
                 assert file.read_at(0, file.size) == data(i), f"corrupt {i}"
         except OSError as error:
             assert "no room" in str(error), error
-        with cache._space():
+        with cache._space.locked():
             assert cache.usage() <= limit, cache.usage()
 
 rng, living, killed = random.Random(seed), 0, 0

@@ -1,0 +1,133 @@
+"""Bytes that arrive in pieces: how far they cover what was asked for, and their checksum, piece by piece."""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from typing import final
+
+from pipegraph.errors import DataError
+
+from .checksum import combine, crc32c_extend
+from .files import ShardFile
+
+
+@final
+class Coverage:
+    """Which pieces of a range have come, in any order; a piece that comes again replaces the one before.
+
+    Not thread-safe.
+
+    Args:
+        nbytes: of the range.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._pieces: dict[int, tuple[int, int]] = {}
+
+    def add(self, offset: int, nbytes: int, crc: int) -> None:
+        """A piece has come.
+
+        Args:
+            crc: its crc32c; 0 where nobody will ask.
+
+        Raises:
+            DataError: it lies outside the range, or overlaps another one in part.
+        """
+        if offset < 0 or offset + nbytes > self._nbytes:
+            raise DataError(f"download wrote bytes {offset}..{offset + nbytes} of an entry of {self._nbytes}")
+        if nbytes:
+            self._pieces[offset] = (nbytes, crc)
+
+    def mismatch(self, crc32c: int | None) -> str | None:
+        """What is wrong with what came; None if every byte did, with this checksum."""
+        covered = crc = 0
+        for offset, (nbytes, piece) in sorted(self._pieces.items()):
+            if offset > covered:
+                break
+            if offset < covered:
+                raise DataError(f"download wrote the bytes from {offset} to {covered} in pieces that overlap")
+            if crc32c is not None:
+                crc = combine(crc, piece, nbytes)
+            covered += nbytes
+        if covered < self._nbytes:
+            return f"{covered} of {self._nbytes} bytes came"
+        if crc32c is not None and crc != crc32c:
+            return f"crc32c is {crc:08x}, should be {crc32c:08x}"
+        return None
+
+
+@final
+class FileArrival:
+    """A sink that writes to an open file; the file stays the caller's. Any thread.
+
+    Args:
+        fd: of the file.
+        nbytes: how many bytes should come.
+        crc32c: of them all, if known.
+    """
+
+    def __init__(self, fd: int, nbytes: int, crc32c: int | None) -> None:
+        self._fd, self._crc32c = fd, crc32c
+        self._lock, self._pieces = threading.Lock(), Coverage(nbytes)
+
+    def write_at(self, offset: int, data: bytes) -> None:
+        crc = 0 if self._crc32c is None else crc32c_extend()(0, data)
+        with self._lock:
+            self._pieces.add(offset, len(data), crc)
+        view, at = memoryview(data), offset
+        while view:
+            written = os.pwrite(self._fd, view, at)
+            view, at = view[written:], at + written
+
+    def mismatch(self) -> str | None:
+        """As `Coverage.mismatch`; once every call of `write_at` has returned."""
+        with self._lock:
+            return self._pieces.mismatch(self._crc32c)
+
+
+@final
+class MemoryArrival(ShardFile):
+    """A sink that keeps the pieces, and once all have come the file that they make.
+
+    The pieces are never joined: to copy a block of hundreds of megabytes would hold the interpreter's lock for
+    as long as that takes, and with it every other thread.
+    """
+
+    def __init__(self, name: str, nbytes: int, crc32c: int | None) -> None:
+        self.name, self.size = name, nbytes
+        self._crc32c = crc32c
+        self._lock, self._pieces = threading.Lock(), Coverage(nbytes)
+        self._data: dict[int, bytes] = {}
+        self._starts: list[int] = []
+
+    def write_at(self, offset: int, data: bytes) -> None:
+        crc = 0 if self._crc32c is None else crc32c_extend()(0, data)
+        with self._lock:
+            self._pieces.add(offset, len(data), crc)
+            if data:
+                self._data[offset] = data
+
+    def mismatch(self) -> str | None:
+        """As `Coverage.mismatch`; after it has found nothing wrong, bytes may be read."""
+        with self._lock:
+            self._starts = sorted(self._data)
+            return self._pieces.mismatch(self._crc32c)
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        self.check_range(offset, nbytes)
+        if not nbytes:
+            return b""
+        number = bisect_right(self._starts, offset) - 1
+        found: list[bytes] = []
+        while nbytes:
+            start = self._starts[number]
+            piece = self._data[start][offset - start : offset - start + nbytes]
+            found.append(piece)
+            offset, nbytes, number = offset + len(piece), nbytes - len(piece), number + 1
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def close(self) -> None:
+        pass

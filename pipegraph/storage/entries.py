@@ -1,0 +1,96 @@
+"""What a node cache holds: entries by name, and open ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Protocol, final
+
+from .files import LocalFile, ShardFile
+
+SOLE: Final = ".sole"
+"""Ends the file names of entries that exist nowhere else."""
+
+
+@dataclass(frozen=True)
+class Cacheable:
+    """What may be cached: a range of a part.
+
+    Args:
+        uri: of the part.
+        nbytes: length of the range.
+        offset: first byte of the range in the part.
+        part_nbytes: size of the part, if known.
+        version: the store's etag, if known.
+        crc32c: of the range's bytes, if known.
+        sole: it exists nowhere else: never evicted.
+    """
+
+    uri: str
+    nbytes: int
+    offset: int = 0
+    part_nbytes: int | None = None
+    version: str | None = None
+    crc32c: int | None = None
+    sole: bool = False
+
+    @cached_property
+    def name(self) -> str:
+        """The entry's file name: a hash, so that nothing of a URI reaches the file system."""
+        facts = [self.uri, self.offset, self.nbytes, self.part_nbytes, self.version, self.crc32c]
+        text = json.dumps(facts).encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(text, digest_size=20).hexdigest() + (SOLE if self.sole else "")
+
+
+class Sink(Protocol):
+    """Where a download puts its bytes; any thread, any order; a piece may come again, and replaces itself."""
+
+    def write_at(self, offset: int, data: bytes) -> None: ...
+
+
+Download = Callable[[Sink], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Of one `NodeCache`, since it was made. Usage is on disk: see `NodeCache.usage`."""
+
+    hits: int = 0
+    misses: int = 0
+    evicted: int = 0
+    corrupt: int = 0
+    downloaded_nbytes: int = 0
+
+
+class Fate:
+    """What became of an entry on its way to disk; written by the thread that brings it there."""
+
+    error: OSError | None = None
+
+
+@final
+class CachedFile(ShardFile):
+    """An entry that is open for reading, and cannot be evicted until it is closed.
+
+    Raises (from ``read_at``):
+        OSError: the disk refused the entry's bytes after it was opened.
+    """
+
+    def __init__(self, name: str, fd: int, fate: Fate | None = None) -> None:
+        self._file = LocalFile.of(fd, name)
+        self.name, self.size = name, self._file.size
+        self._fate = fate
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        data = self._file.read_at(offset, nbytes)
+        # Looked at afterwards: once the disk has refused a page, the kernel may drop it and give back
+        # whatever was there before.
+        if self._fate is not None and self._fate.error is not None:
+            raise self._fate.error
+        return data
+
+    def close(self) -> None:
+        self._file.close()  # and with it the lock

@@ -1,0 +1,58 @@
+"""What went wrong at a store: whether to try again, and how to say it."""
+
+from __future__ import annotations
+
+import re
+
+from pipegraph.errors import DataError, ShardError, StoreError
+
+from .urls import safe_url, without_secrets
+
+
+class Stalled(Exception):
+    """fewer bytes per second than the least rate"""
+
+
+class Cut(Exception):
+    """the connection ended before its time"""
+
+
+class Unasked(Exception):
+    """the server answered with another range than the one asked for"""
+
+
+_STATUS = re.compile(r"status code: (\d{3})")
+
+# Where clouds keep their machines' credentials: asked last, when none were found before.
+_METADATA = re.compile(r"169\.254\.169\.254|metadata\.google\.internal")
+
+
+def is_passing(error: Exception, generic: type[Exception]) -> bool:
+    """Whether the same request may well succeed later: server errors and broken connections.
+
+    Args:
+        generic: obstore's ``GenericError``.
+    """
+    if isinstance(error, Stalled | Cut | TimeoutError):
+        return True
+    if not isinstance(error, generic | ConnectionError):
+        return False
+    # The client has one class for a server that is down and for a request that is wrong.
+    status = _STATUS.search(str(error))
+    asks_again = status is None or status[1] in ("408", "429") or status[1].startswith("5")
+    return asks_again and not _METADATA.search(str(error))
+
+
+def plain(error: Exception, url: str, more: str) -> Exception:
+    """An error for users: what happened, without the client's own debug output and secrets."""
+    if isinstance(error, ShardError | DataError):
+        return error
+    text = str(error) or error.__doc__ or type(error).__name__
+    text = text.partition("\n\nDebug source")[0].strip()
+    text = without_secrets(text)
+    if _METADATA.search(text):
+        more += (
+            ". No credentials were found: set the cloud's environment variables, give them as store options, or "
+            "skip_signature=True for public data"
+        )
+    return StoreError(f"{safe_url(url)}: {text}{more}")

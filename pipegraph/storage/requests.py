@@ -1,0 +1,175 @@
+"""Requests to an object store, as coroutines: tried again, resumed after a cut, hedged, given up when stalled."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar, final
+
+from pipegraph.errors import ShardError
+
+from .failures import Cut, Stalled, Unasked, is_passing, plain
+from .policy import Hedge, Retry, Stall, jitter
+from .urls import safe_url
+
+T = TypeVar("T")
+
+# How often progress is looked at.
+_CHUNK_NBYTES: Final = 256 << 10
+
+
+@final
+class Requests:
+    """The requests of one client. All of its coroutines run in one event loop.
+
+    Args:
+        obstore: the module.
+        retry, hedge, grace_s: see `policy`.
+        range_nbytes: of a full range.
+        count: adds to a counter of ``StoreStats``.
+    """
+
+    def __init__(
+        self,
+        obstore: Any,
+        retry: Retry,
+        hedge: Hedge,
+        grace_s: float,
+        range_nbytes: int,
+        count: Callable[..., None],
+    ) -> None:
+        self._obstore, self._retry, self._hedge = obstore, retry, hedge
+        self._grace, self._range_nbytes, self._count = grace_s, range_nbytes, count
+
+    async def read(
+        self, store: Any, path: str, url: str, offset: int, nbytes: int, version: str | None
+    ) -> bytes:
+        """A range; asked for a second time where it takes long."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        tasks = {loop.create_task(self._whole(store, path, url, offset, nbytes, version))}
+        try:
+            # Only full ranges: short ones would make their times incomparable.
+            after = self._hedge.after() if nbytes == self._range_nbytes else None
+            if after is not None:
+                done, _ = await asyncio.wait(tasks, timeout=after)
+                if not done:
+                    self._count(hedged=1)
+                    self._hedge.hedged()
+                    tasks.add(loop.create_task(self._whole(store, path, url, offset, nbytes, version)))
+            left = set(tasks)
+            while True:
+                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                won = next((t for t in done if t.exception() is None), None)
+                if won is None and left:
+                    continue
+                data = (won or next(iter(done))).result()
+                if nbytes == self._range_nbytes:
+                    self._hedge.finished(loop.time() - begun)
+                self._count(nbytes=len(data))
+                return data
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _whole(
+        self, store: Any, path: str, url: str, offset: int, nbytes: int, version: str | None
+    ) -> bytes:
+        """One range, over as many connections as it takes."""
+        transfer = _Transfer(offset, nbytes, version)
+        loop = asyncio.get_running_loop()
+        begun, failures = loop.time(), 0
+        while transfer.came < nbytes:
+            had = transfer.came
+            try:
+                await self._receive(store, path, url, transfer)
+                continue
+            except Exception as error:
+                failures = 1 if transfer.came > had else failures + 1
+                delay = self._delay(error, failures, loop.time() - begun, nbytes)
+                if delay is None:
+                    got = f" ({transfer.came} of {nbytes} bytes from {offset} came)"
+                    raise plain(error, url, got) from None
+            await asyncio.sleep(delay)
+        return transfer.data.getvalue()
+
+    async def _receive(self, store: Any, path: str, url: str, transfer: _Transfer) -> None:
+        """Append what one connection brings."""
+        loop = asyncio.get_running_loop()
+        stall = Stall(loop.time(), grace_s=self._grace, min_rate=self._retry.min_rate)
+        start, stop = transfer.offset, transfer.offset + transfer.nbytes
+        options: dict[str, Any] = {"range": (start + transfer.came, stop)}
+        # What is continued must be the object that was begun.
+        if transfer.version is not None:
+            options["if_match"] = transfer.version
+        self._count(requests=1)
+
+        async def within(wait: Any) -> Any:
+            try:
+                return await asyncio.wait_for(wait, stall.remaining(loop.time()))
+            except TimeoutError:
+                self._count(stalled=1)
+                raise Stalled from None
+
+        answer = await within(self._obstore.get_async(store, path, options=options))
+        if answer.meta["size"] < stop:
+            raise ShardError(
+                f"{safe_url(url)}: bytes {start}..{stop} asked for, but the object has "
+                f"{answer.meta['size']}; it is truncated or its index belongs to another object"
+            )
+        if tuple(answer.range) != options["range"]:
+            raise Unasked
+        if transfer.version is None:
+            transfer.version = answer.meta["e_tag"]
+        chunks = aiter(answer.stream(min_chunk_size=_CHUNK_NBYTES))
+        while transfer.came < transfer.nbytes:
+            try:
+                chunk = await within(anext(chunks))
+            except StopAsyncIteration:
+                raise Cut from None
+            stall.received(loop.time(), len(chunk))
+            transfer.data.write(memoryview(chunk)[: transfer.nbytes - transfer.came])
+
+    async def retried(self, url: str, nbytes: int, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """A small request, as often as it takes.
+
+        Args:
+            nbytes: that it moves, for the deadline.
+        """
+        loop = asyncio.get_running_loop()
+        begun, failures = loop.time(), 0
+        while True:
+            try:
+                self._count(requests=1)
+                return await ask()
+            except Exception as error:
+                failures += 1
+                delay = self._delay(error, failures, loop.time() - begun, nbytes)
+                if delay is None:
+                    raise plain(error, url, "") from None
+            await asyncio.sleep(delay)
+
+    def _delay(self, error: Exception, failures: int, elapsed_s: float, nbytes: int) -> float | None:
+        if not is_passing(error, self._obstore.exceptions.GenericError):
+            return None
+        delay = self._retry.delay(failures, elapsed_s, nbytes, jitter())
+        if delay is not None:
+            self._count(retried=1)
+        return delay
+
+
+@dataclass
+class _Transfer:
+    offset: int
+    nbytes: int
+    version: str | None
+    # `getvalue` gives its buffer away without a copy, which at this size would hold the interpreter's lock for
+    # milliseconds.
+    data: io.BytesIO = field(default_factory=io.BytesIO)
+
+    @property
+    def came(self) -> int:
+        """Bytes so far."""
+        return self.data.tell()

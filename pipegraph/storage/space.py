@@ -1,0 +1,183 @@
+"""The room in a node cache's folder: what is used, what is reserved, what goes.
+
+Usage is the sum of what lies in the folder, so that no counter can be wrong. Space is made and reserved under the
+lock of ``space.lock``, which is never held over a download or a sync.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import math
+import os
+from collections.abc import Collection, Iterator
+from typing import final
+
+from pipegraph.units import format_bytes
+
+from .entries import SOLE, Cacheable
+from .eviction import CacheEntry, NextUse, eviction_order
+from .filelock import is_at, try_exclusive
+
+
+@final
+class Space:
+    """The folder of a `NodeCache`; any number of processes share it. Any thread may call anything.
+
+    Args:
+        folder: absolute; made if missing.
+        limit: bytes, for everything in it together.
+
+    Attributes:
+        evicted: entries that this object has removed to make room.
+    """
+
+    def __init__(self, folder: str, limit: int) -> None:
+        self.folder, self.limit = folder, limit
+        self.objects, self.partial, self.quarantine = (
+            os.path.join(folder, name) for name in ("objects", "partial", "quarantine")
+        )
+        for path in (self.objects, self.partial, self.quarantine):
+            os.makedirs(path, exist_ok=True)
+        self.evicted = 0
+
+    def usage(self) -> int:
+        """Bytes on disk now: entries, reserved space of downloads, quarantine."""
+        # What is downloaded moves on from `partial` meanwhile: looked at first there,
+        # it is never missed, and by its inode not counted twice.
+        sizes: dict[int, int] = {}
+        for folder in (self.partial, self.objects, self.quarantine):
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        sizes[entry.inode()] = entry.stat(follow_symlinks=False).st_size
+        return sum(sizes.values())
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Of all processes, only this thread makes room and reserves it."""
+        fd = os.open(os.path.join(self.folder, "space.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def tidy(self, next_use: NextUse) -> None:
+        """At a start: remove dead processes' downloads, and what is above a limit lower than before."""
+        with self.locked():
+            self._remove_dead()
+            over = self.usage() - self.limit
+            for entry in eviction_order(_scan(self.objects), next_use):
+                if over > 0 and self.remove(os.path.join(self.objects, entry.name)):
+                    over -= entry.nbytes
+
+    def reserve(self, what: Cacheable, fd: int, next_use: NextUse, committing: Collection[str]) -> str | None:
+        """Make room for an entry and claim it on disk.
+
+        Args:
+            fd: of the file for it, in ``partial/``, locked by the caller.
+            committing: entries of this process on their way to disk. They count as entries that are there.
+
+        Returns:
+            None; or, where one of `committing` should go next, its name: ask again once it has arrived.
+
+        Raises:
+            OSError (ENOSPC): nothing more may go.
+        """
+        with self.locked():
+            mine = os.fstat(fd).st_size
+            need = self.usage() - mine + what.nbytes - self.limit
+            if need > 0:
+                need -= self._remove_dead(except_fd=fd)
+            leftovers = iter(_scan(self.quarantine))
+            # Nothing is waited for that is not in the plan, and nothing in it: 0.
+            incoming = next_use(what.name)
+            arriving = {e.name: e for e in _scan(self.partial) if e.name in committing}
+            there = _scan(self.objects)
+            for entry in there:
+                arriving.pop(entry.name, None)
+            order = iter(
+                eviction_order(
+                    [*there, *arriving.values()], next_use, 0.0 if incoming == math.inf else incoming
+                )
+            )
+            while True:
+                while need > 0:
+                    gone = self._evict_next(leftovers, order, arriving, what)
+                    if isinstance(gone, str):
+                        return gone
+                    need -= gone
+                try:
+                    # The file's full length is reserved, so that others see it as used.
+                    os.posix_fallocate(fd, 0, max(1, what.nbytes))
+                    os.ftruncate(fd, what.nbytes)
+                    return None
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    os.ftruncate(fd, 0)
+                    need = 1  # others fill this disk: the limit is lower than it says
+
+    def _evict_next(
+        self,
+        leftovers: Iterator[CacheEntry],
+        order: Iterator[CacheEntry],
+        arriving: Collection[str],
+        what: Cacheable,
+    ) -> int | str:
+        """Remove the first file that nobody reads; the bytes freed, or the name of one that has not arrived."""
+        for entry in leftovers:
+            if self.remove(os.path.join(self.quarantine, entry.name)):
+                return entry.nbytes
+        for entry in order:
+            if entry.name in arriving:
+                return entry.name
+            if self.remove(os.path.join(self.objects, entry.name)):
+                self.evicted += 1
+                return entry.nbytes
+        limit, used = format_bytes(self.limit), format_bytes(self.usage())
+        raise OSError(
+            errno.ENOSPC,
+            f"no room for {format_bytes(what.nbytes)} in the node cache (limit {limit}, used {used}): "
+            "what is there is being read, is needed sooner, or is the only copy. Raise "
+            "NodeCache(limit=...), free the disk, or use smaller blocks",
+            self.folder,
+        )
+
+    def _remove_dead(self, except_fd: int | None = None) -> int:
+        """Remove downloads whose process is gone; the bytes freed."""
+        freed = 0
+        for entry in _scan(self.partial):
+            path = os.path.join(self.partial, entry.name)
+            if (except_fd is None or not is_at(except_fd, path)) and self.remove(path):
+                freed += entry.nbytes
+        return freed
+
+    def remove(self, path: str) -> bool:
+        """Unlink a file unless someone holds its lock."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            if try_exclusive(fd) and is_at(fd, path):
+                os.unlink(path)
+                return True
+            return False
+        finally:
+            os.close(fd)
+
+
+def _scan(folder: str) -> list[CacheEntry]:
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            # Another process may remove it between the two.
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                found.append(
+                    CacheEntry(entry.name, status.st_size, status.st_mtime_ns, entry.name.endswith(SOLE))
+                )
+    return found

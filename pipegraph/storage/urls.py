@@ -1,0 +1,47 @@
+"""URLs of objects: taken apart for a store, and made safe for messages."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from urllib.parse import unquote
+
+from pipegraph.errors import DataError
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """(store, key) of a URL: ``s3://bucket`` and ``a/b.tar``."""
+    scheme, _, rest = url.partition("://")
+    host, _, key = rest.partition("/")
+    if url != _without_query(url) or (scheme in ("http", "https") and "@" in host):
+        raise DataError(
+            f"part {safe_url(url)!r}: URLs with a query or a password are not supported; "
+            "give credentials as store options"
+        )
+    return f"{scheme}://{host}", unquote(key) if scheme in ("http", "https") else key
+
+
+def safe_url(url: str) -> str:
+    """A URL for messages: without a query, user name or password, which may be secrets."""
+    return _USER.sub(r"\1", _without_query(url))
+
+
+def _without_query(url: str) -> str:
+    # Elsewhere than in HTTP a "?" may be part of a name or a pattern.
+    http = url.startswith(("http://", "https://"))
+    return re.split(r"\?" if http else r"\?[^/]*=", url, maxsplit=1)[0]
+
+
+def without_secrets(text: str) -> str:
+    """Any text without the queries, user names and passwords of the URLs in it."""
+    return _USER.sub(r"\1", _QUERY.sub("?...", text))
+
+
+def glob_regex(glob: str) -> str:
+    """As a shell's: ``*`` and ``?`` stop at ``/``, ``**/`` does not."""
+    text = fnmatch.translate(glob.replace("**/", "\0").replace("*", "\1").replace("?", "\2"))
+    return text.replace("\0", "(?:.*/)?").replace("\1", "[^/]*").replace("\2", "[^/]")
+
+
+_QUERY = re.compile(r"\?[^\s\"'),}\]]*")
+_USER = re.compile(r"(https?://)[^/\s\"'@]*@")

@@ -1,0 +1,152 @@
+"""Entries on their way to disk: read by their own process, seen by no other, never in the way."""
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipegraph.errors import LoaderClosedError
+from pipegraph.storage.cache import Cacheable, NodeCache
+from pipegraph.storage.checksum import crc32c_extend
+from pipegraph.storage.commits import MOST
+
+Read = Callable[..., bytes]
+
+
+def content(number: int) -> bytes:
+    return bytes([number]) * 1000
+
+
+def entry(number: int) -> Cacheable:
+    return Cacheable(f"s3://bucket/{number}", 1000, crc32c=crc32c_extend()(0, content(number)))
+
+
+def read(cache: NodeCache, number: int) -> bytes:
+    with cache.fetch(entry(number), lambda sink: sink.write_at(0, content(number))) as file:
+        return file.read_at(0, 1000)
+
+
+class SlowDisk:
+    """Syncs wait for `go`."""
+
+    def __init__(self) -> None:
+        self.asked, self.go, self.syncs = threading.Event(), threading.Event(), 0
+        self._real = os.fsync
+
+    def fsync(self, fd: int) -> None:
+        self.asked.set()
+        self.go.wait()
+        self.syncs += 1
+        self._real(fd)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    disk = SlowDisk()
+    monkeypatch.setattr(os, "fsync", disk.fsync)
+    yield disk
+    disk.go.set()
+
+
+@pytest.fixture
+def cache(disk: SlowDisk, tmp_path: Path) -> Iterator[NodeCache]:
+    cache = NodeCache(tmp_path, 100_000)
+    yield cache
+    disk.go.set()
+    cache.close()
+
+
+def test_an_entry_is_read_before_its_sync_and_seen_by_others_after_it(
+    cache: NodeCache, disk: SlowDisk
+) -> None:
+    other = NodeCache(cache.folder, cache.limit)
+    file = cache.fetch(entry(1), lambda sink: sink.write_at(0, content(1)))
+    disk.asked.wait()
+    assert file.read_at(0, 1000) == content(1)
+    assert read(cache, 1) == content(1)  # again, from the same file
+    assert (cache.stats.hits, cache.stats.misses) == (1, 1)
+    assert entry(1) in cache
+    assert entry(1) not in other
+    assert other.open(entry(1)) is None
+    disk.go.set()
+    cache.flush()
+    assert read(other, 1) == content(1)
+    assert other.stats.hits == 1
+    assert not other.remove(entry(1))  # the first reader still has it
+    file.close()
+    assert other.remove(entry(1))
+
+
+def test_another_process_that_wants_it_waits_for_the_sync_and_not_for_a_download(
+    cache: NodeCache, disk: SlowDisk
+) -> None:
+    read(cache, 1)
+    other, found = NodeCache(cache.folder, cache.limit), []
+    thread = threading.Thread(target=lambda: found.append(read(other, 1)))
+    thread.start()
+    disk.go.set()
+    thread.join()
+    assert found == [content(1)]
+    assert other.stats.downloaded_nbytes == 0
+
+
+def test_what_the_disk_refuses_is_an_error_for_its_readers_and_leaves_nothing(
+    cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(fd: int) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", broken)
+        file = cache.fetch(entry(1), lambda sink: sink.write_at(0, content(1)))
+        cache.flush()
+        with file, pytest.raises(OSError, match="the disk is broken"):
+            file.read_at(0, 10)
+        with pytest.raises(OSError, match="the disk is broken"):
+            cache.put(entry(2), content(2))
+    assert cache.usage() == 0
+    assert read(cache, 1) == content(1)
+
+
+def test_room_that_a_new_entry_needs_is_waited_for_where_it_is_still_being_synced(
+    tmp_path: Path, disk: SlowDisk
+) -> None:
+    with NodeCache(tmp_path, 1000) as cache:
+        read(cache, 1)
+        found: list[bytes] = []
+        thread = threading.Thread(target=lambda: found.append(read(cache, 2)))
+        thread.start()
+        disk.go.set()
+        thread.join()
+        assert found == [content(2)]
+        assert cache.stats.evicted == 1
+        assert cache.usage() == 1000
+
+
+def test_closing_ends_waits_and_loses_nothing_that_was_fetched(cache: NodeCache, disk: SlowDisk) -> None:
+    for number in range(MOST):
+        read(cache, number)
+    errors: list[BaseException] = []
+
+    def one_too_many() -> None:
+        try:
+            read(cache, MOST)
+        except LoaderClosedError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=one_too_many)
+    waiting.start()
+    disk.asked.wait()
+    closing = threading.Thread(target=cache.close)
+    closing.start()
+    waiting.join()
+    assert len(errors) == 1
+    disk.go.set()
+    closing.join()
+    names = {path.name for path in (Path(cache.folder) / "objects").iterdir()}
+    assert names == {entry(number).name for number in range(MOST)}
+    assert list((Path(cache.folder) / "partial").iterdir()) == []
+    assert not [t for t in threading.enumerate() if t.name == "pipegraph-cache-sync"]
