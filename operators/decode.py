@@ -136,8 +136,9 @@ class DecodeImage(RowOperator):
         }
 
     def notes(self) -> list[str]:
-        height, width = self.size
-        slabs = f"writes each pixel once, into slabs of {height}x{width}x{self._channels} uint8 per sample"
+        dtype, _, shape = self._output()
+        size = "x".join(map(str, shape))
+        slabs = f"writes each pixel once, into slabs of {size} {str(dtype).removeprefix('torch.')} per sample"
         return [slabs, note_of(self.backend)]
 
     def take_in(self, below: Operator) -> Operator | None:

@@ -120,7 +120,7 @@ def _stage(
     elapsed_ns: int,
 ) -> StageProfile:
     if stage.bypassed is not None:
-        return StageProfile()
+        return StageProfile(within=stage.within)
     name, workers = stage.name, stage.workers
     meters = runtime.meters.get(name, [])
     producers = _producers(runtime.plan)

@@ -62,7 +62,8 @@ def _headline(profile: Profile) -> str:
 def _row(name: str, stage: StageProfile, profile: Profile) -> tuple[str, ...]:
     name = _shorten(name, NAME_WIDTH)
     if not stage.workers:
-        return (name, "left out", "", "", "", "", "", "", "")
+        where = "left out" if stage.within is None else f"in {_shorten(stage.within, NAME_WIDTH)}"
+        return (name, where, "", "", "", "", "", "", "")
     bytes_per_item = stage.nbytes / stage.items if stage.items else 0.0
     return (
         name,

@@ -36,6 +36,7 @@ class StageProfile:
         counters: what the operator counts itself, by name.
         reports: what it tells of itself beside counters: name -> JSON (see ``profile.reports``).
         remarks: the same for people, as lines of the table.
+        within: the stage that does its work, and in whose figures that is, or None.
     """
 
     items: int = 0
@@ -55,6 +56,7 @@ class StageProfile:
     counters: Mapping[str, int] = field(default_factory=dict)
     reports: Mapping[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    within: str | None = None
 
 
 @dataclass(frozen=True)

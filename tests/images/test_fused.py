@@ -108,3 +108,12 @@ def test_they_stay_apart_where_being_one_would_change_something(what, build):
     node = nodes[0].then(ops.Map(lambda batch: batch)) if len(nodes) == 2 else None
     plan = made.plan(made.add(ops.Zip(), nodes[1], node) if node is not None else nodes[0])
     assert all(stage.within is None for stage in plan.stages.values()), what
+
+
+def test_the_profile_says_whose_figures_hold_its_time():
+    with graph().loader() as loader:
+        list(loader)
+        profile = loader.profile()
+    assert profile.stages["normalize"].within == "decode"
+    assert profile.to_dict()["stages"]["normalize"]["within"] == "decode"
+    assert "in decode" in next(line for line in str(profile).splitlines() if line.startswith("normalize"))
