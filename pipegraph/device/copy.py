@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import optree
 import torch
 
 from pipegraph.device.contract import Backend, Event, Stream
+from pipegraph.tree import map_leaves
 
 
 def copy_tree(
@@ -16,7 +16,7 @@ def copy_tree(
     """Copy the tensors of `tree` to the backend's device on `stream`. Returns at once.
 
     Args:
-        tree: any nest of dicts, lists, tuples, named tuples; leaves that are
+        tree: any nest of dicts, lists, tuples, named tuples, dataclasses; leaves that are
             no tensors are passed on as they are. Strides of dense tensors are kept.
         backend: of the target device.
         stream: of that backend, the stage's own.
@@ -32,20 +32,21 @@ def copy_tree(
         the event is reached; then they may be overwritten.
     """
     target = consumer if consumer is not None else backend.current_stream()
-    leaves, shape = optree.tree_flatten(tree, none_is_leaf=True)
-    copies: list[Any] = []
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def allocated(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        copy = torch.empty_like(leaf, device=backend.device, requires_grad=False)
+        pairs.append((copy, leaf))
+        return copy
+
     with backend.use(target):
-        for leaf in leaves:
-            is_tensor = isinstance(leaf, torch.Tensor)
-            copies.append(
-                torch.empty_like(leaf, device=backend.device, requires_grad=False) if is_tensor else leaf
-            )
+        copied = map_leaves(allocated, tree)
         # The new memory may be a block that earlier work of the consumer still uses.
-        allocated = target.record_event()
-    stream.wait_event(allocated)
+        stream.wait_event(target.record_event())
     if free is not None:
         stream.wait_event(free)
-    for copy, leaf in zip(copies, leaves, strict=True):
-        if isinstance(leaf, torch.Tensor):
-            backend.copy_async(copy, leaf, stream)
-    return optree.tree_unflatten(shape, copies), stream.record_event()
+    for copy, leaf in pairs:
+        backend.copy_async(copy, leaf, stream)
+    return copied, stream.record_event()

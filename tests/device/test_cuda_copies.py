@@ -1,0 +1,269 @@
+"""Batches on their way to a real GPU: one copy each, slabs used again only when nobody reads them any more."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Context, Operator
+from pipegraph.device.cuda import CudaBackend, is_available
+from pipegraph.device.landing import Arrival, Landing
+from pipegraph.operators.slabs import StageSlabs
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not is_available(), reason="needs a CUDA device")]
+ROWS, WIDTH = 8, 4096
+CYCLES = 2_000_000
+"""A kernel that spins for so many clock cycles takes about a millisecond."""
+
+
+class Fill(Operator):
+    """Writes its batches into slabs, as ``DecodeImage`` does: every value is the batch's number."""
+
+    slabs = True
+
+    def open(self, context: Context) -> None:
+        self.stage = StageSlabs(context)
+
+    def process(self, chunk: Chunk) -> Chunk:
+        number = int(chunk.data[0])
+        riding = {
+            "label": torch.arange(ROWS) + number,
+            "half": torch.full((ROWS, WIDTH), number, dtype=torch.bfloat16),
+        }
+        slab = self.stage.take(ROWS * WIDTH * 4, riding)
+        x, lease = self.stage.deliver(slab, torch.float32, (ROWS, WIDTH))
+        x.fill_(number)
+        chunk.data = {"x": x, **riding, "key": [str(number)] * ROWS}
+        self.stage.pack(chunk, lease, x)
+        return chunk
+
+
+def numbers(count: int, in_slabs: bool = True) -> pg.Node:
+    """``count`` batches: in pinned slabs from the start, or collated in ordinary memory."""
+    node = pg.Graph().add(ops.FromSequence(list(range(count)))).then(ops.Batch(1))
+    if in_slabs:
+        return node.then(Fill(), capacity=2)
+    return node.then(
+        lambda batch: {
+            "x": torch.full((ROWS, WIDTH), float(batch[0])),
+            "label": torch.arange(ROWS) + int(batch[0]),
+            "half": torch.full((ROWS, WIDTH), int(batch[0]), dtype=torch.bfloat16),
+        }
+    )
+
+
+def right(batch: Any, number: int) -> bool:
+    return bool(
+        (batch["x"] == number).all()
+        and (batch["half"] == torch.tensor(number, dtype=torch.bfloat16, device="cuda")).all()
+        and torch.equal(batch["label"].cpu(), torch.arange(ROWS) + number)
+    )
+
+
+@pytest.mark.parametrize("in_slabs", [True, False], ids=["slabs", "gathered"])
+def test_every_batch_arrives_in_one_copy(in_slabs: bool) -> None:
+    node = numbers(100, in_slabs).then(ops.CopyToDevice("cuda"), capacity=2)
+    with node.graph.loader() as loader:
+        for number, batch in enumerate(loader):
+            assert batch["x"].device == torch.device("cuda:0")
+            assert right(batch, number)
+        counters = loader.profile().stages["copy"].counters
+    assert counters["copies"] == 100
+    assert counters["slabs_made"] <= 7 + 6 * (not in_slabs)
+
+
+def test_the_copy_engine_sees_one_copy_per_batch() -> None:
+    node = numbers(20).then(ops.CopyToDevice("cuda"))
+    with (
+        node.graph.loader() as loader,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile,
+    ):
+        for _ in loader:
+            pass
+        torch.cuda.synchronize()
+    copies = [event for event in profile.events() if "Memcpy HtoD" in event.name]
+    assert len(copies) == 20
+    assert all("Pinned" in event.name for event in copies)
+
+
+def test_the_plan_pins_the_slabs_and_leaves_pin_out() -> None:
+    node = numbers(4).then(ops.Pin()).then(ops.CopyToDevice("cuda"))
+    text = str(node.graph.plan())
+    assert "its slabs lie in pinned memory" in text
+    assert "pin: left out" in text
+    with node.graph.loader() as loader:
+        assert all(right(batch, number) for number, batch in enumerate(loader))
+
+
+def test_pin_makes_one_pinned_slab_of_what_lies_apart() -> None:
+    node = numbers(20, in_slabs=False).then(ops.Pin())
+    copied = node.then(ops.CopyToDevice("cuda"))
+    with node.graph.loader(node) as loader:
+        for batch in loader:
+            assert all(tensor.is_pinned() for tensor in batch.values())
+            assert 0 < batch["half"].data_ptr() - batch["x"].data_ptr() < 2 * batch["x"].nbytes
+    with node.graph.loader(copied) as loader:
+        assert all(right(batch, number) for number, batch in enumerate(loader))
+        counters = loader.profile().stages["copy"].counters
+    assert counters["copies"] == 20
+    assert "bytes_written" not in counters
+
+
+def test_fields_share_a_slab_and_have_storages_and_versions_of_their_own() -> None:
+    node = numbers(1).then(ops.CopyToDevice("cuda"))
+    with node.graph.loader() as loader:
+        (batch,) = loader
+    x, half, label = batch["x"], batch["half"], batch["label"]
+    assert half.data_ptr() == x.data_ptr() + x.nbytes + 64  # the label lies between them
+    assert x.untyped_storage().data_ptr() != half.untyped_storage().data_ptr()
+    assert not x.data_ptr() <= label.data_ptr() < half.data_ptr() + half.nbytes
+    half.add_(1)
+    assert (x._version, half._version) == (0, 1)
+
+
+class _Saved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(batch)
+        return weight * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad * ctx.saved_tensors[0].mean(), None
+
+
+HOLDINGS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "the tensor": lambda t: t,
+    "a slice": lambda t: t[1:3],
+    "a view": lambda t: t.view(-1),
+    "a transpose": lambda t: t.t(),
+    "detach": lambda t: t.detach(),
+    "data": lambda t: t.data,
+    "dlpack": torch.utils.dlpack.from_dlpack,
+    "another dtype": lambda t: t.view(torch.int32).view(torch.float32),
+    "the storage": lambda t: torch.empty(0, device="cuda").set_(t.untyped_storage(), 0, t.shape),  # type: ignore[call-overload]
+    "autograd": lambda t: _Saved.apply(torch.ones((), device="cuda", requires_grad=True), t),
+}
+
+
+@pytest.mark.parametrize("how", HOLDINGS, ids=lambda how: how.replace(" ", "-"))
+def test_what_is_held_in_any_way_stays_as_it_is(how: str) -> None:
+    node = numbers(300).then(ops.CopyToDevice("cuda"))
+    with node.graph.loader() as loader:
+        batches = iter(loader)
+        next(batches)
+        held = HOLDINGS[how](next(batches)["x"])
+        gc.collect()
+        for _ in batches:
+            pass
+    value = held.grad_fn.saved_tensors[0] if held.grad_fn is not None else held
+    assert (value == 1).all()
+
+
+def test_keeping_every_label_makes_no_new_slab() -> None:
+    node = numbers(1_000).then(ops.CopyToDevice("cuda"), capacity=2)
+    with node.graph.loader() as loader:
+        labels = [batch["label"] for batch in loader]
+        assert loader.profile().stages["copy"].counters["slabs_made"] <= 7
+    assert torch.equal(torch.stack(labels)[:, 0].cpu(), torch.arange(1_000))
+
+
+def read_late(count: int, side_stream: bool, last: Operator) -> int:
+    """Wrong batches, where spinning kernels make the reading late and the host lets go of each batch at once."""
+    node = numbers(count).then(last, capacity=2)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream() if side_stream else torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+    with node.graph.loader() as loader, torch.cuda.stream(stream):
+        for number, batch in enumerate(loader):
+            torch.cuda._sleep(CYCLES)
+            for part in batch if isinstance(batch, pg.Scattered) else (batch,):
+                wrong += (part["x"] != number).any()
+                wrong += (part["half"] != torch.full((), number, dtype=torch.bfloat16, device="cuda")).any()
+            del batch, part
+    torch.cuda.synchronize()
+    return int(wrong)
+
+
+LAST = {
+    "copied": lambda: ops.CopyToDevice("cuda"),
+    "scattered": lambda: ops.Scatter(["cuda:0", "cuda:0"]),
+}
+
+
+@pytest.mark.parametrize("last", LAST)
+@pytest.mark.parametrize("side_stream", [False, True], ids=["default-stream", "side-stream"])
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_a_slab_is_not_written_while_a_late_stream_reads_it(side_stream: bool, last: str, count: int) -> None:
+    assert read_late(count, side_stream, LAST[last]()) == 0
+
+
+@pytest.mark.parametrize("last", LAST)
+def test_without_the_wait_for_late_readers_wrong_numbers_are_found(
+    monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    monkeypatch.setattr(Arrival, "read_on", lambda self, stream: None)
+    assert read_late(300, True, LAST[last]()) > 0
+
+
+def late_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = CudaBackend.copy_async
+
+    def late(self: CudaBackend, dst: torch.Tensor, src: torch.Tensor, stream: Any) -> None:
+        stream.run(lambda: torch.cuda._sleep(CYCLES))
+        copy(self, dst, src, stream)
+
+    monkeypatch.setattr(CudaBackend, "copy_async", late)
+
+
+def test_late_copies_deliver_right_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    late_copies(monkeypatch)
+    node = numbers(200).then(ops.CopyToDevice("cuda"), capacity=2)
+    with node.graph.loader() as loader:
+        assert all(right(batch, number) for number, batch in enumerate(loader))
+
+
+def test_a_host_slab_refilled_before_its_copy_is_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    late_copies(monkeypatch)
+    monkeypatch.setattr(Landing, "hold", lambda self, copied, source: None)
+    node = numbers(200).then(ops.CopyToDevice("cuda"), capacity=2)
+    with node.graph.loader() as loader:
+        assert not all([right(batch, number) for number, batch in enumerate(loader)])
+
+
+def test_a_batch_delivered_before_its_copy_is_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    late_copies(monkeypatch)
+    monkeypatch.setattr(Arrival, "wait", lambda self, stream=None: None)
+    node = numbers(200).then(ops.CopyToDevice("cuda"), capacity=2)
+    with node.graph.loader() as loader:
+        assert not all([right(batch, number) for number, batch in enumerate(loader)])
+
+
+def test_a_stage_behind_the_copy_sees_it_finished_and_holds_its_slab(monkeypatch: pytest.MonkeyPatch) -> None:
+    late_copies(monkeypatch)
+    node = numbers(200).then(ops.CopyToDevice("cuda")).then(lambda batch: batch["x"].sum())
+    with node.graph.loader() as loader:
+        sums = [total.item() for total in loader]
+    assert sums == [float(number * ROWS * WIDTH) for number in range(200)]
+
+
+def test_device_memory_is_that_of_the_slabs_and_goes_when_the_loader_does() -> None:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    node = numbers(300).then(ops.CopyToDevice("cuda"), capacity=2)
+    with node.graph.loader() as loader:
+        torch.cuda.reset_peak_memory_stats()
+        for _ in loader:
+            pass
+        counters = loader.profile().stages["copy"].counters
+    slab = ROWS * WIDTH * 6 + 1024
+    assert torch.cuda.max_memory_allocated() - before <= (counters["slabs_made"] + 1) * slab
+    gc.collect()
+    assert torch.cuda.memory_allocated() == before
