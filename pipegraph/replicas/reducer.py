@@ -23,18 +23,15 @@ from typing import Any
 
 import torch
 from torch.nn import Parameter
-from torch.utils.hooks import RemovableHandle
 
 from pipegraph.device import Backend, Slot
 from pipegraph.device.threads import start_thread
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas.buckets import Bucket, ParameterFacts, plan_buckets
-from pipegraph.replicas.coalesce import sum_in_order
+from pipegraph.replicas.buckets import Bucket
 from pipegraph.replicas.group import Ranks
 from pipegraph.replicas.lanes import Lanes, LiveBucket, Observer
-
-#: What a parameter's gradients are.
-NONE, DENSE, SPARSE = 0, 1, 2
+from pipegraph.replicas.layout import Layout
+from pipegraph.replicas.sums import DENSE, SPARSE, Sums, kinds
 
 
 class Reducer:
@@ -63,86 +60,33 @@ class Reducer:
     ) -> None:
         self._parameters = [list(given) for given in parameters]
         self._names = list(names)
-        self._count = len(slots)
-        self._first = slots[0].device
-        self._owners = owners
         self._ranks = ranks
         self._lanes = Lanes(slots, backends, owners is not None, ranks)
+        self._layout = Layout(self._parameters, self._lanes, owners, ranks, sparse)
+        self._sums = Sums(self._parameters, owners, ranks)
         # Re-entrant, because `stop` may be called by the garbage collector.
         self._condition = threading.Condition(threading.RLock())
-        self._step = 0
         self._open = False
         self._forced = False
         self._launching = False
         self._next = 0
         self._stopped = False
         self._failure: BaseException | None = None
-        self._apart = set(sparse)
         self._sparse: set[int] = set()
-        self._arrived: list[int] = []
-        self._rebuilt = False
-        self._order_known = False
         self._leader = 0
         self._task: int | None = None
-        self._handles: list[RemovableHandle] = []
-        self._hooked: tuple[bool, ...] = ()
         self._flags: list[int] = []
-        self._buckets: list[LiveBucket] = []
-        self._home: dict[int, LiveBucket] = {}
         self._thread = start_thread(self._launch_in_order, "pipegraph-reducer")
-
-    # Plan and hooks
 
     def prepare(self) -> None:
         """Fit hooks and buckets to the present ``requires_grad`` flags. Only between steps."""
-        wanted = tuple(parameter.requires_grad for parameter in self._parameters[0])
-        if wanted != self._hooked:
-            self._hook(wanted)
-            order = [index for index in reversed(range(len(wanted))) if wanted[index]]
-            order = [index for index in order if index not in self._apart]
-            self._rebuilt = False
-            self._order_known = False
-            self._arrived = []
-            self._lay_out(order)
-        elif self._order_known and not self._rebuilt:
-            # Once, after the first step: the order in which gradients really came.
-            seen = dict.fromkeys(self._arrived)
-            order = [*seen, *(index for index in self._home if index not in seen)]
-            order = [index for index in order if index not in self._apart]
-            if self._ranks is not None:
-                order = self._ranks.first_ranks(order)
-            self._rebuilt = True
-            self._lay_out(order)
-
-    def _hook(self, wanted: tuple[bool, ...]) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                self._hook_for(replica, index)
-            )
-            for replica, given in enumerate(self._parameters)
-            for index, parameter in enumerate(given)
-            if wanted[index]
-        ]
-        self._hooked = wanted
+        self._layout.fit(self._hook_for)
 
     def _hook_for(self, replica: int, index: int) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
             self._arrive(replica, index, parameter)
 
         return hook
-
-    def _lay_out(self, order: Sequence[int]) -> None:
-        facts = [
-            ParameterFacts(p.numel(), p.dtype, None if self._owners is None else self._owners[index])
-            for index, p in enumerate(self._parameters[0])
-        ]
-        self._buckets = [
-            self._lanes.make(number, plan, self._parameters)
-            for number, plan in enumerate(plan_buckets(facts, order, self._count))
-        ]
-        self._home = {member.parameter: live for live in self._buckets for member in live.plan.members}
 
     @property
     def observer(self) -> Observer | None:
@@ -156,7 +100,7 @@ class Reducer:
     @property
     def layout(self) -> tuple[Bucket, ...]:
         """The present buckets."""
-        return tuple(live.plan for live in self._buckets)
+        return tuple(live.plan for live in self._layout.buckets)
 
     # A step, in the caller's thread: begin, complete, release; or abort
 
@@ -173,16 +117,14 @@ class Reducer:
             if parameter.grad is not None
         }
         with self._condition:
-            self._step += 1
             self._open = True
             self._forced = False
             self._next = 0
             self._failure = None
             self._sparse = set()
             self._leader = active[0] if active else 0
-            if not self._order_known:
-                self._arrived = []
-            for live in self._buckets:
+            self._layout.begin()
+            for live in self._layout.buckets:
                 live.marked = set()
                 live.pending = len(live.plan.members) * len(active)
                 # What idle replicas have accumulated is added once all backwards have returned.
@@ -192,7 +134,7 @@ class Reducer:
         """The hook. Runs in an autograd thread; never waits for a replica."""
         grad = parameter.grad
         with self._condition:
-            live = self._home.get(index)
+            live = self._layout.home.get(index)
             if not self._open or live is None or grad is None:
                 return
             if grad.requires_grad:
@@ -212,8 +154,8 @@ class Reducer:
             if (replica, index) not in live.marked:
                 live.marked.add((replica, index))
                 live.pending -= 1
-                if replica == self._leader and not self._order_known:
-                    self._arrived.append(index)
+                if replica == self._leader:
+                    self._layout.arrived(index)
                 if live.pending == 0:
                     self._condition.notify_all()
 
@@ -222,7 +164,7 @@ class Reducer:
 
         Raises what the reduction raised.
         """
-        late = [live for live in self._buckets if live.pending > 0]
+        late = [live for live in self._layout.buckets if live.pending > 0]
         for live in late:
             self._fill(live)
         with self._condition:
@@ -233,7 +175,7 @@ class Reducer:
             failure = self._failure
         if failure is not None:
             raise failure
-        for live in self._buckets:
+        for live in self._layout.buckets:
             self._lanes.await_reduced(live)
         if self._ranks is not None:
             self._lanes.await_told()
@@ -241,10 +183,7 @@ class Reducer:
         found = {index for index, flag in enumerate(self._flags) if flag == SPARSE}
         with self._condition:
             self._open = False
-            self._order_known = True
-            if not found <= self._apart:
-                self._apart |= found
-                self._rebuilt = False
+            self._layout.learn(found)
 
     def _fill(self, live: LiveBucket) -> None:
         """Marks, from their ``.grad``, what no hook has brought."""
@@ -266,24 +205,16 @@ class Reducer:
     @property
     def _launches(self) -> int:
         """All buckets, and in a process group the exchange of flags after them."""
-        return len(self._buckets) + (self._ranks is not None)
+        return len(self._layout.buckets) + (self._ranks is not None)
 
     def _own_flags(self) -> list[int]:
-        """By parameter what its gradients here are; all backwards have returned."""
-        flags = [NONE] * len(self._names)
-        for live in self._buckets:
-            for _, index in live.marked:
-                flags[index] = SPARSE if index in self._sparse else DENSE
-        for index in self._apart:
-            if self._hooked[index] and any(given[index].grad is not None for given in self._parameters):
-                flags[index] = SPARSE
-        return flags
+        return kinds(self._layout, self._parameters, self._sparse)
 
     def _agreed_flags(self) -> list[int]:
         """By parameter what its gradients are on any replica of any rank."""
         with self._condition:
             flags = self._own_flags()
-        wanted = [flag for flag, hooked in zip(flags, self._hooked, strict=True) if hooked]
+        wanted = [flag for flag, hooked in zip(flags, self._layout.hooked, strict=True) if hooked]
         if self._ranks is None or all(flag == DENSE for flag in wanted):
             # Only a rank that lacks one, or has a sparse one, has to wait for the others' answer.
             return flags
@@ -291,35 +222,11 @@ class Reducer:
 
     def give(self) -> None:
         """Set every replica's ``.grad`` to the sums: views of buckets, valid until :meth:`release`."""
-        sparse = self._sum_sparse()
-        for index, wanted in enumerate(self._hooked):
-            for replica, given in enumerate(self._parameters):
-                if not wanted:
-                    continue
-                elsewhere = self._owners is not None and self._owners[index] != replica
-                if self._flags[index] == NONE or elsewhere:
-                    given[index].grad = None
-                elif index in sparse:
-                    given[index].grad = sparse[index].to(given[index].device, copy=True)
-                else:
-                    given[index].grad = self._home[index].views[replica][index]
+        self._sums.give(self._layout, self._flags)
 
     def give_first(self) -> None:
         """Set the first replica's ``.grad`` alone, to tensors that stay; the others' to None."""
-        sparse = self._sum_sparse()
-        for index, first in enumerate(self._parameters[0]):
-            if not self._hooked[index]:
-                continue
-            if index in sparse:
-                first.grad = sparse[index]
-            elif self._flags[index] == DENSE:
-                live = self._home[index]
-                reduced = live.views[live.plan.owner][index]
-                if first.grad is None:
-                    first.grad = torch.empty_like(reduced, device=first.device)
-                first.grad.copy_(reduced)
-            for given in self._parameters[1:]:
-                given[index].grad = None
+        self._sums.give_first(self._layout, self._flags)
 
     def begin_backward(self, active: Sequence[int]) -> None:
         """From a hook on an output: begin, once per backward, and finish at its end."""
@@ -338,22 +245,11 @@ class Reducer:
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(finish)
 
-    def _sum_sparse(self) -> dict[int, torch.Tensor]:
-        """Sums of sparse gradients over replicas, then their means over ranks, in the parameters' order."""
-        sums = {}
-        for index, flag in enumerate(self._flags):
-            if flag == SPARSE:
-                grads = [given[index].grad for given in self._parameters]
-                parts = [grad.to(self._first) for grad in grads if grad is not None]
-                total = sum_in_order(parts) if parts else _no_rows(self._parameters[0][index])
-                sums[index] = total if self._ranks is None else self._ranks.mean_of_sparse(total)
-        return sums
-
     def release(self) -> None:
         """The reduced gradients have been used; tests poison the buckets."""
-        for replica in range(self._count):
+        for replica in range(len(self._parameters)):
             self._lanes.used(replica)
-        for live in self._buckets:
+        for live in self._layout.buckets:
             self._lanes.released(live)
 
     def abort(self) -> bool:
@@ -370,7 +266,7 @@ class Reducer:
             self._condition.wait_for(lambda: not self._launching)
         if self._ranks is not None and launched:
             return False
-        self._lanes.drain(self._buckets)
+        self._lanes.drain(self._layout.buckets)
         return True
 
     def stop(self) -> None:
@@ -379,9 +275,7 @@ class Reducer:
             self._stopped = True
             self._open = False
             self._condition.notify_all()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._layout.detach()
 
     def join(self) -> None:
         """Wait for the launching thread after :meth:`stop`."""
@@ -400,8 +294,8 @@ class Reducer:
                 number = self._next
                 self._launching = True
             try:
-                if number < len(self._buckets):
-                    live = self._buckets[number]
+                if number < len(self._layout.buckets):
+                    live = self._layout.buckets[number]
                     self._lanes.launch(live, live.contributors())
                 else:
                     self._lanes.tell_ranks(self._own_flags())
@@ -417,15 +311,5 @@ class Reducer:
             return True
         if not self._open or self._next >= self._launches:
             return False
-        return self._forced or (self._next < len(self._buckets) and self._buckets[self._next].pending == 0)
-
-
-def _no_rows(parameter: torch.Tensor) -> torch.Tensor:
-    """The sparse gradient of a parameter that was not used."""
-    return torch.sparse_coo_tensor(
-        torch.zeros((1, 0), dtype=torch.int64, device=parameter.device),
-        parameter.new_zeros((0, *parameter.shape[1:])),
-        parameter.shape,
-        is_coalesced=True,
-        check_invariants=False,
-    )
+        buckets = self._layout.buckets
+        return self._forced or (self._next < len(buckets) and buckets[self._next].pending == 0)
