@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, final
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Source
-from pipegraph.errors import GraphError
+from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.blocks import BlockReader
 from pipegraph.operators.indexed import Once
 from pipegraph.operators.ordered import OrderedSource
@@ -46,6 +47,8 @@ class ListFiles(OrderedSource):
         order: Order | None = None,
     ) -> None:
         super().__init__(order or StridedOrder(shuffle=False))
+        if classes not in ("auto", True, False):
+            raise GraphError(f'ListFiles: classes must be "auto", True or False, got {classes!r}')
         self.root = os.fspath(root)
         self.pattern = pattern
         self.classes = classes
@@ -102,6 +105,11 @@ class _Reads(Operator):
     def _reader(self, feed: Feed) -> BlockReader:
         assert self._reading is not None
         return self._reading.reader or self._reading.of(feed)
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens without waiting: a pipe that nobody writes to would hold the worker for ever."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 @final
@@ -174,8 +182,11 @@ class Load(_Reads):
                 f"got {'fields ' + ', '.join(map(str, data)) if isinstance(data, Mapping) else type(data).__name__}"
             )
         chunk.keys = chunk.keys
-        with open(data["path"], "rb", buffering=0) as file:
-            chunk.data = {**data, "bytes": file.readall()}
+        with open(data["path"], "rb", buffering=0, opener=_at_once) as file:
+            content = file.readall()
+            if not content and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise DataError(f"Load: {os.fspath(data['path'])!r} is no regular file (a pipe or a device)")
+        chunk.data = {**data, "bytes": content}
         return chunk
 
 

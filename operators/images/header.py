@@ -7,7 +7,7 @@ opens, and every oddity, is asked of Pillow, so that the answer is Pillow's.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipegraph.errors import DecodeError
 from pipegraph.operators.images import exif
@@ -59,7 +59,8 @@ def probe(data: bytes | bytearray | memoryview) -> Header:
         DecodeError: the bytes are empty, not an image that is known, broken before
             the first pixel, or announce more than ``MAX_PIXELS`` pixels.
     """
-    data = bytes(data)  # no copy where bytes came in
+    if not isinstance(data, bytes):
+        data = _bytes_of(data)
     if not data:
         raise DecodeError("the image is empty: 0 bytes")
     try:
@@ -79,6 +80,17 @@ def probe(data: bytes | bytearray | memoryview) -> Header:
         header = probe_with_pillow(data)
     check_size(header.width, header.height)
     return header
+
+
+def _bytes_of(data: Any) -> bytes:
+    try:
+        view = memoryview(data)
+    except TypeError:
+        hint = "; for a path put Load() before" if isinstance(data, str) else ""
+        raise DecodeError(f"an image's encoded bytes are needed, got {type(data).__name__}{hint}") from None
+    if view.ndim > 1:
+        raise DecodeError(f"an image's encoded bytes are needed, got an array of shape {view.shape}")
+    return bytes(view)
 
 
 def check_size(width: int, height: int) -> None:

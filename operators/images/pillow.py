@@ -126,6 +126,9 @@ class PillowBackend:
                 image = image.crop((left, top, left + w, top + h))
             # Transparency is dropped, not blended; without this Pillow warns about it.
             image.info.pop("transparency", None)
+            if image.mode.startswith("I;16") or (image.mode == "I" and header.bits == 16):
+                # convert() would clip at 255 and leave white; the upper byte is what colour images keep.
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             image = image.convert("L" if out.shape[2] == 1 else "RGB")
             if header.orientation != 1:
                 image = image.transpose(Image.Transpose(_TRANSPOSE[header.orientation]))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pipegraph.chunk import Cursor, Lineage
 from pipegraph.stage.cursors import earlier
 
@@ -147,7 +149,7 @@ class Ledger:
                 counts.append([stage, failed + len({o for o in fresh if o > before}), number])
         latest = [
             [
-                e.shown.key,
+                _plain(e.shown.key),
                 e.shown.position,
                 e.shown.epoch,
                 e.shown.stage,
@@ -171,6 +173,17 @@ class Ledger:
             )
             self._base = {(stage, epoch): (failed, items) for stage, failed, items in counts}
             self._taken.clear()
+
+
+def _plain(key: Any) -> Any:
+    """A sample's key as JSON knows it; what it does not know becomes text."""
+    if key is None or isinstance(key, str | bool | int | float):
+        return key
+    if isinstance(key, np.generic):
+        return _plain(key.item())
+    if isinstance(key, list | tuple):
+        return [_plain(each) for each in key]
+    return str(key)
 
 
 def _hashable(value: Any) -> Any:

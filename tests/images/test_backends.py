@@ -58,7 +58,10 @@ def backend(request):
 def reference(data: bytes, cut: Cut, height: int, width: int, mode: str = "RGB") -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's advice on transparency
-        image = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert(mode)
+        image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+        if image.mode.startswith("I"):  # 16 bits of grey: the upper byte, where convert() would clip
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        image = image.convert(mode)
     top, left, h, w = cut.region
     image = image.crop((left, top, left + w, top + h)).resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(image).reshape(height, width, -1)

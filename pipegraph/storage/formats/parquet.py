@@ -132,9 +132,15 @@ def _open(file: ShardFile) -> Any:
         raise MissingExtraError("pyarrow", "shards", f"reading {file.name}") from error
     try:
         # Pages that carry a CRC are checked.
-        return parquet.ParquetFile(file.open_raw(), page_checksum_verification=True)
+        reader = parquet.ParquetFile(file.open_raw(), page_checksum_verification=True)
+        names = reader.schema_arrow.names
     except _arrow_errors() as error:
         raise ShardError(f"{file.name}: not a Parquet file: {error}") from error
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        reader.close()
+        raise ShardError(f"{file.name}: has two columns {twice!r}; a sample's fields need names of their own")
+    return reader
 
 
 def _arrow_errors() -> tuple[type[Exception], ...]:

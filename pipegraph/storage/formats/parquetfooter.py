@@ -14,7 +14,7 @@ from pipegraph.errors import ShardError
 from pipegraph.storage.files import ShardFile
 
 # Field numbers in parquet.thrift.
-_ROW_GROUPS: Final = 4  # of FileMetaData
+_SCHEMA, _ROWS, _ROW_GROUPS = 2, 3, 4  # of FileMetaData, which has all of them in every file
 _COLUMNS, _NUM_ROWS = 1, 3  # of RowGroup
 _FILE_PATH, _META_DATA = 1, 3  # of ColumnChunk
 _COMPRESSED_NBYTES, _DATA_OFFSET, _DICTIONARY_OFFSET = 7, 9, 11  # of ColumnMetaData
@@ -42,7 +42,12 @@ def row_groups(file: ShardFile) -> list[RowGroup]:
         raise ShardError(f"{file.name}: not a Parquet file: its end is {tail!r}")
     try:
         footer = _Compact(file.read_at(file.size - 8 - nbytes, nbytes)).struct()
-        return [_row_group(group, file.size) for group in footer.get(_ROW_GROUPS, [])]
+        if not footer[_SCHEMA]:
+            raise ValueError("no schema")
+        groups = [_row_group(group, file.size) for group in footer[_ROW_GROUPS]]
+        if sum(group.rows for group in groups) != footer[_ROWS]:
+            raise ValueError(f"{footer[_ROWS]} rows in all, {sum(g.rows for g in groups)} in its row groups")
+        return groups
     except (IndexError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ShardError(f"{file.name}: broken Parquet footer: {error}") from error
 
