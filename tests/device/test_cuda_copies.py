@@ -235,7 +235,7 @@ def test_a_host_slab_refilled_before_its_copy_is_done_is_found(monkeypatch: pyte
     monkeypatch.setattr(Landing, "hold", lambda self, copied, source: None)
     node = numbers(200).then(ops.CopyToDevice("cuda"), capacity=2)
     with node.graph.loader() as loader:
-        assert not all([right(batch, number) for number, batch in enumerate(loader)])
+        assert sum(not right(batch, number) for number, batch in enumerate(loader)) > 0
 
 
 def test_a_batch_delivered_before_its_copy_is_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_a_batch_delivered_before_its_copy_is_done_is_found(monkeypatch: pytest.
     monkeypatch.setattr(Arrival, "wait", lambda self, stream=None: None)
     node = numbers(200).then(ops.CopyToDevice("cuda"), capacity=2)
     with node.graph.loader() as loader:
-        assert not all([right(batch, number) for number, batch in enumerate(loader)])
+        assert sum(not right(batch, number) for number, batch in enumerate(loader)) > 0
 
 
 def test_a_stage_behind_the_copy_sees_it_finished_and_holds_its_slab(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,8 +260,8 @@ def test_device_memory_is_that_of_the_slabs_and_goes_when_the_loader_does() -> N
     node = numbers(300).then(ops.CopyToDevice("cuda"), capacity=2)
     with node.graph.loader() as loader:
         torch.cuda.reset_peak_memory_stats()
-        for _ in loader:
-            pass
+        for batch in loader:
+            del batch
         counters = loader.profile().stages["copy"].counters
     slab = ROWS * WIDTH * 6 + 1024
     assert torch.cuda.max_memory_allocated() - before <= (counters["slabs_made"] + 1) * slab
