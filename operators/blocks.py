@@ -20,6 +20,7 @@ from pipegraph.activity import Cancelled
 from pipegraph.errors import LoaderClosedError
 from pipegraph.operators.held import Entry, Held
 from pipegraph.operators.lookahead import Deal, Uses
+from pipegraph.operators.opening import FirstBlocks
 from pipegraph.operators.shelves import Shelf
 from pipegraph.operators.switches import Standing, Switches
 from pipegraph.operators.timetable import FETCHERS, Timetable
@@ -64,8 +65,7 @@ class BlockReader:
         self._switches.begin(clock())
         self._standing = Standing()
         self._opening = shelf.opening
-        self._begun: set[int] = set()  # blocks of the opening that are not there yet
-        self._holds_back = self._opening is not None
+        self._first = FirstBlocks(self._opening)
         if shelf.near:
             for number in range(FETCHERS):
                 self._begin_thread(self._fetch, f"fetch-{number}")
@@ -86,8 +86,7 @@ class BlockReader:
         with self._lock:
             self._times.restart(self._clock())
             self._switches.new_run()
-            self._begun.clear()
-            self._holds_back = self._opening is not None
+            self._first.restart()
             for entry in self._queue:
                 self._held.drop(entry)
             self._queue.clear()
@@ -106,13 +105,15 @@ class BlockReader:
     def sample(self, number: int, index: int, epoch: int, step: Any) -> Any:
         """A copy of sample ``index`` of a block; blocks until it is there. Raises as :meth:`acquire`."""
         entry = None
-        if self._opening is not None and self._is_begun(number, epoch, step):
+        if self._opening is not None and self._is_first(number, epoch, step):
             if not self._shelf.is_here(number):
                 sample = self._opening.read(number, index)
                 if sample is not None:
                     self._count("samples read by ranges", 1)
                     return sample
-            self._end_opening()
+            with self._lock:
+                if self._first.waits_for(self._shelf.held_nbytes(number)):
+                    self._let_blocks_come()
         entry = self.acquire(number, epoch, step)
         try:
             return dict(entry.value[index])
@@ -227,42 +228,28 @@ class BlockReader:
 
     # -- the opening -----------------------------------------------------------------------------
 
-    def _is_begun(self, number: int, epoch: int, step: Any) -> bool:
+    def _is_first(self, number: int, epoch: int, step: Any) -> bool:
         """Whether a sample may be read by ranges; its block is then ordered, to come once the opening is over."""
         with self._lock:
-            if not self._times.way.opening and not self._begun:
+            way = self._times.way
+            if not way.opening and not self._first:
                 return False
             self._reached(epoch, step)
             entry = self._held.get(number)
             if self._cancelled or (entry is not None and entry.state in ("ready", "failed")):
-                self._begun.discard(number)
+                self._first.discard(number)
                 return False
-            if self._times.way.opening and not (entry is not None and entry.awaited):
-                self._begun.add(number)
+            if way.opening and not (entry is not None and entry.awaited):
+                self._first.add(number, self._shelf.held_nbytes(number))
                 if entry is None:
-                    self._queue.append(
-                        self._held.add(number, self._times.way.tick, self._clock(), self._times.way)
-                    )
-            self._look_at_opening()
-            return number in self._begun
+                    self._queue.append(self._held.add(number, way.tick, self._clock(), way))
+            if self._first.has_ended(way.opening):
+                self._let_blocks_come()
+            return number in self._first
 
-    def _look_at_opening(self) -> None:
-        """Whether whole blocks are still held back, so that the first samples have the line for themselves."""
-        assert self._opening is not None
-        if self._holds_back and not (
-            self._times.way.opening and self._opening.nbytes < self._shelf.opening_nbytes
-        ):
-            self._holds_back = False
-            self._work.notify_all()
-            self._replan()
-
-    def _end_opening(self) -> None:
-        """Somebody must wait for a whole block: from now on they all come."""
-        with self._lock:
-            if self._holds_back:
-                self._holds_back = False
-                self._work.notify_all()
-                self._replan()
+    def _let_blocks_come(self) -> None:
+        self._work.notify_all()
+        self._replan()
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -308,7 +295,7 @@ class BlockReader:
     def _may_load(self, entry: Entry) -> bool:
         if entry.awaited:
             return True
-        return not self._holds_back and (
+        return not self._first.hold_back and (
             entry.first <= self._times.way.tick or self._loading < self._times.at_once()
         )
 
@@ -344,7 +331,7 @@ class BlockReader:
                     way.merge(uses, draw.base + draw.last, self._held)
                 continue
             with self._lock:
-                due = None if self._cancelled or self._holds_back else self._start_due()
+                due = None if self._cancelled or self._first.hold_back else self._start_due()
                 if events == self._events and not self._closed:
                     # Not a poll: the time at which the policy wants the next block to be started.
                     self._planning.wait(due)

@@ -23,7 +23,7 @@ from pipegraph.storage.pieces import Piece, PieceFolder, Pieces, fixed_pieces
 from pipegraph.storage.stores import Pending, safe_url
 
 TWICE: Final = 4
-"""At most one part in so many of a block is fetched by pieces, and then again with the block."""
+"""At most one byte in so many of a block is fetched by pieces, and then again with the block."""
 
 KEPT_NBYTES: Final = 32 << 20
 """Pieces that are kept for the next sample in them."""
@@ -33,6 +33,57 @@ EDGE_NBYTES: Final = 1 << 17
 
 FEW: Final = 64
 """Parts whose headers and footers are kept."""
+
+
+HELD_BACK: Final = 8
+"""Whole blocks are held back until one byte in so many of those that the first samples lie in came by ranges."""
+
+
+@final
+class FirstBlocks:
+    """The blocks that the first samples of a run lie in, while they are not near. The caller holds a lock.
+
+    Attributes:
+        hold_back: whether loads of whole blocks are to wait, so that the first samples have the line for themselves.
+    """
+
+    def __init__(self, opening: Opening | None) -> None:
+        self._opening = opening
+        self.restart()
+
+    def restart(self) -> None:
+        """Another run begins."""
+        self._numbers: set[int] = set()
+        self._nbytes = 0
+        self.hold_back = self._opening is not None
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def add(self, number: int, nbytes: int) -> None:
+        """One of the first samples lies in this block."""
+        if number not in self._numbers:
+            self._numbers.add(number)
+            self._nbytes += nbytes
+
+    def discard(self, number: int) -> None:
+        """It is near, or cannot be had."""
+        self._numbers.discard(number)
+
+    def has_ended(self, goes_on: bool) -> bool:
+        """Whether the time of holding back ends now: with the run's first steps, or when enough came by ranges."""
+        assert self._opening is not None
+        if not self.hold_back or (goes_on and self._opening.nbytes * HELD_BACK < self._nbytes):
+            return False
+        self.hold_back = False
+        return True
+
+    def waits_for(self, nbytes: int) -> bool:
+        """A block of this size must come whole: whether all the others shall come too, unless it is a small one."""
+        return nbytes * max(1, len(self._numbers)) * TWICE > self._nbytes and self.has_ended(goes_on=False)
 
 
 @final
@@ -86,8 +137,9 @@ class Opening:
             return self._pieces.setdefault(number, found)
 
     def _look_up(self, number: int) -> Pieces | None:
-        if self._folder is not None:
-            return self._folder.of(number)
+        written = self._folder.of(number) if self._folder is not None else None
+        if written is not None:
+            return written
         if self._manifest.block_checksum(number) is not None:
             return None
         part_number, block = self._manifest.block(number)
@@ -108,9 +160,11 @@ class Opening:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-            spent = self._spent.get(number, 0) + nbytes
-            whole = int(self._manifest.block_nbytes[number])
-            if self._cancelled or spent * TWICE > whole or nbytes > self._most:
+            before = self._spent.get(number, 0)
+            spent, whole = before + nbytes, int(self._manifest.block_nbytes[number])
+            # The first one may be up to half of the block.
+            most = whole // TWICE if before else whole // 2
+            if self._cancelled or spent > most or nbytes > self._most:
                 return None
             self._spent[number] = spent
             self.nbytes += nbytes
@@ -126,7 +180,7 @@ class Opening:
         data = base.read_at(block.offset, block.nbytes)
         if piece.crc32c is not None and crc32c_extend()(0, data) != piece.crc32c:
             raise ShardError(f"{base.name}: a piece at byte {block.offset} differs from its checksum")
-        near = OverlayFile(base, block.offset, BytesFile(data, base.name))
+        near = _Overlay(base, block.offset, data)
         samples: Sequence[Any] = format_of(part).read(near, block)
         return samples
 
@@ -220,6 +274,24 @@ class _Ranges(ShardFile):
             if nbytes <= EDGE_NBYTES and (offset == 0 or offset + nbytes >= self.size - 8):
                 self._edges[offset, nbytes] = data
         return data
+
+    def close(self) -> None:
+        pass
+
+
+@final
+class _Overlay(ShardFile):
+    """A part with one piece at hand; reads beside it, of headers and footers, are short."""
+
+    def __init__(self, base: _Ranges, offset: int, data: bytes) -> None:
+        self.name, self.size = base.name, base.size
+        self._file, self._base = OverlayFile(base, offset, BytesFile(data, base.name)), base
+
+    def stream_nbytes(self) -> int:
+        return self._base.stream_nbytes()
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        return self._file.read_at(offset, nbytes)
 
     def close(self) -> None:
         pass

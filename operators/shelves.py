@@ -34,7 +34,6 @@ class Shelf(ABC):
         stride: steps over which consumption is measured; the first so many of a run are its opening.
         steps_per_switch: about how many steps lie between the first uses of two blocks.
         opening: reads samples of blocks that are not near, where that can be done.
-        opening_nbytes: what it may read while whole blocks are held back.
     """
 
     near: bool
@@ -42,7 +41,6 @@ class Shelf(ABC):
     stride: int
     steps_per_switch: float
     opening: Opening | None = None
-    opening_nbytes: int = 0
 
     @abstractmethod
     def held_nbytes(self, number: int) -> int:
@@ -115,7 +113,6 @@ class BlockShelf(Shelf):
         self._foresight: Foresight | None = None
         if self.near:
             self.opening = Opening(manifest, pieces, near.store, near.memory // 8)
-            self.opening_nbytes = int(manifest.block_nbytes.sum()) // max(1, manifest.blocks) // 2
 
     def held_nbytes(self, number: int) -> int:
         if not self.near:
