@@ -78,11 +78,17 @@ def index(
     parts: Annotated[list[str], typer.Argument(help="Shards: files, folders, globs, brace ranges, URLs.")],
     out: Annotated[Path, typer.Option(help="The manifest to write.")] = Path("manifest.json"),
     checksums: Annotated[bool, typer.Option(help="Read every byte for checksums.")] = True,
+    pieces: Annotated[
+        bool,
+        typer.Option(
+            help="Note where samples lie, so that a first batch needs no whole blocks; reads all bytes."
+        ),
+    ] = True,
 ) -> None:
     """Index shards once, so that any order over them can start at any sample. A stopped run goes on."""
     from pipegraph.cli.indexing import run_index
 
-    run_index(parts, out, checksums)
+    run_index(parts, out, checksums, pieces and checksums)
 
 
 @app.command(epilog="Example:  pipegraph quality train.py:graph --classes 1000")

@@ -10,7 +10,7 @@ from pipegraph.storage import IndexProgress, build_manifest
 from pipegraph.units import format_bytes
 
 
-def run_index(parts: Sequence[str], out: Path, checksums: bool) -> None:
+def run_index(parts: Sequence[str], out: Path, checksums: bool, pieces: bool) -> None:
     """Index ``parts`` into the manifest ``out``; a run that was stopped goes on where it was."""
     with Progress("") as progress:
         started = False
@@ -23,6 +23,6 @@ def run_index(parts: Sequence[str], out: Path, checksums: bool) -> None:
                 return
             progress.advance(state.parts_done, 1, f"{state.samples:,} samples")
 
-        manifest = build_manifest(list(parts), out, checksums=checksums, progress=tell)
+        manifest = build_manifest(list(parts), out, checksums=checksums, pieces=pieces, progress=tell)
     size = format_bytes(manifest.nbytes)
     print(f"{len(manifest):,} samples in {len(manifest.parts):,} shards ({size}): wrote {out}")
