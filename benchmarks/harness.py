@@ -14,10 +14,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.metadata
-import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -26,16 +22,24 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-PACKAGES = (
-    "torch", "numpy", "pipegraph", "torchdata", "spdl-core", "spdl-io", "grain", "webdataset",
-    "nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "opencv-python-headless", "pillow", "simplejpeg", "ffcv",
-)  # fmt: skip
-RESULTS = Path(__file__).parent / "results"
+from records import RESULTS as RESULTS
+from records import machine as machine
+from records import record as record
+from records import versions as versions
+
+FAILED = "failed: "
+
+
+class Entrant(Protocol):
+    """Whatever can run in a race: a contestant of this interpreter, or one of another (``elsewhere.py``)."""
+
+    @property
+    def name(self) -> str: ...
+
+    def measure(self) -> Run: ...
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,30 @@ class Contestant:
     warm: int
     timed: int
     weight: float = 1.0
+
+    def measure(self) -> Run:
+        """Open, warm up, time and close.
+
+        Raises:
+            RuntimeError: the stream ended before the timed span did.
+        """
+        gc.collect()
+        with self.stream() as stream:
+            items = iter(stream)
+            drawn = sum(1 for _ in islice(items, self.warm))
+            cpu = cpu_seconds()
+            start = time.perf_counter()
+            # Drawn at C speed and only the last kept: the consumer costs next to nothing.
+            tail = deque(enumerate(islice(items, self.timed), 1), maxlen=1)
+            wall_s = time.perf_counter() - start
+            cpu_s = cpu_seconds() - cpu
+            drawn += tail[0][0] if tail else 0
+            tail.clear()
+            # The stream's own iterator goes first, as at the end of a user's loop.
+            del items
+        if drawn < self.warm + self.timed:
+            raise RuntimeError(f"{self.name}: the stream ended after {drawn} items, inside the timed span")
+        return Run(wall_s, cpu_s, self.timed * self.weight)
 
 
 @dataclass(frozen=True)
@@ -127,32 +155,7 @@ def cpu_seconds() -> float:
     return own
 
 
-def measure(contestant: Contestant) -> Run:
-    """Open, warm up, time and close one contestant.
-
-    Raises:
-        RuntimeError: the stream ended before the timed span did.
-    """
-    gc.collect()
-    with contestant.stream() as stream:
-        items = iter(stream)
-        drawn = sum(1 for _ in islice(items, contestant.warm))
-        cpu = cpu_seconds()
-        start = time.perf_counter()
-        # maxlen=0 draws at C speed and keeps nothing: the consumer costs next to nothing.
-        tail = deque(enumerate(islice(items, contestant.timed), 1), maxlen=1)
-        wall_s = time.perf_counter() - start
-        cpu_s = cpu_seconds() - cpu
-        drawn += tail[0][0] if tail else 0
-        tail.clear()
-        # The stream's own iterator goes first, as at the end of a user's loop.
-        del items
-    if drawn < contestant.warm + contestant.timed:
-        raise RuntimeError(f"{contestant.name}: the stream ended after {drawn} items, inside the timed span")
-    return Run(wall_s, cpu_s, contestant.timed * contestant.weight)
-
-
-def race(contestants: Sequence[Contestant], rounds: int) -> Race:
+def race(contestants: Sequence[Entrant], rounds: int) -> Race:
     """Run all contestants in turn, ``rounds`` times; one that fails is left out and its reason kept."""
     result = Race()
     entered = list(contestants)
@@ -160,9 +163,13 @@ def race(contestants: Sequence[Contestant], rounds: int) -> Race:
         shift = number % len(entered) if entered else 0
         for contestant in entered[shift:] + entered[:shift]:
             try:
-                run = measure(contestant)
+                run = contestant.measure()
             except Exception as error:
-                result.missing[contestant.name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+                result.missing[contestant.name] = reason(error)
+                print(
+                    f"  round {number + 1}: {contestant.name:<34} {result.missing[contestant.name]}",
+                    file=sys.stderr,
+                )
                 if not isinstance(error, ImportError):
                     traceback.print_exc()
                 continue
@@ -178,60 +185,20 @@ def race(contestants: Sequence[Contestant], rounds: int) -> Race:
     return result
 
 
-def attempt(contestants: Iterable[Contestant], action: Callable[[Contestant], str]) -> dict[str, str]:
+def reason(error: Exception) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+def attempt(contestants: Iterable[Any], action: Callable[[Any], str]) -> dict[str, str]:
     """Do something once with each; one that cannot says ``failed: reason``, so that no failure is silent."""
     outcomes = {}
     for contestant in contestants:
         try:
             outcomes[contestant.name] = action(contestant)
         except Exception as error:
-            outcomes[contestant.name] = f"failed: {type(error).__name__}: {error}".splitlines()[0][:300]
+            outcomes[contestant.name] = f"{FAILED}{reason(error)}"
     return outcomes
-
-
-def machine() -> dict[str, Any]:
-    """What a reader needs to judge the figures: processor, cores, memory, interpreter, load, versions."""
-    cpu = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return {
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(pages / 1e9, 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "free_threaded": not getattr(sys, "_is_gil_enabled", lambda: True)(),
-        "load_1min": round(os.getloadavg()[0], 2),
-        "versions": versions,
-    }
-
-
-def record(script: str, claim: str, configuration: Mapping[str, Any], results: Mapping[str, Any]) -> Path:
-    """Append one JSON row to today's file of ``script`` in ``benchmarks/results/``."""
-    now = datetime.now(UTC)
-    row = {
-        "script": script,
-        "time": now.isoformat(timespec="seconds"),
-        "claim": claim,
-        "configuration": dict(configuration),
-        "machine": machine(),
-        "results": dict(results),
-    }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{now.date().isoformat()}-{script}.jsonl"
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    return path
 
 
 def summary(result: Race, yardsticks: Sequence[str]) -> dict[str, Any]:
@@ -299,7 +266,7 @@ def arguments(doc: str, rounds: int = 5) -> argparse.ArgumentParser:
     return parser
 
 
-def chosen(contestants: Iterable[Contestant], only: str) -> list[Contestant]:
+def chosen(contestants: Iterable[Any], only: str) -> list[Any]:
     """Those whose name contains one of the comma-separated parts (all, if there is none)."""
     parts = [part.strip() for part in only.split(",") if part.strip()]
     return [c for c in contestants if not parts or any(part in c.name for part in parts)]
@@ -321,23 +288,62 @@ def compare(
     script: str,
     claim: str,
     configuration: Mapping[str, Any],
-    contestants: Iterable[Contestant],
-    check: Callable[[Contestant], str],
+    contestants: Iterable[Entrant],
+    check: Callable[[Any], str],
     yardsticks: Sequence[str],
     unit: str,
     options: argparse.Namespace,
+    environments: Mapping[str, Sequence[str]] | None = None,
+    absent: Mapping[str, str] | None = None,
 ) -> None:
-    """The whole of a comparison: check every contestant's output once, race those that pass, record."""
+    """The whole of a comparison: check every contestant's output once, race those that pass, record.
+
+    Args:
+        script: name of the record.
+        claim: what is to be shown.
+        configuration: of the run, for the record.
+        contestants: in the order of the first round.
+        check: of a contestant's output; what it returns is printed and recorded, what it raises excludes it.
+        yardsticks: names that all others are compared with; the first is the ideal.
+        unit: of work.
+        options: those of ``arguments``.
+        environments: names by environment of those that run in another one, its own yardstick first.
+        absent: those that cannot run at all, and why.
+    """
     header(claim, configuration)
     entered = chosen(contestants, options.only)
-    checks = attempt(entered, check)
-    for name, outcome in checks.items():
-        print(f"  check: {name:<34} {outcome}", flush=True)
-    result = race([c for c in entered if not checks[c.name].startswith("failed")], options.rounds)
+    checks: dict[str, str] = {}
+    for contestant in entered:
+        checks |= attempt([contestant], check)
+        print(f"  check: {contestant.name:<34} {checks[contestant.name]}", flush=True)
+    out = {name: text.removeprefix(FAILED) for name, text in checks.items() if text.startswith(FAILED)}
+    result = race([c for c in entered if c.name not in out], options.rounds)
+    result.missing |= {**(absent or {}), **out}
     print(rate_table(result, yardsticks, unit))
+    joined = {}
+    for environment, (yardstick, *names) in (environments or {}).items():
+        joined[environment] = {
+            "yardstick_over_here": ratio_of(result, yardstick, yardsticks[0]),
+            "over_yardstick_there": {name: ratio_of(result, name, yardstick) for name in names},
+        }
+        print(
+            f"{environment}: {yardstick} is {ratio_text(result, yardstick, yardsticks[0])} x {yardsticks[0]}"
+        )
+        for name in names:
+            print(f"{environment}: {name} is {ratio_text(result, name, yardstick)} x {yardstick}")
     if not options.no_record:
-        results = {**summary(result, yardsticks), "checks": checks}
+        results = {**summary(result, yardsticks), "checks": checks, "environments": joined}
         print("recorded in", record(script, claim, configuration, results).name)
+
+
+def ratio_of(result: Race, name: str, over: str) -> dict[str, float] | None:
+    """For the record; None where one of the two was not measured."""
+    return result.ratios(name, over).to_dict() if {name, over} <= result.runs.keys() else None
+
+
+def ratio_text(result: Race, name: str, over: str) -> str:
+    """For people."""
+    return str(result.ratios(name, over)) if {name, over} <= result.runs.keys() else "(not measured)"
 
 
 class Repeat:

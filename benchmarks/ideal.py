@@ -27,6 +27,7 @@ class HandWritten:
         shape: of one row.
         dtype: of the buffers.
         workers: how many threads.
+        ready: batches made and waiting.
     """
 
     def __init__(
@@ -36,12 +37,13 @@ class HandWritten:
         shape: tuple[int, ...],
         dtype: Any,
         workers: int = WORKERS,
+        ready: int = PREFETCH,
     ) -> None:
         self.paths = paths
         self.make_fill = make_fill
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
-        self.free = deque(np.empty((BATCH, *shape), dtype) for _ in range(PREFETCH + workers + 1))
+        self.free = deque(np.empty((BATCH, *shape), dtype) for _ in range(ready + workers + 1))
         self.ready: dict[int, Any] = {}
         self.claimed = 0
         self.closed = False

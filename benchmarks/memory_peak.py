@@ -1,12 +1,15 @@
 """Peak memory of all processes while photographs are decoded: ``image_decode.py`` with 2 and with 4
 workers.
 
-Claim: at most half of DataLoader's peak with the same number of workers.
+Claim: the peak RSS of all processes is at most half of DataLoader's with the same number of workers.
 
-Each measurement is a fresh interpreter. At every delivered batch it adds up what it and all its
-descendants hold, as PSS (shared pages are divided among those who share them) and as RSS (each counts
-them all, as most tools show it); the peak over 30 batches counts. Beside it: what the interpreter held
-before the loader was built, with the imports done.
+Each measurement is a fresh interpreter. The consumer takes a step of 0.15 s with each batch, longer than
+making one takes, so that everything that may be buffered is: DataLoader's default is two batches ahead
+per worker, and everyone has as many here. Before and after every step it adds up what it and all its
+descendants hold: as RSS (each process counts the pages it shares, as most tools show it) and as PSS
+(shared pages are divided among those who share them, so forked workers hardly count what they inherit).
+The peak over 16 batches counts. ``before`` is what the interpreter held with the imports done and no
+loader built, ``added`` the peak PSS less that: what the loader itself costs.
 
     python benchmarks/memory_peak.py --images FOLDER --rounds 3
 """
@@ -15,25 +18,35 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import elsewhere
 import harness
 import image_decode
 import images
 from images import add_images_option, one_thread_each, photographs
 from start_up import modules_of
 
-CLAIM = "peak memory of all processes: at most half of DataLoader's with as many workers"
-BATCHES = 30
+CLAIM = "peak RSS of all processes: at most half of DataLoader's with as many workers"
+BATCHES = 16
+STEP_S = 0.15
 WORKERS = (2, 4)
+AHEAD = 2  # batches per worker: DataLoader's default
+# One way each; --only finds the others too.
+NAMES = (
+    image_decode.IDEAL, image_decode.OURS, "pipegraph: map, batch", image_decode.DATALOADER,
+    "torchdata.nodes, threads", "SPDL, per batch", "Grain, read threads", "WebDataset, processes",
+    "DALI, own decoder",
+)  # fmt: skip
+SIZES = ("rss_mb", "pss_mb", "added_mb")
 
 
 def resident_mb() -> tuple[float, float]:
-    """(PSS, RSS) of this process and its descendants, in MB; RSS counts a shared page once for each."""
+    """(RSS, PSS) of this process and its descendants, in MB; RSS counts a shared page once for each."""
     import psutil
 
     me = psutil.Process()
@@ -46,65 +59,71 @@ def resident_mb() -> tuple[float, float]:
         sizes = {line.split(":")[0]: int(line.split()[1]) for line in rollup.splitlines()[1:]}
         pss += sizes["Pss"]
         rss += sizes["Rss"]
-    return pss * 1024 / 1e6, rss * 1024 / 1e6
+    return rss * 1024 / 1e6, pss * 1024 / 1e6
 
 
-def child(name: str, folder: str) -> None:
-    """One measurement in its own interpreter: prints before and peak as JSON on the last line."""
+def child(name: str, folder: str, workers: int) -> dict[str, float]:
+    """One measurement in this interpreter, which did nothing else before."""
     import cv2  # noqa: F401
     import torch  # noqa: F401
 
+    vars(image_decode).update(WORKERS=workers, PREFETCH=AHEAD * workers, READY=(AHEAD - 1) * workers)
     paths = photographs(folder)
     one_thread_each()
     for module in modules_of(name):
         importlib.import_module(module)
     contestant = next(c for c in image_decode.contestants(paths) if c.name == name)
-    before, _ = resident_mb()
+    _, before = resident_mb()
+    noted = []
     with contestant.stream() as stream:
-        noted = [resident_mb() for _ in islice(iter(stream), BATCHES)]
-    pss, rss = (max(column) for column in zip(*noted, strict=True))
-    print(json.dumps({"before_mb": before, "pss_mb": pss, "rss_mb": rss}))
-
-
-def measure(name: str, folder: str, workers: int) -> dict[str, float]:
-    """Start the child and read its last line.
-
-    Raises:
-        RuntimeError: the child failed; the message is its last line of error.
-    """
-    command = [sys.executable, __file__, "--child", name, "--images", folder, "--workers", str(workers)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode != 0:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
-    sizes: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return sizes
+        for _held in islice(iter(stream), BATCHES):  # as a training loop holds its batch
+            noted.append(resident_mb())
+            time.sleep(STEP_S)
+            noted.append(resident_mb())
+    rss, pss = (max(column) for column in zip(*noted, strict=True))
+    return {"before_mb": before, "rss_mb": rss, "pss_mb": pss, "added_mb": pss - before}
 
 
 def measured(names: list[str], folder: str, workers: int, rounds: int) -> dict[str, Any]:
     """Spreads by contestant, with the ratio of its peak to DataLoader's; and why one has none."""
-    sizes: dict[str, list[dict[str, float]]] = {}
+    sizes: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     missing: dict[str, str] = {}
-    for _ in range(rounds):
+    command = [sys.executable, __file__, "--images", folder, "--workers", str(workers), "--child"]
+    for number in range(rounds):
         for name in names:
             if name in missing:
                 continue
             try:
-                sizes.setdefault(name, []).append(measure(name, folder, workers))
+                sizes[name].append(elsewhere.ask([*command, name]))
             except RuntimeError as error:
                 missing[name] = str(error)[:300]
+            shown = missing.get(name) or f"{sizes[name][-1]['rss_mb']:,.0f} MB"
+            print(f"  round {number + 1}: {workers} workers, {name:<34} {shown}", file=sys.stderr, flush=True)
     results: dict[str, Any] = {"missing": missing, "contestants": {}}
-    theirs = sizes.get(image_decode.DATALOADER, [])
-    for name, runs in sizes.items():
-        if name in missing:
-            continue
-        entry: dict[str, Any] = {"before_mb": harness.spread(run["before_mb"] for run in runs).to_dict()}
-        for size in ("pss_mb", "rss_mb"):
-            entry[size] = harness.spread(run[size] for run in runs).to_dict()
-            if theirs:
-                ratio = harness.spread(a[size] / b[size] for a, b in zip(runs, theirs, strict=False))
+    theirs = [] if image_decode.DATALOADER in missing else sizes.get(image_decode.DATALOADER, [])
+    for name in (name for name in names if name not in missing):
+        entry = {size: harness.spread(run[size] for run in sizes[name]).to_dict() for size in SIZES}
+        entry["before_mb"] = harness.spread(run["before_mb"] for run in sizes[name]).to_dict()
+        if theirs:
+            for size in SIZES:
+                pairs = zip(sizes[name], theirs, strict=True)
+                ratio = harness.spread(ours[size] / other[size] for ours, other in pairs)
                 entry[f"{size}_over_dataloader"] = ratio.to_dict()
         results["contestants"][name] = entry
     return results
+
+
+def lines(workers: int, found: dict[str, Any]) -> list[list[str]]:
+    """Rows of the printed table, the least memory first."""
+    rows = []
+    for name, entry in sorted(found["contestants"].items(), key=lambda e: e[1]["rss_mb"]["median"]):
+        row = [str(workers), name, f"{entry['before_mb']['median']:.0f}"]
+        for size in SIZES:
+            ratio = entry.get(f"{size}_over_dataloader")
+            row.append(f"{entry[size]['median']:.0f} ({entry[size]['low']:.0f}-{entry[size]['high']:.0f})")
+            row.append(f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})" if ratio else "-")
+        rows.append(row)
+    return rows
 
 
 def main() -> None:
@@ -117,34 +136,32 @@ def main() -> None:
     options = parser.parse_args()
     paths = photographs(options.images)
     if options.child:
-        vars(image_decode)["WORKERS"] = options.workers
-        child(options.child, options.images)
+        try:
+            found = child(options.child, options.images, options.workers)
+        except Exception as error:
+            print(json.dumps({"error": harness.reason(error)}))
+        else:
+            print(json.dumps(found))
         return
     counts = (options.workers,) if options.workers else WORKERS
     configuration = {
-        "batch": images.BATCH,
-        "batches": BATCHES,
-        "rounds": options.rounds,
-        "workers": list(counts),
-    }
+        "batch": images.BATCH, "batches": BATCHES, "step_s": STEP_S, "ahead_per_worker": AHEAD,
+        "rounds": options.rounds, "workers": list(counts),
+    }  # fmt: skip
     harness.header(CLAIM, configuration)
-    names = [c.name for c in harness.chosen(image_decode.contestants(paths), options.only)]
+    everyone = harness.chosen(image_decode.contestants(paths), options.only)
+    names = [c.name for c in everyone if options.only or c.name in NAMES]
     results, rows = {}, []
     for workers in counts:
         found = results[f"{workers} workers"] = measured(names, options.images, workers, options.rounds)
-        for name, entry in sorted(found["contestants"].items(), key=lambda e: e[1]["pss_mb"]["median"]):
-            row = [str(workers), name, f"{entry['before_mb']['median']:.0f}"]
-            for size in ("pss_mb", "rss_mb"):
-                ratio = entry.get(f"{size}_over_dataloader")
-                row.append(
-                    f"{entry[size]['median']:.0f} ({entry[size]['low']:.0f}-{entry[size]['high']:.0f})"
-                )
-                row.append(f"{ratio['median']:.2f}" if ratio else "-")
-            rows.append(row)
-        for name, reason in found["missing"].items():
-            rows.append([str(workers), name, "-", "not measured", "-", reason[:60], "-"])
-    headers = ["workers", "", "before, MB", "peak PSS, MB", "x DataLoader", "peak RSS, MB", "x DataLoader"]
+        rows += lines(workers, found)
+    headers = ["workers", "", "before, MB"]
+    for size in ("peak RSS, MB", "peak PSS, MB", "added PSS, MB"):
+        headers += [size, "x DataLoader"]
     print(harness.table(headers, rows))
+    for count, found in results.items():
+        for name, reason in found["missing"].items():
+            print(f"not measured: {count}, {name}: {reason}")
     if not options.no_record:
         print("recorded in", harness.record("memory_peak", CLAIM, configuration, results).name)
 

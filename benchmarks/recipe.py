@@ -50,11 +50,16 @@ def opencv_crop_path(path: str) -> Any:
 
 def normalise(images_NHWC: Any) -> Any:
     """The usual normalisation with torch, a batch at a time: uint8 (N, H, W, 3) to float32 (N, 3, H, W)."""
+    return normalise_planes(images_NHWC.permute(0, 3, 1, 2))
+
+
+def normalise_planes(images_NCHW: Any) -> Any:
+    """The same for uint8 (N, 3, H, W); contiguous float32."""
     import torch
 
     mean = torch.tensor(MEAN).view(3, 1, 1) * 255
     std = torch.tensor(STD).view(3, 1, 1) * 255
-    floats = images_NHWC.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+    floats = images_NCHW.to(torch.float32, memory_format=torch.contiguous_format)
     return floats.sub_(mean).div_(std)
 
 

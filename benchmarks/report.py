@@ -1,6 +1,7 @@
 """A day's records as one Markdown page: every comparison with its rates and ratios, claims, machine, versions.
 
-Reads the newest row of every ``benchmarks/results/DATE-SCRIPT.jsonl`` and writes ``DATE.md`` beside them.
+Reads the newest row of every ``benchmarks/results/DATE-SCRIPT.jsonl`` and writes ``DATE.md`` beside them. A
+table at its start has a line for every script of the set, also those recorded on another day or never.
 
     python benchmarks/report.py
     python benchmarks/report.py --date 2026-11-20
@@ -13,8 +14,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import catalogue
 import harness
 from plot import races
+
+LEGEND = (
+    "Median (least-greatest) over alternated rounds; ratios are taken within a round. The first ratio of "
+    "`ours` is to the ideal, a hand-written loop; the second to the best peer."
+)
 
 
 def cell(entry: Any) -> str:
@@ -30,24 +37,121 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
+def inverse(entry: Any) -> Any:
+    """The ratio the other way round."""
+    if not isinstance(entry, dict) or not entry.get("low"):
+        return None
+    return {"median": 1 / entry["median"], "low": 1 / entry["high"], "high": 1 / entry["low"]}
+
+
+def ours(contestants: dict[str, Any]) -> str | None:
+    """The yardstick that is the project's own, if there is one."""
+    yardsticks = dict.fromkeys(name for entry in contestants.values() for name in entry.get("over", {}))
+    return next((name for name in yardsticks if name.startswith("pipegraph")), None)
+
+
 def comparison(contestants: dict[str, Any]) -> str:
-    """One table: a row per contestant, a column per measured spread, ratios last."""
+    """One table: a row per contestant, a column per measured spread, ratios last.
+
+    Ratios to the project's own row are shown the other way round: how many times the peer it is.
+    """
     columns: dict[str, None] = {}
     for entry in contestants.values():
         columns.update(dict.fromkeys(key for key, value in entry.items() if "median" in (value or {})))
-    yardsticks = dict.fromkeys(name for entry in contestants.values() for name in entry.get("over", {}))
-    first = next(iter(columns))
-    upward = first == "rate"
-    ordered = sorted(contestants.items(), key=lambda item: item[1][first]["median"] * (-1 if upward else 1))
-    rows = [
-        [name]
-        + [cell(entry.get(column)) for column in columns]
-        + [cell(entry.get(kind, {}).get(other)) for other in yardsticks for kind in ("over", "cpu_over")]
-        for name, entry in ordered
-    ]
-    return harness.table(
-        ["", *columns, *(f"{kind} x {name}" for name in yardsticks for kind in ("rate", "per CPU s"))], rows
+    first = "rate" if "rate" in columns else next(iter(columns))
+    ordered = sorted(
+        contestants.items(), key=lambda item: item[1][first]["median"] * (-1 if first == "rate" else 1)
     )
+    yardsticks = dict.fromkeys(name for entry in contestants.values() for name in entry.get("over", {}))
+    mine = ours(contestants)
+    headers = ["", *columns]
+    for name in yardsticks:
+        headers += [f"{name} x this", "per CPU s"] if name == mine else [f"rate x {name}", "per CPU s"]
+    rows = []
+    for name, entry in ordered:
+        row = [name, *(cell(entry.get(column)) for column in columns)]
+        for other in yardsticks:
+            for kind in ("over", "cpu_over"):
+                ratio = entry.get(kind, {}).get(other)
+                row.append(cell(inverse(ratio) if other == mine else ratio))
+        rows.append(row)
+    return harness.table(headers, rows)
+
+
+def headline(results: dict[str, Any], title: str) -> str:
+    """The project's own row against the ideal (the first yardstick) and against the best peer, in words."""
+    said = []
+    for name, entries in races(results, title):
+        mine = ours(entries)
+        if mine is None or "rate" not in entries.get(mine, {}):
+            continue
+        ideal = next(iter(entries[mine]["over"]))
+        # Hand-written loops are no peers, nor is one that runs the ideal's own function.
+        peers = {
+            peer: entry["over"][mine]
+            for peer, entry in entries.items()
+            if not peer.startswith(("pipegraph", "hand-written", "bare", "plain")) and "ideal" not in peer
+            if mine in entry.get("over", {})
+        }
+        text = f"{cell(entries[mine]['over'][ideal])} x {ideal}"
+        if peers:
+            best = max(peers, key=lambda peer: peers[peer]["median"])
+            text += f", {cell(inverse(peers[best]))} x {best}"
+        said.append(text if name == title else f"{name.removeprefix(f'{title}, ')}: {text}")
+    return "; ".join(said)
+
+
+def overview(date: str, folder: Path) -> str:
+    """A line for every script of the set, and for whatever else was recorded that day."""
+    newest = {path.name[11:-6]: path for path in sorted(folder.glob("*.jsonl"))}
+    rows = []
+    for entry in catalogue.SET:
+        path = newest.pop(entry.record, None)
+        if path is None:
+            why = "never recorded" if entry.written else "never recorded: there is no such script"
+            rows.append([entry.record, entry.question, why, "-"])
+            continue
+        row = json.loads(path.read_text().splitlines()[-1])
+        rows.append(
+            [entry.record, entry.question, when(row), headline(row["results"], entry.record) or "below"]
+        )
+    for name, path in newest.items():
+        if path.name.startswith(date):
+            row = json.loads(path.read_text().splitlines()[-1])
+            rows.append([name, row["claim"], when(row), headline(row["results"], name) or "see the record"])
+    return harness.table(["record", "question", "newest", "ours"], rows)
+
+
+def when(row: dict[str, Any]) -> str:
+    """Time and rounds of a record."""
+    rounds = row["configuration"].get("rounds")
+    said = f", {rounds} round{'s' * (rounds != 1)}" if isinstance(rounds, int) else ""
+    return row["time"][:16].replace("T", " ") + said
+
+
+def elsewhere(results: dict[str, Any]) -> list[str]:
+    """How the peers of other environments compare with the hand-written loop over there."""
+    lines = []
+    for environment, found in (results.get("environments") or {}).items():
+        lines.append(
+            f"In the environment `{environment}` the hand-written loop reaches "
+            f"{cell(found['yardstick_over_here'])} of the one here; of that one reach: "
+            + ", ".join(f"{name} {cell(ratio)}" for name, ratio in found["over_yardstick_there"].items())
+            + "."
+        )
+    return lines
+
+
+def reasons(results: dict[str, Any], title: str = "") -> list[str]:
+    """Who was not measured, and why, at any depth."""
+    lines = []
+    for key, value in results.items():
+        if key == "missing" and isinstance(value, dict):
+            where = f" ({title})" if title else ""
+            lines += [f"Not measured{where}: {name}: {why}" for name, why in value.items()]
+        elif isinstance(value, dict) and key != "contestants":
+            lines += reasons(value, f"{title}, {key}".removeprefix(", "))
+    return lines
 
 
 def section(path: Path) -> str:
@@ -67,8 +171,10 @@ def section(path: Path) -> str:
     ]
     for title, text in tables:
         lines += [f"### {title}"] * (len(tables) > 1) + [text]
-    missing = row["results"].get("missing") or {}
-    lines += [f"Not measured: {name}: {reason}" for name, reason in missing.items()]
+    lines += elsewhere(row["results"]) + reasons(row["results"])
+    picture = path.with_suffix(".svg")
+    if picture.exists():
+        lines.append(f"![{row['script']}]({picture.name})")
     return "\n\n".join(lines)
 
 
@@ -88,10 +194,13 @@ def write(date: str, folder: Path = harness.RESULTS) -> Path:
     """The page of one day."""
     paths = sorted(folder.glob(f"{date}-*.jsonl"))
     sections = [text for text in map(section, paths) if text]
-    versions = json.loads(paths[-1].read_text().splitlines()[-1])["machine"]["versions"]
+    versions: dict[str, str] = {}
+    for path in paths:
+        versions |= json.loads(path.read_text().splitlines()[-1])["machine"]["versions"]
     page = [
         f"# Benchmarks of {date}",
-        "Median (least-greatest) over alternated rounds; ratios are taken within a round.",
+        LEGEND,
+        overview(date, folder),
         "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".",
         *sections,
     ]

@@ -1,6 +1,10 @@
-"""The whole set against the peers, then the day's Markdown page and pictures.
+"""The set against the peers, then the day's Markdown page and pictures.
 
-python benchmarks/run_all.py --rounds 5 --images FOLDER
+Peers that need an environment of their own are found in ``.venv-NAME`` folders of the repository's root.
+
+    python benchmarks/run_all.py --rounds 5 --images FOLDER
+    python benchmarks/run_all.py --only image_recipe,tokens
+    python benchmarks/run_all.py --skip memory_peak
 """
 
 from __future__ import annotations
@@ -8,14 +12,42 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import catalogue
 from images import add_images_option
 
 FOLDER = Path(__file__).parent
-PLAIN = ("hop_cost", "small_rows", "tokens", "python_transform")
-WITH_IMAGES = ("start_up", "image_decode", "image_recipe", "memory_peak")
+
+
+def chosen(only: str, skip: str, photographs: bool) -> list[catalogue.Entry]:
+    """What is to be run; whatever is left out is said.
+
+    Raises:
+        SystemExit: a name is not in the set.
+    """
+    wanted, unwanted = ({name for name in names.split(",") if name} for names in (only, skip))
+    known = {entry.record for entry in catalogue.SET}
+    if strange := (wanted | unwanted) - known:
+        raise SystemExit(
+            f"not in the set: {', '.join(sorted(strange))}; there are {', '.join(sorted(known))}"
+        )
+    entries = []
+    for entry in catalogue.SET:
+        if (wanted and entry.record not in wanted) or entry.record in unwanted:
+            continue
+        if entry.images and not photographs:
+            print(
+                f"left out: {entry.record}: no photographs (--images FOLDER or PIPEGRAPH_TEST_IMAGES)",
+                flush=True,
+            )
+        elif not entry.written:
+            print(f"left out: {entry.record}: no script {entry.script}.py", flush=True)
+        else:
+            entries.append(entry)
+    return entries
 
 
 def main() -> None:
@@ -23,31 +55,33 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5, help="alternated rounds of each (default 5)")
-    parser.add_argument("--skip", default="", help="comma-separated scripts to leave out")
+    parser.add_argument("--only", default="", help="comma-separated names of what to run")
+    parser.add_argument("--skip", default="", help="comma-separated names of what to leave out")
     add_images_option(parser)
     options = parser.parse_args()
-    rounds = ["--rounds", str(options.rounds)]
-    commands = [[name, *rounds] for name in PLAIN]
-    if options.images:
-        images = ["--images", options.images]
-        commands += [[name, *rounds, *images] for name in WITH_IMAGES]
-        commands.append(["image_recipe", *rounds, *images, "--large"])
-    else:
-        print(
-            "no photographs (--images FOLDER or PIPEGRAPH_TEST_IMAGES): leaving out", ", ".join(WITH_IMAGES)
-        )
+    entries = chosen(options.only, options.skip, bool(options.images))
+    others = catalogue.environments(FOLDER.parent)
     failed = []
-    for name, *arguments in commands:
-        if name in options.skip.split(","):
-            continue
-        print(f"\n== {name} {' '.join(arguments)}", flush=True)
-        if subprocess.run([sys.executable, str(FOLDER / f"{name}.py"), *arguments], check=False).returncode:
-            failed.append(name)
+    begin = time.monotonic()
+    for number, entry in enumerate(entries, 1):
+        command = [sys.executable, str(FOLDER / f"{entry.script}.py"), "--rounds", str(options.rounds)]
+        command += [*entry.arguments, *(["--images", options.images] if entry.images else [])]
+        if entry.others:
+            command += [word for python in others for word in ("--other", python)]
+        spent = (time.monotonic() - begin) / 60
+        print(
+            f"\n== {number} of {len(entries)}: {entry.record}, {entry.question}; {spent:.1f} min so far",
+            flush=True,
+        )
+        if subprocess.run(command, check=False).returncode:
+            failed.append(entry.record)
     print(flush=True)
     today = datetime.now(UTC).date().isoformat()
-    subprocess.run([sys.executable, str(FOLDER / "report.py"), "--date", today], check=True)
-    pictures = map(str, sorted((FOLDER / "results").glob(f"{today}-*.jsonl")))
-    subprocess.run([sys.executable, str(FOLDER / "plot.py"), *pictures], check=True)
+    pictures = sorted(map(str, (FOLDER / "results").glob(f"{today}-*.jsonl")))
+    if pictures:
+        subprocess.run([sys.executable, str(FOLDER / "plot.py"), *pictures], check=True)
+        subprocess.run([sys.executable, str(FOLDER / "report.py"), "--date", today], check=True)
+    print(f"{(time.monotonic() - begin) / 60:.1f} min")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 

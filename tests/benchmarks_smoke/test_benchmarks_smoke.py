@@ -49,7 +49,7 @@ def finite(items: int, opened: list[str] | None = None) -> Any:
 
 def test_a_run_counts_only_the_timed_items_and_closes_the_stream(harness: Any) -> None:
     closed: list[str] = []
-    run = harness.measure(harness.Contestant("ten", finite(100, closed), warm=5, timed=10, weight=64))
+    run = harness.Contestant("ten", finite(100, closed), warm=5, timed=10, weight=64).measure()
     assert run.units == 640
     assert run.wall_s > 0
     assert closed == ["closed"]
@@ -57,7 +57,7 @@ def test_a_run_counts_only_the_timed_items_and_closes_the_stream(harness: Any) -
 
 def test_a_stream_that_ends_inside_the_timed_span_is_an_error(harness: Any) -> None:
     with pytest.raises(RuntimeError, match="short: the stream ended after 12 items"):
-        harness.measure(harness.Contestant("short", finite(12), warm=5, timed=10))
+        harness.Contestant("short", finite(12), warm=5, timed=10).measure()
 
 
 def test_a_contestant_that_fails_is_named_with_its_reason(harness: Any) -> None:
@@ -88,7 +88,7 @@ def test_ratios_are_taken_round_by_round(harness: Any) -> None:
 def test_a_record_is_one_json_row_with_machine_and_versions(
     harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    monkeypatch.setattr(importlib.import_module("records"), "RESULTS", tmp_path)
     path = harness.record("smoke", "a claim", {"rounds": 1}, {"answer": 42})
     harness.record("smoke", "a claim", {"rounds": 1}, {"answer": 43})
     rows = [json.loads(line) for line in path.read_text().splitlines()]
