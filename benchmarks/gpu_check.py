@@ -166,7 +166,7 @@ def run(name: str, arguments: Sequence[str], results: Path, extra: Path | None, 
     log = results / f"{name.split()[0]}{'-' + name.split()[-1].replace(':', '') if ' ' in name else ''}.log"
     paths = [str(ROOT), *([str(extra)] if extra else []), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-    environment["PIPEGRAPH_RESULTS"] = str(results)
+    environment["PIPEGRAPH_RESULTS"] = str(results)  # read by records.py
     print(f"== {name}", flush=True)
     start = time.perf_counter()
     with log.open("w") as file:
@@ -223,13 +223,13 @@ def check(results: Path, wheels: Path | None, allow_cpu: bool, slow: bool, limit
     ran = tests.get("tests", 0) - tests.get("skipped", 0)
     passed = all(outcome.status == 0 for outcome in outcomes) and (ran > 0 or not gpu)
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    import harness
+    os.environ["PIPEGRAPH_RESULTS"] = str(results)
+    import records
 
-    harness.RESULTS = results
     claim = "every test marked cuda passes, and the GPU benchmarks run"
     configuration = {"device": gpu or "none: a rehearsal on the CPU", "slow": slow, "wheels": wanted}
     rows = {"passed": passed, "tests": {**tests, "ran": ran}, "commands": [asdict(each) for each in outcomes]}
-    print("recorded in", harness.record("gpu_check", claim, configuration, rows))
+    print("recorded in", records.record("gpu_check", claim, configuration, rows))
     print(json.dumps({"passed": passed, "device": gpu.get("name", "none"), "tests": rows["tests"]}))
     return PASSED if passed else FAILED
 

@@ -17,7 +17,7 @@ PACKAGES = (
     "nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "opencv-python-headless", "pillow", "simplejpeg",
     "torchvision", "ffcv", "numba",
 )  # fmt: skip
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("PIPEGRAPH_RESULTS") or Path(__file__).parent / "results")
 
 
 def versions() -> dict[str, str]:
