@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,19 +19,18 @@ from pipegraph.device import Slot, normalised, slots_on
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.buckets import deal_owners
 from pipegraph.replicas.build import Replicas
-from pipegraph.replicas.compiled import compiled, plain_keys, unwrapped, warn_of_no_overlap
+from pipegraph.replicas.calls import Calls
+from pipegraph.replicas.compiled import plain_keys, unwrapped
 from pipegraph.replicas.crew import Crew
 from pipegraph.replicas.exchange import Exchange
-from pipegraph.replicas.feed import Feed, batch_feed, call_feed
+from pipegraph.replicas.feed import batch_feed, call_feed
 from pipegraph.replicas.group import Ranks, refuse_own_collectives
-from pipegraph.replicas.jobs import Forward, Loss, after, backward_job, call_job, first_argument, step_job
-from pipegraph.replicas.losses import Reduction, shares
+from pipegraph.replicas.jobs import Forward, Loss, first_argument
+from pipegraph.replicas.losses import Reduction
 from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers, zero_grads
-from pipegraph.replicas.parts import leaves, map_tree
 from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.scatter import gather
-from pipegraph.replicas.seeds import forked_seed, replica_seed
-from pipegraph.replicas.team import Abandoned, Job, Team, note_once
+from pipegraph.replicas.team import Abandoned, Team, note_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,6 @@ class ReplicaExecutor:
         self.module = model
         self.output_device = slots[0].device if output_device is None else normalised(output_device)
         self._dim = dim
-        self._deterministic = deterministic
         inner, wrap = unwrapped(model)
         self._ranks = Ranks.current(slots[0].device)
         if self._ranks is not None:
@@ -103,8 +101,6 @@ class ReplicaExecutor:
                 refuse_own_collectives(inner)
             self._ranks.take_first_ranks([*inner.parameters(), *inner.buffers()])
         self._replicas = Replicas.build(inner, slots)
-        self._calls = self._callables(wrap, compile)
-        self._seen_shapes: set[object] | None = set() if compile is not None or wrap is not None else None
         count = len(slots)
         owners = None
         if shard_optimizer and count > 1:
@@ -129,29 +125,12 @@ class ReplicaExecutor:
             else None
         )
         self._exchange = None if owners is None else Exchange(parameters, owners, slots, backends)
-        self._joint_backward = False
+        self._calls = Calls(self._crew, model, self._replicas, wrap, compile, deterministic, self._exchange)
         self._syncing = True
         self._was_training = True
-        self._count = 0
-        self._seed = torch.initial_seed()
-        self._crew.seed_devices(self._seed)
-        if deterministic:
-            self._crew.stop_watching()
         self._busy = threading.Lock()
         self._closed: str | None = None
         self._end = weakref.finalize(self, _end, self._reducer, self._crew.team)
-
-    def _callables(
-        self, wrap: Callable[[Module], Callable[..., Any]] | None, options: Mapping[str, Any] | None
-    ) -> list[Callable[..., Any]]:
-        modules = self._replicas.modules
-        if options is not None:
-            return [compiled(module, options) for module in modules]
-        if wrap is None:
-            return list(modules)
-        if len(modules) > 1:
-            warn_of_no_overlap("the model was compiled whole before")
-        return [self.module, *(wrap(module) for module in modules[1:])]
 
     # Calling it like a module
 
@@ -168,15 +147,13 @@ class ReplicaExecutor:
         with self._entered():
             feed = call_feed(args, kwargs, self._crew.slots, self._dim)
             self._align()
-            jobs = {r: call_job(self._calls[r], fetch) for r, fetch in enumerate(feed.fetch)}
-            outputs, _ = self._forward(jobs, feed)
-            if len(self._calls) == 1:
+            outputs = self._calls.outputs(feed)
+            if len(self._crew.slots) == 1:
                 joined = outputs[0]
             else:
                 joined = gather(list(outputs.values()), self.output_device, self._dim)
             if self._reducer is not None and self._syncing:
-                self._reducer.prepare()
-                _reduce_after_backward(self._reducer, joined, list(outputs))
+                self._reducer.follow(joined, list(outputs))
             return joined
 
     # A training step
@@ -224,7 +201,7 @@ class ReplicaExecutor:
             try:
                 if reducer is not None:
                     reducer.begin(list(range(len(feed.fetch))))
-                total, kept = self._backward(
+                total, kept = self._calls.backward(
                     feed, forward or first_argument, loss, reduction, scaler, outputs
                 )
                 del feed
@@ -238,49 +215,6 @@ class ReplicaExecutor:
                 return StepResult(total, kept, None, stepped=False)
             norm, stepped = self._apply(self._optimizers, clip_norm, scaler)
             return StepResult(total, kept, norm, stepped)
-
-    def _backward(
-        self,
-        feed: Feed,
-        forward: Forward,
-        loss: Loss,
-        reduction: Reduction,
-        scaler: GradScaler | None,
-        outputs: bool,
-    ) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
-        """Forward, losses and backward of all replicas; the whole loss, and the outputs if asked for."""
-        jobs = {r: step_job(self._calls[r], fetch, forward, loss) for r, fetch in enumerate(feed.fetch)}
-        made, serial = self._forward(jobs, feed)
-        values = {r: value for r, (_, value) in made.items()}
-        scaled, total = shares(values, dict(enumerate(feed.rows)), reduction, self._crew.slots[0].device)
-        kept = tuple(map_tree(_detached, given) for given, _ in made.values()) if outputs else None
-        del made, values
-        if scaler is not None:
-            scaled = {r: scaler.scale(share) for r, share in scaled.items()}
-        if self._joint_backward:
-            torch.autograd.backward(list(scaled.values()))
-        else:
-            self._crew.run({r: backward_job(share) for r, share in scaled.items()}, serial)
-        return total, kept
-
-    def _forward(self, jobs: dict[int, Job], feed: Feed) -> tuple[dict[int, Any], bool]:
-        """Run forwards; also whether this call's replicas go one after another."""
-        serial = self._deterministic
-        if self._deterministic:
-            devices = list(self._crew.backends)
-            jobs = {
-                r: forked_seed(job, replica_seed(self._seed, self._count, r), devices)
-                for r, job in jobs.items()
-            }
-        if self._seen_shapes is not None:
-            # A compiler's first run for a shape is not made by several threads at once.
-            shapes = (feed.shapes(), self.module.training, torch.is_grad_enabled())
-            serial = serial or shapes not in self._seen_shapes
-            self._seen_shapes.add(shapes)
-        self._count += 1
-        if self._exchange is not None:
-            jobs = {r: after(self._exchange, r, job) for r, job in jobs.items()}
-        return self._crew.run_watched(jobs, serial), serial
 
     def _align(self) -> None:
         """Before a call: flags, buffers and, where nobody else keeps them equal, parameters."""
@@ -387,7 +321,7 @@ class ReplicaExecutor:
 
     def _copy_all(self) -> None:
         self._settle()
-        if len(self._calls) > 1:
+        if len(self._crew.slots) > 1:
             self._replicas.copy_parameters()
             self._replicas.copy_buffers(everything=True)
 
@@ -447,7 +381,9 @@ class ReplicaExecutor:
     def __repr__(self) -> str:
         state = "closed" if self._closed is not None else "ready"
         places = ", ".join(map(str, self._crew.slots))
-        return f"<ReplicaExecutor {type(self.module).__name__} on {places}: {state}, {self._count} calls>"
+        return (
+            f"<ReplicaExecutor {type(self.module).__name__} on {places}: {state}, {self._calls.count} calls>"
+        )
 
 
 def _end(reducer: Reducer | None, team: Team | None) -> None:
@@ -456,18 +392,3 @@ def _end(reducer: Reducer | None, team: Team | None) -> None:
         reducer.stop()
     if team is not None:
         team.close(join=False)
-
-
-def _detached(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _reduce_after_backward(reducer: Reducer, outputs: Any, active: list[int]) -> None:
-    """When the user's backward reaches an output, open the reducer, and finish it at that backward's end."""
-
-    def begin(grad: torch.Tensor) -> None:
-        reducer.begin_backward(active)
-
-    for _, leaf in leaves(outputs):
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-            leaf.register_hook(begin)  # type: ignore[no-untyped-call]

@@ -31,6 +31,7 @@ from pipegraph.replicas.buckets import Bucket
 from pipegraph.replicas.group import Ranks
 from pipegraph.replicas.lanes import Lanes, LiveBucket, Observer
 from pipegraph.replicas.layout import Layout
+from pipegraph.replicas.parts import leaves
 from pipegraph.replicas.sums import DENSE, SPARSE, Sums, kinds
 
 
@@ -228,7 +229,14 @@ class Reducer:
         """Set the first replica's ``.grad`` alone, to tensors that stay; the others' to None."""
         self._sums.give_first(self._layout, self._flags)
 
-    def begin_backward(self, active: Sequence[int]) -> None:
+    def follow(self, outputs: Any, active: Sequence[int]) -> None:
+        """When the user's own backward reaches one of these outputs, begin, and finish at that backward's end."""
+        self.prepare()
+        for _, leaf in leaves(outputs):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(lambda grad: self._begin_backward(active))  # type: ignore[no-untyped-call]
+
+    def _begin_backward(self, active: Sequence[int]) -> None:
         """From a hook on an output: begin, once per backward, and finish at its end."""
         task = torch._C._current_graph_task_id()
         if task == self._task:

@@ -35,7 +35,7 @@ def make_executor() -> Iterator[MakeExecutor]:
     ) -> ReplicaExecutor:
         devices = ["cpu"] * slots if isinstance(slots, int) else slots
         executor = ReplicaExecutor(model, devices, **options)
-        executor._joint_backward = mode == "joint"
+        executor._calls.joint_backward = mode == "joint"
         made.append(executor)
         return executor
 
