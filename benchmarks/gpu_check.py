@@ -52,6 +52,9 @@ NEEDED = {
 
 PYTEST = {"pytest", "pluggy", "iniconfig", "packaging", "pygments"}
 
+LARGE = {"tests/images": ("cv2", "PIL")}
+"""What the tests of a folder need besides, where a machine has it."""
+
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
@@ -131,12 +134,22 @@ def device() -> dict[str, Any]:
     }
 
 
+def cuda_tests() -> list[str]:
+    """The files that have tests marked ``cuda``: others import what is not needed here."""
+    files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+    return [name for name in files if "mark.cuda" in (ROOT / name).read_text()]
+
+
+def left_out(name: str) -> list[str]:
+    """Modules for want of which a file of tests cannot be run here; they are too large to carry along."""
+    folder = str(Path(name).parent)
+    return [each for each in LARGE.get(folder, ()) if importlib.util.find_spec(each) is None]
+
+
 def commands(results: Path, cuda: bool, slow: bool) -> list[tuple[str, list[str]]]:
     """What runs, by name."""
     marked = "cuda" if slow else "cuda and not slow"
-    # Only the files that have such tests: others import what is not needed here.
-    files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
-    files = [name for name in files if "mark.cuda" in (ROOT / name).read_text()]
+    files = [name for name in cuda_tests() if not left_out(name)]
     tests = ["-m", "pytest", *files, "-p", "no:cacheprovider"]
     # Warnings of versions that this project was not tested with are shown, and do not fail a test.
     tests += ["-W", "default", "-m", marked, f"--junitxml={results / 'tests.xml'}", "-ra"]
@@ -213,6 +226,9 @@ def check(results: Path, wheels: Path | None, allow_cpu: bool, slow: bool, limit
     results.mkdir(parents=True, exist_ok=True)
     wanted = missing()
     print(f"from wheels: {', '.join(wanted) or 'nothing'}", flush=True)
+    skipped = {name: f"needs {', '.join(left_out(name))}" for name in cuda_tests() if left_out(name)}
+    for name, why in skipped.items():
+        print(f"left out: {name}: {why}", flush=True)
     with unpacked(wheels, wanted) as extra:
         outcomes = [
             run(name, arguments, results, extra, limit_s)
@@ -228,7 +244,11 @@ def check(results: Path, wheels: Path | None, allow_cpu: bool, slow: bool, limit
 
     claim = "every test marked cuda passes, and the GPU benchmarks run"
     configuration = {"device": gpu or "none: a rehearsal on the CPU", "slow": slow, "wheels": wanted}
-    rows = {"passed": passed, "tests": {**tests, "ran": ran}, "commands": [asdict(each) for each in outcomes]}
+    rows = {
+        "passed": passed,
+        "tests": {**tests, "ran": ran, "left_out": skipped},
+        "commands": [asdict(each) for each in outcomes],
+    }
     print("recorded in", records.record("gpu_check", claim, configuration, rows))
     print(json.dumps({"passed": passed, "device": gpu.get("name", "none"), "tests": rows["tests"]}))
     return PASSED if passed else FAILED

@@ -41,6 +41,17 @@ def test_it_runs_the_files_that_have_cuda_tests_and_both_benchmarks(load: Any, t
     assert all((FOLDER.parent / name).exists() for name in files)
 
 
+def test_files_that_need_what_is_not_there_are_left_out_by_name(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu_check = load("gpu_check")
+    monkeypatch.setattr(gpu_check, "LARGE", {"tests/replicas": ("torch", "pipegraph_absent")})
+    name = "tests/replicas/test_cuda_replicas.py"
+    assert name in gpu_check.cuda_tests()
+    assert gpu_check.left_out(name) == ["pipegraph_absent"]
+    assert name not in dict(gpu_check.commands(tmp_path, cuda=False, slow=False))["tests"]
+
+
 def test_what_is_not_installed_comes_from_its_wheel(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
