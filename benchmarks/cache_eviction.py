@@ -3,11 +3,12 @@
 Claim: with the plan at hand the cache hits as often as any cache can, and where
 epochs are scans it hits many times as often as LRU.
 
-A plan is the sequence in which one node's ranks first touch blocks, over several
-epochs, as the orders give it. Contestants: ``lru``; ``plan`` with all epochs known, and with only
-the rest of this epoch and the next known (what a run knows whose number of epochs it was
-not told); ``optimum``, Belady's algorithm written anew with a heap. One plan is also run through a real
-`NodeCache` in a temporary folder, whose count must equal the simulated one.
+A plan is the sequence in which one node's ranks touch blocks, over several epochs, as the orders give it; what a
+rank touched less than eight steps ago is open still. Contestants: ``lru``; ``reader``, the foresight that ``Load``
+gives its cache: intervals of steps in this epoch and the next, of orders that shuffle single samples the next steps;
+``plan`` with the whole sequence of this epoch and the next known, and with that of all epochs; ``optimum``, Belady's
+algorithm written anew with a heap. One plan is also run through a real `NodeCache` in a temporary
+folder, whose count must be within a hundredth of the simulated one.
 
     python benchmarks/cache_eviction.py
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import math
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,26 +27,38 @@ from typing import NamedTuple
 import harness
 import numpy as np
 
-from pipegraph.order import LaneOrder, Order, PartOrder
+from pipegraph.operators.foresight import Foresight
+from pipegraph.operators.lookahead import Deal
+from pipegraph.order import BlockOrder, LaneOrder, Order, PartOrder, StridedOrder
+from pipegraph.storage import Manifest, Part
 from pipegraph.storage.cache import Cacheable, NodeCache
 from pipegraph.storage.eviction import CacheEntry, NextUse, UsePlan, eviction_order
+from pipegraph.storage.formats import Block
+from pipegraph.storage.manifest import PartIndex
 
 CLAIM = "plan-based eviction hits as often as the offline optimum, on scans many times as often as LRU"
 BLOCKS, SAMPLES, EPOCHS = 480, 16, 6
+OPEN = 8
 CAPACITIES = (0.1, 0.25, 0.5, 0.75)
 
 
 class Plan(NamedTuple):
-    """Block names in the order of their use, and where each epoch starts."""
+    """Block names in the order of their use, and where each epoch starts.
+
+    ``steps`` holds the step of each use, and ``order`` what gives the plan (with the number of ranks, and those
+    of the node), where it is that of one order alone.
+    """
 
     uses: list[str]
     starts: list[int]
+    steps: list[int]
+    order: tuple[Order, int, range] | None
 
 
-def recorded(order: Order, world_size: int, ranks: Sequence[int], seed: int = 0) -> Plan:
-    """The blocks that these ranks of a node touch, in the order of their first touch in each epoch."""
+def recorded(order: Order, world_size: int, ranks: range, seed: int = 0) -> Plan:
+    """The blocks that these ranks of a node open, step by step."""
     uses: list[str] = []
-    starts = []
+    starts, steps = [], []
     layout = np.full(BLOCKS, SAMPLES)
     for epoch in range(EPOCHS):
         starts.append(len(uses))
@@ -52,26 +66,28 @@ def recorded(order: Order, world_size: int, ranks: Sequence[int], seed: int = 0)
             order.indices(layout, seed=seed, epoch=epoch, rank=rank, world_size=world_size) // SAMPLES
             for rank in ranks
         ]
-        touched = set()
+        last: dict[tuple[int, int], int] = {}
         for step in range(max(len(blocks) for blocks in per_rank)):
             for rank, blocks in enumerate(per_rank):
-                if step < len(blocks) and (rank, blocks[step]) not in touched:
-                    touched.add((rank, blocks[step]))
-                    uses.append(str(blocks[step]))
-    return Plan(uses, starts)
+                if step < len(blocks):
+                    if step - last.get((rank, blocks[step]), -OPEN) >= OPEN:
+                        uses.append(str(blocks[step]))
+                        steps.append(step)
+                    last[rank, blocks[step]] = step
+    return Plan(uses, starts, steps, (order, world_size, ranks))
 
 
 def scan(epochs: int = EPOCHS) -> Plan:
     """All blocks in the same sequence in every epoch."""
-    return Plan([str(b) for _ in range(epochs) for b in range(BLOCKS)], [e * BLOCKS for e in range(epochs)])
+    uses = [str(b) for _ in range(epochs) for b in range(BLOCKS)]
+    return Plan(uses, [e * BLOCKS for e in range(epochs)], [0] * len(uses), None)
 
 
 def two_jobs() -> Plan:
     """Two jobs with seeds of their own on one node: their plans side by side."""
     one, other = (recorded(LaneOrder(lanes=48), 8, range(8), seed) for seed in (1, 2))
-    return Plan(
-        [use for pair in zip(one.uses, other.uses, strict=False) for use in pair], [2 * s for s in one.starts]
-    )
+    uses = [use for pair in zip(one.uses, other.uses, strict=False) for use in pair]
+    return Plan(uses, [2 * s for s in one.starts], [0] * len(uses), None)
 
 
 def simulate(plan: Plan, capacity: int, foresight: Callable[[int], NextUse]) -> int:
@@ -107,6 +123,28 @@ def knowing(plan: Plan, epochs: int) -> Callable[[int], NextUse]:
             return steps if steps < horizon else math.inf
 
         return next_use
+
+    return at
+
+
+def reader(plan: Plan) -> Callable[[int], NextUse] | None:
+    """Foresight as a running ``Load`` has it."""
+    if plan.order is None:
+        return None
+    order, world_size, ranks = plan.order
+    parts = [PartIndex(Part(f"part-{i}.tar", 100), (Block(0, 100, 0, SAMPLES),)) for i in range(BLOCKS)]
+    manifest = Manifest.of(parts)
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(len(ranks))}
+    foresight = Foresight(order, manifest, ranks[0], world_size, str)
+    deals = [
+        Deal(e, 0, 0, order.length(manifest, world_size, (), ranks[0], 0, e), lambda first, last: np.empty(0))
+        for e in range(EPOCHS)
+    ]
+    ends = [*plan.starts[1:], len(plan.uses)]
+
+    def at(now: int) -> NextUse:
+        foresight.follow(deals[next(i for i, end in enumerate(ends) if now < end)], plan.steps[now])
+        return foresight.next_use
 
     return at
 
@@ -155,6 +193,10 @@ def main(options: argparse.Namespace) -> None:
         "lanes, 8 of 8 ranks": recorded(LaneOrder(lanes=48), 8, range(8)),
         "lanes, 8 of 16 ranks": recorded(LaneOrder(lanes=48), 16, range(8)),
         "parts, 8 of 16 ranks": recorded(PartOrder(), 16, range(8)),
+        "runs, 8 of 16 ranks": recorded(BlockOrder(shuffle=False), 16, range(8)),
+        "in turn, 8 of 16 ranks": recorded(StridedOrder(shuffle=False), 16, range(8)),
+        "single samples, strided": recorded(StridedOrder(shuffle=True), 16, range(8)),
+        "single samples, runs": recorded(BlockOrder(shuffle=True), 16, range(8)),
         "scan in one sequence": scan(),
         "two jobs, 8 ranks each": two_jobs(),
     }
@@ -164,20 +206,29 @@ def main(options: argparse.Namespace) -> None:
     for name, plan in plans.items():
         for share in CAPACITIES:
             capacity = int(BLOCKS * share)
+            foresight = reader(plan)
             hits = {
                 "lru": simulate(plan, capacity, blind),
+                "reader": simulate(plan, capacity, foresight) if foresight else None,
                 "plan, this epoch and the next": simulate(plan, capacity, knowing(plan, 2)),
                 "plan, all epochs": simulate(plan, capacity, knowing(plan, EPOCHS)),
                 "optimum": optimum(plan.uses, capacity),
             }
             results[f"{name}, {share:.0%}"] = {"uses": len(plan.uses), **hits}
-            rows.append([name, f"{share:.0%}", *(f"{n / len(plan.uses):.1%}" for n in hits.values())])
+            rows.append(
+                [
+                    name,
+                    f"{share:.0%}",
+                    *("-" if n is None else f"{n / len(plan.uses):.1%}" for n in hits.values()),
+                ]
+            )
     print(harness.table(["plan", "cache/data", *hits], rows))
     plan, capacity = plans["lanes, 8 of 16 ranks"], BLOCKS // 4
     on_disk = real_cache(plan, capacity)
     expected = results["lanes, 8 of 16 ranks, 25%"]["plan, all epochs"]
     print(f"check: NodeCache on disk hit {on_disk} times, simulated {expected}")
-    if on_disk != expected:
+    # What was downloaded a moment ago is still being synced, and stays until that is done.
+    if abs(on_disk - expected) > 0.01 * expected:
         raise SystemExit("the cache on disk does not do what its simulation does")
     if not options.no_record:
         print("recorded in", harness.record("cache_eviction", CLAIM, configuration, results).name)
