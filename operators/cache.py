@@ -44,6 +44,9 @@ class _Memory(_Store):
         self._used = 0
         self._values: dict[tuple[str, int], Value] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Memory, (self._limit,)  # a copied or pickled graph begins with an empty memo
+
     def get(self, digest: str, index: int) -> Value | None:
         with self._lock:
             value = self._values.get((digest, index))
@@ -76,6 +79,9 @@ class _Folder(_Store):
         self._limit = limit
         self._lock = threading.Lock()
         self._used: int | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Folder, (self._folder, self._limit)
 
     def _path(self, digest: str, index: int) -> Path:
         return self._folder / digest / f"{index % 256:02x}" / f"{index}.pgv"

@@ -6,6 +6,7 @@ import copy
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, final
 
 import numpy as np
@@ -52,7 +53,7 @@ class ListFiles(OrderedSource):
         self.root = os.fspath(root)
         self.pattern = pattern
         self.classes = classes
-        self._files = Once(lambda: list_files(self.root, self.pattern, self.classes))
+        self._files = Once(partial(list_files, self.root, self.pattern, self.classes))
 
     def files(self) -> FileList:
         """The files, in the order of their paths."""

@@ -66,6 +66,9 @@ class _EventLoop:
         self._calls: set[Future[Any]] = set()
         self._cancelled = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _EventLoop, ()
+
     def enter(self, stage: str) -> None:
         with self._lock:
             self._users += 1

@@ -38,6 +38,9 @@ class Once(Generic[T]):
         self._lock = threading.Lock()
         self._value: list[T] = []
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Once, (self._make,)  # a copied or pickled graph makes its own
+
     def get(self) -> T:
         """The value; whoever asks first makes it, others wait."""
         with self._lock:

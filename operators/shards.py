@@ -133,12 +133,13 @@ class ShardSelect(OrderedSource):
         self.random_access = not self.whole_parts
         self.elastic = not self.whole_parts
         self.group = DEALT_AT_ONCE if self.random_access else 1
-        self._found = Once(lambda: find_manifest(parts, manifest, self.store))
-        self._listed = Once(lambda: self._list_parts())
-        self._starts: Once[Int64Array] = Once(
-            lambda: np.concatenate([[0], np.cumsum(self.manifest().block_samples)])
-        )
+        self._found = Once(partial(find_manifest, parts, manifest, self.store))
+        self._listed = Once(self._list_parts)
+        self._starts = Once(self._count_starts)
         self._feed: Feed | None = None
+
+    def _count_starts(self) -> Int64Array:
+        return np.concatenate([[0], np.cumsum(self.manifest().block_samples)])
 
     def _list_parts(self) -> list[Part]:
         with store_for(self.parts, self.store) as store:

@@ -61,6 +61,10 @@ class Context:
     memory: str = "pageable"
     memory_limit: int = 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copied or pickled graph describes the same stages; what belongs to a run stays behind.
+        return Context, (self.stage, self.seed, self.rank, self.world_size, self.worker)
+
 
 class Component(ABC):
     """What operators and sources share: they sit in a graph, are opened, and are closed."""

@@ -13,6 +13,7 @@ One ``for`` is one pass over one epoch. The loader's methods belong to one threa
 from __future__ import annotations
 
 import _thread
+import os
 import sys
 import threading
 import weakref
@@ -81,7 +82,8 @@ class Loader:
         self._pass: weakref.ref[Pass] | None = None
         self._group: Any = None  # for the agreement on equal steps
         self._digest: dict[str, str] | None = None
-        self._closed = False
+        self._closed = ""  # why
+        self._turn = threading.RLock()  # who begins a pass or takes the next chunk
 
     # -- passes --------------------------------------------------------------------------------
 
@@ -121,23 +123,24 @@ class Loader:
 
     def _begin(self, whole: bool) -> Pass:
         if self._closed:
-            raise LoaderClosedError("this loader is closed; make another with graph.loader(...)")
+            raise LoaderClosedError(f"{self._closed}; make another with graph.loader(...)")
         started = perf_counter_ns()
-        progress = self._progress
-        old = self._running()
-        place = progress.upcoming or Place(progress.place.epoch + 1)
-        if old is not None:
-            old.over = "a new pass over the loader has begun"
-        runtime = self._start()
-        runtime.tally.end()  # before the run may be cancelled, which ends its waits
-        run = self._run_from(place, runtime)
-        runtime.tally.begin(run)
-        progress.pass_begins(place)
-        if not progress.started_ns:
-            progress.started_ns = started
-        current = Pass(self, runtime, run, progress, self._group, whole)
-        self._pass = weakref.ref(current)
-        return current
+        with self._turn:
+            progress = self._progress
+            old = self._running()
+            place = progress.upcoming or Place(progress.place.epoch + 1)
+            if old is not None:
+                old.over = "a new pass over the loader has begun"
+            runtime = self._start()
+            runtime.tally.end()  # before the run may be cancelled, which ends its waits
+            run = self._run_from(place, runtime)
+            runtime.tally.begin(run)
+            progress.pass_begins(place)
+            if not progress.started_ns:
+                progress.started_ns = started
+            current = Pass(self, self._turn, runtime, run, progress, self._group, whole)
+            self._pass = weakref.ref(current)
+            return current
 
     def _run_from(self, place: Place, runtime: Runtime) -> Run:
         """The run there is, where it goes on with this epoch by itself, else another."""
@@ -173,6 +176,7 @@ class Loader:
             self._runtime = runtime
             # Holds the runtime, never the loader: dropping the last reference to the loader ends its threads.
             self._finalizer = weakref.finalize(self, _finalize, runtime)
+            _started.add(self)
         return self._runtime
 
     # -- length --------------------------------------------------------------------------------
@@ -227,7 +231,7 @@ class Loader:
             StateError: the state is of another graph, version or world size; says what differs.
         """
         if self._closed:
-            raise LoaderClosedError("this loader is closed; make another with graph.loader(...)")
+            raise LoaderClosedError(f"{self._closed}; make another with graph.loader(...)")
         rank, world_size = resolve(*self._asked)
         restored = states.restored(state, rank, world_size, self.plan)
         if self._graph.seed is not None and restored.seed != self._graph.seed:
@@ -266,7 +270,7 @@ class Loader:
 
     def close(self) -> None:
         """End every thread of the pipeline; idempotent."""
-        self._closed = True
+        self._closed = self._closed or "this loader is closed"
         running = self._running()
         if running is not None:
             running.over = "the loader was closed"
@@ -277,6 +281,18 @@ class Loader:
             self._finalizer = None
             assert self._runtime is not None
             self._runtime.close()
+
+    def _forked(self) -> None:
+        """In a child that the process has forked: no thread of ours is here, whatever waited would wait for ever."""
+        self._closed = "this loader runs in the process that forked this one"
+        self._turn = threading.RLock()  # another thread may have held it
+        running = self._running()
+        if running is not None:
+            running.over = "its threads stayed in the process that forked this one"
+            running.turn = self._turn
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            self._finalizer = None
 
     def __enter__(self) -> Loader:
         return self
@@ -289,6 +305,17 @@ class Loader:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "running" if self._running() is not None else "waiting"
         return f"<Loader {self._graph.name}: {state}, epoch {self.epoch}, {self._progress.items} delivered>"
+
+
+_started: weakref.WeakSet[Loader] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for loader in list(_started):
+        loader._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _finalize(runtime: Runtime) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from time import perf_counter_ns
 from typing import Any, NoReturn
 
@@ -19,10 +20,18 @@ class Pass:
 
     Attributes:
         over: why it has ended, ``""`` while it has not.
+        turn: the loader's. Several threads may share a pass: each chunk goes to one of them.
     """
 
     def __init__(
-        self, loader: object, runtime: Runtime, run: Run, progress: Progress, group: Any, whole: bool
+        self,
+        loader: object,
+        turn: threading.RLock,
+        runtime: Runtime,
+        run: Run,
+        progress: Progress,
+        group: Any,
+        whole: bool,
     ) -> None:
         self._loader = loader  # whose end is the threads' end: it lives as long as its pass
         self._runtime = runtime
@@ -30,6 +39,7 @@ class Pass:
         self._run = run
         self._progress = progress
         self._place = progress.place
+        self.turn = turn
         self.epoch = self._place.epoch
         self.over = ""
         self._get = run.terminal.get
@@ -45,40 +55,41 @@ class Pass:
         return self
 
     def __next__(self) -> Any:
-        if self.over:
-            self._refuse()
-        if self._place.nothing:
-            self._finish()
-        try:
-            if self._agreement is not None:
-                self._agree(self._agreement)
-            item = self._get()
-            while item.__class__ is not Chunk:
-                self._token(item)
+        with self.turn:
+            if self.over:
+                self._refuse()
+            if self._place.nothing:
+                self._finish()
+            try:
+                if self._agreement is not None:
+                    self._agree(self._agreement)
                 item = self._get()
-        except StopIteration:
-            raise
-        except Cancelled:
-            self._cancelled()
-        except BaseException:
-            item = None  # else the error's traceback would hold the error, and with it the loader
-            if not self.over:
-                self._fail("it was interrupted")
-            raise
-        if item.buffers:
-            self._release(item.buffers)
-        for event in item.ready:
-            event.wait()
-        progress = self._progress
-        if self._counted:
-            progress.count(self._place, item, self._own)
-        else:
-            self._place.cursor = item.after
-        progress.items += 1
-        progress.samples += len(item.rows)
-        if not progress.first_batch_ns:
-            progress.first_batch_ns = perf_counter_ns()
-        return item if self._whole else item.data
+                while item.__class__ is not Chunk:
+                    self._token(item)
+                    item = self._get()
+            except StopIteration:
+                raise
+            except Cancelled:
+                self._cancelled()
+            except BaseException:
+                item = None  # else the error's traceback would hold the error, and with it the loader
+                if not self.over:
+                    self._fail("it was interrupted")
+                raise
+            if item.buffers:
+                self._release(item.buffers)
+            for event in item.ready:
+                event.wait()
+            progress = self._progress
+            if self._counted:
+                progress.count(self._place, item, self._own)
+            else:
+                self._place.cursor = item.after
+            progress.items += 1
+            progress.samples += len(item.rows)
+            if not progress.first_batch_ns:
+                progress.first_batch_ns = perf_counter_ns()
+            return item if self._whole else item.data
 
     def _refuse(self) -> None:
         if self.over == "finished":
@@ -143,6 +154,8 @@ class Pass:
         self._get, self._release = run.terminal.get, run.account.release
 
     def _cancelled(self) -> None:
+        if self.over:  # ended from another thread, which has done the rest
+            self._refuse()
         error, self._run.error = self._run.error, None
         self._fail("a stage failed" if error is not None else "the loader was closed")
         if error is not None:

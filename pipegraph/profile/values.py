@@ -92,6 +92,11 @@ class Profile:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # To other ranks; a read-only view cannot be pickled.
+        values = (getattr(self, name) for name in self.__dataclass_fields__)
+        return type(self), tuple(dict(v) if isinstance(v, MappingProxyType) else v for v in values)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
