@@ -34,7 +34,6 @@ from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.device import Backend, Slot, backend_for, normalised
-from pipegraph.device.slabs import allocator
 from pipegraph.operators.slabs import StageSlabs
 
 CLAIM = "copies to the device: >= 0.95 of a bare pinned copy loop; the compute stream never waits; memory as planned"
@@ -100,9 +99,7 @@ def bare(device: str, rows: int) -> Iterator[Any]:
     """Three buffers in turn, nothing else."""
     size = nbytes(rows)
     with backend_for(device) as backend:
-        host = [
-            allocator("pinned" if device != "cpu" else "pageable")(size)[:size].fill_(1) for _ in range(3)
-        ]
+        host = [backend.alloc(size, "pinned").fill_(1) for _ in range(3)]
         there = [backend.alloc(size, "device").fill_(0) for _ in range(3)]
         yield _copies(backend, host, there) if device != "cpu" else _memcpy(host, there)
 
@@ -217,7 +214,7 @@ class Step:
         self.products = 1
         images = torch.ones((rows, *ROW), dtype=torch.uint8, device=device)
         with backend_for(device) as backend:
-            host = allocator("pinned" if device != "cpu" else "pageable")(images.nbytes)[: images.nbytes]
+            host = backend.alloc(images.nbytes, "pinned")
             target = torch.empty_like(images).view(-1)
             copy_s = _timed(device, lambda: backend.copy_async(target, host, backend.current_stream()))
         one_s = _timed(device, lambda: self(images))

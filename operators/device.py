@@ -22,8 +22,8 @@ from pipegraph.device.landing import Arrival, Landing
 from pipegraph.device.packing import Packed, Place, pack, packable, places_for
 from pipegraph.device.slabs import SPARE_SLABS, SlabRing, aligned, allocator
 from pipegraph.errors import GraphError
+from pipegraph.operators.slabs import exchanged, tensors_of
 from pipegraph.replicas.parts import Whole, chunk_sizes_for, cut, map_tree, rows_of
-from pipegraph.tree import map_leaves
 
 
 def _device(device: torch.device | str | int, what: str) -> torch.device:
@@ -37,25 +37,6 @@ def _cuda_here() -> bool:
     from pipegraph.device.cuda import is_available
 
     return is_available()
-
-
-def _tensors(data: Any, wanted: Callable[[torch.Tensor], bool]) -> list[torch.Tensor]:
-    """The tensors of a tree for which ``wanted`` is true, each once."""
-    found: dict[int, torch.Tensor] = {}
-
-    def note(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and wanted(leaf):
-            found[id(leaf)] = leaf
-        return leaf
-
-    map_leaves(note, data)
-    return list(found.values())
-
-
-def _exchanged(data: Any, old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> Any:
-    """The tree with some of its tensors replaced."""
-    by_id = {id(tensor): other for tensor, other in zip(old, new, strict=True)}
-    return map_leaves(lambda leaf: by_id.get(id(leaf), leaf), data)
 
 
 @final
@@ -86,14 +67,14 @@ class Pin(Operator):
     def process(self, chunk: Chunk) -> Chunk:
         assert self._ring is not None
         chunk.keys = chunk.keys
-        tensors = _tensors(chunk.data, packable)
+        tensors = tensors_of(chunk.data, packable)
         if tensors:
             made = self._ring.made
-            packed, _ = pack(tensors, self._ring)
-            self._context.count("bytes_written", sum(tensor.nbytes for tensor in tensors))
+            chunk.packed, pinned = pack(tensors, self._ring, _pinned)
+            written = sum(new.nbytes for old, new in zip(tensors, pinned, strict=True) if old is not new)
+            self._context.count("bytes_written", written)
             self._context.count("slabs_made", self._ring.made - made)
-            chunk.data = _exchanged(chunk.data, tensors, packed.deliver(_pinned))
-            chunk.packed = packed
+            chunk.data = exchanged(chunk.data, tensors, pinned)
         return chunk
 
 
@@ -130,16 +111,16 @@ class _Landings:
         landing = self._landings[place]
         event: Event | None = None
         here = landing.backend.device
-        tensors = _tensors(data, packable)
-        others = _tensors(data, lambda t: not packable(t) and (t.device != here or here.type == "cpu"))
+        tensors = tensors_of(data, packable)
+        others = tensors_of(data, lambda t: not packable(t) and (t.device != here or here.type == "cpu"))
         if others:
             copies, event = copy_tree(others, landing.backend, landing.stream)
             landing.hold(event, others)
-            data = _exchanged(data, others, copies)
+            data = exchanged(data, others, copies)
             self._context.count("copies", len(others))
         if tensors:
             arrived, event = self._land(landing, tensors, packed, in_place)  # comes after the others' copies
-            data = _exchanged(data, tensors, arrived)
+            data = exchanged(data, tensors, arrived)
         return data, event
 
     def _land(
@@ -151,7 +132,8 @@ class _Landings:
     ) -> tuple[list[torch.Tensor], Arrival]:
         places = None if packed is None else packed.places(tensors)
         if packed is not None and places is not None:
-            spans, nbytes, source = [(packed.slab[: packed.nbytes], 0)], packed.nbytes, [packed]
+            self._context.count("bytes_written", packed.write_small())
+            spans, nbytes, source = [(packed.memory, 0)], packed.nbytes, [packed]
         else:
             places, spans, nbytes, source = self._gather(tensors, in_place)
         arrived = landing.land(spans, places, nbytes, source)
@@ -181,10 +163,12 @@ class _Landings:
         rest = [tensor for tensor in tensors if id(tensor) not in known]
         if rest:
             start = aligned(end)
-            packed, places = pack(rest, self._ring)
+            packed, laid = pack(rest, self._ring, lambda tensor: tensor)
+            packed.write_small()
             self._context.count("bytes_written", sum(tensor.nbytes for tensor in rest))
+            places = packed.places(laid) or []
             known |= {id(t): place.moved(start) for t, place in zip(rest, places, strict=True)}
-            spans.append((packed.slab[: packed.nbytes], start))
+            spans.append((packed.memory, start))
             source.append(packed)
             end = start + packed.nbytes
         return [known[id(tensor)] for tensor in tensors], spans, end, source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
 from pipegraph.device.packing import pack_behind, packable, room_behind
 from pipegraph.device.slabs import SPARE_SLABS, Lease, SlabRing, allocator
-from pipegraph.tree import leaves
+from pipegraph.tree import leaves, map_leaves
 
 
 class StageSlabs:
@@ -31,7 +32,7 @@ class StageSlabs:
 
     def take(self, nbytes: int, riding: Any) -> torch.Tensor:
         """A slab (uint8, one dimension) with room for ``nbytes``, and behind them for the tensors of ``riding``."""
-        room = room_behind(nbytes, _tensors(riding)) if self._packs else nbytes
+        room = room_behind(nbytes, tensors_of(riding, packable)) if self._packs else nbytes
         made = self._ring.made
         slab = self._ring.take(room)
         if self._ring.made != made:
@@ -51,12 +52,21 @@ class StageSlabs:
         """Lay the other tensors of ``chunk`` behind ``made`` where a copy reads them."""
         if not self._packs:
             return
-        others = [tensor for tensor in _tensors(chunk.data) if tensor is not made]
-        chunk.packed = pack_behind(lease, made, others)
-        if chunk.packed is not None:
-            self._context.count("bytes_written", sum(tensor.nbytes for tensor in others))
+        others = [tensor for tensor in tensors_of(chunk.data, packable) if tensor is not made]
+        chunk.packed, laid = pack_behind(lease, made, others)
+        moved = sum(new.nbytes for old, new in zip(others, laid, strict=True) if old is not new)
+        if moved:
+            self._context.count("bytes_written", moved)
+            chunk.data = exchanged(chunk.data, others, laid)
 
 
-def _tensors(data: Any) -> list[torch.Tensor]:
-    found = {id(leaf): leaf for leaf in leaves(data) if packable(leaf)}
+def tensors_of(data: Any, wanted: Callable[[torch.Tensor], bool]) -> list[torch.Tensor]:
+    """The tensors of a tree for which ``wanted`` is true, each once."""
+    found = {id(leaf): leaf for leaf in leaves(data) if isinstance(leaf, torch.Tensor) and wanted(leaf)}
     return list(found.values())
+
+
+def exchanged(data: Any, old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> Any:
+    """The tree with some of its tensors replaced."""
+    by_id = {id(tensor): other for tensor, other in zip(old, new, strict=True)}
+    return map_leaves(lambda leaf: by_id.get(id(leaf), leaf), data)

@@ -24,10 +24,13 @@ class Place:
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
 
-    def of(self, slab: torch.Tensor) -> torch.Tensor:
-        """The place as a view of ``slab`` (uint8, one dimension)."""
+    def write(self, tensor: torch.Tensor, slab: torch.Tensor) -> None:
+        """Write a tensor of this dtype and shape to its place in ``slab`` (uint8, one dimension)."""
         flat = slab[self.offset : self.offset + self.nbytes].view(self.dtype)
-        return flat.view(self.shape) if self.strides is None else flat.as_strided(self.shape, self.strides)
+        strides = self.strides
+        target = flat.view(self.shape) if strides is None else flat.as_strided(self.shape, strides)
+        with torch.no_grad():
+            target.copy_(tensor)
 
     def moved(self, by: int) -> Place:
         """The same place so many bytes further on."""
@@ -64,10 +67,13 @@ def places_for(tensors: Iterable[torch.Tensor], start: int = 0) -> tuple[list[Pl
 
 
 class Packed:
-    """The tensors of a batch, all of them in one slab: where they lie, or where they lie once more.
+    """The tensors of a batch and one slab of host memory with a place for each of them.
+
+    Large ones lie there: what is written to them is written to the slab. Small ones lie elsewhere, so that a kept one
+    keeps no slab; they are written to their places when the copy is about to read these, as they are then.
 
     Attributes:
-        slab: host memory; its first ``nbytes`` are the batch.
+        nbytes: the batch is so many of the slab's first bytes.
     """
 
     __slots__ = ("_fields", "_lease", "nbytes")
@@ -76,50 +82,48 @@ class Packed:
         self, lease: Lease, tensors: Sequence[torch.Tensor], places: Sequence[Place], nbytes: int
     ) -> None:
         self._lease = lease  # the slab stays as it is for as long as this lives
-        self._fields = {
-            id(tensor): (tensor, tensor._version, place)
-            for tensor, place in zip(tensors, places, strict=True)
-        }
+        self._fields = {id(tensor): (tensor, place) for tensor, place in zip(tensors, places, strict=True)}
         self.nbytes = nbytes
 
     @property
-    def slab(self) -> torch.Tensor:
-        """See the class."""
-        return self._lease.slab
-
-    def deliver(self, own: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors as they lie in the slab, small ones as ``own`` makes them; the batch is of these from now on."""
-        made = []
-        for tensor, _, place in self._fields.values():
-            if place.small_in(self.nbytes):
-                made.append(own(tensor))
-            else:
-                made.append(self._lease.tensor(place.dtype, place.shape, place.offset, place.strides))
-        places = [place for _, _, place in self._fields.values()]
-        self._fields = {id(t): (t, t._version, place) for t, place in zip(made, places, strict=True)}
-        return made
+    def memory(self) -> torch.Tensor:
+        """The batch's bytes: (nbytes,) uint8."""
+        return self._lease.slab[: self.nbytes]
 
     def places(self, tensors: Iterable[torch.Tensor]) -> list[Place] | None:
-        """Where these tensors lie; None unless it is all of them, and none was changed since."""
+        """Where these tensors belong; None unless it knows them all."""
         found = []
         for tensor in tensors:
             known = self._fields.get(id(tensor))
-            if known is None or known[1] != tensor._version:
+            if known is None:
                 return None
-            found.append(known[2])
+            found.append(known[1])
         return found
 
+    def write_small(self) -> int:
+        """Write the small tensors to their places; returns the bytes. Several readers may: the outcome is the same."""
+        small = [(tensor, place) for tensor, place in self._fields.values() if place.small_in(self.nbytes)]
+        for tensor, place in small:
+            place.write(tensor, self._lease.slab)
+        return sum(place.nbytes for _, place in small)
 
-def pack(tensors: Sequence[torch.Tensor], ring: SlabRing, start: int = 0) -> tuple[Packed, list[Place]]:
-    """Write tensors into one slab of ``ring``, each once, from byte ``start`` on.
+
+def pack(
+    tensors: Sequence[torch.Tensor], ring: SlabRing, own: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[Packed, list[torch.Tensor]]:
+    """Write the large ones of some tensors into one slab.
+
+    Args:
+        tensors: plain dense ones, in host memory.
+        own: gives a small tensor what memory it is to have.
 
     Returns:
-        the batch, and its tensors' places in their order.
+        the batch, and its tensors in the same order: the large ones in the slab, the small ones as ``own`` made them.
     """
-    places, nbytes = places_for(tensors, start)
-    slab = ring.take(nbytes)
-    _write(tensors, places, slab)
-    return Packed(ring.lend(slab), tensors, places, nbytes), places
+    places, nbytes = places_for(tensors)
+    lease = ring.lend(ring.take(nbytes))
+    made = _laid(lease, tensors, places, nbytes, own)
+    return Packed(lease, made, places, nbytes), made
 
 
 def room_behind(nbytes: int, others: Iterable[torch.Tensor]) -> int:
@@ -127,21 +131,34 @@ def room_behind(nbytes: int, others: Iterable[torch.Tensor]) -> int:
     return places_for(others, nbytes)[1]
 
 
-def pack_behind(lease: Lease, first: torch.Tensor, others: Sequence[torch.Tensor]) -> Packed | None:
-    """Write ``others`` behind ``first``, a tensor of ``lease`` that fills the slab's start.
+def pack_behind(
+    lease: Lease, first: torch.Tensor, others: Sequence[torch.Tensor]
+) -> tuple[Packed | None, list[torch.Tensor]]:
+    """Lay ``others`` behind ``first``, a tensor of ``lease`` that fills the slab's start.
 
     Returns:
-        the batch of all of them; None where the slab has no room for it.
+        the batch of all of them, None where the slab has no room for it; and the others: large ones in the slab.
     """
-    place = Place(0, first.nbytes, first.dtype, tuple(first.shape), None)
     places, nbytes = places_for(others, first.nbytes)
     if nbytes > lease.slab.numel():
-        return None
-    _write(others, places, lease.slab)
-    return Packed(lease, [first, *others], [place, *places], nbytes)
+        return None, list(others)
+    made = _laid(lease, others, places, nbytes, lambda tensor: tensor)
+    place = Place(0, first.nbytes, first.dtype, tuple(first.shape), None)
+    return Packed(lease, [first, *made], [place, *places], nbytes), made
 
 
-def _write(tensors: Sequence[torch.Tensor], places: Sequence[Place], slab: torch.Tensor) -> None:
-    with torch.no_grad():
-        for tensor, place in zip(tensors, places, strict=True):
-            place.of(slab).copy_(tensor)
+def _laid(
+    lease: Lease,
+    tensors: Sequence[torch.Tensor],
+    places: Sequence[Place],
+    nbytes: int,
+    own: Callable[[torch.Tensor], torch.Tensor],
+) -> list[torch.Tensor]:
+    made = []
+    for tensor, place in zip(tensors, places, strict=True):
+        if place.small_in(nbytes):
+            made.append(own(tensor))
+        else:
+            place.write(tensor, lease.slab)
+            made.append(lease.tensor(place.dtype, place.shape, place.offset, place.strides))
+    return made

@@ -51,15 +51,17 @@ def test_from_decode_to_the_copy_every_delivered_byte_is_written_once():
     assert delivered == 100 * BATCH * (IMAGE + LABEL)
     written = sum(counters.get("bytes_written", 0) for counters in found.values())
     assert written / delivered == 1.0
-    assert found["decode"]["bytes_written"] == delivered
+    assert found["decode"]["bytes_written"] == 100 * BATCH * IMAGE
+    assert found["copy"]["bytes_written"] == 100 * BATCH * LABEL  # laid behind the images
     assert (found["copy"]["copies"], found["copy"]["bytes_copied"]) == (100, delivered)
 
 
 def test_the_exception_is_the_label_which_batch_had_written_before():
-    # Collation writes it, decode lays it behind the images: 8 bytes of 776 here, of 150,536 at 224 x 224.
+    # Collation writes it, the copy lays it behind the images: 8 bytes of 776 here, of 150,536 at 224 x 224.
     delivered, found = counted(50, ops.CopyToDevice("cpu", copy=True))
     collated = 50 * BATCH * LABEL
-    assert (found["decode"]["bytes_written"] + collated) / delivered == 1 + LABEL / (IMAGE + LABEL)
+    written = sum(counters.get("bytes_written", 0) for counters in found.values())
+    assert (written + collated) / delivered == 1 + LABEL / (IMAGE + LABEL)
 
 
 def test_normalised_on_the_host_floats_too_are_written_once():
