@@ -44,7 +44,7 @@ class Context:
         stopping: set when the pipeline stops; long waits of an operator should wait on it too.
         count: adds to a named counter of the stage.
         read_by_stages: whether another stage reads this one's output, and not only the loader (or a ``Scatter``).
-        memory: what the stage's slabs are to lie in: ``"pageable"``; ``"pinned"`` or ``"staged"`` where a copy reads them.
+        memory: what the stage's slabs lie in: ``"pageable"``; ``"pinned"`` or ``"staged"`` where a copy reads them.
         share: ``share(name, make)`` is one object for all workers of the stage, made by the first that asks.
         memory_limit: of the loader, in bytes; 0 where nobody has set one.
     """

@@ -22,8 +22,8 @@ class StagePlan:
         unordered_above: whether it lies below (or is) a completion-order stage.
         bypassed: why it is left out, or None.
         notes: rewrites and hints, in words.
-        memory: what its slabs lie in: ``"pinned"`` where a copy to CUDA reads them, ``"staged"`` where one on the CPU does
-            (ordinary memory, laid out as for CUDA), else ``"pageable"``.
+        memory: what its slabs lie in: ``"pinned"`` where a copy to CUDA reads them, ``"staged"`` (ordinary memory, laid
+            out as for CUDA) where a copy on the CPU does, else ``"pageable"``.
         merge: for a ``Route``, the ``Merge`` that joins its outputs again.
         route: for a ``Merge``, the ``Route`` it follows.
         within: the stage that does its work (it is left out itself), or None.
