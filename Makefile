@@ -53,10 +53,12 @@ $(VENV)/.made $(BENCH)/.made:
 	@touch $@
 
 $(VENV)/.installed-demo: $(STATED) | $(VENV)/.made
+	@echo "installing pipegraph and what it needs into $(VENV), once: PyTorch is large, this takes minutes"
 	$(VENV)/bin/python $(PIP) -e ".[images,cli]"
 	@touch $@
 
 $(VENV)/.installed-test: $(STATED) | $(VENV)/.made
+	@echo "installing pipegraph and what its tests need into $(VENV), once: this takes minutes"
 	$(VENV)/bin/python $(PIP) -e ".[test]"
 	@touch $@
 

@@ -15,7 +15,6 @@ from pipegraph.errors import DataError, GraphError, MissingExtraError, Pipegraph
 
 app = typer.Typer(
     name="pipegraph",
-    help="A pipeline-graph data loading framework for PyTorch.",
     epilog="Examples:  pipegraph demo  |  pipegraph plan train.py:graph  |  pipegraph doctor",
     no_args_is_help=True,
     add_completion=False,
@@ -31,6 +30,23 @@ Target = Annotated[
 Output = Annotated[
     str | None, typer.Option(help="The stage to deliver from, where the graph has several sinks.")
 ]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from pipegraph import __version__
+
+        print(f"pipegraph {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def pipegraph(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A pipeline-graph data loading framework for PyTorch."""
 
 
 @app.command(epilog="Examples:  pipegraph demo  |  pipegraph demo --data photos/ --epochs 5")
@@ -52,7 +68,7 @@ def demo(
 
 @app.command(epilog="Example:  pipegraph plan train.py:graph")
 def plan(graph: Target, output: Output = None) -> None:
-    """Check a graph and print what would run: operators, workers, queues, rewrites. Starts nothing."""
+    """Check a graph and print what would run: operators, workers, queues, rewrites, decoders. Runs none of it."""
     from pipegraph.cli.planning import run_plan
     from pipegraph.cli.target import load_graph
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipegraph.cli.progress import Progress
+from pipegraph.errors import MissingExtraError
 from pipegraph.storage import IndexProgress, build_manifest
 from pipegraph.units import format_bytes
 
@@ -23,6 +24,11 @@ def run_index(parts: Sequence[str], out: Path, checksums: bool, pieces: bool) ->
                 return
             progress.advance(state.parts_done, 1, f"{state.samples:,} samples")
 
-        manifest = build_manifest(list(parts), out, checksums=checksums, pieces=pieces, progress=tell)
+        try:
+            manifest = build_manifest(list(parts), out, checksums=checksums, pieces=pieces, progress=tell)
+        except MissingExtraError as error:
+            if checksums or pieces:
+                error.add_note("or index by headers only: --no-checksums --no-pieces")
+            raise
     size = format_bytes(manifest.nbytes)
     print(f"{len(manifest):,} samples in {len(manifest.parts):,} shards ({size}): wrote {out}")

@@ -43,11 +43,11 @@ class Quality:
         moved = ", ".join(f"{value:.2f}" for value in self.displacement)
         expected = ", ".join(f"{value:.2f}" for value in self.displacement_expected)
         return (
-            f"{'measure':<40}{'this order':>34}{'global shuffle':>34}\n"
-            f"{'distinct parts per batch':<40}{self.parts_per_batch:>34.2f}{self.parts_expected:>34.2f}\n"
-            f"{'displacement, quantiles 10 25 50 75 90 %':<40}{moved:>34}{expected:>34}\n"
-            f"{'pairs of a batch that meet again':<40}{self.met_again:>34.6f}{self.met_expected:>34.6f}\n"
-            f"{'variance of batch means, class-sorted':<40}{self.inflation:>34.2f}{1:>34.2f}"
+            f"{'measure':<40}{'this order':>30}{'global shuffle':>30}\n"
+            f"{'distinct parts per batch':<40}{self.parts_per_batch:>30.2f}{self.parts_expected:>30.2f}\n"
+            f"{'displacement, quantiles 10 25 50 75 90 %':<40}{moved:>30}{expected:>30}\n"
+            f"{'pairs of a batch that meet again':<40}{self.met_again:>30.6f}{self.met_expected:>30.6f}\n"
+            f"{'variance of batch means, class-sorted':<40}{self.inflation:>30.2f}{1:>30.2f}"
         )
 
 

@@ -58,6 +58,13 @@ def told(capsys):
     return captured
 
 
+def test_the_version_is_that_of_the_package(capsys):
+    import pipegraph
+
+    assert main(["--version"]) == 0
+    assert told(capsys).out == f"pipegraph {pipegraph.__version__}\n"
+
+
 def test_plan_prints_what_would_run(pipeline, capsys):
     assert main(["plan", f"{pipeline}:graph"]) == 0
     out = told(capsys).out
@@ -215,6 +222,23 @@ def test_index_writes_a_manifest_that_any_order_can_use(tmp_path, capsys):
     assert main(["index", str(tmp_path / "*.tar"), "--out", str(out)]) == 0
     assert "3 samples in 1 shards" in told(capsys).out
     assert len(Manifest.load(out)) == 3
+
+
+def test_index_without_the_part_for_checksums_says_how_to_do_without(tmp_path, monkeypatch, capsys):
+    from pipegraph.errors import MissingExtraError
+    from pipegraph.storage import indexing
+
+    def missing():
+        raise MissingExtraError("google_crc32c", "shards", "checking shards")
+
+    monkeypatch.setattr(indexing, "crc32c_extend", missing)
+    assert main(["index", str(tmp_path / "*.tar"), "--out", str(tmp_path / "m.json")]) == 2
+    captured = told(capsys)
+    assert (
+        'pip install "pipegraph[shards]" (or index by headers only: --no-checksums --no-pieces)'
+        in captured.err
+    )
+    assert captured.err.count("\n") == 1
 
 
 def test_doctor_names_the_machine_and_the_install_line_of_what_is_missing(monkeypatch, capsys):

@@ -67,7 +67,7 @@ class DataSet:
 
 def own_images(folder: str, samples: int) -> DataSet:
     """The drawn shapes."""
-    return DataSet("drawn shapes in tar shards", folder, True, samples, len(CLASSES), own=True)
+    return DataSet(f"drawn shapes in tar shards in {folder}", folder, True, samples, len(CLASSES), own=True)
 
 
 def find_data(path: str) -> DataSet:
