@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -144,7 +145,7 @@ class Normalize(RowOperator):
 
 @final
 class ToDtype(Operator):
-    """Images to another dtype; from uint8 to floats also from 0..255 to 0..1.
+    """Images to another dtype; from uint8 to floats also from 0..255 to 0..1. A ``ToLayout`` next to it is done too.
 
     Args:
         dtype: of the result.
@@ -154,17 +155,33 @@ class ToDtype(Operator):
     def __init__(self, dtype: torch.dtype, scale: bool = True) -> None:
         self.dtype = dtype
         self.scale = scale
+        self._layout = "as it is"
 
     def config(self) -> dict[str, Any]:
         return {"dtype": str(self.dtype), "scale": self.scale}
 
+    def take_in(self, below: Operator) -> Operator | None:
+        return self.with_layout(below.layout) if isinstance(below, ToLayout) else None
+
+    def with_layout(self, layout: str) -> ToDtype:
+        """This and a ``ToLayout``, whichever is first."""
+        both = copy.copy(self)
+        both._layout = layout
+        return both
+
     def process(self, chunk: Chunk) -> Chunk:
-        image = _image_of(chunk.data, "ToDtype")
-        made = image.to(self.dtype)
-        if self.scale and image.dtype == torch.uint8 and self.dtype.is_floating_point:
-            made.div_(255)
+        image = _permuted(_image_of(chunk.data, "ToDtype"), self._layout)
+        scaled = self.scale and image.dtype == torch.uint8 and self.dtype.is_floating_point
+        if image.dtype != self.dtype or self._layout == "NCHW":
+            kept = torch.contiguous_format if self._layout == "NCHW" else torch.preserve_format
+            made = torch.empty_like(image, dtype=self.dtype, memory_format=kept)
+            if scaled:
+                torch.div(image, torch.tensor(255, dtype=self.dtype), out=made)
+            else:
+                made.copy_(image)
+            image = made
         chunk.keys = chunk.keys
-        chunk.data = _with_image(chunk.data, made)
+        chunk.data = _with_image(chunk.data, image)
         return chunk
 
 
@@ -184,12 +201,18 @@ class ToLayout(Operator):
     def config(self) -> dict[str, Any]:
         return {"layout": self.layout}
 
+    def take_in(self, below: Operator) -> Operator | None:
+        return below.with_layout(self.layout) if isinstance(below, ToDtype) else None
+
     def process(self, chunk: Chunk) -> Chunk:
-        image = _image_of(chunk.data, "ToLayout")
-        if self.layout != "NHWC":
-            image = image.permute(*range(image.dim() - 3), -1, -3, -2)
-            if self.layout == "NCHW":
-                image = image.contiguous()
+        image = _permuted(_image_of(chunk.data, "ToLayout"), self.layout)
         chunk.keys = chunk.keys
-        chunk.data = _with_image(chunk.data, image)
+        chunk.data = _with_image(chunk.data, image.contiguous() if self.layout == "NCHW" else image)
         return chunk
+
+
+def _permuted(image: torch.Tensor, layout: str) -> torch.Tensor:
+    """A view with the channels before rows and columns, for the layouts that have them there."""
+    if layout not in ("NCHW", "channels_last"):
+        return image
+    return image.permute(*range(image.dim() - 3), -1, -3, -2)

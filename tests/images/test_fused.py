@@ -117,3 +117,29 @@ def test_the_profile_says_whose_figures_hold_its_time():
     assert profile.stages["normalize"].within == "decode"
     assert profile.to_dict()["stages"]["normalize"]["within"] == "decode"
     assert "in decode" in next(line for line in str(profile).splitlines() if line.startswith("normalize"))
+
+
+PIXELS = torch.arange(2 * 16 * 16 * 3).remainder(256).to(torch.uint8).view(2, 16, 16, 3)
+
+
+def converted(*steps, backend="thread"):
+    made = pg.Graph("convert", seed=1)
+    node = made.add(ops.FromSequence(list(PIXELS))).then(ops.Batch(2))
+    for step in steps:
+        node = node.then(step(), backend=backend)
+    (batch,) = delivered(made)
+    return made.plan(), batch
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "channels_last"])
+@pytest.mark.parametrize("first", ["dtype", "layout"])
+def test_dtype_and_layout_are_one_pass_in_either_order(dtype, layout, first):
+    steps = [lambda: ops.ToDtype(dtype), lambda: ops.ToLayout(layout)]
+    plan, fused = converted(*(steps if first == "dtype" else steps[::-1]))
+    assert [stage.within for stage in plan.stages.values()].count(None) == 3
+    _, apart = converted(*(steps if first == "dtype" else steps[::-1]), backend="inline")
+    expected = PIXELS.to(dtype).div_(255) if dtype.is_floating_point else PIXELS.to(dtype)
+    assert torch.equal(fused, expected if layout == "NHWC" else expected.permute(0, 3, 1, 2))
+    assert torch.equal(fused, apart)
+    assert fused.stride() == apart.stride()
