@@ -75,7 +75,7 @@ def pipegraph_batch(paths: Sequence[str]) -> Iterator[Any]:
     files = graph.add(
         ops.FromIterable({"key": str(i), "path": p} for i, p in enumerate(harness.Repeat(paths)))
     )
-    batches = files.then(ops.Load()).then(ops.Batch(BATCH), capacity=1)
+    batches = files.then(ops.Load(), capacity=8).then(ops.Batch(BATCH), capacity=1)
     batches.then(ops.DecodeImage(SIZE, backend="opencv"), workers=WORKERS, capacity=READY)
     with graph.loader() as loader:
         yield (batch["image"] for batch in loader)

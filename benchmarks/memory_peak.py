@@ -8,8 +8,9 @@ making one takes, so that everything that may be buffered is: DataLoader's defau
 per worker, and everyone has as many here. Before and after every step it adds up what it and all its
 descendants hold: as RSS (each process counts the pages it shares, as most tools show it) and as PSS
 (shared pages are divided among those who share them, so forked workers hardly count what they inherit).
-The peak over 16 batches counts. ``before`` is what the interpreter held with the imports done and no
-loader built, ``added`` the peak PSS less that: what the loader itself costs.
+The peak over 16 batches counts. ``before`` is the RSS of the interpreter with the imports done and no
+loader built. ``added`` is what the loader itself costs: the rise of anonymous and shared memory (by PSS,
+without the pages of files, which also other programs on the machine may share).
 
     python benchmarks/memory_peak.py --images FOLDER --rounds 3
 """
@@ -45,21 +46,22 @@ NAMES = (
 SIZES = ("rss_mb", "pss_mb", "added_mb")
 
 
-def resident_mb() -> tuple[float, float]:
-    """(RSS, PSS) of this process and its descendants, in MB; RSS counts a shared page once for each."""
+def resident_mb() -> tuple[float, float, float]:
+    """(RSS, PSS, PSS of what is no file) of this process and its descendants, in MB."""
     import psutil
 
     me = psutil.Process()
-    pss = rss = 0
+    found = dict.fromkeys(("Rss", "Pss", "Pss_Anon", "Pss_Shmem"), 0)
     for process in [me, *me.children(recursive=True)]:
         try:
             rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended between the two calls
         sizes = {line.split(":")[0]: int(line.split()[1]) for line in rollup.splitlines()[1:]}
-        pss += sizes["Pss"]
-        rss += sizes["Rss"]
-    return rss * 1024 / 1e6, pss * 1024 / 1e6
+        for name in found:
+            found[name] += sizes.get(name, 0)
+    rss, pss, anonymous, shared = (nkib * 1024 / 1e6 for nkib in found.values())
+    return rss, pss, anonymous + shared
 
 
 def child(name: str, folder: str, workers: int) -> dict[str, float]:
@@ -73,15 +75,15 @@ def child(name: str, folder: str, workers: int) -> dict[str, float]:
     for module in modules_of(name):
         importlib.import_module(module)
     contestant = next(c for c in image_decode.contestants(paths) if c.name == name)
-    _, before = resident_mb()
+    before, _, data = resident_mb()
     noted = []
     with contestant.stream() as stream:
         for _held in islice(iter(stream), BATCHES):  # as a training loop holds its batch
             noted.append(resident_mb())
             time.sleep(STEP_S)
             noted.append(resident_mb())
-    rss, pss = (max(column) for column in zip(*noted, strict=True))
-    return {"before_mb": before, "rss_mb": rss, "pss_mb": pss, "added_mb": pss - before}
+    rss, pss, most = (max(column) for column in zip(*noted, strict=True))
+    return {"before_mb": before, "rss_mb": rss, "pss_mb": pss, "added_mb": most - data}
 
 
 def measured(names: list[str], folder: str, workers: int, rounds: int) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def main() -> None:
         found = results[f"{workers} workers"] = measured(names, options.images, workers, options.rounds)
         rows += lines(workers, found)
     headers = ["workers", "", "before, MB"]
-    for size in ("peak RSS, MB", "peak PSS, MB", "added PSS, MB"):
+    for size in ("peak RSS, MB", "peak PSS, MB", "added, MB"):
         headers += [size, "x DataLoader"]
     print(harness.table(headers, rows))
     for count, found in results.items():

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from records import RESULTS
 
 
 def races(results: dict[str, Any], title: str) -> Iterator[tuple[str, dict[str, Any]]]:

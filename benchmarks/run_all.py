@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import catalogue
+import records
 from images import add_images_option
 
 FOLDER = Path(__file__).parent
@@ -77,7 +78,7 @@ def main() -> None:
             failed.append(entry.record)
     print(flush=True)
     today = datetime.now(UTC).date().isoformat()
-    pictures = sorted(map(str, (FOLDER / "results").glob(f"{today}-*.jsonl")))
+    pictures = sorted(map(str, records.RESULTS.glob(f"{today}-*.jsonl")))
     if pictures:
         subprocess.run([sys.executable, str(FOLDER / "plot.py"), *pictures], check=True)
         subprocess.run([sys.executable, str(FOLDER / "report.py"), "--date", today], check=True)
