@@ -4,12 +4,14 @@ Claim: without preloading a trainer idles T_load / (T_load + T_train) of the tim
 every step, where one that waits stops all, about s T_load / (T_train + s T_load) for s unaligned part
 switches per cycle. Preloading takes it below 1 % while T_load < 0.9 T_train.
 
-The clock is virtual; the planner (``PartOrder``: which trainer reads which parts in which order) and the
-preloading policy (``pipegraph.storage.preload``) are the real ones. Each trainer loads one part at a time
-at its own rate, holds at most ``--held`` parts (the one in use included), and trains on a part in the time
-that its samples take. Parts differ in size by up to a tenth; load times are lognormal around bytes over
-rate (``--jitter`` is the sigma; the second table has three). The first part's load is start-up, not
-idling. All trainers end when the one with the least data does (``tail="drop"``).
+The clock is virtual; the planners (``PartOrder``: which trainer reads which parts in which order; ``LaneOrder``: when
+it reads which blocks of 128 MB, in 15 lanes at once) and the preloading policy (``pipegraph.storage.preload``) are the
+real ones. Each trainer loads one part or block at a time at its own rate, holds at most ``--held`` parts (the one in
+use included) or two blocks for each lane, and trains on a part in the time that its samples take. Parts and blocks
+differ in size by up to a tenth; load times are lognormal around bytes over rate (``--jitter`` is the sigma; the tables
+of loads near training have three). The first part's load, and those of the blocks of the first 256 steps, are
+start-up, not idling. Of lanes a shorter epoch is simulated: as many blocks for each trainer as the tables say.
+All trainers end when the one with the least data does (``tail="drop"``).
 
     python benchmarks/idle_ratio.py
     python benchmarks/plot_idle_ratio.py
@@ -26,10 +28,13 @@ import harness
 import numpy as np
 import numpy.typing as npt
 
-from pipegraph.order import PartOrder
+from pipegraph.order import LaneOrder, PartOrder
+from pipegraph.order.base import Deal
+from pipegraph.order.visits import epoch_visits
 from pipegraph.storage.preload import Durations, preload
 
 PARTS, PART_BYTES, SAMPLES = 16_000, 16 * 10**9, 156_250
+BLOCKS_PER_PART, LANES, OPENING = 125, 15, 256
 TRAIN_S = 6 * 3_600.0
 CLAIM = "idle ratio at part switches: near theory without preloading, below 1 % with it while T_load < 0.9 T_train"
 
@@ -38,7 +43,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """One simulation: all times in seconds, rates in bytes per second and trainer."""
+    """One simulation: times in seconds, rates in bytes per second and trainer; ``lanes`` per trainer, 0 for parts."""
 
     trainers: int
     rate: float
@@ -49,6 +54,7 @@ class Scene:
     held: int
     spread: float = 0.1
     parts: int = PARTS
+    lanes: int = 0
 
     @property
     def load_s(self) -> float:
@@ -57,54 +63,80 @@ class Scene:
 
 
 class Trainer:
-    """One trainer's parts: which is in use, which are loaded, loading, or yet to be started.
+    """One trainer's parts, or blocks, in the order of their first use: which are loaded, loading, or yet to be started.
 
     Its position is in seconds of training done; loading goes by the clock.
+
+    Args:
+        needed: the position at which each is first used, growing; what is needed at 0 is start-up.
+        done: the position behind its last use.
+        limit: bytes that it may hold.
     """
 
-    def __init__(self, scene: Scene, train_s: FloatArray, nbytes: list[int], load_s: FloatArray) -> None:
-        self.scene = scene
-        self.train_s, self.nbytes, self.load_s = train_s.tolist(), nbytes, load_s.tolist()
-        self.ends = np.cumsum(train_s).tolist()
-        self.loads, self.trained = Durations(), Durations()
-        self.using = 0  # its part number; train_s[using] may not be loaded yet
-        self.loaded = 0  # parts loaded so far, in order
-        self.started = 0  # parts whose loading was asked for
-        self.queue: deque[tuple[int, float]] = deque()  # (part, when asked for)
+    def __init__(
+        self,
+        scene: Scene,
+        needed: FloatArray,
+        done: FloatArray,
+        nbytes: FloatArray,
+        load_s: FloatArray,
+        limit: float,
+    ) -> None:
+        self.scene, self.limit = scene, limit
+        self.needed, self.done = needed.tolist(), done.tolist()
+        self.nbytes, self.load_s = nbytes.tolist(), load_s.tolist()
+        self.loads = Durations()
+        self.train_s = float(done.max()) / len(needed)
+        self.using = (
+            int((needed <= 0).sum()) - 1
+        )  # the last one whose use has begun; it may not be loaded yet
+        self.loaded = 0  # so far, in order
+        self.started = 0  # those whose loading was asked for
+        self.queue: deque[tuple[int, float]] = deque()  # (number, when asked for)
+        self.in_use: list[tuple[float, float]] = []  # a heap: (when it is done, bytes) of those started
+        self.held = 0.0
         self.loading = False
         self.asked = 0  # how often the policy was asked: only its last answer counts
 
     @property
     def waits(self) -> bool:
-        """Whether the part that is to be used next is not there."""
-        return self.loaded <= self.using < len(self.ends)
+        """Whether something that is in use by now is not there."""
+        return self.loaded <= self.using
+
+    def next_switch(self) -> float | None:
+        """The position at which the next one is needed."""
+        return self.needed[self.using + 1] if self.using + 1 < len(self.needed) else None
 
     def ask(self, now: float, position: float) -> float | None:
         """Let the policy start what is due; the position at which to ask again, if it says so."""
         self.asked += 1
+        while self.started <= self.using:
+            self._start(now)  # what is in use comes first, whatever the policy thinks of those behind it
         if not self.scene.preloading:
-            if self.started <= self.using < len(self.ends):
-                self._start(1, now)
             return None
-        ahead = self.started - self.using - 1
-        held = sum(self.nbytes[self.using : self.started])
-        limit = self.scene.held * PART_BYTES * (1 + self.scene.spread)
-        decision = preload(
-            remaining_s=self.ends[self.using] - position,
-            train_s=self.trained.mean,
-            lead_s=self.loads.lead,
-            ahead=max(ahead, 0),
-            upcoming=self.nbytes[self.started : self.started + self.scene.held + 1],
-            free_bytes=int(limit) - held,
-        )
-        # The part in use comes first, whatever the policy thinks of those behind it.
-        self._start(max(decision.start, 1 if ahead < 0 else 0), now)
-        return None if decision.due_s is None else position + decision.due_s
+        while self.in_use and self.in_use[0][0] <= position:
+            self.held -= heapq.heappop(self.in_use)[1]
+        while self.started < len(self.needed):
+            ahead = self.started - self.using - 1
+            # As a running reader asks: the use of each is known, the policy counts in parts.
+            decision = preload(
+                remaining_s=self.needed[self.started] - position - ahead * self.train_s,
+                train_s=self.train_s,
+                lead_s=self.loads.lead,
+                ahead=ahead,
+                upcoming=[self.nbytes[self.started]],
+                free_bytes=int(self.limit - self.held),
+            )
+            if not decision.start:
+                return None if decision.due_s is None else position + decision.due_s
+            self._start(now)
+        return None
 
-    def _start(self, parts: int, now: float) -> None:
-        for part in range(self.started, min(self.started + parts, len(self.ends))):
-            self.queue.append((part, now))
-            self.started += 1
+    def _start(self, now: float) -> None:
+        self.queue.append((self.started, now))
+        self.held += self.nbytes[self.started]
+        heapq.heappush(self.in_use, (self.done[self.started], self.nbytes[self.started]))
+        self.started += 1
 
     def next_load(self, now: float) -> float | None:
         """Begin the next queued load if none runs: when it will end."""
@@ -121,8 +153,7 @@ class Trainer:
         self.loaded += 1
 
     def switched(self) -> None:
-        """The part in use is used up."""
-        self.trained.add(self.train_s[self.using])
+        """The next one is needed."""
         self.using += 1
 
 
@@ -149,9 +180,14 @@ def group_idle(trainers: list[Trainer], end: float) -> tuple[float, float]:
         if ends is not None:
             heapq.heappush(by_clock, (ends, next(number), trainer))
 
+    def turn(trainer: Trainer) -> None:
+        switch = trainer.next_switch()
+        if switch is not None:
+            heapq.heappush(by_position, (switch, next(number), trainer, 0))
+
     for trainer in trainers:
         waiting += trainer.waits
-        heapq.heappush(by_position, (trainer.ends[0], next(number), trainer, 0))
+        turn(trainer)
         settle(trainer)
     while position < end:
         until = min(by_position[0][0], end) if by_position else end
@@ -167,8 +203,7 @@ def group_idle(trainers: list[Trainer], end: float) -> tuple[float, float]:
                 waited = trainer.waits
                 trainer.switched()
                 waiting += trainer.waits - waited
-                if trainer.using < len(trainer.ends):
-                    heapq.heappush(by_position, (trainer.ends[trainer.using], next(number), trainer, 0))
+                turn(trainer)
         else:
             at, _, trainer = heapq.heappop(by_clock)
             if waiting:
@@ -181,29 +216,71 @@ def group_idle(trainers: list[Trainer], end: float) -> tuple[float, float]:
             waiting += trainer.waits - waited
             if began is None and not waiting:
                 began = now
-        if trainer.using < len(trainer.ends):
-            settle(trainer)
+        settle(trainer)
     return idle, now - (began or 0.0)
 
 
 def idle_ratio(scene: Scene) -> float:
     """Idle share of all trainers' time after start-up."""
+    trainers, end = (of_lanes if scene.lanes else of_parts)(scene)
+    groups = [trainers] if scene.barrier else [[trainer] for trainer in trainers]
+    results = [group_idle(group, end) for group in groups]
+    return sum(idle for idle, _ in results) / sum(total for _, total in results)
+
+
+def draws(scene: Scene, number: int, samples: int) -> tuple[npt.NDArray[np.int64], FloatArray]:
+    """Sizes in samples around a mean, and factors of load times around one."""
     rng = np.random.default_rng(5)
-    weight = rng.uniform(1 - scene.spread, 1 + scene.spread, scene.parts)
-    samples = np.round(weight * SAMPLES).astype(np.int64)
-    noise = np.exp(rng.normal(0, scene.jitter, scene.parts) - scene.jitter**2 / 2)
+    weight = rng.uniform(1 - scene.spread, 1 + scene.spread, number)
+    noise = np.exp(rng.normal(0, scene.jitter, number) - scene.jitter**2 / 2)
+    return np.round(weight * samples).astype(np.int64), noise
+
+
+def of_parts(scene: Scene) -> tuple[list[Trainer], float]:
+    """Trainers that read whole parts as ``PartOrder`` deals them, and where they end."""
+    samples, noise = draws(scene, scene.parts, SAMPLES)
     order = PartOrder(tail="drop")
-    steps = order.length(samples, scene.trainers, seed=7)
-    end = steps * scene.train_s / SAMPLES
+    end = order.length(samples, scene.trainers, seed=7) * scene.train_s / SAMPLES
     trainers = []
     for rank in range(scene.trainers):
         parts = order.parts(scene.parts, 7, 0, rank, scene.trainers)
         share = samples[parts] / SAMPLES
-        nbytes = (share * PART_BYTES).astype(np.int64).tolist()
-        trainers.append(Trainer(scene, share * scene.train_s, nbytes, share * scene.load_s * noise[parts]))
-    groups = [trainers] if scene.barrier else [[trainer] for trainer in trainers]
-    results = [group_idle(group, end) for group in groups]
-    return sum(idle for idle, _ in results) / sum(total for _, total in results)
+        ends = np.cumsum(share * scene.train_s)
+        limit = scene.held * PART_BYTES * (1 + scene.spread)
+        loads = share * scene.load_s * noise[parts]
+        trainers.append(Trainer(scene, np.append(0.0, ends[:-1]), ends, share * PART_BYTES, loads, limit))
+    return trainers, end
+
+
+def of_lanes(scene: Scene) -> tuple[list[Trainer], float]:
+    """Trainers that read blocks as ``LaneOrder`` lays them, some lanes at once, and where they end.
+
+    The blocks of the first 256 steps are start-up, as a reader counts them. ``parts`` counts the blocks here.
+    """
+    per_block = SAMPLES // BLOCKS_PER_PART
+    samples, noise = draws(scene, scene.parts, per_block)
+    order = LaneOrder(lanes=scene.lanes * scene.trainers, tail="drop")
+    step_s = scene.train_s / SAMPLES
+    end = order.length(samples, scene.trainers) * step_s
+    block_bytes = PART_BYTES / BLOCKS_PER_PART
+    trainers = []
+    for rank in range(scene.trainers):
+        visits = epoch_visits(order, samples, Deal(7, 0, scene.trainers, ()), [rank])
+        number = np.repeat(np.arange(scene.parts), np.diff(visits.starts))
+        by_use = np.argsort(visits.first, kind="stable")
+        first, last, block = visits.first[by_use], visits.last[by_use], number[by_use]
+        share = samples[block] / per_block
+        trainers.append(
+            Trainer(
+                scene,
+                np.where(first < OPENING, 0.0, first * step_s),
+                (last + 1) * step_s,
+                share * block_bytes,
+                share * scene.load_s / BLOCKS_PER_PART * noise[block],
+                2 * scene.lanes * block_bytes * (1 + scene.spread),
+            )
+        )
+    return trainers, end
 
 
 def theory(scene: Scene) -> float:
@@ -236,7 +313,32 @@ def main() -> None:
         for jitter in (0.0, 0.1, 0.3)
         for barrier in (False, True)
     ]
+    lanes = [
+        run(
+            Scene(
+                trainers, rate, TRAIN_S, True, False, **(shared | {"parts": trainers * blocks}), lanes=LANES
+            )
+        )
+        for trainers, blocks in ((16, 2_000), (64, 1_000), (256, 400), (1_024, 200), (4_096, 60))
+        for rate in (10e6, 30e6, 100e6, 300e6, 1e9)
+    ]
+    near_lanes = [
+        run(
+            Scene(
+                16,
+                100e6,
+                PART_BYTES / 100e6 / ratio,
+                True,
+                False,
+                **(shared | {"jitter": jitter, "parts": 16 * 2_000}),
+                lanes=LANES,
+            )
+        )
+        for ratio in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.2, 1.5)
+        for jitter in (0.0, 0.1, 0.3)
+    ]
     columns = (
+        "order",
         "trainers",
         "MB/s",
         "T_load/T_train",
@@ -246,15 +348,18 @@ def main() -> None:
         "without",
         "with preloading",
     )
-    for found in (rows, near):
+    for found in (rows, near, lanes, near_lanes):
         print(harness.table(columns, (line(row) for row in found)))
+    results = {"grid": rows, "near": near, "lanes": lanes, "near_lanes": near_lanes}
     if not options.no_record:
-        print(harness.record("idle_ratio", CLAIM, configuration, {"grid": rows, "near": near}))
+        print(harness.record("idle_ratio", CLAIM, configuration, results))
 
 
-def run(scene: Scene) -> dict[str, float | bool]:
+def run(scene: Scene) -> dict[str, float | bool | str]:
     """Both simulations of a scene, and the theory."""
     return {
+        "order": "LaneOrder" if scene.lanes else "PartOrder",
+        "switches_per_trainer": round(scene.parts / scene.trainers),
         "trainers": scene.trainers,
         "rate_mb_s": scene.rate / 1e6,
         "load_over_train": round(scene.load_s / scene.train_s, 5),
@@ -266,15 +371,16 @@ def run(scene: Scene) -> dict[str, float | bool]:
     }
 
 
-def line(row: dict[str, float | bool]) -> list[str]:
+def line(row: dict[str, float | bool | str]) -> list[str]:
     """A row of the printed table."""
     return [
+        f"{row['order']} ({row['switches_per_trainer']} each)",
         f"{row['trainers']:,}",
         f"{row['rate_mb_s']:g}",
         f"{row['load_over_train']:.4g}",
         f"{row['jitter']:g}",
         "yes" if row["barrier"] else "no",
-        *(f"{100 * row[name]:.2f} %" for name in ("theory", "without", "with")),
+        *(f"{100 * float(row[name]):.2f} %" for name in ("theory", "without", "with")),
     ]
 
 

@@ -63,7 +63,8 @@ class Durations:
         mean, p95 = self.mean, self.p95
         if mean is None or p95 is None or len(self._latest) < FEW:
             return None
-        return p95 * (1 + MARGIN) + SPREADS * (p95 - mean)
+        # One load far above the rest (the first ones wait for each other) lifts the mean above the percentile.
+        return p95 * (1 + MARGIN) + SPREADS * max(0.0, p95 - mean)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,3 +64,13 @@ def test_memory_for_one_part_only_is_as_no_preloading(idle_ratio):
     without = idle_ratio.idle_ratio(scene)
     one = idle_ratio.idle_ratio(dataclasses.replace(scene, preloading=True, spread=0.0))
     assert one == pytest.approx(without, rel=0.02)
+
+
+@pytest.mark.parametrize("barrier", [False, True])
+@pytest.mark.parametrize("ratio", [0.07, 0.5, 0.89])
+def test_lanes_idle_as_theory_says_without_preloading_and_below_1_percent_with_it(idle_ratio, ratio, barrier):
+    scene = scene_of(idle_ratio, trainers=4, barrier=barrier, train_s=1_600 / ratio, parts=4 * 1_200)
+    scene = dataclasses.replace(scene, lanes=15)
+    without = idle_ratio.idle_ratio(scene)
+    assert without == pytest.approx(idle_ratio.theory(scene), rel=0.05)
+    assert idle_ratio.idle_ratio(dataclasses.replace(scene, preloading=True)) < 0.01

@@ -86,3 +86,12 @@ def test_the_lead_is_the_percentile_and_a_margin_that_grows_with_the_spread():
     varied.add(10.0)
     assert steady.lead == pytest.approx(11)
     assert varied.lead == pytest.approx(13 * 1.1 + 3 * (13 - 10))
+
+
+def test_one_load_far_above_the_rest_does_not_shorten_the_lead():
+    durations = Durations()
+    durations.add(1_000.0)
+    for _ in range(30):
+        durations.add(10.0)
+    assert durations.mean > durations.p95 == 10.0
+    assert durations.lead == pytest.approx(11)
