@@ -20,7 +20,8 @@ from pipegraph import operators as ops
 def keys(loader: Any, most: int) -> list[list[str]]:
     found = []
     for number, chunk in enumerate(loader.chunks(), 1):
-        found.append([f"{position}:{key}" for position, key in zip(chunk.positions, chunk.keys, strict=True)])
+        names = [row["key"] for row in chunk.data] if isinstance(chunk.data, list) else chunk.keys
+        found.append([f"{position}:{key}" for position, key in zip(chunk.positions, names, strict=True)])
         dist.all_reduce(torch.ones(1))  # a rank with fewer steps would leave the others here
         if number == most:
             break
@@ -29,11 +30,31 @@ def keys(loader: Any, most: int) -> list[list[str]]:
 
 def elastic(folder: Path, out: Path, most: int, **where: Any) -> list[list[str]]:
     """Go on from the checkpoint if there is one, and leave one behind."""
-    import torch.distributed.checkpoint as dcp  # slow to import, so only where it is used
-
     graph = pg.Graph("elastic", seed=5)
     select = ops.ShardSelect(folder / "part-*.tar", order=pg.order.LaneOrder(lanes=12))
     graph.add(select).then(ops.Load(), workers=2).then(ops.Batch(global_size=12, collate=list))
+    return through_checkpoints(graph, out, most, **where)
+
+
+def resized(folder: Path, out: Path, most: int) -> list[list[str]]:
+    """The same with a global size that 8, 6, 5, 16, 7 and 1 ranks divide; a sample's key is its first number."""
+    graph = pg.Graph("resized", seed=5)
+    select = ops.ShardSelect(folder / "part-*.npy", order=pg.order.LaneOrder(lanes=48))
+    batches = (
+        graph.add(select).then(ops.Load()).then(name_by_value).then(ops.Batch(global_size=1680, collate=list))
+    )
+    assert batches is not None
+    return through_checkpoints(graph, out, most)
+
+
+def name_by_value(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"key": int(sample["array"][0])}
+
+
+def through_checkpoints(graph: pg.Graph, out: Path, most: int, **where: Any) -> list[list[str]]:
+    """One epoch, or what is left of it, up to ``most`` steps."""
+    import torch.distributed.checkpoint as dcp  # slow to import, so only where it is used
+
     checkpoint = out / "checkpoint"
     with graph.loader(**where) as loader:
         if checkpoint.exists():
@@ -98,9 +119,9 @@ def unequal(folder: Path, out: Path, most: int) -> list[list[str]]:
 def main() -> None:
     job, folder, out, most = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     dist.init_process_group("gloo")
-    found = {"elastic": elastic, "mesh": mesh, "unequal": unequal, "stateful": stateful}[job](
-        folder, out, most
-    )
+    found = {"elastic": elastic, "resized": resized, "mesh": mesh, "unequal": unequal, "stateful": stateful}[
+        job
+    ](folder, out, most)
     name = f"{job}-{dist.get_world_size()}-{most}-{dist.get_rank()}.json"
     (out / name).write_text(json.dumps(found))
     dist.destroy_process_group()

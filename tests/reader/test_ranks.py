@@ -3,8 +3,10 @@
 import itertools
 import json
 import os
+import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,14 +22,14 @@ Run = Callable[..., list[list[list[str]]]]
 def run(write_shards: Any, tmp_path: Path) -> Run:
     folder = write_shards("tar", 4, 60)
 
-    def torchrun(job: str, ranks: int, most: int = 0) -> list[list[list[str]]]:
+    def torchrun(job: str, ranks: int, most: int = 0, shards: Path = folder) -> list[list[list[str]]]:
         """Each rank's steps, each a list of ``position:key``."""
         done = subprocess.run(
-            [sys.executable, *OPTIONS, str(ranks), str(RANK), job, str(folder), str(tmp_path), str(most)],
+            [sys.executable, *OPTIONS, str(ranks), str(RANK), job, str(shards), str(tmp_path), str(most)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
         )
         assert done.returncode == 0, done.stderr[-3000:]
         return [
@@ -58,6 +60,30 @@ def test_an_epoch_over_3_2_4_and_1_ranks_through_checkpoints_is_exact(run: Run) 
     assert [p for batch in found for p in batch][:246] == list(range(246))
     assert all(batch == list(range(12 * n, 12 * n + 12)) for n, batch in enumerate(found[:20]))
     assert len(set().union(*(keys[p] for p in range(246)))) == 246
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", [0, 1])
+def test_an_epoch_over_8_6_5_16_7_and_1_ranks_is_read_once(run: Run, write_shards: Any, turn: int) -> None:
+    folder = write_shards("npy", 9, 2_800)
+    total = sum(2_800 + part for part in range(9))
+    stops = random.Random(turn)
+    batches: list[list[int]] = []
+    keys: Counter[str] = Counter()
+    for ranks in (8, 6, 5, 16, 7, 1):
+        most = stops.randrange(1, 4) if ranks > 1 else 0
+        steps = run("resized", ranks, most, folder)
+        batches += positions(steps)
+        keys.update(
+            place.partition(":")[2]
+            for place in itertools.chain.from_iterable(itertools.chain.from_iterable(steps))
+            if int(place.partition(":")[0]) < total
+        )
+    assert [place for batch in batches for place in batch][:total] == list(range(total))
+    assert all(len(batch) == 1680 for batch in batches[:-1])
+    # Every number stands at the head of one row: each was read, and once.
+    assert len(keys) == total
+    assert set(keys.values()) == {1}
 
 
 @pytest.mark.slow
