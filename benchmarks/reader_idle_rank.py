@@ -26,7 +26,7 @@ sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).par
 
 BATCH, RANKS, RATE = 32, 2, 20e6
 """``RATE``: bytes per second of each rank's line."""
-SLOW_SYNC_S = 0.25
+SLOW_SYNC_S = 0.15
 """Mean time of a sync of the slow disk."""
 
 
