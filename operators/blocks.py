@@ -91,7 +91,7 @@ class BlockReader:
                 self._held.drop(entry)
             self._queue.clear()
             for entry in self._held:
-                entry.first = -1
+                entry.first, entry.wanted, entry.awaited = -1, None, False
             self._replan()
 
     def dealt(self, deal: Deal) -> None:
@@ -277,6 +277,10 @@ class BlockReader:
                 self._held.failed(
                     entry
                 )  # without an error: the reader closes, or an inline worker was interrupted
+            if entry.number in self._first:
+                self._first.discard(entry.number)
+                if self._opening is not None and not self._first:
+                    self._opening.end()
             self._arrived.notify_all()
             self._replan()
             self._work.notify()

@@ -228,7 +228,7 @@ class Opening:
             self._spent.clear()
 
     def end(self) -> None:
-        """It is over: forget everything."""
+        """The blocks are there: forget the pieces."""
         with self._lock:
             self._pieces.clear()
             self._kept.clear()
