@@ -62,18 +62,16 @@ class Pin(Operator):
     def open(self, context: Context) -> None:
         self._context = context
         memory = allocator("pinned" if _cuda_here() else "pageable")
-        self._ring = context.share("slabs", lambda: SlabRing(memory, SPARE_SLABS))
+        self._ring = context.share("slabs", lambda: SlabRing(memory, SPARE_SLABS, count=context.count))
 
     def process(self, chunk: Chunk) -> Chunk:
         assert self._ring is not None
         chunk.keys = chunk.keys
         tensors = tensors_of(chunk.data, packable)
         if tensors:
-            made = self._ring.made
             chunk.packed, pinned = pack(tensors, self._ring, _pinned)
             written = sum(new.nbytes for old, new in zip(tensors, pinned, strict=True) if old is not new)
             self._context.count("bytes_written", written)
-            self._context.count("slabs_made", self._ring.made - made)
             chunk.data = exchanged(chunk.data, tensors, pinned)
         return chunk
 
@@ -93,10 +91,11 @@ class _Landings:
             backend = self._backends.get(slot.device)
             if backend is None:
                 backend = self._backends[slot.device] = backend_for(slot.device)
-            self._landings.append(Landing(backend, backend.stream(slot, f"{context.stage}-{slot}")))
+            stream = backend.stream(slot, f"{context.stage}-{slot}")
+            self._landings.append(Landing(backend, stream, context.count))
         cuda = any(device.type == "cuda" for device in self._backends)
-        self._ring = SlabRing(allocator("pinned" if cuda else "pageable"), SPARE_SLABS)
-        self._made = 0
+        memory = allocator("pinned" if cuda else "pageable")
+        self._ring = SlabRing(memory, SPARE_SLABS, count=context.count)
 
     def send(
         self, place: int, data: Any, packed: Packed | None, in_place: Callable[[torch.Tensor], bool]
@@ -139,9 +138,6 @@ class _Landings:
         arrived = landing.land(spans, places, nbytes, source)
         self._context.count("copies", len(spans))
         self._context.count("bytes_copied", sum(memory.numel() for memory, _ in spans))
-        made = self._ring.made + sum(each.ring.made for each in self._landings)
-        self._context.count("slabs_made", made - self._made)
-        self._made = made
         return arrived
 
     def _gather(

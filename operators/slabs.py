@@ -20,24 +20,20 @@ class StageSlabs:
     Where a copy to a device reads the stage's batches (``context.memory`` is not ``"pageable"``), the tensors that
     ride along are laid behind the ones that the stage makes, so that the copy is one.
 
-    Counted: ``slabs_made``, and ``bytes_written`` to slabs.
+    Counted: ``slabs_made``, their ``slab_bytes``, and ``bytes_written`` to them.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._ring: SlabRing = context.share(
-            "slabs", lambda: SlabRing(allocator(context.memory), spare=SPARE_SLABS)
+            "slabs", lambda: SlabRing(allocator(context.memory), SPARE_SLABS, count=context.count)
         )
         self._packs = context.memory != "pageable"
 
     def take(self, nbytes: int, riding: Any) -> torch.Tensor:
         """A slab (uint8, one dimension) with room for ``nbytes``, and behind them for the tensors of ``riding``."""
         room = room_behind(nbytes, tensors_of(riding, packable)) if self._packs else nbytes
-        made = self._ring.made
-        slab = self._ring.take(room)
-        if self._ring.made != made:
-            self._context.count("slabs_made", self._ring.made - made)
-        return slab
+        return self._ring.take(room)
 
     def deliver(
         self, slab: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -58,10 +58,10 @@ class Landing:
     A slab is written again only behind everything that the streams which read it had been given when it came back.
     """
 
-    def __init__(self, backend: Backend, stream: Stream) -> None:
+    def __init__(self, backend: Backend, stream: Stream, count: Callable[[str, int], None]) -> None:
         self.backend = backend
         self.stream = stream
-        self.ring = SlabRing(self._allocate, SPARE_DEVICE_SLABS)
+        self._ring = SlabRing(self._allocate, SPARE_DEVICE_SLABS, count=count)
         self._reading: deque[tuple[Event, Any]] = deque()
 
     def _allocate(self, nbytes: int) -> torch.Tensor:
@@ -84,10 +84,10 @@ class Landing:
         Returns:
             the tensors, small ones in memory of their own, and the event after which they may be read.
         """
-        slab = self.ring.take(nbytes, self.stream)
+        slab = self._ring.take(nbytes, self.stream)
         for memory, offset in spans:
             self.backend.copy_async(slab[offset : offset + memory.numel()], memory, self.stream)
-        lease = self.ring.lend(slab)
+        lease = self._ring.lend(slab)
         tensors = [lease.tensor(place.dtype, place.shape, place.offset, place.strides) for place in places]
         copied_out = []
         for index, place in enumerate(places):

@@ -46,10 +46,10 @@ class SlabRing:
         allocate: returns a uint8 tensor of at least that many bytes; what is large enough for several slabs is cut.
         spare: free slabs kept; more are given back to the system.
         on_return: called with a slab's memory before it is used again (tests poison it there).
+        count: told of ``slabs_made`` and of ``slab_bytes``, which were allocated for them, with what is rounded up.
 
     Attributes:
         made: slabs made so far.
-        nbytes: bytes allocated for them, with what the allocator rounds up.
     """
 
     def __init__(
@@ -57,15 +57,16 @@ class SlabRing:
         allocate: Callable[[int], torch.Tensor],
         spare: int,
         on_return: Callable[[torch.Tensor], None] | None = None,
+        count: Callable[[str, int], None] = lambda name, n: None,
     ) -> None:
         self._allocate = allocate
+        self._count = count
         self._spare = spare
         self._on_return = on_return
         self._free: SimpleQueue[tuple[torch.Tensor, list[Event]]] = SimpleQueue()
         self._returned: SimpleQueue[_Return] = SimpleQueue()
         self._lent: set[_Return] = set()
         self.made = 0
-        self.nbytes = 0
 
     def take(self, nbytes: int, writer: Stream | None = None) -> torch.Tensor:
         """A slab of at least ``nbytes`` (uint8, one dimension) that nobody reads.
@@ -89,10 +90,11 @@ class SlabRing:
                 self._on_return(slab)
             return slab
         memory = self._allocate(nbytes)
-        self.nbytes += power_of_two(memory.numel()) if memory.is_pinned() else memory.numel()
         size = aligned(max(nbytes, 1))
         count = max(1, memory.numel() // size)
         self.made += count
+        self._count("slabs_made", count)
+        self._count("slab_bytes", power_of_two(memory.numel()) if memory.is_pinned() else memory.numel())
         for start in range(size, count * size, size):
             self._free.put((memory[start : start + size], []))
         return memory[:size] if count > 1 else memory

@@ -231,11 +231,16 @@ def test_several_slabs_share_an_allocation_where_that_wastes_less():
         waste = power_of_two(together * aligned(nbytes)) / (together * aligned(nbytes))
         assert waste <= power_of_two(aligned(nbytes)) / aligned(nbytes)
         assert waste <= 4 / 3 or nbytes == 1
-    ring = SlabRing(lambda nbytes: torch.empty(3 * nbytes, dtype=torch.uint8), 8)
+    counts: list[tuple[str, int]] = []
+    ring = SlabRing(
+        lambda nbytes: torch.empty(3 * nbytes, dtype=torch.uint8),
+        8,
+        count=lambda *noted: counts.append(noted),
+    )
     taken = [ring.take(128) for _ in range(3)]
     assert len({slab.data_ptr() for slab in taken}) == 3
     assert all(slab.numel() == 128 for slab in taken)
-    assert (ring.made, ring.nbytes) == (3, 384)
+    assert counts == [("slabs_made", 3), ("slab_bytes", 384)]
 
 
 # Readers on streams of their own: a batch may be gone for the host while the device still reads it.
