@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -21,8 +22,8 @@ from pipegraph.stage.caching import Hit
 from pipegraph.tree import buffers, copy_containers, map_leaves
 from pipegraph.units import parse_bytes
 
-Value = tuple[tuple[Any, ...], Any]
-"""A sample's keys and its data."""
+Value = tuple[tuple[Any, ...] | None, Any]
+"""A sample's keys, None where its position is its key, and its data."""
 
 
 class _Store(ABC):
@@ -90,7 +91,7 @@ class _Folder(_Store):
         path = self._path(digest, index)
         try:
             data = path.read_bytes()
-        except FileNotFoundError:
+        except OSError:  # not there, or not to be had: it is made again
             return None
         try:
             keys, value = unpack(data)
@@ -114,7 +115,8 @@ class _Folder(_Store):
             aside.write_bytes(data)
             os.replace(aside, path)
         except OSError as error:
-            aside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
             self._limit = 0
             warnings.warn(
                 f"Cache: {self._folder} takes no more files ({error.strerror}); going on without adding to it",
@@ -128,7 +130,9 @@ class Cache(Operator):
     """Later epochs take samples from here and skip the stages above.
 
     It follows a random-access source by one-to-one stages without randomness. What does not fit into the
-    limit is made anew each time; what is in stays in.
+    limit is made anew each time; what is in stays in. Entries are known by the stages above: their parameters, and the
+    names and code of their functions, but not what these call, nor what is in the data set. Another data set of
+    the same length, or a change further down in your code, needs another folder.
 
     Args:
         where: ``"memory"``, or a folder (shared by processes, kept between runs; values are never unpickled).
@@ -160,5 +164,9 @@ class Cache(Operator):
             chunk.keys, chunk.data = data.keys, data.value
             return chunk
         assert self._index_of is not None
-        self._store.put(self._digest, self._index_of(chunk.rows[0][1], chunk.epoch), (chunk.keys, data))
+        position = chunk.rows[0][1]
+        # Another epoch has the sample at another position.
+        named = chunk.keys != (position,) or (isinstance(data, Mapping) and "key" in data)
+        kept = (chunk.keys if named else None, data)
+        self._store.put(self._digest, self._index_of(position, chunk.epoch), kept)
         return chunk

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import Any, final
 
 from pipegraph.activity import Cancelled
@@ -19,16 +20,30 @@ from pipegraph.randomness import generator
 
 
 def function_name(function: Any) -> str:
-    """How a function is known in the graph's digest: module and qualified name."""
+    """How a function is known in the graph's digest: module, qualified name, and what ``partial`` has bound."""
     target = inspect.unwrap(function)
-    while hasattr(target, "func"):  # functools.partial
+    bound = ""
+    while isinstance(target, partial):
+        given = [*map(_plain, target.args), *(f"{k}={_plain(v)}" for k, v in sorted(target.keywords.items()))]
+        bound += f"({', '.join(given)})"
         target = target.func
     if not hasattr(target, "__qualname__"):
         target = type(target)
     module = getattr(target, "__module__", "?")
     if module in ("__main__", "__mp_main__"):
         module = _main_module(module)
-    return f"{module}.{target.__qualname__}"
+    return f"{module}.{target.__qualname__}{bound}"
+
+
+def _plain(value: Any) -> str:
+    """A value as text that is the same in every process: of an object only its type."""
+    if value is None or isinstance(value, str | bytes | bool | int | float | complex):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_plain, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_plain(k)}: {_plain(v)}" for k, v in value.items()) + "}"
+    return function_name(value) if callable(value) else type(value).__qualname__
 
 
 def _main_module(name: str) -> str:
@@ -51,7 +66,7 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
 
 
 def _stem(function: Any) -> str:
-    name = function_name(function).rpartition(".")[2]
+    name = function_name(function).partition("(")[0].rpartition(".")[2]
     return name if name.isidentifier() else "map"
 
 

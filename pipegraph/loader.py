@@ -253,7 +253,7 @@ class Loader:
         if restored.streams:
             place.enter(restored.streams, (rank, world_size))
         if isinstance(state, Mapping) and state["world_size"] == world_size:
-            found = state[f"rank{rank}"]["iterators"]
+            found = state.get(f"rank{rank}", {}).get("iterators", {})
             place.iterators = {name: (step, snapshot) for name, (step, snapshot) in found.items()}
         self._progress.rest_at(place)
         self._progress.ready_for = None

@@ -121,9 +121,7 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan) -> Restored:
         if key.startswith("rank") and isinstance(part, Mapping)
     }
     if saved == world_size:
-        if f"rank{rank}" not in parts:
-            raise StateError(f"the state has no part for rank {rank}; it has: {', '.join(parts) or 'none'}")
-        part = parts[f"rank{rank}"]
+        part = parts.get(f"rank{rank}") or _part_of_another(parts, rank, plan)
         return Restored(first["seed"], part["epoch"], part["ledger"], _streams(part))
     if not parts:
         raise StateError("the state has no part of any rank")
@@ -150,6 +148,29 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan) -> Restored:
         )
     left = [stream for r in range(saved) for stream in _streams(parts[f"rank{r}"])]
     return Restored(first["seed"], part["epoch"], ledger, tuple(left[rank::world_size]))
+
+
+def _part_of_another(parts: Mapping[str, Any], rank: int, plan: Plan) -> Any:
+    """What stands for a rank's part where only others are there, as where one rank saves for all.
+
+    Ranks of an elastic graph that have delivered as many samples stand at the same cursor.
+    """
+    missing = f"the state has no part for rank {rank}; it has: {', '.join(parts) or 'none'}"
+    if not parts:
+        raise StateError(missing)
+    if not plan.elastic:
+        raise StateError(
+            f"{missing}. Because of stages {', '.join(map(repr, plan.inelastic))} each rank needs its own: "
+            "save and load a state on every rank"
+        )
+    first = next(iter(parts.values()))
+    shared = ("epoch", "cursor", "history")
+    if any(part["later"] or any(part[key] != first[key] for key in shared) for part in parts.values()):
+        raise StateError(f"{missing}, and these do not stand at the same step: load each rank's own")
+    rank_of, world_size = first["stream"] or (None, None)
+    if rank_of is None or f"rank{rank_of}" not in parts:
+        raise StateError(f"{missing}, whose rank had taken over another's part: load each rank's own")
+    return {**first, "stream": (rank, world_size), "ledger": [[], []], "iterators": {}}
 
 
 def _check(state: Any, plan: Plan) -> None:

@@ -6,9 +6,13 @@ between pass on untouched, and the cache opens. Nothing else in the engine knows
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
+import inspect
 import json
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 from pipegraph.chunk import Chunk
@@ -21,17 +25,57 @@ class Hit:
 
     __slots__ = ("keys", "value")
 
-    def __init__(self, keys: tuple[Any, ...], value: Any) -> None:
+    def __init__(self, keys: tuple[Any, ...] | None, value: Any) -> None:
         self.keys = keys
         self.value = value
 
 
 def upstream_digest(plan: Plan, stage: StagePlan) -> str:
     """What the stages above a cache are, for the names of its entries."""
-    names = [above.name for above in lineage_above(stage, plan.stages)]
+    above = lineage_above(stage, plan.stages)
     digests = plan.digests()
-    text = json.dumps([[type(plan.stages[name].operator).__qualname__, digests[name]] for name in names])
+    text = json.dumps(
+        [[type(each.operator).__qualname__, digests[each.name], _code_of(each.operator)] for each in above]
+    )
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _code_of(operator: Any) -> str:
+    """What a user's function does, beside its name: one that was edited makes its values anew.
+
+    What it calls, and objects other than plain values that it closes over, are not looked into.
+    """
+    function: Any = getattr(operator, "function", None)
+    if function is None:
+        return ""
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    bound = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            bound.append(cell.cell_contents)
+    return repr((_instructions(code), [each for each in bound if _is_plain(each)]))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | bytes | bool | int | float | complex)
+
+
+def _instructions(code: CodeType) -> list[Any]:
+    return [code.co_code.hex(), code.co_names, [_constant(each) for each in code.co_consts]]
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, CodeType):
+        return _instructions(value)
+    # The order of a set's elements differs from process to process.
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
 
 
 def skip_hits(process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:

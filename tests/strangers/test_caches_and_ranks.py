@@ -1,0 +1,165 @@
+"""Caches whose stages were edited or whose folder is gone; states that one rank saved for all."""
+
+from __future__ import annotations
+
+import functools
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
+
+
+def add(x: int, k: int) -> int:
+    return x + k
+
+
+def adding(k: int) -> Callable[[int], int]:
+    return lambda x: x + k
+
+
+def delivered(graph: pg.Graph, **options: Any) -> list[Any]:
+    with graph.loader(**options) as loader:
+        return list(loader)
+
+
+def cached(function: Callable[[Any], Any], where: str | Path) -> pg.Graph:
+    graph = pg.Graph("cached", seed=1)
+    numbers = graph.add(ops.FromSequence(range(5), order=pg.order.StridedOrder(shuffle=False)))
+    numbers.then(function, name="function").then(ops.Cache(where, "1 MB"))
+    return graph
+
+
+@pytest.mark.parametrize("make", [lambda k: functools.partial(add, k=k), adding])
+def test_a_folder_gives_nothing_that_another_function_of_the_same_name_has_made(
+    tmp_path: Path, make: Callable[[int], Callable[[int], int]]
+) -> None:
+    assert delivered(cached(make(1), tmp_path)) == [1, 2, 3, 4, 5]
+    assert delivered(cached(make(2), tmp_path)) == [2, 3, 4, 5, 6]
+    files = len(list(tmp_path.rglob("*.pgv")))
+    assert delivered(cached(make(1), tmp_path)) == [1, 2, 3, 4, 5]
+    assert len(list(tmp_path.rglob("*.pgv"))) == files
+
+
+def test_a_sample_from_the_cache_has_the_position_of_its_own_epoch_as_its_key() -> None:
+    def make() -> pg.Graph:
+        graph = pg.Graph("cached", seed=1)
+        numbers = graph.add(ops.FromSequence(range(11), order=pg.order.StridedOrder()))
+        numbers.then(str).then(ops.Cache("memory", "1 MB")).then(ops.Batch(3))
+        return graph
+
+    assert_resumes_exactly(make)
+    assert_same_everywhere(make)
+
+
+def test_a_folder_that_cannot_be_one_costs_a_warning_and_no_sample(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert delivered(cached(abs, tmp_path / "file" / "folder")) == [0, 1, 2, 3, 4]
+    assert "takes no more files" in str(caught[0].message)
+
+
+def test_damaged_files_of_a_cache_are_made_again(tmp_path: Path) -> None:
+    graph = cached(lambda x: np.full(3, x), tmp_path)
+    whole = [item.tolist() for item in delivered(graph)]
+    files = sorted(tmp_path.rglob("*.pgv"))
+    for file, content in zip(files, (b"", b"x" * 50, files[2].read_bytes()[:-3], bytes(200)), strict=False):
+        file.write_bytes(content)
+    assert [item.tolist() for item in delivered(graph)] == whole
+
+
+@pytest.mark.parametrize("limit", [1, 100, "1 MB"])
+def test_a_function_below_a_cache_may_change_what_it_gets(limit: int | str) -> None:
+    def change(sample: dict[str, Any]) -> list[Any]:
+        sample["list"].append(9)
+        sample["tensor"].add_(1)
+        return [*sample["list"], float(sample["tensor"])]
+
+    graph = pg.Graph("changed")
+    made = graph.add(ops.FromSequence(range(3))).then(
+        lambda x: {"list": [x], "tensor": torch.tensor(float(x))}, name="made"
+    )
+    made.then(ops.Cache("memory", limit)).then(change, on_error="raise")
+    with graph.loader() as loader:
+        passes = [list(loader) for _ in range(3)]
+    assert passes[0] == [[x, 9, x + 1.0] for x in range(3)]
+    assert [[item[:2] for item in each] for each in passes] == [[item[:2] for item in passes[0]]] * 3
+
+
+def test_a_state_knows_what_partial_has_bound() -> None:
+    def make(k: int) -> pg.Graph:
+        graph = pg.Graph("partial")
+        graph.add(ops.FromIterable(range(5))).then(functools.partial(add, k=k), name="add")
+        return graph
+
+    with make(1).loader() as loader:
+        state = loader.state_dict()
+    with make(2).loader() as loader, pytest.raises(pg.errors.StateError, match="stage 'add'"):
+        loader.load_state_dict(state)
+
+
+ORDERS = [pg.order.StridedOrder(), pg.order.BlockOrder(), pg.order.LaneOrder(lanes=3)]
+
+
+def elastic(order: pg.order.Order, n: int = 37) -> pg.Graph:
+    graph = pg.Graph("elastic", seed=3)
+    graph.add(ops.FromSequence(range(n), order=order)).then(abs, workers=2).then(ops.Batch(2, collate=list))
+    return graph
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=["strided", "block", "lane"])
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_the_state_that_one_rank_saved_serves_all_ranks(order: pg.order.Order, steps: int) -> None:
+    whole = [delivered(elastic(order), rank=rank, world_size=3) for rank in range(3)]
+    with elastic(order).loader(rank=0, world_size=3) as loader:
+        passing = iter(loader)
+        for _ in range(steps):
+            next(passing)
+        state = json.dumps(loader.state_dict())
+    for rank in range(3):
+        with elastic(order).loader(rank=rank, world_size=3) as loader:
+            loader.load_state_dict(json.loads(state))
+            assert list(loader) == whole[rank][steps:]
+
+
+def test_the_state_of_one_rank_is_refused_for_another_where_ranks_stand_at_different_places() -> None:
+    graph = pg.Graph("inelastic", seed=3)
+    graph.add(ops.FromSequence(range(9))).then(ops.Filter(bool), name="odd")
+    with graph.loader(rank=0, world_size=2, equal_steps=False) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with (
+        graph.loader(rank=1, world_size=2, equal_steps=False) as loader,
+        pytest.raises(
+            pg.errors.StateError, match="no part for rank 1; .*stages 'odd' each rank needs its own"
+        ),
+    ):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=["strided", "block", "lane"])
+@pytest.mark.parametrize("n", [0, 1, 5, 17])
+@pytest.mark.parametrize("world_size", [1, 2, 7])
+def test_ranks_of_any_number_share_any_number_of_samples(
+    order: pg.order.Order, n: int, world_size: int
+) -> None:
+    seen: list[int] = []
+    steps = set()
+    for rank in range(world_size):
+        graph = pg.Graph("shares", seed=2)
+        graph.add(ops.FromSequence(range(n), order=order))
+        with graph.loader(rank=rank, world_size=world_size) as loader:
+            chunks = list(loader.chunks())
+            assert len(loader) == len(chunks)
+        steps.add(len(chunks))
+        seen += [chunk.data for chunk in chunks if int(chunk.positions[0]) < n]
+    assert sorted(seen) == list(range(n)) and len(steps) == 1
