@@ -44,7 +44,9 @@ class Visits:
     def of(blocks: int, found: Found) -> Visits:
         """Of visits in any order; those that are over before step 0 are left out."""
         number, first, last = (array[found[2] >= 0] for array in found)
-        by_block = np.lexsort((first, number))
+        first = np.maximum(first, 0)
+        # One sort by both; a rank's steps lie far below 2**40.
+        by_block = np.argsort((number << 40) | first)
         starts = np.zeros(blocks + 1, dtype=np.int64)
         np.cumsum(np.bincount(number, minlength=blocks), out=starts[1:])
         return Visits(starts, first[by_block], last[by_block])
@@ -119,8 +121,8 @@ def _of_lanes(order: LaneOrder, layout: LayoutLike, deal: Deal, ranks: Sequence[
     shared = int(np.gcd(lanes, deal.world_size))
     wanted = np.isin((np.arange(lanes) - gone) % shared, np.unique(np.asarray(ranks) % shared))
     # The pieces that lanes cut blocks into.
-    low = np.unique(np.concatenate((table.ends - np.diff(table.ends, prepend=0), bounds[:-1])))
-    low = low[low < bounds[-1]]
+    low = np.sort(np.concatenate(([0], table.ends[:-1], bounds[:-1])), kind="stable")  # two runs: one merge
+    low = low[(np.diff(low, prepend=-1) > 0) & (low < bounds[-1])]
     lane = np.searchsorted(bounds, low, side="right") - 1
     low, lane = low[wanted[lane]], lane[wanted[lane]]
     block = table.find(low)
