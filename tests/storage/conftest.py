@@ -7,6 +7,7 @@ import http.client
 import http.server
 import io
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -202,3 +203,11 @@ def connect(s3_options: Callable[[int], dict[str, Any]]) -> Iterator[Callable[..
 def open_descriptors() -> Callable[[], list[str]]:
     """What this process has open now."""
     return lambda: sorted(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def url(s3_port: int, connect: Callable[..., Any], request: pytest.FixtureRequest) -> str:
+    """An object of a million random bytes."""
+    address = f"s3://data/{request.node.name}/object.bin"
+    connect(s3_port).put(address, random.Random(0).randbytes(1_000_000))
+    return address

@@ -1,12 +1,7 @@
 """Stores: an S3-compatible server, and a proxy that breaks one request in a chosen way."""
 
 import http.server
-import itertools
-import os
-import pickle
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -16,17 +11,9 @@ from typing import Any
 import pytest
 
 from pipegraph.errors import DataError, LoaderClosedError, ShardError, StoreError
-from pipegraph.storage import LocalFile
-from pipegraph.storage.cache import Cacheable, NodeCache
-from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.failures import is_passing, plain
-from pipegraph.storage.formats import format_of
-from pipegraph.storage.indexing import build_manifest
-from pipegraph.storage.manifest import Manifest
-from pipegraph.storage.opening import open_part
-from pipegraph.storage.parts import Part, expand_parts
+from pipegraph.storage.parts import expand_parts
 from pipegraph.storage.policy import Hedge, Retry
-from pipegraph.storage.remote import RemoteFile
 from pipegraph.storage.stores import StoreClient
 from pipegraph.storage.urls import safe_url, split_url
 
@@ -35,14 +22,6 @@ MakeTar = Callable[..., Path]
 
 QUICK = Retry(deadline_s=20, first_s=0.01, most_s=0.05)
 DATA = random.Random(0).randbytes(1_000_000)
-
-
-@pytest.fixture
-def url(s3_port: int, connect: Connect, request: pytest.FixtureRequest) -> str:
-    """An object of a million random bytes."""
-    address = f"s3://data/{request.node.name}/object.bin"
-    connect(s3_port).put(address, DATA)
-    return address
 
 
 def once(fault: str, command: str = "GET") -> Callable[[str, str], str]:
@@ -282,171 +261,6 @@ def test_memory_stores_are_shared_in_the_process() -> None:
 # Remote parts.
 
 
-@pytest.fixture
-def shard(
-    make_tar: MakeTar, s3_port: int, connect: Connect, request: pytest.FixtureRequest
-) -> tuple[Path, Part]:
-    rng = random.Random(1)
-    path = make_tar([(f"{i:04d}.{f}", rng.randbytes(rng.randrange(3000))) for i in range(150) for f in "ab"])
-    url = f"s3://data/{request.node.name}/a.tar"
-    connect(s3_port).put(url, path.read_bytes())
-    return path, Part(url, path.stat().st_size)
-
-
-def test_a_remote_tar_reads_like_a_local_one(
-    shard: tuple[Path, Part], s3_port: int, connect: Connect
-) -> None:
-    path, part = shard
-    tar, store = format_of(part), connect(s3_port, range_nbytes=20_000, parallel=4)
-    with LocalFile(path) as local, open_part(part, store) as remote:
-        assert list(tar.samples(local)) == list(tar.samples(remote))
-        requests = store.stats.requests
-        assert requests <= 2 + part.size // 20_000 + 4  # type: ignore[operator]
-        blocks = list(tar.index(local, 50_000))
-        assert blocks == list(tar.index(remote, 50_000))
-        for block in reversed(blocks):
-            assert tar.read(local, block)[:] == tar.read(remote, block)[:]
-
-
-def test_reading_in_order_asks_for_each_byte_once(s3_port: int, connect: Connect, url: str) -> None:
-    store = connect(s3_port, range_nbytes=50_000, parallel=4)
-    with RemoteFile(Part(url), store) as file:
-        data = b"".join(file.read_at(at, min(7777, 1_000_000 - at)) for at in range(0, 1_000_000, 7777))
-    assert data == DATA
-    assert (store.stats.requests, store.stats.nbytes) == (21, 1_000_000)
-
-
-@pytest.mark.parametrize("keep", [0, 300_000])
-def test_any_pattern_of_reads_gives_the_right_bytes(
-    s3_port: int, connect: Connect, url: str, keep: int
-) -> None:
-    store, rng = connect(s3_port, range_nbytes=30_000, parallel=3), random.Random(keep)
-    with RemoteFile(Part(url), store, keep_nbytes=keep) as file:
-        at = 0
-        for _ in range(60):
-            nbytes = rng.choice([0, 1, 512, 30_000, 100_000])
-            at = min(rng.choice([at, at + 100, rng.randrange(1_000_000)]), 1_000_000 - nbytes)
-            assert file.read_at(at, nbytes) == DATA[at : at + nbytes]
-            at += nbytes
-
-
-def test_a_part_of_another_size_than_its_manifest_says_is_refused(
-    s3_port: int, connect: Connect, url: str
-) -> None:
-    with pytest.raises(DataError, match="has 1000000 bytes, its manifest says 5; it was changed"):
-        open_part(Part(url, 5), connect(s3_port)).read_at(0, 1)
-    with pytest.raises(DataError, match=r"needs store=StoreClient"):
-        open_part(Part(url))
-
-
-def test_a_manifest_of_remote_parts_reads_each_byte_once(
-    shard: tuple[Path, Part], s3_port: int, connect: Connect
-) -> None:
-    path, part = shard
-    store = connect(s3_port, range_nbytes=20_000)
-    remote = build_manifest([part], store=store, block_nbytes=50_000)
-    assert remote == build_manifest([path], block_nbytes=50_000)
-    assert remote.block_crc32c.tolist() == build_manifest([path], block_nbytes=50_000).block_crc32c.tolist()
-    assert store.stats.nbytes == part.size
-
-
-def cacheable(url: str, offset: int, nbytes: int) -> Cacheable:
-    return Cacheable(url, nbytes, offset, crc32c=crc32c_extend()(0, DATA[offset : offset + nbytes]))
-
-
-def test_with_a_fifth_of_all_requests_spoiled_every_byte_arrives_right(
-    proxy: Any, connect: Connect, url: str, tmp_path: Path
-) -> None:
-    store = connect(proxy.port, retry=QUICK, grace_s=0.3, range_nbytes=20_000)
-    rng = random.Random(5)
-    faults = ["503", "drop", "cut", "stall", "flip"]
-    proxy.fault = lambda method, path: rng.choice(faults) if rng.random() < 0.2 else ""
-    with NodeCache(tmp_path, 300_000) as cache:
-        for start in range(0, 1_000_000, 20_000):
-            what = cacheable(url, start, 20_000)
-            with cache.fetch(what, lambda sink, at=start: store.download(url, at, 20_000, sink)) as file:
-                assert file.read_at(0, 20_000) == DATA[start : start + 20_000]
-            assert cache.usage() <= 300_000
-        flipped = sum(f == "flip" for _, _, f in proxy.seen)
-        assert cache.stats.corrupt == flipped > 0
-    assert {f for _, _, f in proxy.seen} == {"", *faults}
-
-
-RANK = """
-import sys
-from pipegraph.storage.cache import Cacheable, NodeCache
-from pipegraph.storage.checksum import crc32c_extend
-from pipegraph.storage.stores import StoreClient
-folder, url, port, path = sys.argv[1:]
-data = open(path, "rb").read()
-options = {"endpoint": f"http://127.0.0.1:{port}", "region": "us-east-1", "access_key_id": "a",
-           "secret_access_key": "b", "virtual_hosted_style_request": False}
-with StoreClient(options) as store, NodeCache(folder, "2 MB") as cache:
-    for start in range(0, 1_000_000, 50_000):
-        want = data[start : start + 50_000]
-        what = Cacheable(url, 50_000, start, crc32c=crc32c_extend()(0, want))
-        with cache.fetch(what, lambda sink: store.download(url, start, 50_000, sink)) as file:
-            assert file.read_at(0, 50_000) == want
-"""
-
-
-def test_the_ranks_of_a_node_download_each_entry_once_between_them(
-    proxy: Any, url: str, tmp_path: Path
-) -> None:
-    (tmp_path / "data").write_bytes(DATA)
-    arguments = [str(tmp_path / "cache"), url, str(proxy.port), str(tmp_path / "data")]
-    ranks = [subprocess.Popen([sys.executable, "-c", RANK, *arguments]) for _ in range(4)]
-    assert [rank.wait() for rank in ranks] == [0] * 4
-    ranges = [seen for command, seen, _ in proxy.seen if command == "GET"]
-    assert sorted(ranges) == sorted(f"bytes={s}-{s + 49_999}" for s in range(0, 1_000_000, 50_000))
-
-
-def test_no_descriptor_or_thread_is_left_after_close(
-    s3_port: int, url: str, s3_options: Callable[[int], dict[str, Any]]
-) -> None:
-    def cycle() -> None:
-        with StoreClient(s3_options(s3_port)) as store:
-            store.read(url, 0, 100)
-
-    cycle()
-    threads, before = threading.active_count(), len(os.listdir("/proc/self/fd"))
-    for _ in itertools.repeat(None, 5):
-        cycle()
-    assert threads == threading.active_count()
-    # The pool of connections belongs to the client library, which lets go of it in its own time.
-    assert len(os.listdir("/proc/self/fd")) <= before + 5
-
-
-def test_a_client_is_made_anew_in_another_process_with_the_same_settings(
-    s3_port: int, connect: Connect, url: str
-) -> None:
-    store = connect(s3_port, range_nbytes=1234, parallel=2, retry=QUICK, grace_s=3.0)
-    with pickle.loads(pickle.dumps(store)) as copy:
-        assert (copy.range_nbytes, copy.parallel, copy._retry, copy._grace) == (1234, 2, QUICK, 3.0)
-        assert copy.read(url, 0, 3000) == DATA[:3000]
-
-
-FORKED = """
-import os, sys, warnings
-from pipegraph.errors import StoreError
-from pipegraph.storage.stores import StoreClient
-warnings.simplefilter("ignore")
-store = StoreClient()
-store.put("memory://x/a", b"abc")
-if os.fork() == 0:
-    try:
-        store.read("memory://x/a", 0, 1)
-    except StoreError as error:
-        os._exit(7 if "before a fork" in str(error) else 1)
-    os._exit(2)
-sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-
-
-def test_a_client_from_before_a_fork_is_an_error_and_no_hang() -> None:
-    assert subprocess.run([sys.executable, "-c", FORKED], check=False).returncode == 7
-
-
 @pytest.mark.parametrize(
     ("url", "kind"),
     [
@@ -483,20 +297,3 @@ def test_a_server_without_ranges_is_an_error_that_says_so(tmp_path: Path) -> Non
         finally:
             server.shutdown()
             thread.join()
-
-
-def test_a_manifest_may_lie_beside_remote_shards(
-    shard: tuple[Path, Part], s3_port: int, connect: Connect
-) -> None:
-    path, part = shard
-    store = connect(s3_port)
-    manifest = build_manifest([part], store=store, block_nbytes=50_000)
-    url = part.uri.replace("a.tar", "index.json")
-    manifest.save(url, store)
-    again = Manifest.load(url, store)
-    assert again == manifest
-    assert again.parts == (part,)
-    with pytest.raises(DataError, match="cannot name the local part"):
-        build_manifest([path]).save(url, store)
-    with pytest.raises(StoreError, match="not found"):
-        Manifest.load(url + "x", store)

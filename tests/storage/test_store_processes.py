@@ -1,0 +1,96 @@
+"""Store clients over processes: shared caches, pickling, forks, and what is left after them."""
+
+import itertools
+import os
+import pickle
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipegraph.storage.policy import Retry
+from pipegraph.storage.stores import StoreClient
+
+Connect = Callable[..., StoreClient]
+MakeTar = Callable[..., Path]
+
+QUICK = Retry(deadline_s=20, first_s=0.01, most_s=0.05)
+DATA = random.Random(0).randbytes(1_000_000)
+
+
+RANK = """
+import sys
+from pipegraph.storage.cache import Cacheable, NodeCache
+from pipegraph.storage.checksum import crc32c_extend
+from pipegraph.storage.stores import StoreClient
+folder, url, port, path = sys.argv[1:]
+data = open(path, "rb").read()
+options = {"endpoint": f"http://127.0.0.1:{port}", "region": "us-east-1", "access_key_id": "a",
+           "secret_access_key": "b", "virtual_hosted_style_request": False}
+with StoreClient(options) as store, NodeCache(folder, "2 MB") as cache:
+    for start in range(0, 1_000_000, 50_000):
+        want = data[start : start + 50_000]
+        what = Cacheable(url, 50_000, start, crc32c=crc32c_extend()(0, want))
+        with cache.fetch(what, lambda sink: store.download(url, start, 50_000, sink)) as file:
+            assert file.read_at(0, 50_000) == want
+"""
+
+
+def test_the_ranks_of_a_node_download_each_entry_once_between_them(
+    proxy: Any, url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data").write_bytes(DATA)
+    arguments = [str(tmp_path / "cache"), url, str(proxy.port), str(tmp_path / "data")]
+    ranks = [subprocess.Popen([sys.executable, "-c", RANK, *arguments]) for _ in range(4)]
+    assert [rank.wait() for rank in ranks] == [0] * 4
+    ranges = [seen for command, seen, _ in proxy.seen if command == "GET"]
+    assert sorted(ranges) == sorted(f"bytes={s}-{s + 49_999}" for s in range(0, 1_000_000, 50_000))
+
+
+def test_no_descriptor_or_thread_is_left_after_close(
+    s3_port: int, url: str, s3_options: Callable[[int], dict[str, Any]]
+) -> None:
+    def cycle() -> None:
+        with StoreClient(s3_options(s3_port)) as store:
+            store.read(url, 0, 100)
+
+    cycle()
+    threads, before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    for _ in itertools.repeat(None, 5):
+        cycle()
+    assert threads == threading.active_count()
+    # The pool of connections belongs to the client library, which lets go of it in its own time.
+    assert len(os.listdir("/proc/self/fd")) <= before + 5
+
+
+def test_a_client_is_made_anew_in_another_process_with_the_same_settings(
+    s3_port: int, connect: Connect, url: str
+) -> None:
+    store = connect(s3_port, range_nbytes=1234, parallel=2, retry=QUICK, grace_s=3.0)
+    with pickle.loads(pickle.dumps(store)) as copy:
+        assert (copy.range_nbytes, copy.parallel, copy._retry, copy._grace) == (1234, 2, QUICK, 3.0)
+        assert copy.read(url, 0, 3000) == DATA[:3000]
+
+
+FORKED = """
+import os, sys, warnings
+from pipegraph.errors import StoreError
+from pipegraph.storage.stores import StoreClient
+warnings.simplefilter("ignore")
+store = StoreClient()
+store.put("memory://x/a", b"abc")
+if os.fork() == 0:
+    try:
+        store.read("memory://x/a", 0, 1)
+    except StoreError as error:
+        os._exit(7 if "before a fork" in str(error) else 1)
+    os._exit(2)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_client_from_before_a_fork_is_an_error_and_no_hang() -> None:
+    assert subprocess.run([sys.executable, "-c", FORKED], check=False).returncode == 7
