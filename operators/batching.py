@@ -9,11 +9,13 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from pipegraph.bundle import Bundle, joined
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Operator, Regroup
 from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.collate import collate as stack
 from pipegraph.operators.collate import rows_of
+from pipegraph.operators.columns import batch_of, pack
 from pipegraph.operators.functions import function_name
 from pipegraph.randomness import generator
 from pipegraph.tree import map_leaves
@@ -69,7 +71,9 @@ class Batch(Regroup):
         self.drop_last = bool(drop_last)
         self.collate = collate
         self.cost, self.limit, self.pad = cost, limit, pad
+        self.bundles = cost is None
         self._open: list[Chunk] = []
+        self._bundles: list[Bundle] = []
         self._sum = 0.0
 
     def config(self) -> dict[str, Any]:
@@ -96,7 +100,12 @@ class Batch(Regroup):
 
     def open(self, context: Context) -> None:
         self.size = self._per_rank(context.world_size)
-        self._open, self._sum = [], 0.0
+        self.begin()
+
+    def group_size(self, world_size: int = 1) -> int:
+        size = self._per_rank(world_size)
+        assert size is not None
+        return size
 
     def length_for(self, n: int, world_size: int) -> int | None:
         size = self._per_rank(world_size)
@@ -108,7 +117,43 @@ class Batch(Regroup):
         return self.length_for(n, 1)
 
     def begin(self) -> None:
-        self._open, self._sum = [], 0.0
+        self._open, self._bundles, self._sum = [], [], 0.0
+
+    def fills(self, rows: int) -> bool:
+        return self._waiting() + rows >= self.group_size()
+
+    def _waiting(self) -> int:
+        return sum([len(bundle.rows) for bundle in self._bundles])
+
+    def take_bundle(self, bundle: Bundle) -> Sequence[Chunk]:
+        assert self.size is not None
+        made: list[Chunk] = []
+        rows = len(bundle.rows)
+        missing = self.size - self._waiting()
+        while rows >= missing:
+            whole = missing == rows
+            bundles = [*self._bundles, bundle if whole else bundle.part(0, missing)]
+            self._bundles = [] if whole else [bundle.part(missing, rows)]
+            made.append(self._join(bundles))
+            if whole:
+                return made
+            bundle = self._bundles.pop()
+            rows, missing = len(bundle.rows), self.size
+        self._bundles.append(bundle)
+        return made
+
+    def packing(self) -> Callable[[list[Any]], Any] | None:
+        return pack if self.collate is None else None
+
+    def _join(self, bundles: list[Bundle]) -> Chunk:
+        batch = joined(bundles)
+        self.failing = (batch,)
+        if all(bundle.packed is not None for bundle in bundles):
+            batch.data = batch_of([bundle.packed for bundle in bundles], self.pad)
+        else:
+            batch.data = self._collated([item for bundle in bundles for item in bundle.items()])
+        self.failing = ()
+        return batch
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
         open_chunks = self._open
@@ -131,7 +176,10 @@ class Batch(Regroup):
 
     def flush(self) -> Iterable[Chunk]:
         if self.drop_last and self.cost is None:
-            self._open = []
+            self._open, self._bundles = [], []
+        if self._bundles:
+            bundles, self._bundles = self._bundles, []
+            return [self._join(bundles)]
         return self._close() if self._open else ()
 
     def _close(self) -> list[Chunk]:
@@ -141,9 +189,12 @@ class Batch(Regroup):
     def _make(self, chunks: list[Chunk]) -> list[Chunk]:
         items = [chunk.data for chunk in chunks]
         self.failing = chunks
-        data = self.collate(items) if self.collate is not None else stack(items, self.pad)
+        data = self._collated(items)
         self.failing = ()
         return [Chunk.group(chunks, data)]
+
+    def _collated(self, items: list[Any]) -> Any:
+        return self.collate(items) if self.collate is not None else stack(items, self.pad)
 
 
 @final

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from pipegraph.tree import is_dataclass_value, is_namedtuple, with_fields
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 """What ``torch.tensor`` takes; other numbers (fractions, decimals) become lists."""
+
+SCALARS: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64}
+_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 
 
 def collate(items: Sequence[Any], pad: Any = None, field: str = "") -> Any:
@@ -29,18 +33,15 @@ def collate(items: Sequence[Any], pad: Any = None, field: str = "") -> Any:
     Raises:
         DataError: arrays of different shapes without ``pad``, or samples with different fields.
     """
+    alike = stacked_at_once(items)
+    if alike is not None:
+        return alike
     first = items[0]
     if isinstance(first, torch.Tensor):
         return _stack(_tensors(items, field), _pad_of(pad, field), field)
     if isinstance(first, np.ndarray):
         if first.dtype.kind in "OSUVM":
             return list(items)
-        alike = (first.shape, first.dtype)
-        if all(type(item) is np.ndarray and (item.shape, item.dtype) == alike for item in items):
-            try:
-                return torch.from_numpy(np.stack(items))  # one pass, and no tensor per sample
-            except TypeError as error:  # a dtype that torch has not, such as longdouble
-                raise _not_alike(items, field) from error
         return _stack(_tensors(items, field), _pad_of(pad, field), field)
     if isinstance(first, np.generic) and first.dtype.kind in "biufc":
         values = np.asarray(items)
@@ -81,6 +82,32 @@ def collate(items: Sequence[Any], pad: Any = None, field: str = "") -> Any:
         made = [collate(c, pad, _join(field, str(i))) for i, c in enumerate(zip(*items, strict=True))]
         return tuple(made) if isinstance(first, tuple) else made
     return list(items)
+
+
+def stacked_at_once(items: Sequence[Any]) -> torch.Tensor | None:
+    """Samples that are all alike, in one call each and no object per sample; None where they are not.
+
+    What that call does not take, the long way finds out, and says where.
+    """
+    kinds = set(map(type, items))
+    kind = kinds.pop()
+    if kinds:
+        return None
+    try:
+        if kind is torch.Tensor:
+            return torch.stack(list(items)) if len(set(map(_dtype, items))) == 1 else None
+        if kind is np.ndarray:
+            shapes, dtypes = set(map(_shape, items)), set(map(_dtype, items))
+            if len(shapes) > 1 or len(dtypes) > 1 or dtypes.pop().kind not in "biufc":
+                return None
+            shape = shapes.pop()
+            rows = np.concatenate(items).reshape(len(items), *shape) if shape else np.array(items)
+            return torch.from_numpy(rows)
+        if kind in SCALARS:
+            return torch.from_numpy(np.fromiter(items, SCALARS[kind], len(items)))
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pass
+    return None
 
 
 def _tensors(items: Sequence[Any], field: str) -> list[torch.Tensor]:

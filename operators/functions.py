@@ -10,9 +10,11 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from functools import partial
+from itertools import islice
 from typing import Any, final
 
 from pipegraph.activity import Cancelled
+from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.errors import GraphError
@@ -225,6 +227,19 @@ class Map(_Function):
     """One item to one item: ``Map(fn)``."""
 
     default_name = "map"
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self.bundles = self._async is None
+
+    def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
+        if self._plain:
+            function, add = self.function, made.append
+            for item in islice(bundle.data, start, None):
+                add(function(item))
+            return
+        for index in range(start, len(bundle.rows)):
+            made.append(self.call(bundle.one(index)))  # noqa: PERF401 (one may fail)
 
     def process(self, chunk: Chunk) -> Chunk:
         data = chunk.data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,11 @@ class OrderedSource(Source):
             indices = self.order.samples_at(self.layout(), drawn, self.seed, epoch).tolist()
             block = self._block = ((epoch, first), indices)
         return block[1][lap % POSITIONS_AT_ONCE]
+
+    def indices_of(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
+        drawn = np.fromiter(positions, np.int64, len(positions))
+        found: list[int] = self.order.samples_at(self.layout(), drawn, self.seed, epoch).tolist()
+        return found
 
     def read(self, position: int, epoch: int) -> Any:
         return self.item(self.index_of(position, epoch))

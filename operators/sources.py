@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from itertools import islice
 from typing import Any, final
+
+import numpy as np
+import torch
 
 from pipegraph.contracts import Context, Source
 from pipegraph.errors import GraphError, PipegraphError
 from pipegraph.operators.functions import function_name
 from pipegraph.operators.ordered import OrderedSource
 from pipegraph.order import Order, StridedOrder
-from pipegraph.tree import copy_containers
+from pipegraph.tree import ATOMS, copy_containers
+
+SHARED = ATOMS | {np.ndarray, torch.Tensor, bytes, str}
+"""What has no containers to copy."""
 
 ITEMS_AT_ONCE = 16
 """Items asked of a data set's ``__getitems__`` in one call: most of the gain, little to hold back."""
@@ -37,6 +43,7 @@ class FromIterable(Source):
     """
 
     default_name = "fromiterable"
+    bundles = True
 
     def __init__(self, iterable: Iterable[Any] | Callable[..., Iterable[Any]], shard: bool = True) -> None:
         # Of the type: a class has the __iter__ of its instances and is called to make one.
@@ -103,8 +110,11 @@ class FromIterable(Source):
             items.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
             read = self._begun(epoch) + (step - 1) * stride + offset + 1
         self._iterator = items
-        for number, item in enumerate(itertools.islice(items, first - read, None, stride)):
-            yield first + number * stride, copy_containers(item)
+        for number, item in enumerate(islice(items, first - read, None, stride)):
+            yield (
+                first + number * stride,
+                item if item.__class__ in SHARED else copy_containers(item),
+            )
 
     def snapshot(self) -> Any:
         iterator = self._iterator
@@ -134,6 +144,7 @@ class FromSequence(OrderedSource):
     """
 
     default_name = "fromsequence"
+    bundles = True
 
     def __init__(
         self, dataset: Any, order: Order | None = None, sampler: Iterable[Any] | None = None
@@ -174,6 +185,27 @@ class FromSequence(OrderedSource):
     def read_many(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
         indices = [self.index_of(position, epoch) for position in positions]
         return [copy_containers(item) for item in self.dataset.__getitems__(indices)]
+
+    def indices_of(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
+        if self.sampler is None:
+            return super().indices_of(positions, epoch)
+        drawn, world_size = self._sampled[epoch], self._world_size
+        return [drawn[position // world_size] for position in positions]
+
+    def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
+        """At once where the data set can, item by item from one on that fails."""
+        if self.group > 1 and start == 0:
+            try:
+                items = list(self.dataset.__getitems__(indices))
+            except Exception:
+                items = []
+            if len(items) == len(indices):
+                found += [copy_containers(item) for item in items]
+                return
+        dataset, add = self.dataset, found.append
+        for index in islice(indices, start, None):
+            item = dataset[index]
+            add(item if item.__class__ in SHARED else copy_containers(item))
 
     def has_length(self) -> bool:
         return self.sampler is None or hasattr(self.sampler, "__len__")

@@ -32,18 +32,20 @@ class StageAccount:
 
     Attributes:
         depth: 0 for the stage next to the consumer, growing upstream.
-        largest: the most bytes that one call has added so far.
-        headroom: what one item of every stage further down needs.
+        largest: the most bytes that one item has added so far (of a bundle: its samples on average).
+        call: the most that one call has added: that of a bundle is several items'.
+        headroom: what one call of every stage further down needs.
         guarded: whether a worker must reserve before it makes something: not for stages whose items hold no bytes.
         wait_ns: nanoseconds that its workers have waited for room.
     """
 
-    __slots__ = ("depth", "guarded", "headroom", "largest", "name", "wait_ns")
+    __slots__ = ("call", "depth", "guarded", "headroom", "largest", "name", "wait_ns")
 
     def __init__(self, name: str, depth: int) -> None:
         self.name = name
         self.depth = depth
         self.largest = 0
+        self.call = 0
         self.headroom = 0
         self.guarded = False
         self.wait_ns = 0
@@ -130,7 +132,9 @@ class Account:
     def _fits(self, stage: StageAccount, first: First | None, ticket: int, items: int) -> bool:
         free = self.limit - stage.headroom - self.used
         need = items * stage.largest
-        return free >= need + stage.largest or (free >= need and (first is None or first(ticket)))
+        return free >= need + max(stage.call, stage.largest) or (
+            free >= need and (first is None or first(ticket))
+        )
 
     def _take(self, stage: StageAccount, items: int) -> int:
         self._use(items * stage.largest)
@@ -141,8 +145,8 @@ class Account:
         if self.used > self.peak:
             self.peak = self.used
 
-    def settle(self, stage: StageAccount, reserved: int, old: Buffers, new: Buffers) -> None:
-        """A stage has made ``new`` out of ``old``: give the reservation back and count what is there.
+    def settle(self, stage: StageAccount, reserved: int, old: Buffers, new: Buffers, items: int = 1) -> None:
+        """A stage has made ``new`` (of ``items``) out of ``old``: give the reservation back and count what is there.
 
         Raises:
             MemoryLimitError: one item alone is larger than the limit.
@@ -151,20 +155,22 @@ class Account:
             self.used -= reserved
             added = self._add(new)
             self._remove(old)
-            if added > stage.largest:
+            if added > stage.call:
                 if sum(nbytes for _, nbytes in new) > self.limit:
                     raise MemoryLimitError(
                         f"stage {stage.name!r}: one item of {format_bytes(sum(n for _, n in new))} is larger than "
                         f"memory_limit={format_bytes(self.limit)}; raise memory_limit or make smaller items"
                     )
-                stage.largest = added
+                stage.call = added
                 stage.guarded = True
                 self._raise_headroom()
+            if added > stage.largest * items:
+                stage.largest = -(-added // items)
             self._wake()
 
     def _raise_headroom(self) -> None:
         for stage in self.stages:
-            below = sum(other.largest for other in self.stages if other.depth < stage.depth)
+            below = sum(other.call for other in self.stages if other.depth < stage.depth)
             stage.headroom = min(below, self.limit)
 
     def _add(self, buffers: Buffers) -> int:

@@ -3,10 +3,10 @@
 Behaviour contract (what differs from this is a bug):
 
 * It never holds more than ``capacity`` items, nor more than ``max_bytes`` bytes, except that an
-  empty one admits one item of any size.
+  empty one admits one item of any size. The samples of a bundle count one by one.
 * ``put`` appends; ``put_at(lane, ...)`` appends in the order of lanes (see ``reorder``), for
   stages with several workers. Items of later lanes wait inside, within the same bound, and always
-  leave room for one item of the lane that is next: the head of the line can never be locked out.
+  leave room for one item (bundle) of the lane that is next: the head of the line can never be locked out.
 * Waiting takes no time slices and no timeouts: a waiter is queued under the channel's lock and woken
   by whoever makes its condition true. ``cancel`` wakes everybody with ``Cancelled``.
 * A put returns False for a chunk that is not wanted: of a discarded epoch, or delivered before a restart.
@@ -24,8 +24,12 @@ from time import perf_counter_ns
 from typing import Any, Protocol
 
 from pipegraph.activity import Activity, Cancelled, Waiter
+from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Mark
 from pipegraph.reorder import ReorderBuffer
+
+LIGHT_BYTES = 1 << 20
+"""Beyond a ``few`` items a channel holds more only while all are lighter than this together."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Channel:
         max_bytes: bytes it may hold; None is unbounded.
         activity: counts waiting threads; one of its own if not given.
         lanes: whether ``put_at`` will be used.
+        most: samples in one bundle; 1 for a channel of other items. At most ``capacity``.
+        few: items that it holds of any weight; None: as many as ``capacity``.
     """
 
     def __init__(
@@ -73,6 +79,8 @@ class Channel:
         max_bytes: int | None = None,
         activity: Activity | None = None,
         lanes: bool = False,
+        most: int = 1,
+        few: int | None = None,
     ) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be >= 1, got {capacity}")
@@ -84,7 +92,11 @@ class Channel:
         self._ready: deque[Any] = deque()
         self._reorder: ReorderBuffer[Any] | None = ReorderBuffer() if lanes else None
         self._capacity = capacity
-        self._room = capacity  # 0 sends every put through the slow path, where filters are looked at
+        self._most = most
+        self._few = capacity if few is None else few
+        self._extra = 0  # samples of the bundles inside, but one of each
+        # 0 sends every put through the slow path, where filters are looked at and samples counted
+        self._room = capacity if most == 1 else 0
         self._max_bytes = max_bytes
         self._nbytes = 0
         self._cancelled = False
@@ -94,7 +106,7 @@ class Channel:
         self._getters: deque[Waiter] = deque()
         self._watchers: list[tuple[Callable[[ChannelStats], bool], threading.Lock]] = []
         self._put_hooks = False  # somebody must be told of a put
-        self._get_hooks = False  # somebody must be told of a get
+        self._get_hooks = most > 1  # somebody must be told of a get
         self._taken = 0
         self._puts = 0
         self._put_wait_ns = 0
@@ -149,19 +161,22 @@ class Channel:
         assert self._reorder is not None
         return self._reorder.next >= lane
 
-    def _admits(self, lane: int, nbytes: int) -> bool:
-        reorder = self._reorder
-        held = len(self._ready)
-        if reorder is not None:
-            held += reorder.held
-            if lane > reorder.next:
-                fits = self._max_bytes is None or self._nbytes + nbytes <= self._max_bytes
-                return held < self._capacity - 1 and fits
-        if not self._ready and held < self._capacity:
+    def _held(self) -> int:
+        return len(self._ready) + self._extra + (self._reorder.held if self._reorder is not None else 0)
+
+    def _admits(self, lane: int, nbytes: int, samples: int) -> bool:
+        after, reorder = self._held() + samples, self._reorder
+        weight = self._nbytes + nbytes
+        room = self._capacity if weight <= LIGHT_BYTES else self._few
+        if reorder is not None and lane > reorder.next:
+            fits = self._max_bytes is None or weight <= self._max_bytes
+            return after <= room - self._most and fits
+        if not self._ready and after <= self._capacity:
             return True
-        return held < self._capacity and (self._max_bytes is None or self._nbytes + nbytes <= self._max_bytes)
+        return after <= room and (self._max_bytes is None or weight <= self._max_bytes)
 
     def _put(self, lane: int, item: Any, last: bool, stamp: Callable[[Any], None] | None) -> bool:
+        samples = len(item.rows) if item.__class__ is Bundle else 1
         while True:
             with self._lock:
                 if self._cancelled:
@@ -173,10 +188,11 @@ class Channel:
                         assert self._reorder is not None
                         self._release(self._reorder.close(lane))
                     return False
-                if self._admits(lane, item.nbytes):
+                if self._admits(lane, item.nbytes, samples):
                     if stamp is not None:
                         stamp(item)
                     self._nbytes += item.nbytes
+                    self._extra += samples - 1
                     if self._reorder is None:
                         self._append(item)
                     else:
@@ -204,7 +220,7 @@ class Channel:
         """Everything of ``epoch`` is in; only now: in another lane an item of it may still have been on its way."""
         if self._skip is not None and epoch >= self._skip[0]:
             self._skip = None
-        if epoch >= self._discarded and self._skip is None:
+        if epoch >= self._discarded and self._skip is None and self._most == 1:
             self._room = self._capacity
 
     def _after_put(self) -> None:
@@ -238,7 +254,7 @@ class Channel:
                 if item.nbytes:
                     self._nbytes -= item.nbytes
                 if self._get_hooks:
-                    self._after_get()
+                    self._after_get(item)
                 return item
         return self._get()[1]
 
@@ -280,7 +296,7 @@ class Channel:
                     if self.on_take is not None:
                         self.on_take(ticket, item)
                     if self._get_hooks:
-                        self._after_get()
+                        self._after_get(item)
                     if self._ready and self.may_take is not None and self._getters:
                         self._wake_getter()  # it may have waited for the window and not for an item
                         self._set_hooks()
@@ -297,7 +313,9 @@ class Channel:
             elif waiter is not None:
                 self._wait(waiter, self._getters)
 
-    def _after_get(self) -> None:
+    def _after_get(self, item: Any) -> None:
+        if item.__class__ is Bundle:
+            self._extra -= len(item.rows) - 1
         if self._putters:
             self._wake_putter()
         self._set_hooks()
@@ -371,7 +389,7 @@ class Channel:
             self._tell_watchers()
             watched = bool(self._watchers)
         self._put_hooks = watched or bool(self._getters)
-        self._get_hooks = watched or bool(self._putters)
+        self._get_hooks = watched or bool(self._putters) or self._most > 1
 
     # -- control -------------------------------------------------------------------------------
 
@@ -382,7 +400,7 @@ class Channel:
             self._ready.clear()
             if self._reorder is not None:
                 self._reorder = ReorderBuffer()
-            self._nbytes = 0
+            self._nbytes = self._extra = 0
             self._room = 0
             for waiter in (*self._putters, *self._getters):
                 waiter.wake(self.activity)
@@ -399,6 +417,7 @@ class Channel:
             if dropped:
                 self._ready = deque(i for i in self._ready if not (isinstance(i, Chunk) and i.epoch <= epoch))
                 self._nbytes -= sum(item.nbytes for item in dropped)
+                self._extra -= sum(len(item.rows) - 1 for item in dropped if item.__class__ is Bundle)
             for waiter in self._putters:
                 waiter.wake(self.activity)
             self._putters.clear()
@@ -443,9 +462,10 @@ class Channel:
             if waiter is None:
                 return self._capacity
             assert waiter.nbytes is not None
-            held = len(self._ready) + (self._reorder.held if self._reorder is not None else 0)
-            if held >= self._capacity:
-                self._capacity = held + 1
+            held = self._held()
+            if held + self._most > self._capacity:
+                self._capacity = held + self._most
+            self._few = max(self._few, self._capacity)
             if self._max_bytes is not None:
                 self._max_bytes = max(self._max_bytes, self._nbytes + waiter.nbytes)
             self._grown += 1
@@ -460,12 +480,12 @@ class Channel:
 
     def _stats(self, now_ns: int | None = None) -> ChannelStats:
         now = perf_counter_ns() if now_ns is None else now_ns
-        depth = len(self._ready) + (self._reorder.held if self._reorder is not None else 0)
+        depth = self._held()
         return ChannelStats(
             capacity=self._capacity,
             depth=depth,
             nbytes=self._nbytes,
-            puts=self._taken + depth,
+            puts=self._taken + depth - self._extra,
             gets=self._taken,
             put_wait_ns=self._put_wait_ns + sum(max(0, now - waiter.since_ns) for waiter in self._putters),
             get_wait_ns=self._get_wait_ns + sum(max(0, now - waiter.since_ns) for waiter in self._getters),

@@ -14,8 +14,8 @@ and :class:`Mark` (where a ``Route`` turned to another output).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,48 @@ Lineage = tuple[Any, ...]
 
 Cursor = Any
 """A JSON-serialisable restart point; ``None`` is the start of the epoch. See ``docs/resuming.md``."""
+
+
+class Rows(Sequence[Lineage]):
+    """The lineages of several samples of one source, each made when it is asked for.
+
+    Equal to the tuple of them.
+
+    >>> Rows("numbers", [7, 8])[1]
+    ('numbers', 8)
+    """
+
+    __slots__ = ("positions", "source")
+
+    def __init__(self, source: str, positions: list[int]) -> None:
+        self.source = source
+        self.positions = positions
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __iter__(self) -> Iterator[Lineage]:
+        source = self.source
+        return iter([(source, position) for position in self.positions])
+
+    @overload
+    def __getitem__(self, index: int) -> Lineage: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+
+    def __getitem__(self, index: int | slice) -> Lineage | Rows:
+        found = self.positions[index]
+        return Rows(self.source, found) if isinstance(found, list) else (self.source, found)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rows | tuple) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
 
 
 class Chunk:
@@ -61,7 +103,7 @@ class Chunk:
     def __init__(
         self,
         data: Any,
-        rows: tuple[Lineage, ...],
+        rows: Sequence[Lineage],
         epoch: int = 0,
         before: Cursor = 0,
         after: Cursor = 0,
@@ -86,7 +128,11 @@ class Chunk:
         """One key per sample: its ``"key"`` field, else its position (then its lineage without the source)."""
         keys = self._keys
         if keys is None:
-            keys = tuple(row[1] if len(row) == 2 else row[1:] for row in self.rows)
+            rows = self.rows
+            if isinstance(rows, Rows):
+                keys = tuple(rows.positions)
+            else:
+                keys = tuple(row[1] if len(row) == 2 else row[1:] for row in rows)
             data = self.data
             if isinstance(data, Mapping) and "key" in data:
                 found = data["key"]
@@ -104,7 +150,9 @@ class Chunk:
     @property
     def positions(self) -> NDArray[np.int64]:
         """(samples,) int64: global positions in the epoch's order of each sample's source."""
-        return np.fromiter((row[1] for row in self.rows), np.int64, len(self.rows))
+        rows = self.rows
+        found = rows.positions if isinstance(rows, Rows) else (row[1] for row in rows)
+        return np.fromiter(found, np.int64, len(rows))
 
     @property
     def sources(self) -> tuple[str, ...]:

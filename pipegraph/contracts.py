@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.errors import StateError
 
@@ -71,6 +72,8 @@ class Component(ABC):
 
     kind: ClassVar[Kind]
     default_name: ClassVar[str | None] = None
+    bundles: bool = False
+    """Whether it can be asked for several consecutive samples at once; see ``pipegraph.bundle``."""
 
     def open(self, context: Context) -> None:  # noqa: B027
         """Called once by each worker, on its own copy, in its own thread, before the first item."""
@@ -152,6 +155,14 @@ class Source(Component):
         """The items at several positions, for sources with a ``group`` above 1."""
         return [self.read(position, epoch) for position in positions]
 
+    def indices_of(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
+        """What :meth:`read_into` needs to know of some positions (random-access sources with ``bundles``)."""
+        return positions
+
+    def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
+        """Append the items of ``indices[start:]`` one by one; one that fails ends it with its error."""
+        raise NotImplementedError(f"{type(self).__name__} is not read in bundles")
+
     def position_of(self, step: int, epoch: int, rank: int, world_size: int) -> int:
         """The global position of a step: by default dealt out in turn, r, r+W, r+2W ..."""
         return step * world_size + rank
@@ -196,6 +207,13 @@ class Operator(Component):
     def elastic(self) -> bool:
         """Whether a sample comes out the same whatever is around it: one-to-one, or plain (un)batching."""
         return self.kind == "map" and self.one_to_one
+
+    def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
+        """Append the data made of samples ``start`` on, one by one; one that fails ends it with its error.
+
+        For maps with ``bundles``. It does what ``process`` does with each, and keeps their identity.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not take bundles")
 
     @abstractmethod
     def process(self, chunk: Chunk) -> Any:
@@ -279,6 +297,26 @@ class Regroup(Operator):
     def emits_next(self) -> bool:
         """Whether the next ``process`` may make something new, for which memory is then reserved."""
         return True
+
+    def group_size(self, world_size: int = 1) -> int:
+        """Samples in one group (of operators with ``bundles``)."""
+        raise NotImplementedError(f"{type(self).__name__} does not take bundles")
+
+    def packing(self) -> Callable[[list[Any]], Any] | None:
+        """What puts samples together where they are made, in any thread; :meth:`take_bundle` takes that as well.
+
+        It returns an object with ``part(start, stop)``, ``rows()`` and ``buffers()``, or None for samples that it
+        cannot put together.
+        """
+        return None
+
+    def fills(self, rows: int) -> bool:
+        """Whether so many more samples make a group, for which memory is then reserved."""
+        return True
+
+    def take_bundle(self, bundle: Bundle) -> Sequence[Chunk]:
+        """As ``process`` with each of its samples (of operators with ``bundles``)."""
+        raise NotImplementedError(f"{type(self).__name__} does not take bundles")
 
     def flush(self) -> Iterable[Chunk]:
         """What is left at the end of an epoch; the next chunk begins a new epoch."""

@@ -12,6 +12,10 @@ from pipegraph.errors import StateError
 from pipegraph.graph import Edge, StageSpec
 from pipegraph.policies import Skip, final_policy
 
+SAMPLES_PER_QUEUE = 64
+"""Default capacity of a queue of samples: a hand-over to another thread costs ten items' work, so
+queues of cheap items must be long enough to pay it rarely. Measured in benchmarks/hop_cost.py."""
+
 
 @dataclass(frozen=True)
 class StagePlan:
@@ -21,15 +25,17 @@ class StagePlan:
         level: ``"sample"``, ``"batch"`` or ``"part"``: what its output is.
         unordered_above: whether it lies below (or is) a completion-order stage.
         bypassed: why it is left out, or None.
+        within: the stage that does its work (it is left out itself), or None.
+        fused: for that stage, the operator that does the work of both.
         notes: rewrites and hints, in words.
         memory: what its slabs lie in: ``"pinned"`` where a copy to CUDA reads them, ``"staged"`` (ordinary memory, laid
             out as for CUDA) where a copy on the CPU does, else ``"pageable"``.
         merge: for a ``Route``, the ``Merge`` that joins its outputs again.
         route: for a ``Merge``, the ``Route`` it follows.
-        within: the stage that does its work (it is left out itself), or None.
-        fused: for that stage, the operator that does the work of both.
         marked: whether it lies between a ``Route`` and its ``Merge``, so that marks pass through it.
         route_outputs: for both, which outputs of the ``Route`` the ``Merge`` joins, in the order of its inputs.
+        bundle: the ``Batch`` that the rows of this stage go to in bundles (for that ``Batch`` itself too).
+        most_rows: in one bundle of its output.
     """
 
     spec: StageSpec
@@ -46,14 +52,16 @@ class StagePlan:
     route: str | None = None
     marked: bool = False
     route_outputs: tuple[int, ...] = ()
+    within: str | None = None
+    fused: Operator | Source | None = None
+    bundle: str | None = None
+    most_rows: int = 1
 
     @property
     def name(self) -> str:
         """The stage's name."""
         return self.spec.name
 
-    within: str | None = None
-    fused: Operator | Source | None = None
     @property
     def operator(self) -> Operator | Source:
         """What it does."""

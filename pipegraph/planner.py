@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 
+from pipegraph.bundling import bundle_rows
 from pipegraph.contracts import Merge, Operator, Route, Source
 from pipegraph.errors import GraphError
 from pipegraph.graph import Edge, Graph, Node, StageSpec
-from pipegraph.plan import Plan, StagePlan, lineage_above
+from pipegraph.plan import SAMPLES_PER_QUEUE, Plan, StagePlan, lineage_above
 from pipegraph.policies import Replace, Retry, Skip, final_policy
-
-SAMPLES_PER_QUEUE = 64
-"""Default capacity of a queue of samples: a hand-over to another thread costs ten items' work, so
-queues of cheap items must be long enough to pay it rarely. Measured in benchmarks/hop_cost.py."""
 
 BATCHES_PER_WORKER = 2
 """Default capacity of a queue of batches, per worker: one in hand, one ready."""
@@ -34,6 +31,7 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     _pair_routes(planned, edge)
     for stage in planned.values():
         _check_replace(stage, planned)
+    bundle_rows(planned, edge)
     inelastic = tuple(
         stage.name for stage in planned.values() if stage.bypassed is None and not _is_elastic(stage)
     )
@@ -108,6 +106,8 @@ def _leave_out_copies(planned: dict[str, StagePlan], output: Edge) -> None:
             for reader in readers:
                 upstream = tuple(_shortcut(edge, planned) for edge in reader.upstream)
                 planned[reader.name] = replace(reader, upstream=upstream)
+
+
 def _fuse(planned: dict[str, StagePlan], output: Edge) -> None:
     """Two neighbouring stages become one where the upper operator can do the lower one's work in the same go."""
     for name, below in list(planned.items()):
@@ -118,12 +118,16 @@ def _fuse(planned: dict[str, StagePlan], output: Edge) -> None:
         plain = all(s.backend == "thread" and s.spec.ordered for s in (above, below))
         if not plain or below.spec.on_error != "raise" or output.stage == above.name or len(readers) != 1:
             continue
-        fused = above.operator.take_in(below.operator) if isinstance(above.operator, Operator) else None
+        if not isinstance(above.operator, Operator):
+            continue
+        fused = above.operator.take_in(below.operator)
         if fused is None:
             continue
+        alone = above.operator.notes()
         planned[above.name] = replace(
             above,
             fused=fused,
+            notes=(*(note for note in above.notes if note not in alone), *fused.notes()),
             spec=replace(above.spec, max_bytes=below.spec.max_bytes or above.spec.max_bytes),
             workers=max(above.workers, below.workers),
             capacity=above.capacity if below.spec.capacity is None else below.capacity,
@@ -136,8 +140,6 @@ def _fuse(planned: dict[str, StagePlan], output: Edge) -> None:
             if other.name != name:
                 upstream = tuple(_shortcut(edge, planned) for edge in other.upstream)
                 planned[other.name] = replace(other, upstream=upstream)
-
-
 
 
 def _choose_memory(planned: dict[str, StagePlan]) -> None:

@@ -13,12 +13,13 @@ from pipegraph.account import Account
 from pipegraph.activity import Activity, Cancelled
 from pipegraph.channel import Channel
 from pipegraph.chunk import Lineage
-from pipegraph.contracts import Context, Merge, Source
+from pipegraph.contracts import Context, Merge, Regroup, Source
 from pipegraph.errors import MemoryLimitError, PipegraphError
-from pipegraph.plan import Plan, StagePlan
+from pipegraph.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
 from pipegraph.stage.cursors import earlier
 from pipegraph.stage.horizon import Horizon
 from pipegraph.stage.loops import loop_for
+from pipegraph.stage.pace import Pace
 from pipegraph.stage.restore import (
     Path,
     expands_below,
@@ -33,6 +34,9 @@ from pipegraph.units import format_bytes
 
 if TYPE_CHECKING:
     from pipegraph.runtime import Runtime
+
+BUNDLES_PER_LIMIT = 64
+"""A bundle of rows is at most this part of the memory limit, for it is made, counted and waited for as one."""
 
 LEAST_BYTES = 512
 """What an item in a queue takes at the very least, with its chunk object: bounds growth where data holds no buffers."""
@@ -114,6 +118,7 @@ class Run:
         for stage in plan.running:
             self.stages[stage.name] = StageRun(stage, self, depths[stage.name])
         share = max(1, self.account.limit // max(1, len(plan.running)))
+        self._pace_bundles()
         for stage in plan.running:
             run = self.stages[stage.name]
             outputs = getattr(stage.operator, "outputs", 1)
@@ -131,6 +136,8 @@ class Run:
                 producer.spec.max_bytes or share,
                 self.activity,
                 lanes=self.stages[producer.name].pooled,
+                most=producer.most_rows,
+                few=SAMPLES_PER_QUEUE if producer.most_rows > 1 and producer.spec.capacity is None else None,
             )
             self.channels[consumer, index] = channel
             self.stages[producer.name].outboxes[edge.output].append(channel)
@@ -151,6 +158,22 @@ class Run:
                 run.number_items()
             if run.unordered:
                 run.track_tickets()
+
+    def _pace_bundles(self) -> None:
+        """One pace for the stages of each chain that hands rows over in bundles."""
+        paces: dict[str, Pace] = {}
+        for stage in self.plan.running:
+            if stage.bundle is None:
+                continue
+            if isinstance(stage.operator, Source):  # a chain's first
+                batch = self.plan.stages[stage.bundle].operator
+                assert isinstance(batch, Regroup)
+                size = batch.group_size(self.world_size)
+                limit = max(1, self.account.limit // BUNDLES_PER_LIMIT)
+                paces[stage.bundle] = Pace(stage.most_rows, stage.operator.group, size, limit)
+            self.stages[stage.name].pace = paces[stage.bundle]
+            if isinstance(stage.operator, Regroup):
+                self.stages[stage.upstream[0].stage].pack = stage.operator.packing()
 
     def _restore(self, resume: Resume) -> None:
         if resume.cursor is None and not resume.delivered:

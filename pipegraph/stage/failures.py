@@ -101,21 +101,37 @@ class Failures:
 
     def retry(self, worker: Worker, attempt: Callable[[], Any]) -> Any:
         """Call ``attempt`` up to ``times`` times more; the last error is raised."""
+        try:
+            return attempt()
+        except Exception as error:
+            first = error
+        try:
+            return self.try_again(worker, attempt, first)
+        finally:
+            del first
+
+    def try_again(self, worker: Worker, attempt: Callable[[], Any], error: BaseException) -> Any:
+        """As :meth:`retry`, when the first try has failed with ``error``."""
         policy = self.policy
-        assert isinstance(policy, Retry)
-        for turn in range(policy.times + 1):
+        if not isinstance(policy, Retry) or not isinstance(error, Exception):
+            raise error
+        for turn in range(policy.times):
+            self._before_retry(worker, policy, turn)
             try:
                 return attempt()
-            except Cancelled:
-                raise
-            except Exception:
-                if turn == policy.times:
-                    raise
-                self._before_retry(worker, policy, turn)
-        raise AssertionError
+            except Exception as again:
+                error = again
+        try:
+            raise error
+        finally:
+            del error
 
-    def handle(self, worker: Worker, chunk: Chunk, error: BaseException) -> Chunk | Failure | None:
+    def handle(
+        self, worker: Worker, chunk: Chunk, error: BaseException, row: int = 0
+    ) -> Chunk | Failure | None:
         """What takes the failed chunk's place: a substitute, nothing (None), or the failure.
+
+        ``row`` says which of its bundle's samples it is.
 
         Called inside ``except BaseException``. What ends a run passes through; so does Ctrl-C, which an
         inline stage may meet in its consumer's thread.
@@ -127,7 +143,7 @@ class Failures:
         worker.meter.failed += 1
         if self.final == "raise" or not isinstance(error, Exception):
             return self._give_up(chunk, error)
-        problem = self._judge(worker, chunk, error)
+        problem = self._judge(worker, chunk, error, row)
         if problem is not None:
             return self._give_up(chunk, problem)
         if isinstance(self.final, Skip):

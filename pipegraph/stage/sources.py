@@ -8,8 +8,9 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.activity import Cancelled
+from pipegraph.bundle import Bundle
 from pipegraph.channel import Channel
-from pipegraph.chunk import Chunk, EndOfEpoch, Failure
+from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Rows
 from pipegraph.contracts import Source
 from pipegraph.stage.stage import StageRun, Worker
 from pipegraph.tree import ATOMS
@@ -47,7 +48,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                 found = next(items, None)
             except BaseException as error:
                 stage.drop(reserved, ())
-                put(_failure(stage, error, epoch, step))
+                put(failure_of(stage, error, epoch, step))
                 break
             if found is None:
                 stage.drop(reserved, ())
@@ -74,7 +75,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
         yield
 
 
-def _failure(stage: StageRun, error: BaseException, epoch: int, step: int) -> Failure:
+def failure_of(stage: StageRun, error: BaseException, epoch: int, step: int) -> Failure:
     """What stands where a source broke off; nothing of the epoch follows."""
     if not isinstance(error, Exception) and (
         isinstance(error, Cancelled | GeneratorExit) or stage.plan.backend == "inline"
@@ -93,9 +94,11 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
 
     Inline: a worker that finds ``inner`` empty steps this until it has something to do.
     """
-    run, name = stage.run, stage.name
+    run, name, pace = stage.run, stage.name, stage.pace
     epoch, step = run.first_epoch, stage.restart.step
-    room = inner.stats().capacity
+    # Bundles are dealt one at a time: how long they should be may be known better soon.
+    room = inner.stats().capacity if pace is None else 1
+    began = step
     while True:
         run.horizon.wait_for(epoch)
         filled = 0
@@ -104,22 +107,25 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
             try:
                 if positions is None:
                     positions = iter(source.positions(epoch, run.rank, run.world_size, step))
-                group = list(islice(positions, source.group))
+                group = list(islice(positions, source.group if pace is None else pace.rows(step - began)))
             except BaseException as error:
-                inner.put(_failure(stage, error, epoch, step))
+                inner.put(failure_of(stage, error, epoch, step))
                 break
             if not group:
                 break
-            rows = tuple([(name, position) for position in group])
-            data = group if source.group > 1 else group[0]
-            inner.put(Chunk(data, rows, epoch, step, step + len(group)))
+            if pace is not None:
+                inner.put(Bundle(group, Rows(name, group), epoch, step))
+            else:
+                rows = tuple([(name, position) for position in group])
+                data = group if source.group > 1 else group[0]
+                inner.put(Chunk(data, rows, epoch, step, step + len(group)))
             step += len(group)
             filled += 1
             if filled == room:
                 filled = 0
                 yield
         inner.put(EndOfEpoch(epoch))
-        epoch, step = epoch + 1, 0
+        epoch, step, began = epoch + 1, 0, 0
         yield
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pipegraph.account import Account, Buffers
 from pipegraph.activity import Activity, Cancelled
+from pipegraph.bundle import Bundle
 from pipegraph.channel import Channel
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Mark
 from pipegraph.contracts import Context, Operator, Source
@@ -27,6 +28,7 @@ from pipegraph.tree import buffers, copy_containers
 
 if TYPE_CHECKING:
     from pipegraph.stage.horizon import Horizon
+    from pipegraph.stage.pace import Pace
 
 
 class Meter:
@@ -113,6 +115,8 @@ class StageRun:
         self.pooled = plan.operator.kind in ("source", "map", "expand") and (
             plan.workers > 1 or (self.budgeted and not hasattr(plan.operator, "state_dict"))
         )
+        self.pace: Pace | None = None  # where rows are handed over in bundles; see bundles.py
+        self.pack: Callable[[list[Any]], Any] | None = None  # how the ``Batch`` behind it wants bundles
         self.snapshots = Snapshots()
         self.jobs: deque[Any] = deque()  # batches whose rows the workers share; see rows.py
         self.jobs_lock = threading.Lock()
@@ -249,6 +253,11 @@ class StageRun:
             self._numbered_epoch = item.epoch
             self._started = ledger.base(self.name, item.epoch)[1]
         self._starts[ticket] = self._started
+        if item.__class__ is Bundle:
+            for step in range(item.before, item.after):
+                self._started += 1
+                ledger.took(self.name, item.epoch, step, self._started)
+            return
         self._started += len(item.rows) if operator.per_sample else 1
         ledger.took(self.name, item.epoch, item.before, self._started)
 

@@ -7,11 +7,12 @@ functions are pure functions of their item, so that only the engine can make a d
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 
 from pipegraph import operators as ops
@@ -34,7 +35,7 @@ def weigh(item: Any) -> int:
         return sum(weigh(value) for value in item.values())
     if isinstance(item, list | tuple):
         return sum(weigh(value) for value in item) + len(item)
-    if isinstance(item, np.ndarray):
+    if isinstance(item, np.ndarray | torch.Tensor):
         return int(item.sum())
     return int(item)
 
@@ -85,6 +86,26 @@ def fail(item: Any, modulus: int) -> Any:
     return item
 
 
+class Rough:
+    """A data set in which some items cannot be read; several at once where it ``offers`` that."""
+
+    def __init__(self, count: int, modulus: int, offers: bool) -> None:
+        self.items = _items("ints", count)
+        self.modulus = modulus
+        if offers:
+            self.__getitems__ = self.several
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return fail(self.items[index], self.modulus)
+
+    def several(self, indices: list[int]) -> list[Any]:
+        """The items of several indices, if all can be read."""
+        return [self[index] for index in indices]
+
+
 class Flaky:
     """Fails the first time it meets an item that it does not like."""
 
@@ -131,6 +152,7 @@ class Step:
     backend: str = "thread"
     ordered: bool = True
     policy: Policy = "raise"
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,11 +184,13 @@ class Recipe:
                     *ups,
                     name=f"{number}-{step.kind}",
                     workers=1 if inline else 1 + (step.workers + turn - 1) % 4,
-                    capacity=64 if inline else 1 + (step.capacity + 3 * turn - 1) % 8,
+                    capacity=64
+                    if inline
+                    else (1 + (step.capacity + 3 * turn - 1) % 8) * (8 if step.wide else 1),
                     backend="inline"
                     if inline
                     else step.backend
-                    if turn == 0
+                    if turn == 0 or step.wide
                     else backends[(number + turn) % 3],
                     ordered=step.ordered,
                     on_error=step.policy,
@@ -186,6 +210,7 @@ def _operator(step: Step) -> Operator | Source:
     made: dict[str, Any] = {
         "iterable": lambda: ops.FromIterable(_items("ints", size)),
         "arrays": lambda: ops.FromSequence([{"x": each["x"]} for each in _items("arrays", size)]),
+        "rough": lambda: ops.FromSequence(Rough(size, 4 + delay % 3, bool(delay % 2))),
         "sequence": lambda: ops.FromSequence(_items("ints", size), order=StridedOrder(shuffle=True)),
         "map": lambda: ops.Map(partial(transform, factor=size, delay=delay)),
         "random": lambda: ops.Map(partial(draw, delay=delay)),
@@ -196,6 +221,7 @@ def _operator(step: Step) -> Operator | Source:
         "sum": RunningSum,
         "batch": lambda: ops.Batch(size, collate=list, drop_last=bool(delay % 2)),
         "batch-all": lambda: ops.Batch(size, collate=list),
+        "stack": lambda: ops.Batch(3 * size, drop_last=bool(delay % 2)),
         "unbatch": ops.Unbatch,
         "shuffle": lambda: ops.Shuffle(size),
         "bucket": lambda: ops.Bucket(partial(choose, outputs=5), [1, 3], size=size),
@@ -220,8 +246,8 @@ class _Sketch:
         self.level: list[str] = []
         self.unordered: list[bool] = []
 
-    def add(self, kind: str, *ups: tuple[int, int], level: str = "") -> int:
-        """Draw a step of this kind; returns its number."""
+    def add(self, kind: str, *ups: tuple[int, int], level: str = "", wide: bool = False) -> int:
+        """Draw a step of this kind; ``wide`` is ordered and has a long queue. Returns its number."""
         unordered = any(self.unordered[up] for up, _ in ups)
         parallel = kind in (
             "map",
@@ -231,19 +257,20 @@ class _Sketch:
             "fail",
             "flaky",
             "arrays",
+            "rough",
             "sequence",
             "unbatch",
         )
         policy: Policy = "raise"
-        if kind == "fail":
+        if kind in ("fail", "rough"):
             exact = [Skip(2), Retry(1, then=Skip(3)), Skip(0.2)] if not unordered else []
             policy = (
                 self.draw(st.sampled_from(["raise", "raise", Skip(), *exact])) if self.failures else Skip()
             )
         elif kind == "flaky":
             policy = Retry(2)
-        ordered = not parallel or self.draw(st.integers(0, 7)) > 0
-        if not ordered and isinstance(policy, Skip | Retry) and kind == "fail":
+        ordered = wide or not parallel or self.draw(st.integers(0, 7)) > 0
+        if not ordered and isinstance(policy, Skip | Retry) and kind in ("fail", "rough"):
             policy = Skip()
         self.steps.append(
             Step(
@@ -256,11 +283,22 @@ class _Sketch:
                 self.draw(st.sampled_from(["thread", "thread", "thread", "inline"])),
                 ordered,
                 policy,
+                wide,
             )
         )
         self.level.append(level or (self.level[ups[0][0]] if ups else "sample"))
         self.unordered.append(unordered or not ordered)
         return len(self.steps) - 1
+
+    def rows(self) -> int:
+        """A source, one-to-one stages and a batch: where rows are handed over in bundles."""
+        last = self.add(self.draw(st.sampled_from(["iterable", "sequence", "rough"])), wide=True)
+        for _ in range(self.draw(st.integers(0, 2))):
+            kind = self.draw(st.sampled_from(["map", "random", "fail", "flaky"]))
+            last = self.add(kind, (last, 0), wide=True)
+        return self.add(
+            self.draw(st.sampled_from(["batch", "stack", "stack"])), (last, 0), level="batch", wide=True
+        )
 
     def one_input(self, up: tuple[int, int]) -> int:
         """A drawn stage behind ``up``."""
@@ -312,11 +350,30 @@ class _Sketch:
 
 
 @st.composite
+def row_recipes(draw_from: Any) -> Recipe:
+    """Graphs in which rows are handed over in bundles: a source, one-to-one stages, a batch, perhaps more."""
+    sketch = _Sketch(draw_from, failures=True)
+    sketch.rows()
+    if draw_from(st.booleans()):
+        sketch.one_input((len(sketch.steps) - 1, 0))
+    steps = [replace(step, backend="thread") for step in sketch.steps]
+    return Recipe(
+        tuple(steps),
+        draw_from(st.integers(0, 3)),
+        not any(sketch.unordered),
+        any(step.kind in ("fail", "rough") and step.policy != Skip() for step in steps),
+    )
+
+
+@st.composite
 def recipes(draw_from: Any, failures: bool = True) -> Recipe:
     """Graphs of up to 12 stages with fan-out, fan-in, routes; without ``failures`` none reaches the consumer."""
     sketch = _Sketch(draw_from, failures)
     for _ in range(draw_from(st.integers(1, 2))):
-        sketch.add(draw_from(st.sampled_from(["iterable", "sequence", "arrays"])))
+        if draw_from(st.integers(0, 3)) == 0:
+            sketch.rows()
+        else:
+            sketch.add(draw_from(st.sampled_from(["iterable", "sequence", "arrays"])))
     for _ in range(draw_from(st.integers(0, MOST_STAGES - 3))):
         if len(sketch.steps) >= MOST_STAGES - 1:
             break
@@ -331,5 +388,5 @@ def recipes(draw_from: Any, failures: bool = True) -> Recipe:
         tuple(sketch.steps),
         draw_from(st.integers(0, 3)),
         not any(sketch.unordered),
-        any(step.kind == "fail" and step.policy != Skip() for step in sketch.steps),
+        any(step.kind in ("fail", "rough") and step.policy != Skip() for step in sketch.steps),
     )

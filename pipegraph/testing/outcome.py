@@ -24,7 +24,12 @@ def fingerprint(data: Any) -> Any:
     if isinstance(data, torch.Tensor):
         whole = data.detach().cpu().contiguous()
         return (
-            ("tensor", str(whole.dtype), tuple(whole.shape), whole.view(torch.uint8).numpy().tobytes())
+            (
+                "tensor",
+                str(whole.dtype),
+                tuple(whole.shape),
+                whole.reshape(-1).view(torch.uint8).numpy().tobytes(),
+            )
             if (whole.numel())
             else ("tensor", str(whole.dtype), tuple(whole.shape), b"")
         )
@@ -70,7 +75,7 @@ class Delivered:
     @classmethod
     def of(cls, chunk: Chunk) -> Delivered:
         """The chunk as a value."""
-        return cls(chunk.epoch, chunk.rows, chunk.keys, fingerprint(chunk.data), chunk.batched)
+        return cls(chunk.epoch, tuple(chunk.rows), chunk.keys, fingerprint(chunk.data), chunk.batched)
 
     def samples(self) -> Iterator[Any]:
         """What must be equal also where samples may meet in other batches."""

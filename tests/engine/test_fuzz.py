@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipegraph.testing.graphs import recipes
+from pipegraph.stage import pace
+from pipegraph.testing.graphs import recipes, row_recipes
 from pipegraph.testing.outcome import Outcome, assert_equal_chunks, run_pass
 
 EXAMPLES = int(os.environ.get("PIPEGRAPH_FUZZ_EXAMPLES", "200"))
@@ -65,6 +66,13 @@ def assert_same(expected: Outcome, found: Outcome, ordered: bool, what: str):
         assert found.error is not None and found.error[0] == expected.error[0], (what, found.error)
 
 
+@pytest.fixture
+def long_bundles(monkeypatch):
+    """Rows travel in bundles as long as they may be, however slow this machine is."""
+    monkeypatch.setattr(pace, "BUNDLE_NS", 1 << 60)
+    monkeypatch.setattr(pace, "LONG_NS", 1 << 61)
+
+
 @fuzzed
 @given(recipes(), st.integers(1, 3), st.sampled_from([1, 2, 3, None]), st.integers(0, 5))
 def test_random_graphs_deliver_what_the_inline_reference_delivers(recipe, epochs, prefetch, turn):
@@ -81,6 +89,16 @@ def test_random_graphs_deliver_what_the_inline_reference_delivers(recipe, epochs
 @fuzzed
 @given(recipes(), st.lists(st.integers(0, 12), min_size=1, max_size=3), st.integers(0, 5))
 def test_random_graphs_resume_exactly_wherever_they_are_stopped(recipe, stops, turn):
+    check_resume(recipe, stops, turn)
+
+
+@fuzzed
+@given(row_recipes(), st.lists(st.integers(0, 12), max_size=3), st.sampled_from([0, 3, 6]))
+def test_rows_in_bundles_come_and_resume_as_they_do_one_by_one(long_bundles, recipe, stops, turn):
+    check_resume(recipe, stops, turn)
+
+
+def check_resume(recipe, stops, turn):
     start_deadline()
     threads = threading.active_count()
     epochs = 2

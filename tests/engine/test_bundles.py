@@ -1,0 +1,370 @@
+"""Rows handed over in bundles: where, how many, and that nothing else changes. test_fuzz.py compares whole graphs."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.bundle import UNNAMED, Bundle, joined
+from pipegraph.channel import LIGHT_BYTES, Channel
+from pipegraph.chunk import Chunk, Rows
+from pipegraph.operators.collate import collate
+from pipegraph.operators.columns import batch_of, pack
+from pipegraph.stage import pace as pacing
+from pipegraph.stage.pace import Pace
+
+
+def bundle(count, before=0, nbytes=0, epoch=0):
+    made = Bundle(
+        list(range(before, before + count)), Rows("s", list(range(before, before + count))), epoch, before
+    )
+    made.nbytes = nbytes
+    return made
+
+
+def chain(*policies, source=None, batch=None, **options):
+    graph = pg.Graph("rows")
+    node = graph.add(source or ops.FromSequence(range(100)), name="rows", **options)
+    for number, (function, policy) in enumerate(policies):
+        node = node.then(ops.Map(function), name=f"map{number}", on_error=policy)
+    node.then(batch or ops.Batch(10), name="batch")
+    return graph
+
+
+@pytest.fixture
+def long_bundles(monkeypatch):
+    monkeypatch.setattr(pacing, "BUNDLE_NS", 1 << 60)
+    monkeypatch.setattr(pacing, "LONG_NS", 1 << 61)
+
+
+# -- where -----------------------------------------------------------------------------------------
+
+
+def test_the_plan_says_where_rows_are_handed_over_in_bundles():
+    text = str(chain((lambda x: x, "raise")).plan())
+    assert "rows: hands up to 10 rows at a time on to 'batch', where they are quick" in text
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        pytest.param(lambda: chain(backend="inline"), id="inline"),
+        pytest.param(lambda: chain(ordered=False, workers=2), id="unordered"),
+        pytest.param(lambda: chain(capacity=1), id="no room"),
+        pytest.param(lambda: chain(batch=ops.Batch(cost=abs, limit=10)), id="no fixed size"),
+        pytest.param(lambda: chain(source=ops.ListFiles("."), batch=ops.Batch(3)), id="files"),
+    ],
+)
+def test_elsewhere_rows_travel_one_by_one(graph):
+    assert all(stage.bundle is None for stage in graph().plan().stages.values())
+
+
+def test_what_another_stage_reads_too_travels_one_by_one():
+    graph = pg.Graph("fan-out")
+    rows = graph.add(ops.FromSequence(range(10)))
+    batches = rows.then(ops.Batch(2)).then(ops.Unbatch())
+    both = graph.add(ops.Zip(), batches, rows)
+    assert all(stage.bundle is None for stage in graph.plan(both).stages.values())
+
+
+def test_bundles_change_no_digest():
+    assert chain().plan().digests() == chain(backend="inline").plan().digests()
+
+
+# -- how many --------------------------------------------------------------------------------------
+
+
+def test_quick_rows_travel_in_longer_and_longer_bundles_and_slow_ones_alone():
+    pace = Pace(64, 1, 100, 1 << 20)
+    pace.admit("a")
+    sizes = []
+    for _ in range(8):
+        sizes.append(pace.rows(0))
+        pace.note("a", sizes[-1], 1000, 0)
+    assert sizes == [1, 2, 4, 8, 16, 32, 64, 64]
+    for _ in range(4):
+        pace.note("a", pace.rows(0), 1 << 40, 0)
+    assert pace.rows(0) == 1
+
+
+def test_the_slowest_stage_of_a_chain_sets_the_pace():
+    pace = Pace(64, 1, 100, 1 << 20)
+    pace.admit("quick")
+    pace.admit("slow")
+    for _ in range(8):
+        pace.note("quick", 32, 1000, 0)
+    assert pace.rows(0) == 1
+    pace.note("slow", 1, 1000, 0)
+    assert pace.rows(0) == 2
+
+
+def test_a_bundle_ends_with_its_batch():
+    pace = Pace(64, 16, 20, 1 << 20)
+    assert [pace.rows(0), pace.rows(16), pace.rows(20)] == [16, 4, 16]
+
+
+def test_heavy_rows_travel_in_short_bundles():
+    pace = Pace(64, 1, 64, 1000)
+    pace.admit("a")
+    for _ in range(8):
+        pace.note("a", pace.rows(0), 1000, 300 * pace.rows(0))
+    assert pace.rows(0) == 3
+
+
+# -- queues ----------------------------------------------------------------------------------------
+
+
+def test_the_rows_of_a_bundle_count_one_by_one():
+    channel = Channel(10, most=5)
+    assert channel.put(bundle(5))
+    assert channel.put(bundle(4, 5))
+    assert channel.stats().depth == 9
+    writer = threading.Thread(target=channel.put, args=(bundle(2, 9),))
+    writer.start()
+    channel.wait_until(lambda stats: stats.putters_waiting == 1)
+    assert len(channel.get()) == 5
+    writer.join(5)
+    assert channel.stats().depth == 6
+    assert [len(channel.get()), len(channel.get())] == [4, 2]
+    assert channel.stats().depth == 0
+
+
+def test_a_later_worker_leaves_room_for_a_whole_bundle_of_the_next():
+    channel = Channel(8, lanes=True, most=4)
+    assert channel.put_at(1, bundle(4, 4))
+    writer = threading.Thread(target=channel.put_at, args=(2, bundle(1, 8)))
+    writer.start()
+    channel.wait_until(lambda stats: stats.putters_waiting == 1)
+    assert channel.put_at(0, bundle(4))
+    channel.get()
+    writer.join(5)
+    assert channel.stats().depth == 5
+
+
+def test_only_light_rows_fill_a_queue_beyond_a_few():
+    channel = Channel(100, most=2, few=4)
+    for before in (0, 2):
+        assert channel.put(bundle(2, before, LIGHT_BYTES))
+    writer = threading.Thread(target=channel.put, args=(bundle(1, 4),))
+    writer.start()
+    channel.wait_until(lambda stats: stats.putters_waiting == 1)
+    channel.get()
+    writer.join(5)
+    channel.get()
+    for before in range(5, 60, 2):
+        assert channel.put(bundle(2, before, 10))
+    assert channel.stats().depth == 57
+
+
+def test_a_discarded_epoch_gives_back_the_room_of_its_bundles():
+    channel = Channel(4, most=4)
+    channel.put(bundle(4))
+    assert [len(chunk) for chunk in channel.discard(0)] == [4]
+    assert channel.stats().depth == 0
+    assert not channel.put(bundle(4))
+    assert channel.put(bundle(4, epoch=1))
+
+
+# -- what stays the same ---------------------------------------------------------------------------
+
+
+def odd(x):
+    if int(x) % 7 == 3:
+        raise ValueError(f"{x} is odd")
+    return x
+
+
+def outcome(graph, count=None):
+    with graph.loader() as loader:
+        found = []
+        try:
+            for chunk in loader.chunks():
+                found.append((chunk.keys, tuple(chunk.rows), chunk.before, chunk.after, repr(chunk.data)))
+        except ValueError as error:
+            found.append((str(error), error.__notes__))
+        profile = loader.profile()
+        counts = {
+            name: (stage.items, stage.samples, stage.failed, stage.retried, stage.dropped)
+            for name, stage in profile.stages.items()
+        }
+        return found, profile.quarantined, counts
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    "policy", ["raise", pg.Skip(), pg.Skip(5), pg.Retry(2, then=pg.Skip()), pg.Replace()], ids=repr
+)
+def test_a_row_that_fails_has_its_own_key_place_and_policy(long_bundles, workers, policy):
+    found, quarantined, counts = outcome(chain((odd, policy), workers=workers))
+    expected, ledger, inline = outcome(chain((odd, policy), backend="inline"))
+    assert expected == found
+    assert ledger == quarantined
+    if policy == "raise":
+        assert "sample 3 at position 3" in found[-1][1][0]
+    elif not isinstance(policy, pg.Skip) or policy.budget is None:
+        assert inline == counts
+
+
+class Rough:
+    """Row 33 cannot be read; several at once where the subclass offers it."""
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        if index == 33:
+            raise ValueError("unreadable")
+        return {"key": f"k{index}", "x": np.full(3, index)}
+
+
+class Several(Rough):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("dataset", [Rough, Several])
+@pytest.mark.parametrize("policy", ["raise", pg.Skip(), pg.Retry(2, then=pg.Replace())], ids=repr)
+def test_a_row_that_cannot_be_read_has_its_policy(long_bundles, dataset, policy):
+    found, quarantined, counts = outcome(
+        chain(source=ops.FromSequence(dataset()), on_error=policy, workers=2)
+    )
+    expected, ledger, inline = outcome(
+        chain(source=ops.FromSequence(Rough()), on_error=policy, backend="inline")
+    )
+    assert expected == found
+    assert ledger == quarantined
+    if policy != "raise":
+        assert inline == counts
+
+
+def test_keys_stay_with_rows_whose_function_drops_the_field(long_bundles):
+    graph = chain(
+        (lambda row: {"x": row["x"] + 1}, "raise"),
+        source=ops.FromSequence([{"key": f"k{i}", "x": i} for i in range(20)]),
+    )
+    with graph.loader() as loader:
+        chunks = list(loader.chunks())
+    assert [f"k{i}" for i in range(20)] == [key for chunk in chunks for key in chunk.keys]
+    assert list(chunks[0].data) == ["x"]
+
+
+def test_functions_that_draw_get_each_rows_own_numbers(long_bundles):
+    def draw(x, rng):
+        return float(rng.random())
+
+    threads, *_ = outcome(chain((draw, "raise"), workers=2))
+    inline, *_ = outcome(chain((draw, "raise"), backend="inline"))
+    assert inline == threads
+
+
+def test_a_queue_never_holds_more_rows_than_its_capacity_and_memory_is_given_back(long_bundles):
+    graph = chain(source=ops.FromSequence([np.ones(100) for _ in range(200)]), capacity=8)
+    with graph.loader() as loader:
+        passing = iter(loader)
+        next(passing)
+        run = loader._runtime.run
+        channel = run.channels["batch", 0]
+        channel.wait_until(lambda stats: stats.putters_waiting == 1)
+        assert channel.stats().depth <= 8
+        assert len(list(passing)) == 19
+        assert run.account.used == 0
+
+
+def test_rows_larger_than_their_share_of_the_limit_do_not_travel_together(long_bundles):
+    graph = chain(
+        source=ops.FromSequence([np.zeros(100_000, np.uint8) for _ in range(50)]), batch=ops.Batch(5)
+    )
+    with graph.loader(memory_limit="2MB") as loader:
+        assert len(list(loader)) == 10
+        assert loader._runtime.run.account.peak <= 2_500_000  # no batch had been made before the first
+
+
+def test_each_epoch_of_an_iterable_begins_with_its_first_row(long_bundles):
+    graph = chain(source=ops.FromIterable(range(25)))
+    with graph.loader(epochs=3) as loader:
+        passes = [[batch.tolist() for batch in loader] for _ in range(3)]
+    assert [[list(range(10)), list(range(10, 20)), list(range(20, 25))]] * 3 == passes
+
+
+def test_an_iterable_that_breaks_off_delivers_what_came_before(long_bundles):
+    def broken():
+        yield from range(25)
+        raise ValueError("gone")
+
+    found, *_ = outcome(chain(source=ops.FromIterable(broken)))
+    expected, *_ = outcome(chain(source=ops.FromIterable(broken), backend="inline"))
+    assert expected == found
+    assert "item 25 of this rank" in found[-1][1][0]
+
+
+def test_a_row_is_not_kept_back_for_one_that_its_batch_does_not_need(long_bundles):
+    asked = threading.Semaphore(0)
+
+    def waits():
+        for number in range(40):
+            if number and number % 10 == 0:
+                asked.acquire()  # the batch before has been delivered
+            yield number
+
+    graph = chain(source=ops.FromIterable(waits))
+    with graph.loader() as loader:
+        for number, batch in enumerate(loader):
+            assert list(range(10 * number, 10 * number + 10)) == batch.tolist()
+            asked.release()
+
+
+# -- columns ---------------------------------------------------------------------------------------
+
+KINDS = {
+    "ints": [1, 2, 3, 4],
+    "floats": [1.5, 2.5, float("nan"), 0.0],
+    "bools": [True, False, True, True],
+    "arrays": [np.full((2, 3), i, np.float32) for i in range(4)],
+    "numbers in arrays": [np.array(i) for i in range(4)],
+    "tensors": [torch.full((3,), i) for i in range(4)],
+    "texts": ["a", "b", "c", "d"],
+    "dicts": [{"x": np.full(2, i), "y": i, "t": b"b"} for i in range(4)],
+    "tuples": [(i, torch.tensor(i), {"z": 1.0}) for i in range(4)],
+    "ragged": [np.ones(1 + i // 2) for i in range(4)],
+    "mixed": [1, 2, 3.5, 4.5],
+    "odd dicts": [{"x": 1}, {"x": 2}, {"y": 3}, {"y": 4}],
+    "huge": [1, 2, 1 << 70, 4],
+}
+REFUSED = {"ragged", "odd dicts", "huge"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("cut", [1, 2, 4])
+def test_rows_packed_in_parts_make_the_batch_that_they_make_one_by_one(name, cut):
+    items = KINDS[name]
+    parts = [pack(items[start : start + cut]) for start in range(0, 4, cut)]
+    if name in REFUSED:
+        with pytest.raises(pg.PipegraphError) as expected:
+            collate(items)
+        if None not in parts:
+            with pytest.raises(pg.PipegraphError) as found:
+                batch_of(parts, None)
+            assert str(expected.value) == str(found.value)
+    elif None not in parts:
+        assert repr(collate(items)) == repr(batch_of(parts, None))
+        assert repr(items) == repr([row for part in parts for row in part.rows()])
+
+
+def test_a_batch_keeps_no_more_memory_than_its_own_rows():
+    whole = pack([np.zeros(10) for _ in range(10)])
+    batch = batch_of([whole.part(2, 4)], None)
+    assert batch.nbytes == batch.untyped_storage().nbytes()
+
+
+def test_a_chunk_of_bundles_is_as_the_chunk_of_their_rows():
+    rows = [{"key": "a", "x": 1}, {"x": 2}, {"x": 3}]
+    made = Bundle(rows, Rows("s", [4, 5, 6]), 1, 7, ["a", UNNAMED, UNNAMED])
+    one_by_one = Chunk.group([made.one(index) for index in range(3)], None)
+    for whole in (joined([made]), joined([made.part(0, 2), made.part(2, 3)])):
+        for name in ("keys", "before", "after", "epoch", "batched"):
+            assert getattr(one_by_one, name) == getattr(whole, name)
+        assert one_by_one.rows == tuple(whole.rows)
+        assert whole.positions.tolist() == [4, 5, 6]
