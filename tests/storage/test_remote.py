@@ -13,6 +13,7 @@ from pipegraph.storage.cache import Cacheable, NodeCache
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.indexing import build_manifest
+from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.opening import open_part
 from pipegraph.storage.parts import Part
 from pipegraph.storage.policy import Retry
