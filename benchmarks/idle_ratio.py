@@ -20,273 +20,64 @@ All trainers end when the one with the least data does (``tail="drop"``).
 from __future__ import annotations
 
 import dataclasses
-import heapq
-import itertools
-from collections import deque
+from typing import Any
 
 import harness
-import numpy as np
-import numpy.typing as npt
+from idle_simulation import LANES, PART_BYTES, PARTS, TRAIN_S, Scene, idle_ratio, theory
 
-from pipegraph.order import LaneOrder, PartOrder
-from pipegraph.order.base import Deal
-from pipegraph.order.visits import epoch_visits
-from pipegraph.storage.preload import Durations, preload
-
-PARTS, PART_BYTES, SAMPLES = 16_000, 16 * 10**9, 156_250
-BLOCKS_PER_PART, LANES, OPENING = 125, 15, 256
-TRAIN_S = 6 * 3_600.0
 CLAIM = "idle ratio at part switches: near theory without preloading, below 1 % with it while T_load < 0.9 T_train"
 
-FloatArray = npt.NDArray[np.float64]
+NEAR = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.2, 1.5)
+"""T_load over T_train, of loads that take nearly as long as training, or longer."""
+
+RATES = (10e6, 30e6, 100e6, 300e6, 1e9)
+
+Row = dict[str, float | bool | str]
+Shared = dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Scene:
-    """One simulation: times in seconds, rates in bytes per second and trainer; ``lanes`` per trainer, 0 for parts."""
-
-    trainers: int
-    rate: float
-    train_s: float
-    barrier: bool
-    preloading: bool
-    jitter: float
-    held: int
-    spread: float = 0.1
-    parts: int = PARTS
-    lanes: int = 0
-
-    @property
-    def load_s(self) -> float:
-        """T_load, the mean."""
-        return PART_BYTES / self.rate
+def parts_tables(shared: Shared) -> dict[str, list[Row]]:
+    """``PartOrder``, 16,000 parts."""
+    grid = [
+        run(Scene(trainers, rate, TRAIN_S, barrier, False, **shared))
+        for trainers in (16, 64, 256, 1_024, 4_096)
+        for rate in RATES
+        for barrier in (False, True)
+    ]
+    near = [
+        run(Scene(16, 100e6, PART_BYTES / 100e6 / ratio, barrier, False, **(shared | {"jitter": jitter})))
+        for ratio in NEAR
+        for jitter in (0.0, 0.1, 0.3)
+        for barrier in (False, True)
+    ]
+    return {"grid": grid, "near": near}
 
 
-class Trainer:
-    """One trainer's parts, or blocks, in the order of their first use: which are loaded, loading, or yet to be started.
+def lanes_tables(shared: Shared) -> dict[str, list[Row]]:
+    """``LaneOrder`` with 15 lanes for each trainer, a barrier in every step."""
 
-    Its position is in seconds of training done; loading goes by the clock.
+    def scene(trainers: int, blocks: int, rate: float, train_s: float, jitter: float) -> Scene:
+        changed = shared | {"parts": trainers * blocks, "jitter": jitter}
+        return Scene(trainers, rate, train_s, True, False, **changed, lanes=LANES)
 
-    Args:
-        needed: the position at which each is first used, growing; what is needed at 0 is start-up.
-        done: the position behind its last use.
-        limit: bytes that it may hold.
-    """
-
-    def __init__(
-        self,
-        scene: Scene,
-        needed: FloatArray,
-        done: FloatArray,
-        nbytes: FloatArray,
-        load_s: FloatArray,
-        limit: float,
-    ) -> None:
-        self.scene, self.limit = scene, limit
-        self.needed, self.done = needed.tolist(), done.tolist()
-        self.nbytes, self.load_s = nbytes.tolist(), load_s.tolist()
-        self.loads = Durations()
-        self.train_s = float(done.max()) / len(needed)
-        self.using = (
-            int((needed <= 0).sum()) - 1
-        )  # the last one whose use has begun; it may not be loaded yet
-        self.loaded = 0  # so far, in order
-        self.started = 0  # those whose loading was asked for
-        self.queue: deque[tuple[int, float]] = deque()  # (number, when asked for)
-        self.in_use: list[tuple[float, float]] = []  # a heap: (when it is done, bytes) of those started
-        self.held = 0.0
-        self.loading = False
-        self.asked = 0  # how often the policy was asked: only its last answer counts
-
-    @property
-    def waits(self) -> bool:
-        """Whether something that is in use by now is not there."""
-        return self.loaded <= self.using
-
-    def next_switch(self) -> float | None:
-        """The position at which the next one is needed."""
-        return self.needed[self.using + 1] if self.using + 1 < len(self.needed) else None
-
-    def ask(self, now: float, position: float) -> float | None:
-        """Let the policy start what is due; the position at which to ask again, if it says so."""
-        self.asked += 1
-        while self.started <= self.using:
-            self._start(now)  # what is in use comes first, whatever the policy thinks of those behind it
-        if not self.scene.preloading:
-            return None
-        while self.in_use and self.in_use[0][0] <= position:
-            self.held -= heapq.heappop(self.in_use)[1]
-        while self.started < len(self.needed):
-            ahead = self.started - self.using - 1
-            # As a running reader asks: the use of each is known, the policy counts in parts.
-            decision = preload(
-                remaining_s=self.needed[self.started] - position - ahead * self.train_s,
-                train_s=self.train_s,
-                lead_s=self.loads.lead,
-                ahead=ahead,
-                upcoming=[self.nbytes[self.started]],
-                free_bytes=int(self.limit - self.held),
-            )
-            if not decision.start:
-                return None if decision.due_s is None else position + decision.due_s
-            self._start(now)
-        return None
-
-    def _start(self, now: float) -> None:
-        self.queue.append((self.started, now))
-        self.held += self.nbytes[self.started]
-        heapq.heappush(self.in_use, (self.done[self.started], self.nbytes[self.started]))
-        self.started += 1
-
-    def next_load(self, now: float) -> float | None:
-        """Begin the next queued load if none runs: when it will end."""
-        if self.loading or not self.queue:
-            return None
-        self.loading = True
-        return now + self.load_s[self.queue[0][0]]
-
-    def load_ended(self, now: float) -> None:
-        """The running load has ended."""
-        _, asked = self.queue.popleft()
-        self.loads.add(now - asked)
-        self.loading = False
-        self.loaded += 1
-
-    def switched(self) -> None:
-        """The next one is needed."""
-        self.using += 1
-
-
-def group_idle(trainers: list[Trainer], end: float) -> tuple[float, float]:
-    """Run trainers that step together to a position: seconds idle, and seconds after start-up.
-
-    Two kinds of events: those at a position (a part is used up, the policy wants to be asked), which
-    come only while nobody waits, and ends of loads, which come by the clock.
-    """
-    number = itertools.count()
-    # The last number is that of the policy's answer that names the position; 0 is a part used up.
-    by_position: list[tuple[float, int, Trainer, int]] = []
-    by_clock: list[tuple[float, int, Trainer]] = []
-    now = position = 0.0
-    idle = 0.0
-    began: float | None = None
-    waiting = 0
-
-    def settle(trainer: Trainer) -> None:
-        due = trainer.ask(now, position)
-        if due is not None:
-            heapq.heappush(by_position, (due, next(number), trainer, trainer.asked))
-        ends = trainer.next_load(now)
-        if ends is not None:
-            heapq.heappush(by_clock, (ends, next(number), trainer))
-
-    def turn(trainer: Trainer) -> None:
-        switch = trainer.next_switch()
-        if switch is not None:
-            heapq.heappush(by_position, (switch, next(number), trainer, 0))
-
-    for trainer in trainers:
-        waiting += trainer.waits
-        turn(trainer)
-        settle(trainer)
-    while position < end:
-        until = min(by_position[0][0], end) if by_position else end
-        if not waiting and (not by_clock or now + until - position <= by_clock[0][0]):
-            now += until - position
-            position = until
-            if position >= end:
-                break
-            _, _, trainer, answer = heapq.heappop(by_position)
-            if answer not in (0, trainer.asked):
-                continue
-            if not answer:
-                waited = trainer.waits
-                trainer.switched()
-                waiting += trainer.waits - waited
-                turn(trainer)
-        else:
-            at, _, trainer = heapq.heappop(by_clock)
-            if waiting:
-                idle += at - now if began is not None else 0.0
-            else:
-                position += at - now
-            now = at
-            waited = trainer.waits
-            trainer.load_ended(now)
-            waiting += trainer.waits - waited
-            if began is None and not waiting:
-                began = now
-        settle(trainer)
-    return idle, now - (began or 0.0)
-
-
-def idle_ratio(scene: Scene) -> float:
-    """Idle share of all trainers' time after start-up."""
-    trainers, end = (of_lanes if scene.lanes else of_parts)(scene)
-    groups = [trainers] if scene.barrier else [[trainer] for trainer in trainers]
-    results = [group_idle(group, end) for group in groups]
-    return sum(idle for idle, _ in results) / sum(total for _, total in results)
-
-
-def draws(scene: Scene, number: int, samples: int) -> tuple[npt.NDArray[np.int64], FloatArray]:
-    """Sizes in samples around a mean, and factors of load times around one."""
-    rng = np.random.default_rng(5)
-    weight = rng.uniform(1 - scene.spread, 1 + scene.spread, number)
-    noise = np.exp(rng.normal(0, scene.jitter, number) - scene.jitter**2 / 2)
-    return np.round(weight * samples).astype(np.int64), noise
-
-
-def of_parts(scene: Scene) -> tuple[list[Trainer], float]:
-    """Trainers that read whole parts as ``PartOrder`` deals them, and where they end."""
-    samples, noise = draws(scene, scene.parts, SAMPLES)
-    order = PartOrder(tail="drop")
-    end = order.length(samples, scene.trainers, seed=7) * scene.train_s / SAMPLES
-    trainers = []
-    for rank in range(scene.trainers):
-        parts = order.parts(scene.parts, 7, 0, rank, scene.trainers)
-        share = samples[parts] / SAMPLES
-        ends = np.cumsum(share * scene.train_s)
-        limit = scene.held * PART_BYTES * (1 + scene.spread)
-        loads = share * scene.load_s * noise[parts]
-        trainers.append(Trainer(scene, np.append(0.0, ends[:-1]), ends, share * PART_BYTES, loads, limit))
-    return trainers, end
-
-
-def of_lanes(scene: Scene) -> tuple[list[Trainer], float]:
-    """Trainers that read blocks as ``LaneOrder`` lays them, some lanes at once, and where they end.
-
-    The blocks of the first 256 steps are start-up, as a reader counts them. ``parts`` counts the blocks here.
-    """
-    per_block = SAMPLES // BLOCKS_PER_PART
-    samples, noise = draws(scene, scene.parts, per_block)
-    order = LaneOrder(lanes=scene.lanes * scene.trainers, tail="drop")
-    step_s = scene.train_s / SAMPLES
-    end = order.length(samples, scene.trainers) * step_s
-    block_bytes = PART_BYTES / BLOCKS_PER_PART
-    trainers = []
-    for rank in range(scene.trainers):
-        visits = epoch_visits(order, samples, Deal(7, 0, scene.trainers, ()), [rank])
-        number = np.repeat(np.arange(scene.parts), np.diff(visits.starts))
-        by_use = np.argsort(visits.first, kind="stable")
-        first, last, block = visits.first[by_use], visits.last[by_use], number[by_use]
-        share = samples[block] / per_block
-        trainers.append(
-            Trainer(
-                scene,
-                np.where(first < OPENING, 0.0, first * step_s),
-                (last + 1) * step_s,
-                share * block_bytes,
-                share * scene.load_s / BLOCKS_PER_PART * noise[block],
-                2 * scene.lanes * block_bytes * (1 + scene.spread),
-            )
-        )
-    return trainers, end
-
-
-def theory(scene: Scene) -> float:
-    """The idle share without preloading, all switches of a cycle unaligned."""
-    switches = scene.trainers if scene.barrier else 1
-    return switches * scene.load_s / (scene.train_s + switches * scene.load_s)
+    sizes = [
+        (16, 600, RATES),
+        (64, 200, RATES),
+        (256, 100, RATES),
+        (1_024, 60, RATES[::2]),
+        (4_096, 30, RATES[::2]),
+    ]
+    grid = [
+        run(scene(trainers, blocks, rate, TRAIN_S, shared["jitter"]))
+        for trainers, blocks, rates in sizes
+        for rate in rates
+    ]
+    near = [
+        run(scene(16, 600, 100e6, PART_BYTES / 100e6 / ratio, jitter))
+        for ratio in NEAR
+        for jitter in (0.0, 0.1, 0.3)
+    ]
+    return {"lanes": grid, "near_lanes": near}
 
 
 def main() -> None:
@@ -296,47 +87,13 @@ def main() -> None:
     )
     parser.add_argument("--held", type=int, default=4, help="parts a trainer may hold (default 4)")
     parser.add_argument("--parts", type=int, default=PARTS, help=f"parts in the data set (default {PARTS})")
+    parser.add_argument("--orders", nargs="+", choices=["parts", "lanes"], default=["parts", "lanes"])
     options = parser.parse_args()
     shared = {"jitter": options.jitter, "held": options.held, "parts": options.parts}
     configuration = shared | {"part_gb": PART_BYTES / 1e9, "train_hours": TRAIN_S / 3_600}
     harness.header(CLAIM, configuration)
-    rows = [
-        run(Scene(trainers, rate, TRAIN_S, barrier, False, **shared))
-        for trainers in (16, 64, 256, 1_024, 4_096)
-        for rate in (10e6, 30e6, 100e6, 300e6, 1e9)
-        for barrier in (False, True)
-    ]
-    # The same with loads that take nearly as long as training, or longer.
-    near = [
-        run(Scene(16, 100e6, PART_BYTES / 100e6 / ratio, barrier, False, **(shared | {"jitter": jitter})))
-        for ratio in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.2, 1.5)
-        for jitter in (0.0, 0.1, 0.3)
-        for barrier in (False, True)
-    ]
-    lanes = [
-        run(
-            Scene(
-                trainers, rate, TRAIN_S, True, False, **(shared | {"parts": trainers * blocks}), lanes=LANES
-            )
-        )
-        for trainers, blocks in ((16, 2_000), (64, 1_000), (256, 400), (1_024, 200), (4_096, 60))
-        for rate in (10e6, 30e6, 100e6, 300e6, 1e9)
-    ]
-    near_lanes = [
-        run(
-            Scene(
-                16,
-                100e6,
-                PART_BYTES / 100e6 / ratio,
-                True,
-                False,
-                **(shared | {"jitter": jitter, "parts": 16 * 2_000}),
-                lanes=LANES,
-            )
-        )
-        for ratio in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.2, 1.5)
-        for jitter in (0.0, 0.1, 0.3)
-    ]
+    made = {"parts": parts_tables, "lanes": lanes_tables}
+    results = {name: rows for order in options.orders for name, rows in made[order](shared).items()}
     columns = (
         "order",
         "trainers",
@@ -348,14 +105,13 @@ def main() -> None:
         "without",
         "with preloading",
     )
-    for found in (rows, near, lanes, near_lanes):
+    for found in results.values():
         print(harness.table(columns, (line(row) for row in found)))
-    results = {"grid": rows, "near": near, "lanes": lanes, "near_lanes": near_lanes}
     if not options.no_record:
         print(harness.record("idle_ratio", CLAIM, configuration, results))
 
 
-def run(scene: Scene) -> dict[str, float | bool | str]:
+def run(scene: Scene) -> Row:
     """Both simulations of a scene, and the theory."""
     return {
         "order": "LaneOrder" if scene.lanes else "PartOrder",
@@ -371,7 +127,7 @@ def run(scene: Scene) -> dict[str, float | bool | str]:
     }
 
 
-def line(row: dict[str, float | bool | str]) -> list[str]:
+def line(row: Row) -> list[str]:
     """A row of the printed table."""
     return [
         f"{row['order']} ({row['switches_per_trainer']} each)",

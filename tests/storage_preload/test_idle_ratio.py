@@ -17,7 +17,7 @@ TRAIN_S = 6 * 3_600.0
 def idle_ratio(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    return importlib.import_module("idle_ratio")
+    return importlib.import_module("idle_simulation")
 
 
 def scene_of(
