@@ -39,7 +39,7 @@ class Calibration:
         if len(self.exact) == 1:
             words = f"{exact} (no other could be used)"
         else:
-            words = f"{exact} ({_ratio(self.exact)} by calibration), at reduced scale {reduced}"
+            words = f"{exact} ({_ratio(self.exact)} by calibration), reduced scale {reduced}"
             if len(self.reduced) > 1:
                 words += f" ({_ratio(self.reduced)})"
         return words + "".join(f"; {name} could not be loaded" for name in self.broken)

@@ -34,9 +34,9 @@ def test_auto_is_calibrated_once_and_says_what_it_chose():
 @pytest.mark.parametrize(
     ("exact", "reduced", "said"),
     [
-        ((100, 130, 150), (100, 120), "c (1.50 x a by calibration), at reduced scale b (1.20 x a)"),
-        ((100, 98, 90), (100, 80), "a (b 0.98 x by calibration), at reduced scale a (b 0.80 x)"),
-        ((100, 120), (100,), "b (1.20 x a by calibration), at reduced scale a"),
+        ((100, 130, 150), (100, 120), "c (1.50 x a by calibration), reduced scale b (1.20 x a)"),
+        ((100, 98, 90), (100, 80), "a (b 0.98 x by calibration), reduced scale a (b 0.80 x)"),
+        ((100, 120), (100,), "b (1.20 x a by calibration), reduced scale a"),
         ((100,), (100,), "a (no other could be used)"),
     ],
 )
