@@ -66,6 +66,9 @@ class Batch(Regroup):
             )
         if (cost is None) != (limit is None):
             raise GraphError("Batch: cost and limit go together: Batch(cost=len_of, limit=4096)")
+        for name, function in (("collate", collate), ("cost", cost)):
+            if function is not None and not callable(function):
+                raise GraphError(f"Batch: {name} must be a function, got {function!r}")
         self.size = None if size is None else _positive(size, "Batch: size")
         self.global_size = None if global_size is None else _positive(global_size, "Batch: global_size")
         self.drop_last = bool(drop_last)

@@ -156,6 +156,11 @@ class FromSequence(OrderedSource):
             )
         if order is not None and sampler is not None:
             raise GraphError("FromSequence: give an order or a sampler, not both")
+        if sampler is not None and (isinstance(sampler, Iterator) or not isinstance(sampler, Iterable)):
+            raise GraphError(
+                f"FromSequence: a sampler gives its indices anew for each epoch, and this {type(sampler).__name__} "
+                "does not; use a list, or a torch Sampler"
+            )
         if order is not None and not isinstance(order, Order):
             raise GraphError(
                 f"FromSequence: order must be one of pg.order, got {order!r}; a torch Sampler goes to sampler="

@@ -105,6 +105,8 @@ class Graph:
     def __init__(self, name: str = "pipeline", seed: int | None = 0) -> None:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise GraphError(f"graph {name!r}: seed must be an int or None, got {seed!r}")
+        if seed is not None and not 0 <= seed < 1 << 64:
+            raise GraphError(f"graph {name!r}: seed must be in 0..2**64-1, got {seed}")
         self.name = name
         self.seed = seed
         self.stages: dict[str, StageSpec] = {}

@@ -1,0 +1,213 @@
+"""What people bring from torch: samplers, data sets, saving at any point, Ctrl-C, and arguments that are wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import data
+
+import pipegraph as pg
+from pipegraph import operators as ops
+
+
+def delivered(*stages: Any, **options: Any) -> list[Any]:
+    graph = pg.Graph("habits")
+    node = graph.add(stages[0])
+    for stage in stages[1:]:
+        node = node.then(stage)
+    with graph.loader(**options) as loader:
+        return list(loader)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+NUMBERS = list(range(10))
+SAMPLERS = {
+    "random": lambda: data.RandomSampler(NUMBERS, generator=seeded(3)),
+    "with replacement": lambda: data.RandomSampler(NUMBERS, True, 25, generator=seeded(3)),
+    "weighted": lambda: data.WeightedRandomSampler([0.0, 1.0, 2.0], 9, generator=seeded(3)),
+    "subset": lambda: data.SubsetRandomSampler(range(3, 9), generator=seeded(3)),
+    "distributed": lambda: data.DistributedSampler(NUMBERS, 3, 1, seed=4),
+    "list": lambda: [5, 5, 1],
+    "tensor": lambda: torch.tensor([2, 0]),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_gives_the_batches_that_a_dataloader_makes_of_it(name: str) -> None:
+    expected = [b.tolist() for b in data.DataLoader(NUMBERS, 4, sampler=SAMPLERS[name]())]
+    batches = delivered(ops.FromSequence(NUMBERS, sampler=SAMPLERS[name]()), ops.Batch(4))
+    assert [batch.tolist() for batch in batches] == expected
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_resumes_at_any_batch(name: str) -> None:
+    def make() -> pg.Graph:
+        graph = pg.Graph("sampled")
+        graph.add(ops.FromSequence(NUMBERS, sampler=SAMPLERS[name]())).then(ops.Batch(2, collate=list))
+        return graph
+
+    whole = list(make().loader())
+    for steps in range(len(whole) + 1):
+        with make().loader() as loader:
+            passing = iter(loader)
+            assert [next(passing) for _ in range(steps)] == whole[:steps]
+            state = json.dumps(loader.state_dict())
+        with make().loader() as loader:
+            loader.load_state_dict(json.loads(state))
+            assert list(loader) == whole[steps:]
+
+
+def test_a_batch_sampler_gives_lists_of_indices_to_the_data_set() -> None:
+    class Lists(data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: list[int]) -> list[int]:
+            return [10 * i for i in index]
+
+    sampler = data.BatchSampler(data.SequentialSampler(NUMBERS), 4, drop_last=False)
+    assert delivered(ops.FromSequence(Lists(), sampler=sampler)) == [
+        [0, 10, 20, 30],
+        [40, 50, 60, 70],
+        [80, 90],
+    ]
+
+
+@pytest.mark.parametrize("sampler", [iter([1, 2]), 5])
+def test_a_sampler_that_serves_one_epoch_at_most_is_refused(sampler: Any) -> None:
+    with pytest.raises(pg.errors.GraphError, match="a sampler gives its indices anew for each epoch"):
+        ops.FromSequence(NUMBERS, sampler=sampler)
+
+
+def test_torchs_own_data_sets() -> None:
+    class Stream(data.IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    assert delivered(ops.FromSequence(data.ConcatDataset([range(3), range(2)]))) == [0, 1, 2, 0, 1]  # type: ignore[list-item]
+    assert delivered(ops.FromIterable(data.ChainDataset([Stream(), Stream()]))) == [0, 1, 2, 0, 1, 2]
+    stacked = data.StackDataset(a=[0, 1, 2], b=list("xyz"))
+    (batch,) = delivered(ops.FromSequence(stacked), ops.Batch(3))
+    assert batch["a"].tolist() == [0, 1, 2] and batch["b"] == ["x", "y", "z"]
+    pairs = data.Subset(data.TensorDataset(torch.arange(6), torch.ones(6, 2)), [5, 1, 3])
+    (numbers, ones), _ = delivered(ops.FromSequence(pairs), ops.Batch(2))
+    assert numbers.tolist() == [5, 1] and ones.shape == (2, 2)
+
+
+def test_a_fast_path_that_fails_or_is_short_falls_back_to_single_items() -> None:
+    class Short:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> int:
+            if index == 33:
+                raise KeyError(index)
+            return index
+
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return [self[i] for i in indices][: 10 if indices[0] < 16 else None]
+
+    graph = pg.Graph("short")
+    graph.add(ops.FromSequence(Short()), on_error=pg.Skip(1))
+    with graph.loader() as loader:
+        assert list(loader) == [i for i in range(40) if i != 33]
+
+
+def shuffled(n: int = 30) -> pg.Graph:
+    graph = pg.Graph("shuffled", seed=1)
+    numbers = graph.add(ops.FromSequence(range(n), order=pg.order.StridedOrder()))
+    drawn = numbers.then(lambda x, rng: (x, int(rng.integers(100))), workers=2)
+    drawn.then(ops.Shuffle(8)).then(ops.Batch(3, collate=list))
+    return graph
+
+
+@pytest.mark.parametrize("steps", [0, 1, 9, 10])
+def test_a_state_restores_a_loader_that_has_gone_on_and_one_in_the_middle_of_a_pass(steps: int) -> None:
+    with shuffled().loader(epochs=3) as loader:
+        passing = iter(loader)
+        for _ in range(steps):
+            next(passing)
+        state = copy.deepcopy(loader.state_dict())
+        rest = [list(passing), list(loader), list(loader)]
+        loader.load_state_dict(state)
+        assert [list(loader) for _ in range(3)] == rest
+        next(iter(loader))
+        loader.load_state_dict(state)
+        assert [list(loader) for _ in range(3)] == rest
+
+
+def test_training_in_pieces_of_four_steps_sees_what_training_in_one_piece_sees() -> None:
+    with shuffled().loader(epochs=3) as loader:
+        whole = [(epoch, batch) for epoch in range(3) for batch in loader]
+    seen: list[Any] = []
+    state = None
+    while len(seen) < len(whole):
+        with shuffled().loader(epochs=3) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            piece = ((loader.epoch, batch) for _ in range(loader.epoch, 3) for batch in loader)
+            for step, each in enumerate(piece, 1):
+                seen.append(each)
+                state = json.loads(json.dumps(loader.state_dict()))
+                if step == 4:
+                    break
+    assert seen == whole
+
+
+def test_what_was_delivered_before_a_ctrl_c_in_a_stage_is_not_delivered_again() -> None:
+    whole = list(shuffled(60).loader())
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for steps in range(0, len(whole), 4):
+            got = []
+            with shuffled(60).loader() as loader:
+                with pytest.raises(KeyboardInterrupt):
+                    for batch in loader:
+                        got.append(batch)
+                        if len(got) > steps:
+                            signal.raise_signal(signal.SIGINT)
+                state = loader.state_dict()
+            with shuffled(60).loader() as loader:
+                loader.load_state_dict(state)
+                assert got + list(loader) == whole
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def test_the_global_random_generators_are_left_alone() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    list(shuffled().loader())
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 64])
+def test_a_seed_that_no_order_takes_is_refused_where_it_is_given(seed: int) -> None:
+    with pytest.raises(pg.errors.GraphError, match=r"seed must be in 0\.\.2\*\*64-1"):
+        pg.Graph("seed", seed=seed)
+
+
+@pytest.mark.parametrize("options", [{"size": 2, "collate": 3}, {"cost": 3, "limit": 4}])
+def test_what_batch_is_to_call_must_be_callable(options: dict[str, Any]) -> None:
+    with pytest.raises(pg.errors.GraphError, match="must be a function, got 3"):
+        ops.Batch(**options)
+
+
+def test_ten_thousand_epochs_of_one_item() -> None:
+    graph = pg.Graph("tiny")
+    graph.add(ops.FromSequence([7])).then(abs, workers=2)
+    with graph.loader(epochs=10_000) as loader:
+        assert sum(item for _ in range(10_000) for item in loader) == 70_000
+        assert loader.epoch == 10_000
