@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -150,8 +152,6 @@ def run(arguments: Sequence[str]) -> int:
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # `pipegraph plan ... | head`: nobody reads on. What is left in the buffer must not fail at exit.
-        import os
-
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (GraphError, StateError, DataError, MissingExtraError) as error:
@@ -161,7 +161,13 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if isinstance(error, _USAGE_ERROR):
             return _fail(error.format_message(), 2)  # type: ignore[attr-defined]
-        return _fail(f"{type(error).__name__}: {_line(error)}", 1)
+        return _fail(f"{type(error).__name__} at {_place(error)}: {_line(error)}", 1)
+
+
+def _place(error: BaseException) -> str:
+    """File and line where it was raised: most often in a function of the user's."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{os.path.relpath(frame.filename)}:{frame.lineno}"
 
 
 def _line(error: BaseException) -> str:
