@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, final
 
 import numpy as np
 
-from pipegraph.errors import DataError, ShardError
+from pipegraph.errors import DataError
 
 from .checksum import crc32c_extend, file_crc32c
 from .files import ShardFile
@@ -94,14 +94,15 @@ def fixed_pieces(form: Format, block: Block) -> Pieces | None:
     )
 
 
-def _grouped(singles: Iterator[Block], block: Block, name: str) -> Pieces:
+def _grouped(singles: Iterator[Block], block: Block) -> Pieces:
+    """The next single samples as pieces of a block; the block itself where they do not make it up."""
     pieces: list[Piece] = []
     run: Block | None = None
     left = block.samples
     while left:
         single = next(singles, None)
         if single is None or single.samples > left:
-            raise ShardError(f"{name}: cannot be cut into pieces that lie inside its blocks")
+            return Pieces((Piece(block, None),))
         left -= single.samples
         if run is not None and single.offset + single.nbytes - run.offset <= PIECE_NBYTES:
             nbytes = single.offset + single.nbytes - run.offset
@@ -112,7 +113,8 @@ def _grouped(singles: Iterator[Block], block: Block, name: str) -> Pieces:
             run = single
     if run is not None:
         pieces.append(Piece(run, None))
-    return Pieces(tuple(pieces))
+    first = pieces[0].block.first if pieces else block.first
+    return Pieces(tuple(pieces)) if pieces and first == block.first else Pieces((Piece(block, None),))
 
 
 def pieces_name(part: PartIndex) -> str:
@@ -144,7 +146,7 @@ class PieceWriter:
         if pieces is None:
             if self._singles is None:
                 self._singles = self._form.index(self._file, 1)
-            pieces = _grouped(self._singles, block, self._file.name)
+            pieces = _grouped(self._singles, block)
         self._records.append(_record(self._file, pieces, block))
 
     def save(self, folder: str, part: PartIndex, store: StoreClient | None = None) -> None:
