@@ -311,7 +311,13 @@ def compare(
         absent: those that cannot run at all, and why.
     """
     header(claim, configuration)
-    entered = chosen(contestants, options.only)
+    everyone = list(contestants)
+    names_in = {c.name for c in chosen(everyone, options.only)}
+    there = {env: names for env, names in (environments or {}).items() if names_in & set(names[1:])}
+    # Another environment's yardstick comes along with its contestants, and only with them.
+    names_in -= {yardstick for yardstick, *_ in (environments or {}).values()}
+    names_in |= {yardstick for yardstick, *_ in there.values()}
+    entered = [c for c in everyone if c.name in names_in]
     checks: dict[str, str] = {}
     for contestant in entered:
         checks |= attempt([contestant], check)
@@ -321,7 +327,7 @@ def compare(
     result.missing |= {**(absent or {}), **out}
     print(rate_table(result, yardsticks, unit))
     joined = {}
-    for environment, (yardstick, *names) in (environments or {}).items():
+    for environment, (yardstick, *names) in there.items():
         joined[environment] = {
             "yardstick_over_here": ratio_of(result, yardstick, yardsticks[0]),
             "over_yardstick_there": {name: ratio_of(result, name, yardstick) for name in names},

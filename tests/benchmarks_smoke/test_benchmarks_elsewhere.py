@@ -126,6 +126,20 @@ def test_rows_of_another_environment_are_joined_with_its_own_yardstick(
     assert "not measured" not in results["checks"]["peer"]
 
 
+def test_a_yardstick_of_another_environment_comes_with_its_contestants_and_only_with_them(
+    elsewhere: Any, far: str, script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harness = importlib.import_module("harness")
+    entered, environments, _ = elsewhere.enter(script, [], {"peer": "far_peer"}, "ideal", [far])
+    for only, names in (("peer", ["ideal (far)", "peer"]), ("ideal", [])):
+        options = harness.arguments("").parse_args(["--rounds", "1", "--no-record", "--only", only])
+        harness.compare(
+            "joined", "", {}, entered, lambda c: "fine", ["ideal (far)"], "items", options, environments
+        )
+        checked = [line for line in capsys.readouterr().out.splitlines() if "check:" in line]
+        assert [line.split(":")[1].removesuffix("fine").strip() for line in checked] == names
+
+
 def test_the_page_has_a_line_for_every_script_of_the_set(
     elsewhere: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
