@@ -124,13 +124,13 @@ def dataloader(rows: Rows, batches: bool) -> Iterator[Any]:
 
 
 @contextmanager
-def dataloader_inline(rows: Rows) -> Iterator[Any]:
-    """No worker: a sampler of index lists in the consumer's own process."""
+def dataloader_inline(rows: Rows, batches: bool) -> Iterator[Any]:
+    """No worker: the same in the consumer's own process."""
     from torch.utils.data import DataLoader
 
     data: Any = rows
-    sampler: Any = EndlessBatches()
-    yield iter(DataLoader(data, sampler=sampler, batch_size=None))
+    sampler: Any = EndlessBatches() if batches else EndlessRows()
+    yield iter(DataLoader(data, sampler=sampler, batch_size=None if batches else BATCH))
 
 
 @contextmanager
@@ -189,8 +189,9 @@ def contestants(rows: Rows) -> list[Contestant]:
         entry(OURS, pipegraph_batches, 2000),
         entry("pipegraph, rows", pipegraph_rows, 200),
         entry("DataLoader, batches", partial(dataloader, batches=True), 1000),
-        entry("DataLoader, batches, no worker", dataloader_inline, 2000),
+        entry("DataLoader, batches, no worker", partial(dataloader_inline, batches=True), 2000),
         entry("DataLoader, rows", partial(dataloader, batches=False), 200),
+        entry("DataLoader, rows, no worker", partial(dataloader_inline, batches=False), 200),
         entry("torchdata.nodes, batches", partial(torchdata_nodes, batches=True), 1000),
         entry("torchdata.nodes, rows", partial(torchdata_nodes, batches=False), 200),
         entry("SPDL, batches", spdl, 500),

@@ -18,6 +18,7 @@ _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 """What ``torch.tensor`` takes; other numbers (fractions, decimals) become lists."""
 
 SCALARS: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64}
+ARRAYS = frozenset({np.ndarray, np.memmap})
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 
 
@@ -96,13 +97,13 @@ def stacked_at_once(items: Sequence[Any]) -> torch.Tensor | None:
     try:
         if kind is torch.Tensor:
             return torch.stack(list(items)) if len(set(map(_dtype, items))) == 1 else None
-        if kind is np.ndarray:
+        if kind in ARRAYS:
             shapes, dtypes = set(map(_shape, items)), set(map(_dtype, items))
             if len(shapes) > 1 or len(dtypes) > 1 or dtypes.pop().kind not in "biufc":
                 return None
             shape = shapes.pop()
             rows = np.concatenate(items).reshape(len(items), *shape) if shape else np.array(items)
-            return torch.from_numpy(rows)
+            return torch.from_numpy(np.asarray(rows))
         if kind in SCALARS:
             return torch.from_numpy(np.fromiter(items, SCALARS[kind], len(items)))
     except (TypeError, ValueError, RuntimeError, OverflowError):

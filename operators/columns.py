@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipegraph.operators.collate import SCALARS, collate, stacked_at_once
+from pipegraph.operators.collate import ARRAYS, SCALARS, collate, stacked_at_once
 from pipegraph.tree import buffers
 
-_ARRAYS = frozenset({torch.Tensor, np.ndarray, *SCALARS})
+_STACKED = ARRAYS | {torch.Tensor, *SCALARS}
 
 
 class Columns:
@@ -71,9 +71,9 @@ class Columns:
 def pack(items: Sequence[Any]) -> Columns | None:
     """Samples as columns; None where they are not all of one kind, or have no columns."""
     kind = type(items[0])
-    if kind in _ARRAYS:
+    if kind in _STACKED:
         stacked = stacked_at_once(items)
-        return None if stacked is None else Columns(kind, stacked)
+        return None if stacked is None else Columns(np.ndarray if kind in ARRAYS else kind, stacked)
     if kind is not dict and kind is not tuple and kind is not bytes and kind is not str:
         return None
     if len(set(map(type, items))) > 1:

@@ -55,6 +55,7 @@ class FromIterable(Source):
         self.iterable: Any = iterable
         self.shard = shard
         self.elastic = shard
+        self.never_waits = type(iterable) in (list, range, tuple)
         self._history: tuple[int, tuple[tuple[int, int], ...]] = (0, ())
         self._one_shot = not self._callable and isinstance(iterable, Iterator)
         self._used: list[int] = []  # shared by all copies: the epoch that used a one-shot iterator up

@@ -10,7 +10,8 @@ shared. What makes it invisible:
   of the unbundled graph, and each loads the other's.
 * Every stage works on sample after sample, with that sample's key, lineage, generator and policy.
 * A bundle never reaches past the end of the batch that its samples belong to (before a sample was
-  skipped), so none waits for one that comes later than its own batch needs.
+  skipped), so none waits for one that comes later than its own batch needs; except those of a list or a
+  range, for which nobody waits.
 """
 
 from __future__ import annotations

@@ -32,7 +32,12 @@ def bundle_rows(planned: dict[str, StagePlan], output: Edge) -> None:
             for stage in chain
         }
         # Every worker's bundle has its place in the queue: none waits with it for another's.
-        most = min(size, *(capacities[stage.name] // stage.workers for stage in chain))
+        most = min(capacities[stage.name] // stage.workers for stage in chain)
+        first = chain[0].operator
+        if most >= 2 * size and len(chain) == 1 and isinstance(first, Source) and first.never_waits:
+            most -= most % size
+        else:
+            most = min(size, most)
         if most < 2:
             continue
         for stage in chain:

@@ -110,6 +110,8 @@ class Source(Component):
     group: int = 1
     """Positions that ``read_many`` reads in one call; 1 where there is nothing to gain."""
     elastic: bool = True
+    never_waits: bool = False
+    """Whether its items are there already: none may be waiting for what the consumer does with those before."""
     level: str = "sample"
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:

@@ -169,6 +169,8 @@ class Run:
                 batch = self.plan.stages[stage.bundle].operator
                 assert isinstance(batch, Regroup)
                 size = batch.group_size(self.world_size)
+                if stage.most_rows > batch.group_size():
+                    size *= stage.most_rows // size  # several batches' rows, which are there already
                 limit = max(1, self.account.limit // BUNDLES_PER_LIMIT)
                 paces[stage.bundle] = Pace(stage.most_rows, stage.operator.group, size, limit)
             self.stages[stage.name].pace = paces[stage.bundle]

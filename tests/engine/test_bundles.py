@@ -368,3 +368,12 @@ def test_a_chunk_of_bundles_is_as_the_chunk_of_their_rows():
             assert getattr(one_by_one, name) == getattr(whole, name)
         assert one_by_one.rows == tuple(whole.rows)
         assert whole.positions.tolist() == [4, 5, 6]
+
+
+def test_rows_of_a_mapped_file_are_packed_too(tmp_path):
+    np.arange(12, dtype=np.int64).tofile(tmp_path / "rows")
+    mapped = np.memmap(tmp_path / "rows", np.int64, mode="r")
+    rows = [mapped[start : start + 3] for start in range(0, 12, 3)]
+    packed = pack(rows)
+    assert packed is not None
+    assert batch_of([packed], None).tolist() == collate(rows).tolist() == np.arange(12).reshape(4, 3).tolist()
