@@ -248,7 +248,10 @@ def _light(items: Any) -> int | None:
         return None
     kind = kinds.pop()
     if kind is np.ndarray or kind is torch.Tensor:
-        sizes = list(map(_nbytes, items))
+        try:
+            sizes = list(map(_nbytes, items))
+        except RuntimeError:  # a sparse tensor has no bytes of its own
+            return None
         return sum(sizes) if max(sizes) <= SMALL_BYTES else None
     if kind is bytes:
         sizes = list(map(len, items))

@@ -178,5 +178,3 @@ def test_a_script_its_spawned_processes_and_a_program_that_imports_it_read_each_
     assert run(["training.py"], tmp_path) == "[2, 4, 6, 8]\n"
     importing = "import training; print(training.load('script.json'), training.load('spawned.json'))"
     assert run(["-c", importing], tmp_path) == "[2, 4, 6, 8] [2, 4, 6, 8]\n"
-    again = run(["-m", "training"], tmp_path)
-    assert again == "[2, 4, 6, 8]\n"
