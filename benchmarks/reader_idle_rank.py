@@ -102,8 +102,11 @@ def ours(
             store=options(job.port),
         )
         cache = pg.NodeCache(job.near, "1 GB") if cached else None
-        node = graph.add(select, capacity=8).then(ops.Load(cache=cache, preload=preload), capacity=8)
-        node.then(ops.Batch(BATCH, collate=list), capacity=1)
+        # Queues as by default, like the peers'; on demand short ones, since the theory knows of none.
+        items, batches = (None, None) if preload else (8, 1)
+        load = ops.Load(cache=cache, preload=preload)
+        node = graph.add(select, capacity=items).then(load, capacity=items)
+        node.then(ops.Batch(BATCH, collate=list), capacity=batches)
         with graph.loader() as loader:
             yield from loader
             if job.rank == 0 and os.environ.get("READER_IDLE_PROFILE"):
