@@ -51,7 +51,7 @@ class _Batch:
         self,
         chunk: Chunk,
         field: Any,
-        encoded: Sequence[Any],
+        encoded: list[Any],
         numbers: Sequence[Sequence[float]],
         parts: Sequence[_Part | Exception],
         slab: torch.Tensor,
@@ -194,7 +194,10 @@ class DecodeImage(RowOperator):
         # All at once, before decoding drives this code and its data from the processor's caches.
         numbers = self._draw(chunk)
         parts = [self._part_or_error(*row) for row in zip(encoded, numbers, strict=True)]
-        return _Batch(chunk, field, encoded, numbers, parts, slab, rows)
+        if field is not None:  # then the rows let go of their bytes one by one
+            chunk.keys = chunk.keys
+            chunk.data = {name: value for name, value in chunk.data.items() if name != field}
+        return _Batch(chunk, field, list(encoded), numbers, parts, slab, rows)
 
     def do_row(self, batch: _Batch, index: int, sample: Any) -> None:
         if sample is None:
@@ -206,6 +209,7 @@ class DecodeImage(RowOperator):
             part = self._part(encoded, batch.numbers[index])
             self._replace_fields(batch, index, sample)
         self._decode(encoded, part, batch.rows[index])
+        batch.encoded[index] = None
 
     def end_batch(self, batch: _Batch, kept: Sequence[int]) -> Chunk:
         chunk, rows, count = batch.chunk, batch.rows, len(batch.chunk.rows)
