@@ -60,13 +60,8 @@ def lanes_tables(shared: Shared) -> dict[str, list[Row]]:
         changed = shared | {"parts": trainers * blocks, "jitter": jitter}
         return Scene(trainers, rate, train_s, True, False, **changed, lanes=LANES)
 
-    sizes = [
-        (16, 600, RATES),
-        (64, 200, RATES),
-        (256, 100, RATES),
-        (1_024, 60, RATES[::2]),
-        (4_096, 30, RATES[::2]),
-    ]
+    sizes = [(16, 600, RATES), (64, 200, RATES), (256, 100, RATES)]
+
     grid = [
         run(scene(trainers, blocks, rate, TRAIN_S, shared["jitter"]))
         for trainers, blocks, rates in sizes
