@@ -75,7 +75,8 @@ def main() -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    results = json.loads(path.read_text().splitlines()[-1])["results"]
+    rows = [json.loads(row)["results"] for row in path.read_text().splitlines()]
+    results = [row for row in rows if "grid" in row][-1]  # a run may be of lanes alone
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     by_trainers(left, results["grid"])
     by_ratio(right, results["near"])
