@@ -77,6 +77,7 @@ class Batch(Regroup):
         self.bundles = cost is None
         self._open: list[Chunk] = []
         self._bundles: list[Bundle] = []
+        self._held = 0  # samples in them
         self._sum = 0.0
 
     def config(self) -> dict[str, Any]:
@@ -120,29 +121,28 @@ class Batch(Regroup):
         return self.length_for(n, 1)
 
     def begin(self) -> None:
-        self._open, self._bundles, self._sum = [], [], 0.0
+        self._open, self._bundles, self._held, self._sum = [], [], 0, 0.0
 
     def fills(self, rows: int) -> bool:
-        return self._waiting() + rows >= self.group_size()
-
-    def _waiting(self) -> int:
-        return sum([len(bundle.rows) for bundle in self._bundles])
+        return self._held + rows >= self.group_size()
 
     def take_bundle(self, bundle: Bundle) -> Sequence[Chunk]:
         assert self.size is not None
         made: list[Chunk] = []
         rows = len(bundle.rows)
-        missing = self.size - self._waiting()
+        missing = self.size - self._held
         while rows >= missing:
             whole = missing == rows
             bundles = [*self._bundles, bundle if whole else bundle.part(0, missing)]
             self._bundles = [] if whole else [bundle.part(missing, rows)]
+            self._held = rows - missing
             made.append(self._join(bundles))
             if whole:
                 return made
             bundle = self._bundles.pop()
             rows, missing = len(bundle.rows), self.size
         self._bundles.append(bundle)
+        self._held = self.size - missing + rows
         return made
 
     def packing(self) -> Callable[[list[Any]], Any] | None:
@@ -179,9 +179,9 @@ class Batch(Regroup):
 
     def flush(self) -> Iterable[Chunk]:
         if self.drop_last and self.cost is None:
-            self._open, self._bundles = [], []
+            self._open, self._bundles, self._held = [], [], 0
         if self._bundles:
-            bundles, self._bundles = self._bundles, []
+            bundles, self._bundles, self._held = self._bundles, [], 0
             return [self._join(bundles)]
         return self._close() if self._open else ()
 

@@ -7,10 +7,12 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Literal, final
 
 import numpy as np
 
+from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Source
 from pipegraph.errors import DataError, GraphError
@@ -133,6 +135,7 @@ class Load(_Reads):
 
     needs = "sample|part"
     gives = "sample"
+    bundles = True
 
     def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
         source = upstream[0]
@@ -177,18 +180,25 @@ class Load(_Reads):
             if "key" in sample:
                 chunk.keys = (sample["key"],)
             return chunk
-        if not isinstance(data, Mapping) or "path" not in data:
-            raise GraphError(
-                "Load: a sample with a 'path' or a shard is needed, "
-                f"got {'fields ' + ', '.join(map(str, data)) if isinstance(data, Mapping) else type(data).__name__}"
-            )
         chunk.keys = chunk.keys
-        with open(data["path"], "rb", buffering=0, opener=_at_once) as file:
-            content = file.readall()
-            if not content and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise DataError(f"Load: {os.fspath(data['path'])!r} is no regular file (a pipe or a device)")
-        chunk.data = {**data, "bytes": content}
+        chunk.data = _with_bytes(data)
         return chunk
+
+    def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
+        made.extend(map(_with_bytes, islice(bundle.data, start, None)))
+
+
+def _with_bytes(sample: Any) -> dict[str, Any]:
+    if not isinstance(sample, Mapping) or "path" not in sample:
+        raise GraphError(
+            "Load: a sample with a 'path' or a shard is needed, "
+            f"got {'fields ' + ', '.join(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__}"
+        )
+    with open(sample["path"], "rb", buffering=0, opener=_at_once) as file:
+        content = file.readall()
+        if not content and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise DataError(f"Load: {os.fspath(sample['path'])!r} is no regular file (a pipe or a device)")
+    return {**sample, "bytes": content}
 
 
 @final
