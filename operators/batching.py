@@ -75,6 +75,7 @@ class Batch(Regroup):
         self.collate = collate
         self.cost, self.limit, self.pad = cost, limit, pad
         self.bundles = cost is None
+        self.collects = cost is None and collate is None and pad is None
         self._open: list[Chunk] = []
         self._bundles: list[Bundle] = []
         self._held = 0  # samples in them

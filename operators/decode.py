@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Operator, RowOperator
+from pipegraph.contracts import Context, Operator, RowOperator, Source
 from pipegraph.errors import DataError, GraphError
+from pipegraph.operators.files import Load, no_path, read_file
 from pipegraph.operators.images import (
     Crop,
     Cut,
@@ -43,15 +44,19 @@ _Part = tuple[Header, Cut]
 
 
 class _Batch:
-    """A batch in work: its slab, the rows to write, and for each row what to decode and which part of it."""
+    """A batch in work: its slab, the rows to write, and for each row what to decode and which part of it.
 
-    __slots__ = ("chunk", "encoded", "field", "numbers", "parts", "rows", "slab")
+    Where the rows are read too, ``paths`` says from which files, and what to decode is known row by row.
+    """
+
+    __slots__ = ("chunk", "encoded", "field", "numbers", "parts", "paths", "rows", "slab")
 
     def __init__(
         self,
         chunk: Chunk,
         field: Any,
         encoded: list[Any],
+        paths: Sequence[Any] | None,
         numbers: Sequence[Sequence[float]],
         parts: Sequence[_Part | Exception],
         slab: torch.Tensor,
@@ -59,6 +64,7 @@ class _Batch:
     ) -> None:
         self.chunk = chunk
         self.field = field
+        self.paths = paths
         self.encoded = encoded
         self.numbers = numbers
         self.parts = parts
@@ -122,6 +128,7 @@ class DecodeImage(RowOperator):
         self._decoder: Any = None
         self._slabs: StageSlabs | None = None
         self._normalize: Normalize | None = None
+        self._load: str | None = None
         self._fill: Any = None
 
     def config(self) -> dict[str, Any]:
@@ -140,6 +147,13 @@ class DecodeImage(RowOperator):
         size = "x".join(map(str, shape))
         slabs = f"writes each pixel once, into slabs of {size} {str(dtype).removeprefix('torch.')} per sample"
         return [slabs, note_of(self.backend)]
+
+    def take_in_reading(self, reader: Operator | Source, name: str) -> Operator | None:
+        if not isinstance(reader, Load) or not reader.reads_files or self.field not in (None, "bytes"):
+            return None
+        both = copy.copy(self)
+        both._load = name
+        return both
 
     def take_in(self, below: Operator) -> Operator | None:
         if not isinstance(below, Normalize) or len(below.mean) != self._channels:
@@ -179,7 +193,8 @@ class DecodeImage(RowOperator):
     # -- the rows of a batch -------------------------------------------------------------------
 
     def begin_batch(self, chunk: Chunk) -> _Batch:
-        field, encoded = self._find(chunk.data)
+        paths = None if self._load is None else self._paths(chunk)
+        field, encoded = ("bytes", chunk.data["path"]) if paths is not None else self._find(chunk.data)
         count = len(chunk.rows)
         if not isinstance(encoded, list | tuple) or len(encoded) != count:
             raise DataError(
@@ -193,13 +208,36 @@ class DecodeImage(RowOperator):
         rows = slab.numpy()[:nbytes].view(written).reshape(count, *shape)
         # All at once, before decoding drives this code and its data from the processor's caches.
         numbers = self._draw(chunk)
+        if paths is not None:
+            return _Batch(chunk, field, [], paths, numbers, (), slab, rows)
         parts = [self._part_or_error(*row) for row in zip(encoded, numbers, strict=True)]
         if field is not None:  # then the rows let go of their bytes one by one
             chunk.keys = chunk.keys
             chunk.data = {name: value for name, value in chunk.data.items() if name != field}
-        return _Batch(chunk, field, list(encoded), numbers, parts, slab, rows)
+        return _Batch(chunk, field, list(encoded), None, numbers, parts, slab, rows)
+
+    def _paths(self, chunk: Chunk) -> Sequence[Any] | None:
+        """What the rows are to read; None once they are read, because another field is to be decoded."""
+        if not isinstance(chunk.data, Mapping) or "path" not in chunk.data:
+            raise no_path(chunk.data)
+        paths: Sequence[Any] = chunk.data["path"]
+        if self.field is None and any(name in chunk.data for name in FIELDS if name != "bytes"):
+            chunk.data = {**chunk.data, "bytes": [self._read(path) for path in paths]}
+            return None
+        return paths
+
+    def _read(self, path: Any) -> bytes:
+        try:
+            return read_file(path)
+        except Exception as error:
+            error.add_note(f"pipegraph: in the work of stage {self._load!r}")
+            raise
 
     def do_row(self, batch: _Batch, index: int, sample: Any) -> None:
+        if batch.paths is not None:
+            encoded = self._read(batch.paths[index])
+            self._decode(encoded, self._part(encoded, batch.numbers[index]), batch.rows[index])
+            return
         if sample is None:
             encoded, part = batch.encoded[index], batch.parts[index]
             if isinstance(part, Exception):

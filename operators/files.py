@@ -149,6 +149,11 @@ class Load(_Reads):
         bound._select = source
         return bound
 
+    @property
+    def reads_files(self) -> bool:
+        """Whether its samples are files, and not parts of shards."""
+        return self._select is None
+
     def notes(self) -> list[str]:
         select = self._select
         manifest = select.known_manifest() if select is not None else None
@@ -188,17 +193,30 @@ class Load(_Reads):
         made.extend(map(_with_bytes, islice(bundle.data, start, None)))
 
 
+def read_file(path: Any) -> bytes:
+    """All of a regular file.
+
+    Raises:
+        DataError: it is a pipe or a device.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb", buffering=0, opener=_at_once) as file:
+        content: bytes = file.readall()
+        if not content and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise DataError(f"Load: {os.fspath(path)!r} is no regular file (a pipe or a device)")
+    return content
+
+
+def no_path(sample: Any) -> GraphError:
+    """The error for what is neither a sample of a file nor a shard."""
+    given = f"fields {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else type(sample).__name__
+    return GraphError(f"Load: a sample with a 'path' or a shard is needed, got {given}")
+
+
 def _with_bytes(sample: Any) -> dict[str, Any]:
     if not isinstance(sample, Mapping) or "path" not in sample:
-        raise GraphError(
-            "Load: a sample with a 'path' or a shard is needed, "
-            f"got {'fields ' + ', '.join(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__}"
-        )
-    with open(sample["path"], "rb", buffering=0, opener=_at_once) as file:
-        content = file.readall()
-        if not content and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise DataError(f"Load: {os.fspath(sample['path'])!r} is no regular file (a pipe or a device)")
-    return {**sample, "bytes": content}
+        raise no_path(sample)
+    return {**sample, "bytes": read_file(sample["path"])}
 
 
 @final

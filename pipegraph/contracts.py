@@ -190,6 +190,7 @@ class Operator(Component):
         random: whether it draws random numbers (a ``Cache`` below it would freeze them).
         per_sample: whether, on a batch, it works (and fails) sample by sample.
         slabs: whether it writes batches into slabs, in the memory that ``Context.memory`` says.
+        collects: whether its batches are the given samples and no more, each field a column.
         shareable: False for an operator that must have a single worker. One that has a
             ``state_dict`` and ``load_state_dict`` (JSON) runs with a single worker too.
     """
@@ -204,6 +205,7 @@ class Operator(Component):
     per_sample: bool = False
     shareable: bool = True
     slabs: bool = False
+    collects: bool = False
 
     @property
     def elastic(self) -> bool:
@@ -231,6 +233,11 @@ class Operator(Component):
 
     def take_in(self, below: Operator) -> Operator | None:
         """The operator that does this one's work and then ``below``'s in one go; None where they stay apart."""
+        return None
+
+    def take_in_reading(self, reader: Operator | Source, name: str) -> Operator | None:
+        """The operator that does the work of ``reader``, stage ``name``, on each row of a batch of what that was to
+        read, then this one's; None where they stay apart."""
         return None
 
     def reads_pinned(self) -> bool:

@@ -75,6 +75,7 @@ class Plan:
     Attributes:
         stages: in topological order, those that were left out included.
         output: the edge whose chunks the loader delivers.
+        asked: the edge that was asked for, which may be that of a stage that was left out.
     """
 
     graph_name: str
@@ -82,6 +83,7 @@ class Plan:
     stages: Mapping[str, StagePlan]
     output: Edge
     inelastic: tuple[str, ...] = field(default=())
+    asked: Edge | None = None
 
     @property
     def running(self) -> list[StagePlan]:
@@ -141,21 +143,27 @@ class Plan:
         A stage whose work another one does counts as if it ran: a state holds whatever the plan fuses.
         """
         found = {}
-        last: dict[str, str] = {}  # of a stage that does the work of others: the last of them so far
         for stage in self.stages.values():
             if stage.bypassed is not None and stage.within is None:
                 continue
             operator = stage.spec.operator
             kind = f"{type(operator).__module__}.{type(operator).__qualname__}"
-            upstream = [[last.get(edge.stage, edge.stage), edge.output] for edge in stage.upstream]
-            if stage.within is not None:
-                last[stage.within] = stage.name
+            edges = map(self._described, stage.spec.upstream)
+            upstream = [[edge.stage, edge.output] for edge in edges]
             parts = [kind, operator.config(), upstream, *([] if stage.spec.ordered else ["unordered"])]
             text = json.dumps(parts, sort_keys=True, default=repr)
             found[stage.name] = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-        output = self.output.stage
-        found["(output)"] = f"{last.get(output, output)}:{self.output.output}"
+        output = self._described(self.asked or self.output)
+        found["(output)"] = f"{output.stage}:{output.output}"
         return found
+
+    def _described(self, edge: Edge) -> Edge:
+        """The edge as the graph has it, once stages that were left out are passed over."""
+        stage = self.stages[edge.stage]
+        while stage.bypassed is not None and stage.within is None:
+            edge = stage.spec.upstream[0]
+            stage = self.stages[edge.stage]
+        return edge
 
     def check_digests(self, saved: Mapping[str, str]) -> None:
         """Raises StateError naming the stages in which a saved graph differs from this one."""

@@ -19,12 +19,13 @@ BATCHES_PER_WORKER = 2
 
 def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     """See :meth:`pipegraph.graph.Graph.plan`."""
-    edge = _output_edge(graph, output)
+    asked = edge = _output_edge(graph, output)
     order = _ancestors(graph, edge)
     planned: dict[str, StagePlan] = {}
     for name in order:
         planned[name] = _plan_stage(graph.stages[name], planned)
     _leave_out_copies(planned, edge)
+    _read_in_rows(planned, edge)
     _fuse(planned, edge)
     _choose_memory(planned)
     edge = _shortcut(edge, planned)
@@ -35,7 +36,7 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     inelastic = tuple(
         stage.name for stage in planned.values() if stage.bypassed is None and not _is_elastic(stage)
     )
-    plan = Plan(graph.name, graph.seed, planned, edge, inelastic)
+    plan = Plan(graph.name, graph.seed, planned, edge, inelastic, asked)
     for stage in plan.running:
         if stage.operator.name == "cache":
             _check_cache(plan, stage)
@@ -108,26 +109,59 @@ def _leave_out_copies(planned: dict[str, StagePlan], output: Edge) -> None:
                 planned[reader.name] = replace(reader, upstream=upstream)
 
 
+def _read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
+    """An inline reader before a ``Batch`` has no thread of its own: whoever works on the batch's rows reads them."""
+    for below in list(planned.values()):
+        if below.bypassed is not None or below.backend != "thread" or len(below.upstream) != 1:
+            continue
+        batch = planned[below.upstream[0].stage]
+        if not isinstance(batch.operator, Operator) or not batch.operator.collects:
+            continue
+        reader = planned[batch.upstream[0].stage]
+        alone = all(_only_reader(s, planned, output) for s in (reader, batch))
+        careful = any(s.spec.on_error != "raise" or not s.spec.ordered for s in (reader, batch, below))
+        if not alone or careful or reader.backend != "inline" or not isinstance(below.operator, Operator):
+            continue
+        both = below.operator.take_in_reading(reader.operator, reader.name)
+        if both is None:
+            continue
+        planned[below.name] = replace(below, fused=both, notes=_notes_of(below, both))
+        why = f"its work is done in {below.name!r}, row by row"
+        planned[reader.name] = replace(reader, within=below.name, bypassed=why)
+        planned[batch.name] = replace(batch, upstream=reader.upstream)
+
+
+def _only_reader(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> bool:
+    """Whether exactly one stage, and not the loader, reads from this one."""
+    readers = [s for s in planned.values() if any(edge.stage == stage.name for edge in s.upstream)]
+    return len(readers) == 1 and output.stage != stage.name
+
+
+def _notes_of(stage: StagePlan, fused: Operator) -> tuple[str, ...]:
+    """The stage's notes, with those of ``fused`` in place of its operator's."""
+    assert isinstance(stage.operator, Operator)
+    alone = stage.operator.notes()
+    return (*(note for note in stage.notes if note not in alone), *fused.notes())
+
+
 def _fuse(planned: dict[str, StagePlan], output: Edge) -> None:
     """Two neighbouring stages become one where the upper operator can do the lower one's work in the same go."""
     for name, below in list(planned.items()):
         if below.bypassed is not None or len(below.upstream) != 1 or isinstance(below.operator, Source):
             continue
         above = planned[below.upstream[0].stage]
-        readers = [s for s in planned.values() if any(edge.stage == above.name for edge in s.upstream)]
         plain = all(s.backend == "thread" and s.spec.ordered for s in (above, below))
-        if not plain or below.spec.on_error != "raise" or output.stage == above.name or len(readers) != 1:
+        if not plain or below.spec.on_error != "raise" or not _only_reader(above, planned, output):
             continue
         if not isinstance(above.operator, Operator):
             continue
         fused = above.operator.take_in(below.operator)
         if fused is None:
             continue
-        alone = above.operator.notes()
         planned[above.name] = replace(
             above,
             fused=fused,
-            notes=(*(note for note in above.notes if note not in alone), *fused.notes()),
+            notes=_notes_of(above, fused),
             spec=replace(above.spec, max_bytes=below.spec.max_bytes or above.spec.max_bytes),
             workers=max(above.workers, below.workers),
             capacity=above.capacity if below.spec.capacity is None else below.capacity,

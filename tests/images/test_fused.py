@@ -11,6 +11,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.errors import GraphError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -143,3 +144,74 @@ def test_dtype_and_layout_are_one_pass_in_either_order(dtype, layout, first):
     assert torch.equal(fused, expected if layout == "NHWC" else expected.permute(0, 3, 1, 2))
     assert torch.equal(fused, apart)
     assert fused.stride() == apart.stride()
+
+
+def files(folder):
+    made = []
+    for number, sample in enumerate(SAMPLES):
+        path = folder / f"{number}.jpg"
+        path.write_bytes(sample["image"])
+        made.append({"key": sample["key"], "path": str(path), "label": number})
+    return made
+
+
+def reading(samples, load="inline", source=ops.FromSequence, field=None, **options) -> pg.Graph:
+    made = pg.Graph("reading", seed=3)
+    node = made.add(source(samples)).then(ops.Load(), backend=load, **options).then(ops.Batch(4))
+    node.then(ops.DecodeImage(32, field, crop=ops.RandomResizedCrop(), flip=0.5), workers=2)
+    return made
+
+
+@pytest.mark.parametrize("source", [ops.FromSequence, ops.FromIterable])
+def test_an_inline_load_is_done_by_those_who_decode_and_changes_nothing(tmp_path, source):
+    samples = files(tmp_path)
+    plan = reading(samples, source=source).plan()
+    assert plan.stages["load"].within == "decode"
+    assert "load: its work is done in 'decode', row by row" in str(plan)
+    apart = reading(samples, "thread", source)
+    assert apart.plan().stages["load"].within is None
+    ours, theirs = delivered(reading(samples, source=source)), delivered(apart)
+    assert_same(ours, theirs)
+    assert [batch["path"] for batch in ours] == [batch["path"] for batch in theirs]
+    assert "bytes" not in ours[0]
+
+
+def test_states_fit_whoever_reads(tmp_path):
+    samples = files(tmp_path)
+    for first, second in (("inline", "thread"), ("thread", "inline")):
+        with reading(samples, first).loader() as loader:
+            iterator = iter(loader)
+            next(iterator)
+            state = json.loads(json.dumps(loader.state_dict()))
+            rest = list(iterator)
+        with reading(samples, second).loader() as loader:
+            loader.load_state_dict(state)
+            assert_same(list(loader), rest)
+
+
+def test_a_file_that_is_gone_is_told_as_the_load_stages_matter(tmp_path):
+    samples = files(tmp_path)
+    samples[6]["path"] += ".gone"
+    with reading(samples).loader() as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(FileNotFoundError) as caught:
+            next(iterator)
+    notes = "\n".join(caught.value.__notes__)
+    assert "stage 'load'" in notes
+    assert "sample 'k6' at position 6" in notes
+    with reading([{"key": "a"}]).loader() as loader, pytest.raises(GraphError, match="'path'"):
+        list(loader)
+
+
+def test_encoded_bytes_of_another_field_are_decoded_and_the_files_ride_along(tmp_path):
+    samples = [{**s, "image": SAMPLES[n]["image"]} for n, s in enumerate(files(tmp_path))]
+    ours, theirs = delivered(reading(samples)), delivered(reading(samples, "thread"))
+    assert_same(ours, theirs)
+    assert [batch["bytes"] for batch in ours] == [batch["bytes"] for batch in theirs]
+
+
+@pytest.mark.parametrize("options", [{"on_error": pg.Skip()}, {"load": "thread"}])
+def test_a_load_with_a_thread_or_a_policy_of_its_own_reads_for_itself(tmp_path, options):
+    plan = reading(files(tmp_path), **options).plan()
+    assert plan.stages["load"].within is None
