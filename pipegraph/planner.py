@@ -12,6 +12,7 @@ from pipegraph.errors import GraphError
 from pipegraph.graph import Edge, Graph, Node, StageSpec
 from pipegraph.plan import SAMPLES_PER_QUEUE, Plan, StagePlan, lineage_above
 from pipegraph.policies import Replace, Retry, Skip, final_policy
+from pipegraph.rewrites import choose_memory, fuse, leave_out_copies, read_in_rows, shortcut
 
 BATCHES_PER_WORKER = 2
 """Default capacity of a queue of batches, per worker: one in hand, one ready."""
@@ -24,11 +25,11 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     planned: dict[str, StagePlan] = {}
     for name in order:
         planned[name] = _plan_stage(graph.stages[name], planned)
-    _leave_out_copies(planned, edge)
-    _read_in_rows(planned, edge)
-    _fuse(planned, edge)
-    _choose_memory(planned)
-    edge = _shortcut(edge, planned)
+    leave_out_copies(planned, edge)
+    read_in_rows(planned, edge)
+    fuse(planned, edge)
+    choose_memory(planned)
+    edge = shortcut(edge, planned)
     _pair_routes(planned, edge)
     for stage in planned.values():
         _check_replace(stage, planned)
@@ -94,125 +95,9 @@ def _ancestors(graph: Graph, output: Edge) -> list[str]:
     return [name for name in graph.stages if name in needed]
 
 
-def _leave_out_copies(planned: dict[str, StagePlan], output: Edge) -> None:
-    """A copy to one device that is only there to be scattered goes: each slice is copied straight from the host."""
-    for name, stage in list(planned.items()):
-        if stage.operator.name != "copy" or stage.bypassed is not None or output.stage == name:
-            continue
-        readers = [s for s in planned.values() if any(edge.stage == name for edge in s.upstream)]
-        if readers and all(reader.operator.name == "scatter" for reader in readers):
-            planned[name] = replace(
-                stage, bypassed="each slice is copied straight from the host to its device"
-            )
-            for reader in readers:
-                upstream = tuple(_shortcut(edge, planned) for edge in reader.upstream)
-                planned[reader.name] = replace(reader, upstream=upstream)
-
-
-def _read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
-    """An inline reader before a ``Batch`` has no thread of its own: whoever works on the batch's rows reads them."""
-    for below in list(planned.values()):
-        if below.bypassed is not None or below.backend != "thread" or len(below.upstream) != 1:
-            continue
-        batch = planned[below.upstream[0].stage]
-        if not isinstance(batch.operator, Operator) or not batch.operator.collects:
-            continue
-        reader = planned[batch.upstream[0].stage]
-        alone = all(_only_reader(s, planned, output) for s in (reader, batch))
-        careful = any(s.spec.on_error != "raise" or not s.spec.ordered for s in (reader, batch, below))
-        if not alone or careful or reader.backend != "inline" or not isinstance(below.operator, Operator):
-            continue
-        both = below.operator.take_in_reading(reader.operator, reader.name)
-        if both is None:
-            continue
-        planned[below.name] = replace(below, fused=both, notes=_notes_of(below, both))
-        why = f"its work is done in {below.name!r}, row by row"
-        planned[reader.name] = replace(reader, within=below.name, bypassed=why)
-        planned[batch.name] = replace(batch, upstream=reader.upstream)
-
-
-def _only_reader(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> bool:
-    """Whether exactly one stage, and not the loader, reads from this one."""
-    readers = [s for s in planned.values() if any(edge.stage == stage.name for edge in s.upstream)]
-    return len(readers) == 1 and output.stage != stage.name
-
-
-def _notes_of(stage: StagePlan, fused: Operator) -> tuple[str, ...]:
-    """The stage's notes, with those of ``fused`` in place of its operator's."""
-    assert isinstance(stage.operator, Operator)
-    alone = stage.operator.notes()
-    return (*(note for note in stage.notes if note not in alone), *fused.notes())
-
-
-def _fuse(planned: dict[str, StagePlan], output: Edge) -> None:
-    """Two neighbouring stages become one where the upper operator can do the lower one's work in the same go."""
-    for name, below in list(planned.items()):
-        if below.bypassed is not None or len(below.upstream) != 1 or isinstance(below.operator, Source):
-            continue
-        above = planned[below.upstream[0].stage]
-        plain = all(s.backend == "thread" and s.spec.ordered for s in (above, below))
-        if not plain or below.spec.on_error != "raise" or not _only_reader(above, planned, output):
-            continue
-        if not isinstance(above.operator, Operator):
-            continue
-        fused = above.operator.take_in(below.operator)
-        if fused is None:
-            continue
-        planned[above.name] = replace(
-            above,
-            fused=fused,
-            notes=_notes_of(above, fused),
-            spec=replace(above.spec, max_bytes=below.spec.max_bytes or above.spec.max_bytes),
-            workers=max(above.workers, below.workers),
-            capacity=above.capacity if below.spec.capacity is None else below.capacity,
-            level=below.level,
-        )
-        planned[name] = replace(
-            below, within=above.name, bypassed=f"its work is done in {above.name!r}, in one go"
-        )
-        for other in list(planned.values()):
-            if other.name != name:
-                upstream = tuple(_shortcut(edge, planned) for edge in other.upstream)
-                planned[other.name] = replace(other, upstream=upstream)
-
-
-def _choose_memory(planned: dict[str, StagePlan]) -> None:
-    """Slabs that a copy reads are made for it: pinned for CUDA, so that a Pin behind them has nothing to do."""
-    for name, stage in list(planned.items()):
-        operator = stage.operator
-        if stage.bypassed is not None or not isinstance(operator, Operator) or not operator.slabs:
-            continue
-        readers = [
-            s for s in planned.values() if s.bypassed is None and any(e.stage == name for e in s.upstream)
-        ]
-        pins = [s for s in readers if s.operator.name == "pin"]
-        if not pins and not any(
-            isinstance(s.operator, Operator) and s.operator.reads_pinned() for s in readers
-        ):
-            if any(s.operator.name == "copy" for s in readers):
-                planned[name] = replace(stage, memory="staged")
-            continue
-        planned[name] = replace(
-            stage, memory="pinned", notes=(*stage.notes, "its slabs lie in pinned memory")
-        )
-        for pin in pins:
-            why = f"the slabs of {name!r} are pinned already"
-            planned[pin.name] = replace(pin, bypassed=why)
-            for other in list(planned.values()):
-                upstream = tuple(_shortcut(edge, planned) for edge in other.upstream)
-                planned[other.name] = replace(other, upstream=upstream)
-
-
-def _shortcut(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge:
-    """The edge that carries the chunks once stages that were left out are passed over."""
-    while planned[edge.stage].bypassed is not None:
-        edge = planned[edge.stage].upstream[0]
-    return edge
-
-
 def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
     operator = spec.operator
-    upstream = tuple(_shortcut(edge, planned) for edge in spec.upstream)
+    upstream = tuple(shortcut(edge, planned) for edge in spec.upstream)
     if isinstance(operator, Operator):
         operator = operator.bind([planned[edge.stage].operator for edge in upstream])
         spec = replace(spec, operator=operator)
