@@ -73,8 +73,8 @@ def pipegraph_batch(paths: Sequence[str]) -> Iterator[Any]:
 
     graph = pg.Graph("decode")
     samples = ({"key": str(i), "path": path} for i, path in enumerate(harness.Repeat(paths)))
-    # What takes microseconds runs in the thread that wants it: one thread feeds those that decode.
-    files = graph.add(ops.FromIterable(samples), backend="inline").then(ops.Load(), backend="inline")
+    # Inline: who decodes an image reads it too.
+    files = graph.add(ops.FromIterable(samples)).then(ops.Load(), backend="inline")
     batches = files.then(ops.Batch(BATCH), capacity=1)
     batches.then(ops.DecodeImage(SIZE, backend="opencv"), workers=WORKERS, capacity=READY)
     with graph.loader() as loader:

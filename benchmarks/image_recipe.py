@@ -71,8 +71,8 @@ def pipegraph(paths: Sequence[str], backend: str) -> Iterator[Any]:
 
     samples = ({"key": str(i), "path": path} for i, path in enumerate(harness.Repeat(paths)))
     graph = pg.Graph("recipe", seed=7)
-    # What takes microseconds runs in the thread that wants it: one thread feeds the two that decode.
-    files = graph.add(ops.FromIterable(samples), backend="inline").then(ops.Load(), backend="inline")
+    # Inline: who decodes an image reads it too.
+    files = graph.add(ops.FromIterable(samples)).then(ops.Load(), backend="inline")
     images = files.then(ops.Batch(BATCH), capacity=1).then(
         ops.DecodeImage(SIZE, crop=ops.RandomResizedCrop(), flip=0.5, backend=backend),
         workers=WORKERS,
