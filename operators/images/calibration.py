@@ -17,7 +17,7 @@ from pipegraph.operators.images.regions import RegionDecoder
 from pipegraph.operators.images.scaling import opencv
 
 _MARGIN = 1.03
-_ROUNDS = 3
+_ROUNDS = 4
 
 
 @dataclass(frozen=True)

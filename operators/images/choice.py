@@ -24,8 +24,8 @@ BACKENDS: tuple[str, ...] = ("auto", "pillow", "opencv", "simplejpeg", "nvimgcod
 # In order of preference: a later one must be measurably faster to be chosen.
 _DECODERS: dict[str, tuple[str, Callable[[], RegionDecoder]]] = {
     "opencv": ("cv2", OpencvRegions),
-    "simplejpeg": ("simplejpeg", SimplejpegRegions),
     "nvimgcodec": ("nvidia.nvimgcodec", NvimgcodecRegions),
+    "simplejpeg": ("simplejpeg", SimplejpegRegions),
 }
 _lock = threading.Lock()
 _auto: Backend | None = None
