@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,9 @@ from .base import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
 
 # NumPy's own bound for headers of files that are not trusted is 10 kB.
 _MAX_HEADER_NBYTES: Final = 1 << 16
+_parsing = threading.Lock()
+"""NumPy reads headers with ``ast``, which up to CPython 3.11 counts its recursion for all threads together: two at
+once now and then end in "AST constructor recursion depth mismatch"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +244,8 @@ def _header(stream: Any, size: int, name: str) -> _Header:
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         if version not in read:
             raise ValueError(f"unknown version {version}")
-        shape, fortran, dtype = read[version](stream, max_header_size=_MAX_HEADER_NBYTES)
+        with _parsing:
+            shape, fortran, dtype = read[version](stream, max_header_size=_MAX_HEADER_NBYTES)
     except Exception as error:  # a header is parsed as Python source: what it may raise is anyone's guess
         raise ShardError(f"{name}: not a .npy file: {error}") from error
     if dtype.hasobject:
