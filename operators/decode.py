@@ -78,8 +78,9 @@ class DecodeImage(RowOperator):
 
     On a batch of encoded samples (``Batch`` before it) the workers decode the rows in parallel, each into its slot
     of the batch's slab: collation is free. A ``Normalize`` right behind it is done in the same go, while an image's
-    pixels are in the processor's cache. The crop and the flip are drawn from the sample's own generator and
-    the size in the image's header, before a pixel is decoded; every backend gets the same.
+    pixels are in the processor's cache; so is an inline ``Load`` of files before that ``Batch``. The crop and the
+    flip are drawn from the sample's own generator and the size in the image's header, before a pixel is decoded;
+    every backend gets the same.
 
     Args:
         size: of the output: an int (square) or (height, width), pixels.
