@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
@@ -105,7 +106,11 @@ def _split(stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
 
 
 def unique_paths(plan: Plan) -> dict[EdgeKey, Path]:
-    """For each edge from which only one way leads to the output: the fan-in inputs on that way."""
+    """For each edge from which only one way leads to the output: the fan-in inputs on that way.
+
+    Of the ways of a stage two are enough to know that there is more than one; all of them would be 2^n behind n
+    fan-outs that meet again.
+    """
     ways: dict[str, set[Path]] = {stage.name: set() for stage in plan.running}
     ways[plan.output.stage].add(())
     found: dict[EdgeKey, Path] = {("", 0): ()}
@@ -113,7 +118,7 @@ def unique_paths(plan: Plan) -> dict[EdgeKey, Path]:
         merging = isinstance(stage.operator, Merge)
         for index, edge in enumerate(stage.upstream):
             onward = {((index, *way) if merging else way) for way in ways[stage.name]}
-            ways[edge.stage] |= onward
+            ways[edge.stage] = set(islice(ways[edge.stage] | onward, 2))
             if len(onward) == 1:
                 found[stage.name, index] = next(iter(onward))
     return found
