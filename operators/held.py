@@ -5,7 +5,6 @@ The caller holds a lock around everything here.
 
 from __future__ import annotations
 
-import resource
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Literal, final
@@ -79,7 +78,7 @@ class Held:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
         self._entries: OrderedDict[int, Entry] = OrderedDict()
-        self._most_open = max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._most_open = shelf.most_open
         self.nbytes = 0
         self.doomed: list[ShardFile] = []
 

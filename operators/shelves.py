@@ -12,7 +12,7 @@ from pipegraph.operators.lookahead import Deal
 from pipegraph.operators.near import Near
 from pipegraph.operators.opening import Opening
 from pipegraph.order import LaneOrder, Order
-from pipegraph.storage import Cacheable, Manifest, Part, ShardFile, open_block, open_part
+from pipegraph.storage import Cacheable, LocalParts, Manifest, Part, ShardFile, open_block, open_part
 from pipegraph.storage.blocks import cacheable
 from pipegraph.storage.formats import Block, TokenFormat, format_of
 from pipegraph.storage.formats.arrays import NpyFormat
@@ -34,6 +34,7 @@ class Shelf(ABC):
         stride: steps over which consumption is measured; the first so many of a run are its opening.
         steps_per_switch: about how many steps lie between the first uses of two blocks.
         opening: reads samples of blocks that are not near, where that can be done.
+        most_open: blocks that may be held at once, where each holds a file open.
     """
 
     near: bool
@@ -41,6 +42,7 @@ class Shelf(ABC):
     stride: int
     steps_per_switch: float
     opening: Opening | None = None
+    most_open: float = math.inf
 
     @abstractmethod
     def held_nbytes(self, number: int) -> int:
@@ -104,7 +106,9 @@ class BlockShelf(Shelf):
     ) -> None:
         self._manifest, self._order, self._near = manifest, order, near
         self._rank, self._world_size = rank, world_size
+        self._local = LocalParts()
         self.near, self.keeps = near.in_use, near.handle is not None
+        self.most_open = near.most_open
         readers = 1  # ranks that read the same block
         if isinstance(order, LaneOrder) and order.shuffle:
             readers = world_size // math.gcd(order.lane_count(manifest), world_size)
@@ -134,6 +138,7 @@ class BlockShelf(Shelf):
             crc32c=self._manifest.block_checksum(number),
             store=self._near.store,
             cache=self._near.cache,
+            local=self._local,
         )
         try:
             return file, format_of(part).read(file, block)
@@ -183,7 +188,9 @@ class PartShelf(Shelf):
 
     def __init__(self, parts: list[Part], whole: bool, near: Near) -> None:
         self._parts, self._near, self._whole = parts, near, whole
+        self._local = LocalParts()
         self.near = near.in_use and whole
+        self.most_open = near.most_open
         self._sizes: dict[int, int] = {}  # of parts whose size was asked for
 
     def held_nbytes(self, number: int) -> int:
@@ -199,7 +206,7 @@ class PartShelf(Shelf):
     def open(self, number: int) -> tuple[ShardFile, Any]:
         part, store = self._parts[number], self._near.store
         if not self.near:
-            return open_part(part, store), None
+            return self._local.open(part) if part.is_local else open_part(part, store), None
         if part.size is None:
             assert store is not None
             part = Part(part.uri, store.head(part.uri).size)
@@ -212,7 +219,7 @@ class PartShelf(Shelf):
                 "reads parts as streams, or a manifest, with which parts are read in blocks"
             )
         block = Block(0, part.size, 0, 0)
-        return open_block(part, block, store=store, cache=self._near.cache), None
+        return open_block(part, block, store=store, cache=self._near.cache, local=self._local), None
 
     def name(self, number: int) -> str:
         return self._parts[number].name

@@ -1,8 +1,9 @@
-"""What this machine lets the process use: cores and memory, the cgroup's where there is one."""
+"""What this machine lets the process use: cores and memory, the cgroup's where there is one, and open files."""
 
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -45,3 +46,9 @@ def available_memory() -> int:
     if limit is not None and used is not None:
         available = min(available, max(0, limit - used))
     return available
+
+
+def open_files_limit() -> int:
+    """Files that this process may have open at once (``ulimit -n``)."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 20 if limit == resource.RLIM_INFINITY else limit

@@ -19,6 +19,7 @@ from .files import OverlayFile as OverlayFile
 from .files import ShardFile as ShardFile
 from .indexing import IndexProgress as IndexProgress
 from .indexing import build_manifest as build_manifest
+from .local import LocalParts as LocalParts
 from .manifest import Manifest as Manifest
 from .opening import open_part as open_part
 from .parts import Part as Part

@@ -10,9 +10,9 @@ from pipegraph.errors import ChecksumError
 
 from .arrival import MemoryArrival
 from .cache import DOWNLOADS, Cacheable, NodeCache, Sink
-from .checksum import file_crc32c
 from .files import OverlayFile, ShardFile
 from .formats.base import Block
+from .local import LocalParts, PartFile
 from .opening import open_part
 from .parts import Part
 from .stores import StoreClient, safe_url
@@ -32,12 +32,13 @@ def open_block(
     store: StoreClient | None = None,
     cache: NodeCache | None = None,
     version: str | None = None,
+    local: LocalParts | None = None,
 ) -> ShardFile:
     """Open a part for ``format.read(file, block)``, the block's bytes being near when this returns.
 
     A local part is read in place unless there is a cache (then it is taken to lie on slow
-    storage, such as a mounted cluster file system); its checksum is computed each time, so once per
-    epoch. Anything else is fetched whole: into
+    storage, such as a mounted cluster file system); its checksum is computed once for as long as the file is the
+    same. Anything else is fetched whole: into
     the cache, or, without one or where that has no room, into memory. Reads outside
     the block, such as Parquet's footer, go to the part itself.
 
@@ -47,16 +48,18 @@ def open_block(
         crc32c: of the block's bytes, if known: checked, and fetched again if wrong.
         store: for a remote part; it must outlive the file.
         version: the part's etag, if known.
+        local: opens local parts, and knows which blocks were found right; by default each call is on its own.
 
     Raises:
         ChecksumError: the bytes never matched `crc32c`.
         DataError, ShardError: as `open_part` and `StoreClient.submit`.
     """
-    base = open_part(part, store)
+    local = local or LocalParts()
+    base = local.open(part) if part.is_local else open_part(part, store)
     try:
         what = cacheable(part, block, crc32c, version)
-        if part.is_local and cache is None:
-            if crc32c is not None and (found := file_crc32c(base, block.offset, block.nbytes)) != crc32c:
+        if isinstance(base, PartFile) and cache is None:
+            if crc32c is not None and (found := local.matches(base, block, crc32c)) is not None:
                 raise _mismatch(what, f"crc32c is {found:08x}, should be {crc32c:08x}")
             return base
 

@@ -101,6 +101,10 @@ class LocalFile(ShardFile):
             data = self._rest(data, offset, nbytes)
         return data
 
+    def fileno(self) -> int:
+        """The file descriptor."""
+        return self._fd
+
     def _rest(self, data: bytes, offset: int, nbytes: int) -> bytes:
         # One pread gives at most 2 GiB - 4 KiB on Linux.
         pieces, have = [data], len(data)

@@ -1,0 +1,67 @@
+"""Few open files suffice, and what a low limit costs is not paid in bytes read."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import resource, sys
+import pipegraph as pg
+from pipegraph import operators as ops
+
+folder, limit, cache = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+graph = pg.Graph("few files")
+select = ops.ShardSelect(folder + "/part-*.tar", manifest=folder + "/manifest.json")
+load = ops.Load(cache=pg.NodeCache(cache, "1 GB") if cache else None)
+graph.add(select).then(load, workers=2).then(ops.Batch(16, collate=list))
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+def read_so_far():
+    with open("/proc/self/io") as file:
+        return int(file.readline().split()[1])
+
+with graph.loader(epochs=2) as loader:
+    before = read_so_far()
+    samples = sum(len(batch) for _ in range(2) for batch in loader)
+    print(samples, read_so_far() - before)
+"""
+"""Bytes are the process's own count of what its read calls gave."""
+
+
+def run(folder: Path, limit: int, cache: Path | str) -> tuple[int, int]:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(folder), str(limit), str(cache)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    samples, nbytes = done.stdout.split()
+    return int(samples), int(nbytes)
+
+
+@pytest.fixture
+def folder(write_shards: Any) -> Path:
+    """A hundred parts of one block each, with their manifest."""
+    from pipegraph.storage import build_manifest
+
+    path: Path = write_shards("tar", 100, 20)
+    build_manifest(sorted(path.glob("part-*")), path / "manifest.json")
+    return path
+
+
+def test_blocks_read_in_turn_are_checked_once_though_few_files_may_be_open(folder: Path) -> None:
+    data = sum(path.stat().st_size for path in folder.glob("part-*"))
+    samples, nbytes = run(folder, 64, "")
+    assert samples == 2 * sum(20 + part for part in range(100))
+    # Two epochs of samples, the blocks' checksums once, and their headers.
+    assert nbytes < 6 * data
+
+
+def test_a_node_cache_goes_with_few_open_files(folder: Path, tmp_path: Path) -> None:
+    samples, _ = run(folder, 128, tmp_path / "cache")
+    assert samples == 2 * sum(20 + part for part in range(100))
