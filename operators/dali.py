@@ -7,7 +7,7 @@ from typing import Any, final
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError, GraphError, shown
 from pipegraph.operators.functions import function_name
 from pipegraph.operators.images.dali import DaliError, DaliRunner, open_dali
 from pipegraph.randomness import generator
@@ -80,7 +80,9 @@ class Dali(Operator):
             made = runner.run(data, count, rng)
         except DaliError as error:
             if error.index is not None:
-                error.add_note(f"pipegraph: it is sample {chunk.keys[error.index]!r} of the batch that fails")
+                error.add_note(
+                    f"pipegraph: it is sample {shown(chunk.keys[error.index])} of the batch that fails"
+                )
             raise
         chunk.keys = chunk.keys
         chunk.data = {**{name: value for name, value in data.items() if name not in runner.inputs}, **made}

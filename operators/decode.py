@@ -12,7 +12,7 @@ import torch
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator, Source
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError, GraphError, note
 from pipegraph.operators.files import Load, no_path, read_file
 from pipegraph.operators.images import (
     Crop,
@@ -231,7 +231,7 @@ class DecodeImage(RowOperator):
         try:
             return read_file(path)
         except Exception as error:
-            error.add_note(f"pipegraph: in the work of stage {self._load!r}")
+            note(error, f"pipegraph: in the work of stage {self._load!r}")
             raise
 
     def do_row(self, batch: _Batch, index: int, sample: Any) -> None:

@@ -23,11 +23,17 @@
         └── StuckWorker              user code did not return; its daemon thread was abandoned
 
 Errors of users' code are never wrapped: they keep their type and traceback,
-and get a note (``add_note``) that names the stage, the sample and its position.
+and get a note (:func:`note`) that names the stage, the sample and its position.
 Messages name the stage, the rule, the value and the remedy.
+
+A user's exception, and what a user's objects say of themselves, are code that may fail:
+:func:`note`, :func:`described` and :func:`shown` never do.
 """
 
 from __future__ import annotations
+
+import contextlib
+from typing import Any
 
 
 class PipegraphError(Exception):
@@ -112,3 +118,31 @@ class PipegraphWarning(UserWarning):
 
 class StuckWorker(PipegraphWarning):
     """User code did not return in time; its daemon thread was abandoned."""
+
+
+def note(error: BaseException, text: str) -> None:
+    """Add a note to an exception, also to one that refuses (a frozen dataclass does)."""
+    try:
+        error.add_note(text)
+    except Exception:
+        found = getattr(error, "__notes__", None)
+        with contextlib.suppress(Exception):
+            notes = [*found, text] if isinstance(found, list) else [text]
+            BaseException.__setattr__(error, "__notes__", notes)
+
+
+def described(error: BaseException) -> str:
+    """``Type: message`` of an exception, also of one that cannot be printed."""
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {error}"
+    except Exception as failure:
+        return f"{kind} (its __str__ raised {type(failure).__name__})"
+
+
+def shown(value: Any) -> str:
+    """The ``repr`` of a user's value, also of one that has none."""
+    try:
+        return repr(value)
+    except Exception as failure:
+        return f"<{type(value).__name__}: its __repr__ raised {type(failure).__name__}>"

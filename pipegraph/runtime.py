@@ -28,7 +28,7 @@ from typing import Any
 
 from pipegraph.activity import Cancelled
 from pipegraph.contracts import Context, Source
-from pipegraph.errors import PipegraphWarning, StuckWorker
+from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
 from pipegraph.plan import Plan, StagePlan
 from pipegraph.run import Resume, Run
 from pipegraph.stage.caching import wire_cache
@@ -209,7 +209,7 @@ class Runtime:
         try:
             worker.operator.open(self.context(stage, worker.index))
         except BaseException as error:
-            error.add_note(f"pipegraph: stage {stage!r}: worker {worker.index} could not be started")
+            note(error, f"pipegraph: stage {stage!r}: worker {worker.index} could not be started")
             raise
         worker.opened = True
 
@@ -219,7 +219,7 @@ class Runtime:
             self._open(stage.name, worker)
         except BaseException as error:
             with self._condition:
-                self._open_error = self._open_error or error
+                self._open_error = error if self._open_error is None else self._open_error
                 self._opening -= 1
                 self._condition.notify_all()
             return
@@ -242,7 +242,7 @@ class Runtime:
                 except Cancelled:
                     pass
                 except BaseException as error:
-                    error.add_note(f"pipegraph: in stage {stage.name!r}")
+                    note(error, f"pipegraph: in stage {stage.name!r}")
                     run.fail(error)
                 finally:
                     with self._condition:
@@ -258,7 +258,7 @@ class Runtime:
             try:
                 operator.close()
             except BaseException as error:
-                self._close_errors.append(f"stage {stage!r}: close() raised {type(error).__name__}: {error}")
+                self._close_errors.append(f"stage {stage!r}: close() raised {described(error)}")
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, described
 from pipegraph.graph import Graph
 
 
@@ -64,7 +64,7 @@ def _run(path: Path) -> ModuleType:
 
 
 def _where(error: BaseException, file: str) -> str:
-    told = f"{type(error).__name__}: {error}"
+    told = described(error)
     wanted = str(Path(file).resolve())
     lines = [
         frame.lineno

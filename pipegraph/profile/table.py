@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipegraph.errors import shown
 from pipegraph.units import format_bytes
 
 from .bottleneck import CONSUMER
@@ -99,7 +100,7 @@ def _remarks(profile: Profile) -> list[str]:
     if profile.quarantined:
         lines.append(f"quarantined: {len(profile.quarantined):,}")
         lines += [
-            f"  {entry.key!r} at position {entry.position}, epoch {entry.epoch}, in {entry.stage!r}: {entry.error}"
+            f"  {shown(entry.key)} at position {entry.position}, epoch {entry.epoch}, in {entry.stage!r}: {entry.error}"
             for entry in profile.quarantined[:SHOWN_QUARANTINED]
         ]
         if len(profile.quarantined) > SHOWN_QUARANTINED:

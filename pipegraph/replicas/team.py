@@ -14,6 +14,7 @@ from torch.nn import Module
 
 from pipegraph.device import backend_for, normalised
 from pipegraph.device.threads import start_thread
+from pipegraph.errors import note
 from pipegraph.replicas.caller import CallerState
 from pipegraph.replicas.parts import leaves
 
@@ -123,10 +124,10 @@ def collect(futures: Mapping[int, Future[Any]], names: Sequence[str]) -> dict[in
     return {member: future.result() for member, future in futures.items()}
 
 
-def note_once(failure: BaseException, note: str) -> None:
+def note_once(failure: BaseException, text: str) -> None:
     """Add a note unless it is there: the same exception object may come out of several waits."""
-    if note not in getattr(failure, "__notes__", ()):
-        failure.add_note(note)
+    if text not in getattr(failure, "__notes__", ()):
+        note(failure, text)
 
 
 def _place_of(module: Any, arguments: tuple[Any, ...]) -> torch.device:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipegraph.activity import Cancelled
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.contracts import Operator, Source
+from pipegraph.errors import described, note, shown
 from pipegraph.policies import Replace, Retry, Skip, exceeded, final_policy
 from pipegraph.stage.ledger import Entry, Quarantined
 from pipegraph.tree import copy_containers
@@ -27,21 +28,17 @@ def explain(error: BaseException, stage: str, chunk: Chunk) -> BaseException:
         error = wrapped
     keys, positions = chunk.keys, [row[1] for row in chunk.rows]
     if len(keys) == 1:
-        where = f"sample {keys[0]!r} at position {positions[0]}"
+        where = f"sample {shown(keys[0])} at position {positions[0]}"
     else:
-        shown = ", ".join(repr(key) for key in keys[:4]) + (", ..." if len(keys) > 4 else "")
-        where = f"batch of {len(keys)} samples ({shown}) at positions {positions[0]}..{positions[-1]}"
-    error.add_note(f"pipegraph: stage {stage!r}, {where}, epoch {chunk.epoch}")
+        some = ", ".join(map(shown, keys[:4])) + (", ..." if len(keys) > 4 else "")
+        where = f"batch of {len(keys)} samples ({some}) at positions {positions[0]}..{positions[-1]}"
+    note(error, f"pipegraph: stage {stage!r}, {where}, epoch {chunk.epoch}")
     return error
 
 
 def not_a_chunk(out: Any, stage: str, method: str) -> TypeError:
     """The error for an operator that returned something else."""
     return TypeError(f"stage {stage!r}: {method} must return a Chunk or None, got {type(out).__name__}")
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 class Failures:
@@ -168,16 +165,17 @@ class Failures:
             items = stage.ordinal(worker, chunk, row)
             failed = ledger.failed(stage.name, chunk.epoch) + 1
             if exceeded(self.final.budget, failed, items):
-                error.add_note(
+                note(
+                    error,
                     f"pipegraph: stage {stage.name!r}: failure {failed} of {items} items exceeds the budget "
-                    f"of {self.final.budget} in on_error={self.policy!r}"
+                    f"of {self.final.budget} in on_error={self.policy!r}",
                 )
                 return error
             ledger.add(
                 stage.name,
                 chunk.epoch,
                 [
-                    Entry(Quarantined(key, row[1], chunk.epoch, stage.name, _describe(error)), row, items)
+                    Entry(Quarantined(key, row[1], chunk.epoch, stage.name, described(error)), row, items)
                     for key, row in zip(chunk.keys, chunk.rows, strict=True)
                 ],
                 not stage.plan.unordered_above,

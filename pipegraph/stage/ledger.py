@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipegraph.chunk import Cursor, Lineage
+from pipegraph.errors import shown
 from pipegraph.stage.cursors import earlier
 
 STATE_ENTRIES = 64
@@ -183,7 +184,10 @@ def _plain(key: Any) -> Any:
         return _plain(key.item())
     if isinstance(key, list | tuple):
         return [_plain(each) for each in key]
-    return str(key)
+    try:
+        return str(key)
+    except Exception:
+        return shown(key)
 
 
 def _hashable(value: Any) -> Any:

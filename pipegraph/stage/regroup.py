@@ -13,6 +13,7 @@ from pipegraph.account import Account
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
 from pipegraph.contracts import Regroup
+from pipegraph.errors import note
 from pipegraph.stage.cursors import earlier
 from pipegraph.stage.stage import StageRun, Worker, number_item
 
@@ -93,7 +94,7 @@ def regrouped(
             held.release(lost.rows)
             failure: Any = stage.failures.handle(worker, lost, error)
         elif isinstance(error, Exception):
-            error.add_note(f"pipegraph: stage {stage.name!r}, at the end of epoch {epoch}")
+            note(error, f"pipegraph: stage {stage.name!r}, at the end of epoch {epoch}")
             failure = Failure(error, epoch)
         else:
             raise

@@ -12,6 +12,7 @@ from pipegraph.bundle import Bundle
 from pipegraph.channel import Channel
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Rows
 from pipegraph.contracts import Source
+from pipegraph.errors import note
 from pipegraph.stage.stage import StageRun, Worker
 from pipegraph.tree import ATOMS
 
@@ -85,7 +86,7 @@ def failure_of(stage: StageRun, error: BaseException, epoch: int, step: int) -> 
         wrapped = RuntimeError(f"stage {stage.name!r}: raised {type(error).__name__}")
         wrapped.__cause__ = error
         error = wrapped
-    error.add_note(f"pipegraph: stage {stage.name!r}, item {step} of this rank, epoch {epoch}")
+    note(error, f"pipegraph: stage {stage.name!r}, item {step} of this rank, epoch {epoch}")
     return Failure(error, epoch)
 
 

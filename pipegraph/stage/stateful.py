@@ -19,6 +19,7 @@ from typing import Any
 
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Mark
 from pipegraph.contracts import Regroup
+from pipegraph.errors import note
 from pipegraph.stage.stage import StageRun, Worker, number_item
 
 SNAPSHOT_EVERY = 64
@@ -80,7 +81,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             if item is not None:
                 failure: Any = stage.failures.handle(worker, item, error)
             elif isinstance(error, Exception):
-                error.add_note(f"pipegraph: stage {stage.name!r}, at the end of epoch {epoch}")
+                note(error, f"pipegraph: stage {stage.name!r}, at the end of epoch {epoch}")
                 failure = Failure(error, epoch)
             else:
                 raise

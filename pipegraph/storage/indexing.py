@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import IO, Any
 
-from pipegraph.errors import DataError
+from pipegraph.errors import DataError, note
 
 from .checksum import crc32c_extend, file_crc32c
 from .files import ShardFile
@@ -175,8 +175,8 @@ def _in_parallel(
                 try:
                     result = future.result()
                 except Exception as error:
-                    error.add_note(f"while indexing {parts[number].uri!r}")
-                    failure = failure or error
+                    note(error, f"while indexing {parts[number].uri!r}")
+                    failure = error if failure is None else failure
                 else:
                     yield number, result
         if failure is not None:

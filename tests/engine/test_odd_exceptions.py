@@ -1,0 +1,176 @@
+"""Exceptions of users that cannot be noted, shown, or taken for true."""
+
+import dataclasses
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """Refuses every attribute, notes too."""
+
+    code: int
+
+
+class Unshown(Exception):
+    """Cannot be printed."""
+
+    def __str__(self):
+        raise ZeroDivisionError("in __str__")
+
+    __repr__ = __str__
+
+
+class Refuses(Exception):
+    """Has a way of its own with notes."""
+
+    def add_note(self, note):
+        raise RuntimeError("no notes")
+
+
+class Empty(Exception):
+    """Is false."""
+
+    def __bool__(self):
+        return False
+
+
+class Uncountable(Exception):
+    """Its notes are no list."""
+
+    __notes__ = "none"
+
+
+ODD = [Frozen(3), Unshown("x"), Refuses(), Empty(), Uncountable()]
+PLACEMENTS = [{"backend": "inline"}, {"workers": 1}, {"workers": 3}, {"workers": 3, "ordered": False}]
+odd = pytest.mark.parametrize("error", ODD, ids=lambda error: type(error).__name__)
+placed = pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+
+
+def failing(error, at=3, items=8, **options):
+    def work(x):
+        if x == at:
+            raise error
+        return x
+
+    graph = pg.Graph("odd")
+    graph.add(ops.FromIterable(range(items)), name="source").then(work, name="work", **options)
+    return graph
+
+
+def collect(graph):
+    got = []
+    with graph.loader() as loader:
+        try:
+            for item in loader:
+                got.append(item)
+        except Exception as caught:
+            return got, caught, loader
+    return got, None, loader
+
+
+@odd
+@placed
+def test_an_odd_exception_is_raised_as_itself_after_what_came_before_it(error, placement):
+    got, caught, _ = collect(failing(error, **placement))
+    assert caught is error
+    if placement.get("ordered", True):
+        assert got == [0, 1, 2]
+
+
+@odd
+@placed
+def test_an_odd_exception_is_skipped_like_any_other(error, placement):
+    got, caught, loader = collect(failing(error, on_error=pg.Skip(), **placement))
+    assert caught is None and sorted(got) == [0, 1, 2, 4, 5, 6, 7]
+    (left_out,) = loader.profile().quarantined
+    assert left_out.error.startswith(type(error).__name__)
+    str(loader.profile())
+
+
+@odd
+def test_an_odd_exception_passes_through_retries_budgets_batches_and_flat_maps(error):
+    assert collect(failing(error, on_error=pg.Retry(1)))[1] is error
+    assert collect(failing(error, on_error=pg.Skip(0)))[1] is error
+
+    def refuse(*_):
+        raise error
+
+    for operator in (
+        ops.Batch(3, collate=refuse),
+        ops.FlatMap(refuse),
+        ops.Filter(refuse),
+        ops.Route(refuse, 1),
+    ):
+        graph = pg.Graph("odd")
+        graph.add(ops.FromIterable(range(8))).then(operator, name="work")
+        assert collect(graph)[1] is error
+    graph = pg.Graph("odd")
+    graph.add(ops.FromIterable(refuse))
+    assert collect(graph)[1] is error
+
+
+def test_a_note_is_kept_even_by_an_exception_that_refuses_attributes():
+    _, caught, _ = collect(failing(Frozen(4)))
+    assert caught.__notes__ == ["pipegraph: stage 'work', sample 3 at position 3, epoch 0"]
+
+
+@odd
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_an_odd_exception_of_open_or_close_names_its_stage(error, backend):
+    class Opens(pg.Operator):
+        def open(self, context):
+            raise error
+
+        def process(self, chunk):
+            return chunk
+
+    class Closes(pg.Operator):
+        def process(self, chunk):
+            return chunk
+
+        def close(self):
+            raise error
+
+    def graph(operator):
+        graph = pg.Graph("odd")
+        graph.add(ops.FromIterable(range(3))).then(operator, name="bad", backend=backend)
+        return graph
+
+    with graph(Opens()).loader() as loader, pytest.raises(type(error)) as caught:
+        list(loader)
+    assert caught.value is error
+    loader = graph(Closes()).loader()
+    list(loader)
+    with pytest.warns(
+        pg.errors.PipegraphWarning, match=rf"stage 'bad': close\(\) raised {type(error).__name__}"
+    ):
+        loader.close()
+
+
+def test_a_key_that_cannot_be_shown_does_not_hide_the_error():
+    class Key:
+        def __repr__(self):
+            raise ZeroDivisionError("in __repr__")
+
+    def items():
+        return iter([{"key": Key(), "x": 1}])
+
+    def fail(sample):
+        raise ValueError("the error")
+
+    for policy in ("raise", pg.Skip(0), pg.Skip()):
+        graph = pg.Graph("odd")
+        graph.add(ops.FromIterable(items)).then(fail, name="work", on_error=policy)
+        _, caught, loader = collect(graph)
+        if policy == pg.Skip():
+            assert caught is None
+            str(loader.profile())
+            loader.state_dict()
+        else:
+            assert isinstance(caught, ValueError)
