@@ -89,6 +89,8 @@ class _Reads(Operator):
         return blocks_nbytes(self._select, memory_limit)
 
     def open(self, context: Context) -> None:
+        if self._select is not None:
+            self._select.find(context.stopping)
         self._context = context
         self._reading = context.share("reading", lambda: Reading(self.cache, self.preload, context))
         self._reading.enter()
@@ -174,6 +176,7 @@ class Load(_Reads):
     def open(self, context: Context) -> None:
         select = self._select
         if select is not None and self.cache is None and isinstance(select.order, LaneOrder):
+            select.find(context.stopping)
             check_memory(select.order, select, context)
         super().open(context)
 

@@ -8,12 +8,14 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError, GraphError, LoaderClosedError
+from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part, StoreClient, StoreError, build_manifest, expand_parts
 from pipegraph.storage.indexing import IndexProgress
 from pipegraph.storage.parts import is_url
@@ -35,32 +37,60 @@ class Once(Generic[T]):
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        # Under it: at most one thread makes the value, and nobody does once it is there.
         self._value: list[T] = []
+        self._is_made = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Once, (self._make,)  # a copied or pickled graph makes its own
 
-    def get(self) -> T:
-        """The value; whoever asks first makes it, others wait."""
-        with self._lock:
-            if not self._value:
-                self._value.append(self._make())
+    def get(self, stopping: Stopping | None = None, make: Callable[[], T] | None = None) -> T:
+        """The value; whoever asks first makes it, others wait, and make it themselves where that one fails.
+
+        Args:
+            stopping: ends the wait with ``LoaderClosedError``.
+            make: how this caller would make it, so that its pipeline's stop ends that.
+        """
+        if self._value:
             return self._value[0]
+        stopping = stopping or Stopping()
+        with stopping.ending(self._wake), self._changed:
+            self._changed.wait_for(lambda: not self._is_made or self._value or stopping.is_set())
+            if self._value:
+                return self._value[0]
+            if self._is_made:
+                raise LoaderClosedError("the pipeline was closed while another one looked for its shards")
+            self._is_made = True
+        made: list[T] = []
+        try:
+            made.append((make or self._make)())
+        finally:
+            with self._changed:
+                self._value, self._is_made = made, False
+                self._changed.notify_all()
+        return made[0]
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def peek(self) -> T | None:
         """The value if it has been made."""
         return self._value[0] if self._value else None
 
 
+@contextlib.contextmanager
 def store_for(
-    parts: Any, options: Mapping[str, Any]
-) -> contextlib.AbstractContextManager[StoreClient | None]:
-    """A store client for as long as these parts are listed, if any of them is remote."""
+    parts: Any, options: Mapping[str, Any], stopping: Stopping | None = None
+) -> Iterator[StoreClient | None]:
+    """A store client for as long as these parts are listed, if any of them is remote; a stop ends its waits."""
     names = [parts] if isinstance(parts, str | os.PathLike | Part) else list(parts)
-    if any(is_url(name.uri if isinstance(name, Part) else os.fspath(name)) for name in names):
-        return StoreClient(options)
-    return contextlib.nullcontext()
+    if not any(is_url(name.uri if isinstance(name, Part) else os.fspath(name)) for name in names):
+        yield None
+        return
+    with StoreClient(options) as store, (stopping or Stopping()).ending(store.interrupt):
+        yield store
 
 
 class Found(NamedTuple):
@@ -70,27 +100,29 @@ class Found(NamedTuple):
     pieces: str | None
 
 
-def find_manifest(parts: Any, given: Any, options: Mapping[str, Any]) -> Found:
+def find_manifest(
+    parts: Any, given: Any, options: Mapping[str, Any], stopping: Stopping | None = None
+) -> Found:
     """The manifest of these parts, in their order, and where it was found.
 
     Args:
         given: a manifest, its path or URL, or None: then one beside the shards is looked for, and for local
             parts one is made.
         options: of the store, for remote parts.
+        stopping: ends it with ``LoaderClosedError``.
 
     Raises:
         GraphError: remote parts without a manifest.
         DataError: parts are missing, or not in the manifest.
     """
     if isinstance(given, Manifest):
-        return Found(_of_parts(given, parts, options), None)
+        return Found(_of_parts(given, parts, options, stopping), None)
     if given is not None:
         where = os.fspath(given)
-        if not is_url(where):
-            return Found(_of_parts(Manifest.load(where), parts, options), where + SUFFIX)
-        with StoreClient(options) as store:
-            return Found(_of_parts(_read(where, store), parts, options), where + SUFFIX)
-    with store_for(parts, options) as store:
+        with store_for(where, options, stopping) as store:
+            manifest = Manifest.load(where) if store is None else _read(where, store)
+        return Found(_of_parts(manifest, parts, options, stopping), where + SUFFIX)
+    with store_for(parts, options, stopping) as store:
         found = expand_parts(parts, store=store)
         beside = _beside(found, store)
     if beside is not None:
@@ -101,7 +133,7 @@ def find_manifest(parts: Any, given: Any, options: Mapping[str, Any]) -> Found:
             f"ShardSelect: remote parts such as {remote.name!r} need a manifest: run `pipegraph index PARTS` and pass "
             "manifest=, or use order=pg.order.PartOrder(), which needs none"
         )
-    return Found(local_manifest(found), None)
+    return Found(local_manifest(found, stopping), None)
 
 
 def _beside(parts: Sequence[Part], store: StoreClient | None) -> Found | None:
@@ -133,9 +165,11 @@ def _read(url: str, store: StoreClient) -> Manifest:
     return Manifest.loads(store.read(url, 0, nbytes), None, url)
 
 
-def _of_parts(manifest: Manifest, parts: Any, options: Mapping[str, Any]) -> Manifest:
+def _of_parts(
+    manifest: Manifest, parts: Any, options: Mapping[str, Any], stopping: Stopping | None
+) -> Manifest:
     """A manifest's entries for the parts that are named, at the places where they are named."""
-    with store_for(parts, options) as store:
+    with store_for(parts, options, stopping) as store:
         return _chosen(manifest, expand_parts(parts, store=store))
 
 
@@ -164,7 +198,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pipegraph"
 
 
-def local_manifest(parts: Sequence[Part]) -> Manifest:
+def local_manifest(parts: Sequence[Part], stopping: Stopping | None = None) -> Manifest:
     """The manifest of local parts: headers only, in parallel, by one process of the node while others wait.
 
     Raises:
@@ -184,11 +218,13 @@ def local_manifest(parts: Sequence[Part]) -> Manifest:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel ends it with the process, however that ends
         if path.exists():
             return Manifest.load(path)
-        return build_manifest(list(parts), path, checksums=False, progress=_progress)
+        return build_manifest(list(parts), path, checksums=False, progress=partial(_progress, stopping))
     finally:
         os.close(lock)
 
 
-def _progress(state: IndexProgress) -> None:
+def _progress(stopping: Stopping | None, state: IndexProgress) -> None:
+    if stopping is not None and stopping.is_set():
+        raise LoaderClosedError("the pipeline was closed while its shards were indexed")
     if state.parts >= MANY_PARTS and state.parts_done % max(1, state.parts // 20) == 0:
         _log.info("indexing shards: %d of %d, %d samples", state.parts_done, state.parts, state.samples)

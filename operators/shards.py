@@ -17,6 +17,7 @@ from pipegraph.operators.lookahead import Deal
 from pipegraph.operators.ordered import OrderedSource
 from pipegraph.order import LaneOrder, Order, PartOrder
 from pipegraph.order.layout import Int64Array
+from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part, expand_parts
 
 DEALT_AT_ONCE = 64
@@ -133,7 +134,8 @@ class ShardSelect(OrderedSource):
         self.random_access = not self.whole_parts
         self.elastic = not self.whole_parts
         self.group = DEALT_AT_ONCE if self.random_access else 1
-        self._found = Once(partial(find_manifest, parts, manifest, self.store))
+        self._find = partial(find_manifest, parts, manifest, self.store)
+        self._found = Once(self._find)
         self._listed = Once(self._list_parts)
         self._starts = Once(self._count_starts)
         self._feed: Feed | None = None
@@ -141,9 +143,16 @@ class ShardSelect(OrderedSource):
     def _count_starts(self) -> Int64Array:
         return np.concatenate([[0], np.cumsum(self.manifest().block_samples)])
 
-    def _list_parts(self) -> list[Part]:
-        with store_for(self.parts, self.store) as store:
+    def _list_parts(self, stopping: Stopping | None = None) -> list[Part]:
+        with store_for(self.parts, self.store, stopping) as store:
             return expand_parts(self.parts, store=store)
+
+    def find(self, stopping: Stopping) -> None:
+        """List the parts, or find their manifest, unless that was done; ``stopping`` ends the wait for a store."""
+        if self.whole_parts:
+            self._listed.get(stopping, partial(self._list_parts, stopping))
+        else:
+            self._found.get(stopping, partial(self._find, stopping=stopping))
 
     # -- facts -----------------------------------------------------------------------------------
 
@@ -193,6 +202,7 @@ class ShardSelect(OrderedSource):
 
     def open(self, context: Context) -> None:
         super().open(context)
+        self.find(context.stopping)
         self._feed = context.share("feed", lambda: Feed(self, context))
 
     def go_on(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:

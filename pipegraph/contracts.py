@@ -20,7 +20,6 @@ What these declare makes plan, length, elasticity and digest decidable without r
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from typing import Any, ClassVar, Literal
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.errors import StateError
+from pipegraph.stopping import Stopping
 
 Kind = Literal["source", "map", "expand", "regroup", "merge", "route"]
 
@@ -42,7 +42,8 @@ class Context:
         seed: the graph's seed.
         rank, world_size: this process's place.
         worker: 0 .. workers-1.
-        stopping: set when the pipeline stops; long waits of an operator should wait on it too.
+        stopping: an event, set when the pipeline stops; long waits of an operator should wait on it too, or leave
+            a call with its ``ending``.
         count: adds to a named counter of the stage.
         read_by_stages: whether another stage reads this one's output, and not only the loader (or a ``Scatter``).
         memory: what the stage's slabs lie in: ``"pageable"``; ``"pinned"`` or ``"staged"`` where a copy reads them.
@@ -55,7 +56,7 @@ class Context:
     rank: int = 0
     world_size: int = 1
     worker: int = 0
-    stopping: threading.Event = field(default_factory=threading.Event)
+    stopping: Stopping = field(default_factory=Stopping)
     count: Callable[[str, int], None] = lambda name, n: None
     share: Callable[[str, Callable[[], Any]], Any] = lambda name, make: make()
     read_by_stages: bool = True

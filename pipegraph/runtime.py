@@ -35,6 +35,7 @@ from pipegraph.stage.caching import wire_cache
 from pipegraph.stage.ledger import Ledger
 from pipegraph.stage.loops import loop_for
 from pipegraph.stage.stage import Meter, Worker
+from pipegraph.stopping import Stopping
 from pipegraph.tally import Tally
 
 GRACE_S = 5.0
@@ -58,7 +59,7 @@ class Runtime:
         self.readers: dict[str, Source] = {}  # deal the positions of random-access sources
         self.grown: dict[str, int] = {}
         self.counters: dict[str, dict[str, int]] = {}
-        self.stopping = threading.Event()
+        self.stopping = Stopping()
         self._sharing = threading.RLock()
         self._shared: dict[tuple[str, str], Any] = {}
         self._condition = threading.Condition()

@@ -107,8 +107,11 @@ class Requests:
         self._count(requests=1)
 
         async def within(wait: Any) -> Any:
+            # Not `asyncio.wait_for`: before Python 3.12 it swallows a cancellation that comes together with the
+            # answer, and a client that is closed would go on asking.
             try:
-                return await asyncio.wait_for(wait, stall.remaining(loop.time()))
+                async with asyncio.timeout(stall.remaining(loop.time())):
+                    return await wait
             except TimeoutError:
                 self._count(stalled=1)
                 raise Stalled from None

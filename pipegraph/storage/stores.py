@@ -139,7 +139,8 @@ class StoreClient:
         store, path = self._store(url)
 
         async def ask() -> ObjectInfo:
-            meta = await asyncio.wait_for(self._obstore.head_async(store, path), self._grace)
+            async with asyncio.timeout(self._grace):
+                meta = await self._obstore.head_async(store, path)
             return ObjectInfo(meta["size"], meta["e_tag"])
 
         return self._result(self._requests.retried(url, 0, ask))
@@ -153,20 +154,24 @@ class StoreClient:
             StoreError: as `head`, or nothing matches.
         """
         root, key = split_url(pattern)
-        store, _ = self._store(pattern)
+        store = self._make_store(root, for_listing=True)
         glob = key + "*" if not key or key.endswith("/") else key
         literal = re.split(r"[*?\[]", glob, maxsplit=1)[0]
         prefix = literal[: literal.rfind("/") + 1]
         wanted = re.compile(glob_regex(glob))
 
         async def ask() -> list[Part]:
-            found = []
+            found: list[Part] = []
             # Below `prefix` only: the rest of a pattern's folder may be long.
-            async for batch in self._obstore.list(store, prefix=prefix or None, chunk_size=1000):
+            batches = aiter(self._obstore.list(store, prefix=prefix or None, chunk_size=1000))
+            while True:
+                async with asyncio.timeout(self._grace):
+                    batch = await anext(batches, None)
+                if batch is None:
+                    return found
                 found += [
                     Part(f"{root}/{m['path']}", m["size"]) for m in batch if wanted.fullmatch(m["path"])
                 ]
-            return found
 
         parts = sorted(self._result(self._requests.retried(pattern, 0, ask)), key=lambda p: p.uri)
         if not parts:
@@ -252,17 +257,24 @@ class StoreClient:
 
         async def ask() -> None:
             limit = self._grace + len(data) / self._retry.min_rate
-            await asyncio.wait_for(self._obstore.put_async(store, path, data), limit)
+            async with asyncio.timeout(limit):
+                await self._obstore.put_async(store, path, data)
 
         self._result(self._requests.retried(url, len(data), ask))
 
+    def interrupt(self) -> None:
+        """End every wait with `LoaderClosedError`, and those to come; waits for nothing itself. Idempotent."""
+        with self._lock:
+            loop, ended, self._closed = self._loop, self._closed, True
+        if loop is not None and not ended:
+            asyncio.run_coroutine_threadsafe(_cancel_all(), loop)
+
     def close(self) -> None:
         """Cancel every request and end the thread. Idempotent."""
+        self.interrupt()
         with self._lock:
-            self._closed = True
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop and thread:
-            asyncio.run_coroutine_threadsafe(_cancel_all(), loop)
+            thread, self._loop, self._thread = self._thread, None, None
+        if thread is not None:
             thread.join()
 
     def __enter__(self) -> StoreClient:
@@ -310,7 +322,7 @@ class StoreClient:
                 store = self._stores[root] = self._make_store(root)
         return store, key
 
-    def _make_store(self, root: str) -> Any:
+    def _make_store(self, root: str, *, for_listing: bool = False) -> Any:
         make = importlib.import_module("obstore.store")
         if root.startswith("memory://"):
             with _memory_lock:  # one per name and process, as files are
@@ -318,6 +330,10 @@ class StoreClient:
         options = dict(self._options)
         # Ours are the only tries and time limits: one that resumes, and one that counts bytes.
         client = {"timeout": "1d", "connect_timeout": f"{self._grace}s", **options.pop("client_options", {})}
+        if for_listing:
+            # A listing that is given up drops its connection outside of the library's threads, and to put it back
+            # into a pool panics there: without a pool it is closed.
+            client["pool_max_idle_per_host"] = "0"
         if root.startswith("http://") or str(options.get("endpoint", "")).startswith("http://"):
             client.setdefault("allow_http", True)
         try:

@@ -1,6 +1,7 @@
 """Stores that fail, through whole pipelines: every sample once with the right bytes, or a clear error, and never a hang."""
 
 import itertools
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import ChecksumError
+from pipegraph.errors import ChecksumError, LoaderClosedError
 from pipegraph.operators import near
+from pipegraph.operators.indexed import Once
+from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Retry, StoreClient, StoreError
 from pipegraph.testing import Resources
 
@@ -221,3 +224,75 @@ def test_a_cache_that_lost_its_bytes_between_epochs_is_filled_again(
             path.unlink()
     with graph.loader() as loader:
         assert list(loader) == bucket.expected()
+
+
+@pytest.mark.parametrize("name", ["*.tar", "a.tar"])
+@pytest.mark.parametrize("order", [pg.order.LaneOrder(), pg.order.PartOrder()], ids=["lanes", "whole parts"])
+def test_closing_ends_the_search_for_shards_in_a_silent_store(name: str, order: Any, s3_options: Any) -> None:
+    before = Resources.now()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        graph = pg.Graph("silent")
+        select = ops.ShardSelect(f"s3://data/{name}", order=order, store=s3_options(server.getsockname()[1]))
+        graph.add(select).then(ops.Load())
+        loader = graph.loader()
+        failure: list[BaseException] = []
+
+        def consume() -> None:
+            try:
+                list(loader)
+            except BaseException as error:
+                failure.append(error)
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        connection, _ = server.accept()
+        with connection:
+            loader.close()  # a worker that did not return would be a warning
+            consumer.join(20)
+    assert isinstance(failure[0], LoaderClosedError)
+    assert not [leak for leak in Resources.now().leaked_since(before) if "pipegraph" in leak]
+
+
+def test_a_stop_in_one_loader_leaves_the_search_of_another_alone() -> None:
+    made = Once(lambda: 5)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> int:
+        begun.set()
+        assert go_on.wait(20)
+        return 5
+
+    stopping = Stopping()
+    found: list[Any] = []
+    first = threading.Thread(target=lambda: found.append(made.get(Stopping(), slow)))
+    first.start()
+    assert begun.wait(20)
+
+    def stopped() -> None:
+        with pytest.raises(LoaderClosedError):
+            made.get(stopping)
+        found.append("stopped")
+
+    second = threading.Thread(target=stopped)
+    second.start()
+    stopping.set()
+    second.join(20)
+    assert found == ["stopped"]
+    go_on.set()
+    first.join(20)
+    assert found == ["stopped", made.get()] == ["stopped", 5]
+
+
+def test_a_search_that_fails_is_made_again_by_the_next() -> None:
+    answers = iter([ZeroDivisionError(), 7])
+
+    def make() -> int:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    made = Once(make)
+    with pytest.raises(ZeroDivisionError):
+        made.get()
+    assert made.get() == made.get() == 7

@@ -1,11 +1,13 @@
 """Stores: an S3-compatible server, and a proxy that breaks one request in a chosen way."""
 
+import asyncio
 import http.server
 import random
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -194,6 +196,48 @@ def test_close_ends_a_wait_for_a_silent_server(proxy: Any, connect: Connect, url
     with pytest.raises(LoaderClosedError):
         store.head(url)
     assert not [t for t in threading.enumerate() if t.name == "pipegraph-store-io" and t is store._thread]
+
+
+def test_close_ends_requests_that_fail_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = StoreClient(retry=Retry(deadline_s=600, first_s=0.001, most_s=0.001))
+    asked = threading.Semaphore(0)
+    tasks = []
+
+    async def refuse(answer: asyncio.Future[None]) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            answer.set_exception(ConnectionError("refused"))
+
+    def head_async(*args: object) -> asyncio.Future[None]:
+        answer = asyncio.get_running_loop().create_future()
+        tasks.append(asyncio.ensure_future(refuse(answer)))
+        asked.release()
+        return answer
+
+    monkeypatch.setattr(store, "_obstore", SimpleNamespace(head_async=head_async))
+
+    def ask() -> None:
+        with pytest.raises(LoaderClosedError):
+            store.head("memory://m/a")
+
+    askers = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in askers:
+        thread.start()
+        asked.acquire()
+    closer = threading.Thread(target=store.close, daemon=True)
+    closer.start()
+    closer.join(20)
+    assert not closer.is_alive()
+    for thread in askers:
+        thread.join(20)
+
+
+def test_listing_a_silent_store_is_given_up(proxy: Any, connect: Connect) -> None:
+    store = connect(proxy.port, grace_s=0.2, retry=Retry(deadline_s=0.3, first_s=0.01, min_rate=1e9))
+    proxy.fault = lambda method, path: "late"
+    with pytest.raises(StoreError, match=r"s3://data/\*\.tar"):
+        store.list("s3://data/*.tar")
 
 
 def test_a_sink_that_fails_cancels_the_other_pieces(s3_port: int, connect: Connect, url: str) -> None:
