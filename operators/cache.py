@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Operator
+from pipegraph.contracts import Context, Memo
 from pipegraph.errors import DataError, PipegraphWarning
 from pipegraph.operators.packing import pack, unpack
 from pipegraph.stage.caching import Hit
@@ -44,9 +44,6 @@ class _Memory(_Store):
         self._lock = threading.Lock()
         self._used = 0
         self._values: dict[tuple[str, int], Value] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Memory, (self._limit,)  # a copied or pickled graph begins with an empty memo
 
     def get(self, digest: str, index: int) -> Value | None:
         with self._lock:
@@ -80,9 +77,6 @@ class _Folder(_Store):
         self._limit = limit
         self._lock = threading.Lock()
         self._used: int | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Folder, (self._folder, self._limit)
 
     def _path(self, digest: str, index: int) -> Path:
         return self._folder / digest / f"{index % 256:02x}" / f"{index}.pgv"
@@ -126,7 +120,7 @@ class _Folder(_Store):
 
 
 @final
-class Cache(Operator):
+class Cache(Memo):
     """Later epochs take samples from here and skip the stages above.
 
     It follows a random-access source by one-to-one stages without randomness. What does not fit into the
@@ -135,7 +129,8 @@ class Cache(Operator):
     the same length, or a change further down in your code, needs another folder.
 
     Args:
-        where: ``"memory"``, or a folder (shared by processes, kept between runs; values are never unpickled).
+        where: ``"memory"`` (of each loader its own), or a folder (shared by processes, kept between runs; values are
+            never unpickled).
         limit: bytes, or a text such as ``"20 GB"``.
     """
 
@@ -143,11 +138,18 @@ class Cache(Operator):
     needs = "sample"
 
     def __init__(self, where: str | os.PathLike[str], limit: int | str) -> None:
-        size = parse_bytes(limit, "Cache: limit")
+        self.limit = parse_bytes(limit, "Cache: limit")
         self.where = os.fspath(where)
-        self._store: _Store = _Memory(size) if self.where == "memory" else _Folder(Path(self.where), size)
+        self._store: _Store | None = None
         self._index_of: Callable[[int, int], int] | None = None
         self._digest = ""
+
+    def _make_store(self) -> _Store:
+        return _Memory(self.limit) if self.where == "memory" else _Folder(Path(self.where), self.limit)
+
+    def open(self, context: Context) -> None:
+        # Of one loader: what another one's training loop does to its samples in place must not be seen here.
+        self._store = context.share("memo", self._make_store)
 
     def attach(self, index_of: Callable[[int, int], int], digest: str) -> None:
         """Told by the runtime: how positions become indices, and what the stages above are."""
@@ -155,6 +157,7 @@ class Cache(Operator):
 
     def lookup(self, index: int) -> Hit | None:
         """What the stages above would make of the source's sample ``index``, if it is known."""
+        assert self._store is not None
         value = self._store.get(self._digest, index)
         return None if value is None else Hit(*value)
 
@@ -164,6 +167,7 @@ class Cache(Operator):
             chunk.keys, chunk.data = data.keys, data.value
             return chunk
         assert self._index_of is not None
+        assert self._store is not None
         position = chunk.rows[0][1]
         # Another epoch has the sample at another position.
         named = chunk.keys != (position,) or (isinstance(data, Mapping) and "key" in data)

@@ -73,7 +73,7 @@ def _stem(function: Any) -> str:
 
 
 class _EventLoop:
-    """One event loop in a thread of its own, shared by a stage's workers; the last to leave ends it."""
+    """One event loop in a thread of its own, shared by a stage's workers in one loader; the last to leave ends it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -82,9 +82,6 @@ class _EventLoop:
         self._thread: threading.Thread | None = None
         self._calls: set[Future[Any]] = set()
         self._cancelled = False
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _EventLoop, ()
 
     def enter(self, stage: str) -> None:
         with self._lock:
@@ -173,15 +170,11 @@ class _Function(Operator):
             raise GraphError(f"{type(self).__name__}: a function is needed, got {function!r}")
         self.function = function
         self.random = _takes_rng(function)
-        self._async = (
-            _EventLoop()
-            if inspect.iscoroutinefunction(function)
-            or inspect.iscoroutinefunction(
-                getattr(function, "__call__", None)  # noqa: B004
-            )
-            else None
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004
         )
-        self._plain = not self.random and self._async is None
+        self._plain = not self.random and not self._is_async
+        self._async: _EventLoop | None = None
         self._context = Context("")
 
     @property
@@ -195,7 +188,8 @@ class _Function(Operator):
 
     def open(self, context: Context) -> None:
         self._context = context
-        if self._async is not None:
+        if self._is_async:
+            self._async = context.share("event loop", _EventLoop)
             self._async.enter(context.stage)
 
     def close(self) -> None:
@@ -230,7 +224,7 @@ class Map(_Function):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        self.bundles = self._async is None
+        self.bundles = not self._is_async
 
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
         if self._plain:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipegraph.contracts import Context, Source
+from pipegraph.contracts import Context, Drawn, Source
 from pipegraph.order import BlockOrder, LaneOrder, Order, StridedOrder, total_samples
 
 POSITIONS_AT_ONCE = 1024
@@ -62,7 +62,7 @@ class OrderedSource(Source):
     def _consumed(self, epoch: int) -> tuple[tuple[int, int], ...]:
         return self._history[1] if epoch == self._history[0] else ()
 
-    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int]:
+    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
         history = self._consumed(epoch)
         stop = self._left(epoch, rank, world_size, history)
         layout = self.layout()

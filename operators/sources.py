@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, final
 
 import numpy as np
 import torch
 
-from pipegraph.contracts import Context, Source
+from pipegraph.contracts import Drawn, Source
 from pipegraph.errors import GraphError, PipegraphError
 from pipegraph.operators.functions import function_name
 from pipegraph.operators.ordered import OrderedSource
@@ -25,8 +26,41 @@ ITEMS_AT_ONCE = 16
 """Items asked of a data set's ``__getitems__`` in one call: most of the gain, little to hold back."""
 
 
-DRAWS_KEPT = 100_000
-"""Draws of a sampler that are kept beside the epoch under way: more than are ever on their way."""
+@final
+class _Turn:
+    """A lock for what belongs to the user and is thus shared by all copies; a copied or pickled graph has its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Turn, ()
+
+    def locked(self) -> bool:
+        """Whether somebody has it."""
+        return self._lock.locked()
+
+    def begin(self, items: Any, epoch: int) -> Iterator[Any]:
+        """An iterator over ``items`` for an epoch; what has ``set_epoch`` is told of it first.
+
+        Another loader may tell it of another epoch as soon as the first item is there, and no sooner.
+        """
+        if not hasattr(items, "set_epoch"):
+            return _iterator(items)
+        with self._lock:
+            items.set_epoch(epoch)
+            begun = _iterator(items)
+            if hasattr(begun, "load_state_dict"):
+                return begun  # it may go on from a state of its own, and then must not have begun
+            first = list(islice(begun, 1))
+        return chain(first, begun)
+
+
+def _iterator(items: Any) -> Iterator[Any]:
+    """As ``iter``; but what only answers to indices is asked for ``len`` items, for it may answer to any index."""
+    if not hasattr(items, "__iter__") and hasattr(items, "__len__"):
+        return map(items.__getitem__, range(len(items)))
+    return iter(items)
 
 
 @final
@@ -58,7 +92,10 @@ class FromIterable(Source):
         self.never_waits = type(iterable) in (list, range, tuple)
         self._history: tuple[int, tuple[tuple[int, int], ...]] = (0, ())
         self._one_shot = not self._callable and isinstance(iterable, Iterator)
-        self._used: list[int] = []  # shared by all copies: the epoch that used a one-shot iterator up
+        self._claims: dict[
+            str, tuple[int, object]
+        ] = {}  # of a one-shot iterator, shared by all copies as that is
+        self._drawing = _Turn()
         self._iterator: Any = None
         self._from: tuple[int, Any] | None = None
 
@@ -92,16 +129,17 @@ class FromIterable(Source):
             made = self.iterable(epoch=epoch) if takes_epoch else self.iterable()
             return made  # type: ignore[no-any-return]
         if self._one_shot:
-            if self._used and self._from is None:
+            mine = (epoch, object())
+            claim = self._claims.setdefault("first", mine)  # in one step: two loaders may begin at once
+            if claim is not mine and self._from is None:
                 raise PipegraphError(
-                    f"FromIterable: this {type(self.iterable).__name__} can be read once and epoch {self._used[0]} has "
+                    f"FromIterable: this {type(self.iterable).__name__} can be read once and epoch {claim[0]} has "
                     "done so; give FromIterable a list, or a callable that returns a new iterator"
                 )
-            self._used.append(epoch)
         return self.iterable  # type: ignore[no-any-return]
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
-        items = iter(self._items(epoch))
+        items = self._drawing.begin(self._items(epoch), epoch)
         stride, offset = (world_size, rank) if self.shard else (1, 0)
         first = self._begun(epoch) + start * stride + offset
         read = 0
@@ -171,16 +209,12 @@ class FromSequence(OrderedSource):
         self.sampler = sampler
         self.group = ITEMS_AT_ONCE if callable(getattr(dataset, "__getitems__", None)) else 1
         self.elastic = sampler is None
-        self._world_size = 1
-        self._sampled: dict[int, list[Any]] = {}  # the sampler's draws by epoch; shared by all copies
+        self.draws = sampler is not None
+        self._drawing = _Turn()
 
     def config(self) -> dict[str, Any]:
         drawn = self.order.config() if self.sampler is None else {"sampler": type(self.sampler).__qualname__}
         return {"length": len(self.dataset), **drawn}
-
-    def open(self, context: Context) -> None:
-        super().open(context)
-        self._world_size = context.world_size
 
     def layout(self) -> int:
         return len(self.dataset)
@@ -188,15 +222,12 @@ class FromSequence(OrderedSource):
     def item(self, index: Any) -> Any:
         return copy_containers(self.dataset[index])
 
-    def read_many(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
+    def read_many(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         indices = [self.index_of(position, epoch) for position in positions]
         return [copy_containers(item) for item in self.dataset.__getitems__(indices)]
 
-    def indices_of(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
-        if self.sampler is None:
-            return super().indices_of(positions, epoch)
-        drawn, world_size = self._sampled[epoch], self._world_size
-        return [drawn[position // world_size] for position in positions]
+    def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
+        return [drawn.index for drawn in positions] if self.draws else super().indices_of(positions, epoch)
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
         """At once where the data set can, item by item from one on that fails."""
@@ -221,34 +252,21 @@ class FromSequence(OrderedSource):
             return super().length(epoch, rank, world_size)
         return len(self.sampler) if isinstance(self.sampler, Sized) else None
 
-    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int]:
+    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
         if self.sampler is None:
             yield from super().positions(epoch, rank, world_size, start)
             return
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
-        # Kept as they are drawn, for the workers that read them; a slow one may be many short epochs behind.
-        newer = 0
-        for known in sorted(self._sampled, reverse=True):
-            if newer > DRAWS_KEPT:
-                self._sampled.pop(known, None)
-            else:
-                newer += len(self._sampled[known]) + 1
-        drawn = self._sampled[epoch] = []
-        for step, index in enumerate(self.sampler):
-            drawn.append(index)
+        for step, index in enumerate(self._drawing.begin(self.sampler, epoch)):
             if step >= start:
-                yield step * world_size + rank
+                yield Drawn(step * world_size + rank, index)
 
     def position_of(self, step: int, epoch: int, rank: int, world_size: int) -> int:
         if self.sampler is None:
             return super().position_of(step, epoch, rank, world_size)
         return step * world_size + rank
 
-    def index_of(self, position: int, epoch: int) -> Any:
-        if self.sampler is None:
-            return super().index_of(position, epoch)
-        return self._sampled[epoch][position // self._world_size]
+    def index_of(self, position: Any, epoch: int) -> Any:
+        return position.index if self.draws else super().index_of(position, epoch)
 
     def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
         return super().substitute(position, epoch, attempt) if self.sampler is None else None

@@ -23,7 +23,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor
@@ -98,6 +98,13 @@ class Component(ABC):
         return self.default_name or type(self).__name__.lower()
 
 
+class Drawn(NamedTuple):
+    """What a sampler has drawn for a position."""
+
+    position: int
+    index: Any
+
+
 class Source(Component):
     """Where samples come from.
 
@@ -111,6 +118,9 @@ class Source(Component):
     group: int = 1
     """Positions that ``read_many`` reads in one call; 1 where there is nothing to gain."""
     elastic: bool = True
+    draws: bool = False
+    """Whether what lies at a position is known only once it is drawn. ``positions`` then gives a :class:`Drawn` each,
+    and ``read``, ``read_many``, ``indices_of`` and ``index_of`` get these in place of positions: nobody keeps them."""
     never_waits: bool = False
     """Whether its items are there already: none may be waiting for what the consumer does with those before."""
     level: str = "sample"
@@ -125,8 +135,8 @@ class Source(Component):
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
         """``(position, item)`` from step ``start`` on; called by the stage's first worker."""
-        for position in self.positions(epoch, rank, world_size, start):
-            yield position, self.read(position, epoch)
+        for place in self.positions(epoch, rank, world_size, start):
+            yield place.position if isinstance(place, Drawn) else place, self.read(place, epoch)
 
     def snapshot(self) -> Any:
         """JSON from which :meth:`restore` can go on where ``iterate`` stands; None if that can only start anew."""
@@ -146,19 +156,19 @@ class Source(Component):
                 f"{self.name} cannot go on at another world size; resume with {history[-1][0]} ranks"
             )
 
-    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int]:
+    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
         """The global positions of this rank's steps from ``start`` on, growing (random-access sources)."""
         raise NotImplementedError(f"{type(self).__name__} is not random-access")
 
-    def read(self, position: int, epoch: int) -> Any:
+    def read(self, position: Any, epoch: int) -> Any:
         """The item at a global position of an epoch (random-access sources); any worker calls it."""
         raise NotImplementedError(f"{type(self).__name__} is not random-access")
 
-    def read_many(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
+    def read_many(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         """The items at several positions, for sources with a ``group`` above 1."""
         return [self.read(position, epoch) for position in positions]
 
-    def indices_of(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
+    def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         """What :meth:`read_into` needs to know of some positions (random-access sources with ``bundles``)."""
         return positions
 
@@ -170,7 +180,7 @@ class Source(Component):
         """The global position of a step: by default dealt out in turn, r, r+W, r+2W ..."""
         return step * world_size + rank
 
-    def index_of(self, position: int, epoch: int) -> Any:
+    def index_of(self, position: Any, epoch: int) -> Any:
         """What stays the same of a sample when the order changes: its number in the data (for ``Cache``)."""
         return position
 
@@ -287,6 +297,19 @@ class RowOperator(Operator):
     @abstractmethod
     def end_batch(self, batch: Any, kept: Sequence[int]) -> Chunk:
         """The outcome; ``kept`` are the rows that were done, in order, at least one."""
+
+
+class Memo(Operator):
+    """Knows what the stages above made of a sample before: the source then skips these, and their items come as
+    ``pipegraph.stage.caching.Hit``. It follows a random-access source by one-to-one stages without randomness."""
+
+    @abstractmethod
+    def attach(self, index_of: Callable[[int, int], Any], digest: str) -> None:
+        """Told before ``open``: the index of a position in an epoch, and what the stages above are."""
+
+    @abstractmethod
+    def lookup(self, index: Any) -> Any:
+        """A ``Hit`` for the source's sample ``index``, or None; called by the source's workers, after ``open``."""
 
 
 class Regroup(Operator):

@@ -16,7 +16,7 @@ from types import CodeType
 from typing import Any
 
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Operator, Source
+from pipegraph.contracts import Drawn, Memo, Operator, Source
 from pipegraph.plan import Plan, StagePlan, lineage_above
 
 
@@ -87,13 +87,53 @@ def skip_hits(process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
     return skipping
 
 
-def read_cached(source: Source, lookup: Callable[[int], Hit | None]) -> Callable[[int, int], Any]:
+class _Misses:
+    """Which index was drawn for each position whose sample is on its way to the cache that asks for it there."""
+
+    def __init__(self) -> None:
+        self._indices: dict[tuple[int, int], Any] = {}
+
+    def index_of(self, position: int, epoch: int) -> Any:
+        """What was drawn."""
+        return self._indices[epoch, position]
+
+    def note(self, place: Drawn, epoch: int) -> None:
+        """A sample is read: the cache does not know it."""
+        self._indices[epoch, place.position] = place.index
+
+    def forgetting(self, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
+        """``process`` of the cache, after which nobody asks for the index any more."""
+
+        def forget(chunk: Chunk) -> Any:
+            out = process(chunk)
+            self._indices.pop((chunk.epoch, chunk.rows[0][1]), None)
+            return out
+
+        return forget
+
+    def clearing(self, go_on: Callable[..., None]) -> Callable[..., None]:
+        """``go_on`` of the source: what was on its way when a run was broken off never arrives."""
+
+        def clear(*args: Any) -> None:
+            self._indices.clear()
+            go_on(*args)
+
+        return clear
+
+
+def read_cached(
+    source: Source, lookup: Callable[[int], Hit | None], misses: _Misses
+) -> Callable[[Any, int], Any]:
     """``read`` for a source whose samples a cache may know."""
     read, index_of = source.read, source.index_of
 
-    def reading(position: int, epoch: int) -> Any:
-        hit = lookup(index_of(position, epoch))
-        return read(position, epoch) if hit is None else hit
+    def reading(place: Any, epoch: int) -> Any:
+        hit = lookup(index_of(place, epoch))
+        if hit is not None:
+            return hit
+        if isinstance(place, Drawn):
+            misses.note(place, epoch)
+        return read(place, epoch)
 
     return reading
 
@@ -101,19 +141,24 @@ def read_cached(source: Source, lookup: Callable[[int], Hit | None]) -> Callable
 def wire_cache(plan: Plan, operators: dict[str, list[Operator | Source]], readers: dict[str, Source]) -> None:
     """Connect every cache with the workers' operators above it, before they are opened."""
     for stage in plan.running:
-        if not hasattr(stage.operator, "lookup"):
+        if not isinstance(stage.operator, Memo):
             continue
         chain = lineage_above(stage, plan.stages)
         reader = readers[chain[-1].name]
         reader.group = 1
         digest = upstream_digest(plan, stage)
-        caches: list[Any] = list(operators[stage.name])
+        caches = [each for each in operators[stage.name] if isinstance(each, Memo)]
+        misses = _Misses()
         for cache in caches:
-            cache.attach(reader.index_of, digest)
+            cache.attach(misses.index_of if reader.draws else reader.index_of, digest)
+            if reader.draws:
+                vars(cache)["process"] = misses.forgetting(cache.process)
+        if reader.draws:
+            vars(reader)["go_on"] = misses.clearing(reader.go_on)
         for above in chain:
             for operator in operators[above.name]:
                 if isinstance(operator, Source):
                     operator.group = 1
-                    vars(operator)["read"] = read_cached(operator, caches[0].lookup)
+                    vars(operator)["read"] = read_cached(operator, caches[0].lookup, misses)
                 else:
                     vars(operator)["process"] = skip_hits(operator.process)

@@ -103,7 +103,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
     while True:
         run.horizon.wait_for(epoch)
         filled = 0
-        positions: Iterator[int] | None = None
+        positions: Iterator[Any] | None = None
         while stage.stop_epoch < epoch:
             try:
                 if positions is None:
@@ -114,10 +114,11 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                 break
             if not group:
                 break
+            places = [drawn.position for drawn in group] if source.draws else group
             if pace is not None:
-                inner.put(Bundle(group, Rows(name, group), epoch, step))
+                inner.put(Bundle(group, Rows(name, places), epoch, step))
             else:
-                rows = tuple([(name, position) for position in group])
+                rows = tuple([(name, position) for position in places])
                 data = group if source.group > 1 else group[0]
                 inner.put(Chunk(data, rows, epoch, step, step + len(group)))
             step += len(group)
