@@ -44,6 +44,7 @@ class Batch(Regroup):
     gives = "batch"
     needs = "sample"
     elastic = True
+    consecutive = True
 
     def __init__(
         self,

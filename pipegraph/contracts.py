@@ -315,12 +315,18 @@ class Memo(Operator):
 class Regroup(Operator):
     """Chunks in, other chunks out: one worker, in order.
 
+    Without a state of its own its groups are of consecutive whole chunks, as ``Chunk.group`` makes them: a restart
+    goes on behind the last one, with nothing held. One that carries a remainder over, interleaves groups or leaves
+    samples out keeps what it holds, chunks too, in its ``state_dict()``.
+
     An operator whose ``process`` or ``flush`` raises sets ``failing`` to the chunks that this is about and that
     it has let go of; by default it is about the chunk given.
     """
 
     kind: ClassVar[Kind] = "regroup"
     failing: Sequence[Chunk] = ()
+    consecutive: bool = False
+    """Whether its groups are known to be of consecutive whole chunks, so that nothing need watch over them."""
     one_to_one = False
     shareable = False
 

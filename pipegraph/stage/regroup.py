@@ -15,6 +15,7 @@ from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
 from pipegraph.contracts import Regroup
 from pipegraph.errors import note
 from pipegraph.stage.cursors import earlier
+from pipegraph.stage.groups import Groups, watched
 from pipegraph.stage.stage import StageRun, Worker, number_item
 
 Loop = Iterator[None]
@@ -31,9 +32,12 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
     account = stage.run.account
     held = Held(stage)
     marks = _Marks(stage) if stage.plan.marked else None
+    groups = Groups(stage.plan) if watched(operator) else None
 
     def send(made: Iterable[Any]) -> Loop:
         for out in made:
+            if groups is not None and out.__class__ is Chunk and (wrong := groups.check(out)) is not None:
+                out = Failure(wrong, out.epoch)
             if out.__class__ is Chunk:
                 worker.meter.items += 1
                 worker.meter.samples += len(out.rows)
@@ -52,14 +56,18 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
             number_item(stage, worker, item)
             reserved = reserve(memory) if memory.guarded and operator.emits_next() else 0
             held.add(item)
-            made = regrouped(stage, worker, item, partial(operator.process, item), held)
+            if groups is not None:
+                groups.came(item)
+            made = regrouped(stage, worker, item, partial(operator.process, item), held, groups=groups)
             if reserved:
                 account.cancel_reservation(reserved)
             if made:
                 yield from send(made)
         elif isinstance(item, EndOfEpoch):
-            yield from send(regrouped(stage, worker, None, operator.flush, held, item.epoch))
+            yield from send(regrouped(stage, worker, None, operator.flush, held, item.epoch, groups))
             held.release_all()
+            if groups is not None:
+                groups.begin()
             if marks is not None:
                 marks.begin()
             put(item)
@@ -80,6 +88,7 @@ def regrouped(
     call: Callable[[], Iterable[Any]],
     held: Held | HeldBundles,
     epoch: int = 0,
+    groups: Groups | None = None,
 ) -> list[Any]:
     """What a regrouping operator makes, or what takes the place of the samples with which it failed."""
     operator: Regroup = worker.operator
@@ -92,6 +101,8 @@ def regrouped(
         if chunks:
             lost = Chunk.group(chunks, None)
             held.release(lost.rows)
+            if groups is not None:
+                groups.failed(lost.rows)
             failure: Any = stage.failures.handle(worker, lost, error)
         elif isinstance(error, Exception):
             note(error, f"pipegraph: stage {stage.name!r}, at the end of epoch {epoch}")

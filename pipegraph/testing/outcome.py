@@ -15,6 +15,7 @@ import torch
 from pipegraph.chunk import Chunk
 from pipegraph.graph import Graph
 from pipegraph.loader import Loader
+from pipegraph.testing.difference import difference
 
 MakeGraph = Callable[[], Graph]
 
@@ -77,6 +78,19 @@ class Delivered:
         """The chunk as a value."""
         return cls(chunk.epoch, tuple(chunk.rows), chunk.keys, fingerprint(chunk.data), chunk.batched)
 
+    def differs(self, other: Delivered) -> str:
+        """The first difference from another chunk, in words."""
+        if self.epoch != other.epoch or self.batched != other.batched:
+            return f"should be {self}, is {other}"
+        if self.rows != other.rows:
+            return f"should hold the samples {_short(self.rows)}, holds {_short(other.rows)}"
+        if self.keys != other.keys:
+            return f"should have the keys {_short(self.keys)}, has {_short(other.keys)}"
+        return difference(self.data, other.data)
+
+    def __repr__(self) -> str:
+        return f"<epoch {self.epoch}, samples {_short(self.rows)}, data {_short(self.data)}>"
+
     def samples(self) -> Iterator[Any]:
         """What must be equal also where samples may meet in other batches."""
         data = None if self.batched else self.data
@@ -117,11 +131,16 @@ def assert_equal_chunks(
         )
         return
     for number, (one, other) in enumerate(zip(expected, found, strict=False)):
-        assert one == other, f"{what}: chunk {number} should be {one}, is {other}"
+        assert one == other, f"{what}: chunk {number}: {one.differs(other)}"
     assert len(expected) == len(found), (
         f"{what}: {len(found)} chunks instead of {len(expected)}; "
         f"the first that differs: {(expected[len(found) :] or found[len(expected) :])[0]}"
     )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _some(counter: Counter[Any]) -> str:

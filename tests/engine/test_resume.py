@@ -87,10 +87,10 @@ class StatefulPairs(pg.Regroup):
         return [pg.Chunk.group(held, self.total, batched=False)] if held else []
 
     def state_dict(self):
-        return {"total": self.total}
+        return {"total": self.total, "held": self.held}
 
     def load_state_dict(self, state):
-        self.total, self.held = state["total"], []
+        self.total, self.held = state["total"], state["held"]
 
 
 class Alternate(pg.Merge):

@@ -1,5 +1,6 @@
 """The public test helpers find what they promise to find."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -43,7 +44,7 @@ def forgetful():
 def test_resuming_that_loses_a_state_is_found():
     with pytest.raises(
         AssertionError,
-        match=r"restored after 0 chunks of epoch 0, and again after 8 more: chunk 0 should be .* is ",
+        match=r"restored after 0 chunks of epoch 0, and again after 8 more: chunk 0: the data: should be 9, is 1",
     ):
         assert_resumes_exactly(forgetful)
 
@@ -120,3 +121,42 @@ def test_leaks_are_named(tmp_path):
 def test_the_package_needs_neither_pytest_nor_hypothesis():
     code = "import sys, pipegraph.testing; sys.exit('pytest' in sys.modules or 'hypothesis' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_differs_is_said_in_a_screenful():
+    def images(change):
+        graph = pg.Graph("g")
+
+        def image(i):
+            found = torch.zeros(3, 64, 64)
+            if i == 2:
+                found[1, 2, 3] = change
+            return {"key": f"k{i}", "image": found, "label": i}
+
+        graph.add(ops.FromIterable([image(i) for i in range(4)])).then(ops.Batch(4))
+        return graph
+
+    made = iter(range(100))
+    with pytest.raises(AssertionError) as found:
+        assert_resumes_exactly(lambda: images(float(next(made))), epochs=1)
+    message = str(found.value)
+    assert len(message) < 2000
+    assert "chunk 0" in message and "['image']" in message and "[2, 1, 2, 3]" in message
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ({"a": 1}, {"a": 2}, r"\['a'\]: should be 1, is 2"),
+        ([1, 2], [1, 2, 3], r"2 entries.*3"),
+        ({"a": 1}, {"b": 1}, "key 'a' .*missing"),
+        (np.zeros(3), np.zeros(3, np.float32), "<f8.*<f4"),
+        (torch.zeros(3), torch.zeros(4), r"\(3,\).*\(4,\)"),
+        ("x" * 10**6, "y" * 10**6, "should be 'xxx"),
+    ],
+)
+def test_differences_are_located(one, other, said):
+    from pipegraph.testing.difference import difference
+
+    message = difference(fingerprint(one), fingerprint(other))
+    assert re.search(said, message, re.DOTALL) and len(message) < 600

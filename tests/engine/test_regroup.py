@@ -1,0 +1,310 @@
+"""Regrouping operators of users: what they may do without a state, and how they resume with one."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.testing import assert_resumes_exactly
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+BLOCK = 4
+
+
+class Cut(pg.Regroup):
+    """Concatenates tokens and cuts them into blocks; what is left of a document goes into the next block."""
+
+    def begin(self):
+        self.rest, self.held = [], []
+
+    def process(self, chunk):
+        self.rest += chunk.data
+        self.held.append(chunk)
+        made = []
+        while len(self.rest) >= BLOCK:
+            made.append(pg.Chunk.group(self.held, self.rest[:BLOCK], batched=False))
+            self.rest = self.rest[BLOCK:]
+            self.held = self.held[-1:] if self.rest else []
+        return made
+
+    def flush(self):
+        rest, held = self.rest, self.held
+        self.begin()
+        return [pg.Chunk.group(held, rest, batched=False)] if rest else []
+
+
+class CutWithState(Cut):
+    def state_dict(self):
+        return {"rest": self.rest, "held": self.held}
+
+    def load_state_dict(self, state):
+        self.rest, self.held = state["rest"], state["held"]
+
+
+class FirstFit(pg.Regroup):
+    """Documents into bins of a fixed room; the oldest bin leaves when there are too many."""
+
+    def begin(self):
+        self.bins = []
+
+    def process(self, chunk):
+        for bin in self.bins:
+            if sum(len(each.data) for each in bin) + len(chunk.data) <= 8:
+                bin.append(chunk)
+                break
+        else:
+            self.bins.append([chunk])
+        return [self.made(self.bins.pop(0))] if len(self.bins) > 3 else []
+
+    def made(self, bin):
+        return pg.Chunk.group(bin, [each.data for each in bin])
+
+    def flush(self):
+        bins, self.bins = self.bins, []
+        return [self.made(bin) for bin in bins]
+
+
+class FirstFitWithState(FirstFit):
+    def state_dict(self):
+        return {"bins": self.bins}
+
+    def load_state_dict(self, state):
+        self.bins = state["bins"]
+
+
+def documents(count=40):
+    return [[i] * (1 + i * 7 % 5) for i in range(count)]
+
+
+def over(operator, items=None, ordered=True):
+    def make():
+        graph = pg.Graph("g", seed=1)
+        node = graph.add(ops.FromIterable(documents() if items is None else items))
+        node.then(lambda x: x, name="above", workers=2, ordered=ordered).then(operator(), name="pack")
+        return graph
+
+    return make
+
+
+@pytest.mark.parametrize("operator", [Cut, FirstFit])
+def test_a_regroup_without_a_state_whose_groups_share_or_interleave_is_refused_with_the_lines_to_add(
+    operator,
+):
+    with over(operator)().loader() as loader, pytest.raises(pg.errors.GraphError) as refused:
+        list(loader)
+    message = str(refused.value)
+    assert "stage 'pack'" in message and "consecutive whole chunks" in message
+    assert "def state_dict(self)" in message and "def load_state_dict(self, state)" in message
+
+
+def test_what_came_before_the_refused_group_is_delivered():
+    got = []
+    with (
+        over(Cut, [[1, 1], [2, 2], [3], [4, 4, 4, 4]])().loader() as loader,
+        pytest.raises(pg.errors.GraphError, match="position 3"),
+    ):
+        for block in loader:
+            got.append(block)
+    assert got == [[1, 1, 2, 2], [3, 4, 4, 4]]
+
+
+class OddLast(pg.Regroup):
+    """Holds every odd sample back to the epoch's end: no two groups overlap, but states in between would lose them."""
+
+    def begin(self):
+        self.even, self.odd = [], []
+
+    def process(self, chunk):
+        (self.odd if chunk.data % 2 else self.even).append(chunk)
+        if len(self.even) < 2:
+            return []
+        even, self.even = self.even, []
+        return [pg.Chunk.group(even, [each.data for each in even])]
+
+    def flush(self):
+        return [pg.Chunk.group(self.odd, [each.data for each in self.odd])]
+
+
+def test_a_group_that_leaves_out_a_sample_between_its_own_is_refused_at_once():
+    with (
+        over(OddLast, range(100))().loader() as loader,
+        pytest.raises(pg.errors.GraphError, match="leaves out .* position 1, which came between"),
+    ):
+        next(iter(loader))
+
+
+class Bare(pg.Regroup):
+    def process(self, chunk):
+        return [pg.Chunk(chunk.data, chunk.rows, chunk.epoch)]
+
+
+def test_a_group_that_was_not_made_by_chunk_group_is_refused():
+    with (
+        over(Bare, range(4))().loader() as loader,
+        pytest.raises(pg.errors.GraphError, match=r"made by .*Chunk\.group"),
+    ):
+        list(loader)
+
+
+class Hops(pg.Regroup):
+    """Pairs with one left out between them: which one depends on what came before it."""
+
+    def begin(self):
+        self.held = []
+
+    def process(self, chunk):
+        self.held.append(chunk)
+        if len(self.held) < 3:
+            return []
+        held, self.held = self.held, []
+        return [pg.Chunk.group(held[:2], [each.data for each in held[:2]])]
+
+
+class HopsWithState(Hops):
+    def state_dict(self):
+        return {"held": self.held}
+
+    def load_state_dict(self, state):
+        self.held = state["held"]
+
+
+def test_a_regroup_that_leaves_samples_out_needs_a_state_too(monkeypatch):
+    with (
+        over(Hops, range(9))().loader() as loader,
+        pytest.raises(pg.errors.GraphError, match="leaves out .* position 2, which came between"),
+    ):
+        list(loader)
+    monkeypatch.setattr("pipegraph.stage.stateful.SNAPSHOT_EVERY", 2)
+    assert_resumes_exactly(over(HopsWithState, range(20)))
+
+
+class Fussy(pg.Regroup):
+    """Pairs, a last single one left out, and some samples fail."""
+
+    def begin(self):
+        self.held = []
+
+    def process(self, chunk):
+        if chunk.data % 5 == 1:
+            raise ValueError(chunk.data)
+        self.held.append(chunk)
+        if len(self.held) < 2:
+            return []
+        held, self.held = self.held, []
+        return [pg.Chunk.group(held, [each.data for each in held])]
+
+
+def test_a_sample_that_was_skipped_does_not_count_as_left_out():
+    def make():
+        graph = pg.Graph("g")
+        graph.add(ops.FromIterable(range(30))).then(Fussy(), name="pack", on_error=pg.Skip())
+        return graph
+
+    assert_resumes_exactly(make)
+
+
+@pytest.mark.parametrize("every", [1, 3, 64])
+@pytest.mark.parametrize("operator", [CutWithState, FirstFitWithState])
+def test_a_packer_with_a_state_resumes_exactly(monkeypatch, operator, every):
+    monkeypatch.setattr("pipegraph.stage.stateful.SNAPSHOT_EVERY", every)
+    assert_resumes_exactly(over(operator))
+
+
+def test_a_packer_whose_begin_makes_its_attributes_can_have_a_state():
+    with over(CutWithState)().loader() as loader:
+        assert [token for block in loader for token in block] == [t for d in documents() for t in d]
+
+
+@pytest.mark.parametrize("operator", [CutWithState, FirstFitWithState])
+def test_a_packer_that_always_holds_something_restarts_from_its_newest_snapshot(operator):
+    read = []
+
+    def make():
+        read.clear()
+        graph = pg.Graph("g")
+        numbers = graph.add(ops.FromSequence(documents(2000), pg.order.StridedOrder(shuffle=False)))
+        numbers.then(lambda x: (read.append(x[0]), x)[1], name="read", backend="inline").then(
+            operator(), name="pack"
+        )
+        return graph
+
+    with make().loader() as loader:
+        whole = list(loader)
+    with make().loader() as loader:
+        head = list(itertools.islice(loader, 400))
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make().loader() as loader:
+        loader.load_state_dict(state)
+        assert head + list(loader) == whole
+    last = max(np.concatenate([np.concatenate([np.ravel(each) for each in block]) for block in head]))
+    assert min(read) > last - 64 - 2 * BLOCK  # snapshots come every 64 inputs
+
+
+class Forgets(CutWithState):
+    """Its state leaves out what it holds."""
+
+    def state_dict(self):
+        return {"rest": self.rest}
+
+    def load_state_dict(self, state):
+        self.rest, self.held = state["rest"], []
+
+
+def test_a_state_that_forgets_what_is_held_is_refused(monkeypatch):
+    monkeypatch.setattr("pipegraph.stage.stateful.SNAPSHOT_EVERY", 3)
+    with over(Forgets)().loader() as loader, pytest.raises(pg.errors.GraphError) as refused:
+        list(loader)
+    assert "stage 'pack'" in str(refused.value) and "its state did not hold" in str(refused.value)
+
+
+class TensorWindows(pg.Regroup):
+    """Sliding pairs of samples of every type, held over from one to the next."""
+
+    def begin(self):
+        self.last = None
+
+    def process(self, chunk):
+        last, self.last = self.last, chunk
+        return [] if last is None else [pg.Chunk.group([last, chunk], (last.data, chunk.data), batched=False)]
+
+    def state_dict(self):
+        return {"last": self.last}
+
+    def load_state_dict(self, state):
+        self.last = state["last"]
+
+
+def test_held_samples_of_any_plain_type_come_back_as_they_were(monkeypatch):
+    monkeypatch.setattr("pipegraph.stage.stateful.SNAPSHOT_EVERY", 1)
+    items = [
+        {
+            "key": f"k{i}",
+            "x": np.full((2, i), i),
+            "t": torch.full((i,), 0.5),
+            "b": b"\0%d" % i,
+            "p": (i, [i, None]),
+            3: "int",
+        }
+        for i in range(5)
+    ]
+    items.append({"key": "half", "t": torch.ones(3, dtype=torch.bfloat16), "x": np.float32(2.5)})
+    assert_resumes_exactly(over(TensorWindows, items))
+
+
+def test_below_a_completion_order_stage_a_packer_that_cuts_samples_is_refused():
+    for operator in (Cut, CutWithState):
+        with (
+            over(operator, ordered=False)().loader() as loader,
+            pytest.raises(pg.errors.GraphError, match="leaves twice.*ordered=True"),
+        ):
+            list(loader)
+
+
+def test_below_a_completion_order_stage_a_packer_delivers_each_sample_once(monkeypatch):
+    monkeypatch.setattr("pipegraph.stage.stateful.SNAPSHOT_EVERY", 2)
+    assert_resumes_exactly(over(FirstFitWithState, ordered=False))
