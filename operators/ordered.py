@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from pipegraph.contracts import Context, Drawn, Source
-from pipegraph.order import BlockOrder, LaneOrder, Order, StridedOrder, total_samples
+from pipegraph.order import LaneOrder, Order, StridedOrder, total_samples
 
 POSITIONS_AT_ONCE = 1024
 """Positions drawn from an order in one call: the cost of a draw is shared, the array stays in cache."""
@@ -71,17 +71,14 @@ class OrderedSource(Source):
             drawn = self.order.positions(layout, self.seed, epoch, rank, world_size, first, last, history)
             yield from drawn.tolist()
 
-    def position_of(self, step: int, epoch: int, rank: int, world_size: int) -> int:
-        if isinstance(self.order, BlockOrder):
-            return 0  # its positions do not grow with the steps: nothing can be said to lie behind
+    def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
+        if not self.random_access:
+            return super().positions_of(steps, epoch, rank, world_size)
         history = self._consumed(epoch)
-        stop = self._left(epoch, rank, world_size, history)
-        if step >= stop:
-            return 1 << 62  # past the epoch's end
-        drawn = self.order.positions(
-            self.layout(), self.seed, epoch, rank, world_size, step, step + 1, history
-        )
-        return int(drawn[0])
+        drawn: list[int] = self.order.positions(
+            self.layout(), self.seed, epoch, rank, world_size, steps.start, steps.stop, history
+        ).tolist()
+        return drawn
 
     def index_of(self, position: int, epoch: int) -> int:
         """The index at a position; those that this rank reads next are drawn together."""

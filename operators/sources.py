@@ -110,8 +110,11 @@ class FromIterable(Source):
         n = len(self.iterable)
         return max(0, -(-(n - rank) // world_size)) if self.shard else n
 
-    def position_of(self, step: int, epoch: int, rank: int, world_size: int) -> int:
-        return self._begun(epoch) + step * world_size + rank if self.shard else step
+    def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
+        if not self.shard:
+            return steps
+        begun = self._begun(epoch)
+        return [begun + step * world_size + rank for step in steps]
 
     def go_on(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
         if not self.shard:
@@ -260,10 +263,10 @@ class FromSequence(OrderedSource):
             if step >= start:
                 yield Drawn(step * world_size + rank, index)
 
-    def position_of(self, step: int, epoch: int, rank: int, world_size: int) -> int:
+    def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
         if self.sampler is None:
-            return super().position_of(step, epoch, rank, world_size)
-        return step * world_size + rank
+            return super().positions_of(steps, epoch, rank, world_size)
+        return [step * world_size + rank for step in steps]
 
     def index_of(self, position: Any, epoch: int) -> Any:
         return position.index if self.draws else super().index_of(position, epoch)

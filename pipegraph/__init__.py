@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pipegraph.profile import Profile as Profile
     from pipegraph.profile import StageProfile as StageProfile
     from pipegraph.replicas import ReplicaExecutor as ReplicaExecutor
-    from pipegraph.stage.ledger import Quarantined as Quarantined
+    from pipegraph.stage.budgets import Quarantined as Quarantined
     from pipegraph.storage.cache import NodeCache as NodeCache
 
 __version__ = "0.1.0"
@@ -49,7 +49,7 @@ _LATER = {
     "NodeCache": "pipegraph.storage.cache:NodeCache",
     "Plan": "pipegraph.plan:Plan",
     "Profile": "pipegraph.profile:Profile",
-    "Quarantined": "pipegraph.stage.ledger:Quarantined",
+    "Quarantined": "pipegraph.stage.budgets:Quarantined",
     "ReplicaExecutor": "pipegraph.replicas:ReplicaExecutor",
     "Scattered": "pipegraph.device.scattered:Scattered",
     "StageProfile": "pipegraph.profile:StageProfile",

@@ -176,9 +176,9 @@ class Source(Component):
         """Append the items of ``indices[start:]`` one by one; one that fails ends it with its error."""
         raise NotImplementedError(f"{type(self).__name__} is not read in bundles")
 
-    def position_of(self, step: int, epoch: int, rank: int, world_size: int) -> int:
-        """The global position of a step: by default dealt out in turn, r, r+W, r+2W ..."""
-        return step * world_size + rank
+    def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
+        """The global positions of some steps: by default dealt out in turn, r, r+W, r+2W ..."""
+        return [step * world_size + rank for step in steps]
 
     def index_of(self, position: Any, epoch: int) -> Any:
         """What stays the same of a sample when the order changes: its number in the data (for ``Cache``)."""

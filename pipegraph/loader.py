@@ -76,7 +76,7 @@ class Loader:
         self._asked = (rank, world_size, mesh)
         self._seed = graph.seed
         self._runtime: Runtime | None = None
-        self._ledger = Ledger()
+        self._ledger = Ledger([stage.name for stage in self.plan.running if stage.unordered_above])
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._progress = Progress(self.plan, self._ledger)
         self._pass: weakref.ref[Pass] | None = None
@@ -135,7 +135,7 @@ class Loader:
             runtime.tally.end()  # before the run may be cancelled, which ends its waits
             run = self._run_from(place, runtime)
             runtime.tally.begin(run)
-            progress.pass_begins(place)
+            progress.pass_begins(place, run)
             if not progress.started_ns:
                 progress.started_ns = started
             current = Pass(self, self._turn, runtime, run, progress, self._group, whole)

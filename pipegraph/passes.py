@@ -82,7 +82,7 @@ class Pass:
                 event.wait()
             progress = self._progress
             if self._counted:
-                progress.count(self._place, item, self._own)
+                progress.count(self._place, item, self._run)
             else:
                 self._place.cursor = item.after
             progress.items += 1
@@ -149,7 +149,10 @@ class Pass:
         with place.lock:
             place.enter(place.later, (-1, 0) if place.stream is None else self._own)
         runtime.tally.end()
+        runtime.end_run()  # its workers may still write into the ledger
+        runtime.ledger.take_over(self.epoch)
         run = self._run = runtime.start_run(self.epoch, self.epoch, place.resume())
+        place.goes_on_in(run)
         runtime.tally.begin(run)
         self._get, self._release = run.terminal.get, run.account.release
 

@@ -6,12 +6,12 @@ A pass writes it, chunk by chunk, in the consumer's thread; ``state_dict()`` may
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from pipegraph import state as states
 from pipegraph.chunk import Chunk, Cursor
-from pipegraph.contracts import Source
 from pipegraph.plan import Plan
 from pipegraph.policies import final_policy
 from pipegraph.run import Resume, Run
@@ -21,11 +21,26 @@ from pipegraph.stage.restore import restarts
 PRUNE_EVERY = 256
 """Chunks delivered between two times at which what a restart would not need is forgotten."""
 
+PRUNE_SAMPLES = 64
+"""So many samples of a chunk count as another chunk, for what is kept is kept sample by sample."""
+
 
 class Place:
     """How far one epoch has been delivered."""
 
-    __slots__ = ("cursor", "delivered", "epoch", "history", "iterators", "later", "lock", "nothing", "stream")
+    __slots__ = (
+        "cursor",
+        "delivered",
+        "epoch",
+        "floors",
+        "history",
+        "iterators",
+        "later",
+        "lock",
+        "nothing",
+        "run",
+        "stream",
+    )
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -36,13 +51,15 @@ class Place:
         # (rank, world size) whose part of the epoch this is, where it is not this rank's own
         self.stream: tuple[int, int] | None = None
         self.later: tuple[states.Stream, ...] = ()  # other ranks' parts that this one takes over afterwards
+        self.run: weakref.ref[Run] | None = None  # that delivers it
+        self.floors: dict[str, int] = {}  # per source, the step before which that run's samples are forgotten
         self.nothing = False  # there are more ranks now than parts to go on with
         self.lock = threading.Lock()  # state_dict() may be called from another thread
 
     @property
     def begun(self) -> bool:
         """Whether a pass from here is something else than a whole epoch of this rank."""
-        return self.cursor is not None or bool(self.delivered.rows) or bool(self.history) or bool(self.stream)
+        return self.cursor is not None or bool(self.delivered) or bool(self.history) or bool(self.stream)
 
     def enter(self, streams: Sequence[states.Stream], own: tuple[int, int]) -> None:
         """Go on with the first of some streams, and the others after it."""
@@ -51,6 +68,10 @@ class Place:
         self.delivered = states.Delivered(first.delivered)
         self.stream = None if first.place == own else first.place
         self.later = tuple(streams[1:])
+
+    def goes_on_in(self, run: Run) -> None:
+        """From here on ``run`` delivers it."""
+        self.run, self.floors = weakref.ref(run), {}
 
     def resume(self) -> Resume:
         """Where a run starts that goes on from here."""
@@ -93,8 +114,10 @@ class Progress:
         """Between passes: a state taken now, and the next pass, start here."""
         self.place = self.upcoming = place
 
-    def pass_begins(self, place: Place) -> None:
+    def pass_begins(self, place: Place, run: Run) -> None:
         """A pass goes on from this place."""
+        place.goes_on_in(run)
+        self._ledger.enter(place.epoch)
         self.ready_for = None
         self._since_prune = 0
         self.place, self.upcoming = place, None
@@ -108,23 +131,23 @@ class Progress:
             self.ready_for = epoch + 1 if own else None
             self.place = self.upcoming
 
-    def count(self, place: Place, chunk: Chunk, own: tuple[int, int]) -> None:
+    def count(self, place: Place, chunk: Chunk, run: Run) -> None:
         """A chunk of a ``counted`` graph was delivered."""
         with place.lock:
             place.cursor = chunk.after
             if self.tracked:
                 place.delivered.add(chunk)
-            self._since_prune += 1
-            if self._since_prune == PRUNE_EVERY:
+            self._since_prune += 1 + len(chunk.rows) // PRUNE_SAMPLES
+            if self._since_prune >= PRUNE_EVERY:
                 self._since_prune = 0
-                self._prune(place, own)
+                self._prune(place, run)
 
     def part(self, own: tuple[int, int], run: Run | None) -> dict[str, Any]:
         """This rank's part of the state; ``own`` is (rank, world size)."""
         place = self.place
         with place.lock:
-            if self.tracked:
-                self._prune(place, own)
+            if self.tracked and run is not None and place.run is not None and place.run() is run:
+                self._prune(place, run)
             return {
                 "epoch": place.epoch,
                 "cursor": place.cursor,
@@ -150,15 +173,20 @@ class Progress:
         found = {name: run.stages[name].snapshots.newest(place.epoch, step) for name, step in steps.items()}
         return {name: list(each) for name, each in found.items() if each is not None}
 
-    def _prune(self, place: Place, own: tuple[int, int]) -> None:
+    def _prune(self, place: Place, run: Run) -> None:
         """Forget what a restart from here would not need."""
-        rank, world_size = place.stream or own
         found = restarts(self._plan, place.cursor)
         self._ledger.prune(place.epoch, found.inputs.get)
-        if self.tracked:
-            floors = {}
-            for stage, step in found.steps.items():
-                operator = self._plan.stages[stage].operator
-                assert isinstance(operator, Source)
-                floors[stage] = operator.position_of(step, place.epoch, rank, world_size)
-            place.delivered.prune(floors)
+        if not self.tracked:
+            return
+        for name, step in found.steps.items():
+            first = place.floors.get(name)
+            if first is None:
+                first = run.stages[name].restart.step if place.epoch == run.first_epoch else 0
+            if step > first:
+                # Asked of the source, because not in every order do positions grow with the steps.
+                behind = run.sources[name].positions_of(
+                    range(first, step), place.epoch, run.rank, run.world_size
+                )
+                place.delivered.forget(name, behind)
+            place.floors[name] = step

@@ -19,25 +19,38 @@ History = tuple[tuple[int, int], ...]
 
 
 class Delivered:
-    """Lineages delivered beyond the watermark, per path; small, because it is pruned as that advances."""
+    """Lineages delivered, per path, of samples that a restart would read again; no more than stages hold at once."""
 
-    def __init__(self, rows: Mapping[Path, set[Lineage]] | None = None) -> None:
-        self.rows: dict[Path, set[Lineage]] = {path: set(found) for path, found in (rows or {}).items()}
+    def __init__(self, rows: Mapping[Path, Iterable[Lineage]] | None = None) -> None:
+        self._of: dict[
+            Lineage, set[tuple[Path, Lineage]]
+        ] = {}  # by (source, position), as they are forgotten
+        for path, found in (rows or {}).items():
+            for row in found:
+                self._of.setdefault(row[:2], set()).add((path, row))
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    @property
+    def rows(self) -> dict[Path, set[Lineage]]:
+        """The lineages by path."""
+        found: dict[Path, set[Lineage]] = {}
+        for several in self._of.values():
+            for path, row in several:
+                found.setdefault(path, set()).add(row)
+        return found
 
     def add(self, chunk: Chunk) -> None:
         """Count a delivered chunk."""
         paths = chunk.paths or ((),) * len(chunk.rows)
         for row, path in zip(chunk.rows, paths, strict=True):
-            self.rows.setdefault(path, set()).add(row)
+            self._of.setdefault(row[:2], set()).add((path, row))
 
-    def prune(self, floors: Mapping[str, int]) -> None:
-        """Forget samples at positions below their source's restart: they will not come again."""
-        for path, rows in list(self.rows.items()):
-            kept = {row for row in rows if row[1] >= floors.get(row[0], 0)}
-            if kept:
-                self.rows[path] = kept
-            else:
-                del self.rows[path]
+    def forget(self, source: str, positions: Iterable[int]) -> None:
+        """These positions lie before their source's restart: they will not come again."""
+        for position in positions:
+            self._of.pop((source, position), None)
 
     def encode(self) -> list[Any]:
         """JSON: per path, runs of the last index under a common prefix."""

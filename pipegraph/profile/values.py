@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from pipegraph.stage.ledger import Quarantined
+from pipegraph.stage.budgets import Quarantined
 
 
 @dataclass(frozen=True)

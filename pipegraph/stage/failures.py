@@ -12,7 +12,7 @@ from pipegraph.chunk import Chunk, Failure
 from pipegraph.contracts import Operator, Source
 from pipegraph.errors import described, note, shown
 from pipegraph.policies import Replace, Retry, Skip, exceeded, final_policy
-from pipegraph.stage.ledger import Entry, Quarantined
+from pipegraph.stage.budgets import Quarantined
 from pipegraph.tree import copy_containers
 
 if TYPE_CHECKING:
@@ -171,15 +171,12 @@ class Failures:
                     f"of {self.final.budget} in on_error={self.policy!r}",
                 )
                 return error
-            ledger.add(
-                stage.name,
-                chunk.epoch,
-                [
-                    Entry(Quarantined(key, row[1], chunk.epoch, stage.name, described(error)), row, items)
-                    for key, row in zip(chunk.keys, chunk.rows, strict=True)
-                ],
-                not stage.plan.unordered_above,
-            )
+            what = described(error)
+            lost = [
+                (row, Quarantined(key, row[1], chunk.epoch, stage.name, what))
+                for key, row in zip(chunk.keys, chunk.rows, strict=True)
+            ]
+            ledger.add(stage.name, chunk.epoch, items, lost)
         return None
 
     # -- rows of a batch -----------------------------------------------------------------------

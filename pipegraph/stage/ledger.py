@@ -1,127 +1,160 @@
-"""What failed and was left out or replaced: the ledger of a loader, and its counts per stage and epoch."""
+"""What failed and was left out or replaced: the quarantine of a loader, and its budgets per stage and epoch."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import count
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from pipegraph.chunk import Cursor, Lineage
 from pipegraph.errors import shown
-from pipegraph.stage.cursors import earlier
+from pipegraph.stage.budgets import Book, Entry, Quarantined
 
 STATE_ENTRIES = 64
 """So many of the latest entries go into a state; the counts cover all."""
 
-
-@dataclass(frozen=True)
-class Quarantined:
-    """One sample that was left out or replaced."""
-
-    key: Any
-    position: int
-    epoch: int
-    stage: str
-    error: str
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A ledger line: what is shown, and which item of its stage's epoch it was, counted from 1."""
-
-    shown: Quarantined
-    row: Lineage
-    ordinal: int
+_number = attrgetter("number")
 
 
 class Ledger:
-    """Thread-safe; the entries of one epoch and stage come in order where the stage is ordered.
+    """Thread-safe. Holds two things that end at different times:
 
-    Budgets count items, and a run that goes on from a state must count as the one before would have. So
-    stages with a budget also note at which cursor each of their items came in; from that follows how many
-    items, and which failures, lie before the cursor of what was delivered.
+    * the *quarantine*, which the profile shows: all that was left out, of the whole run; it grows by that alone;
+    * a *book* per stage and epoch, which judges the budget and ends with its epoch.
+
+    A state is made of the books of its epoch, and of the last lines of those before. Nothing of it is walked but what
+    goes into the state.
+
+    Args:
+        unordered: the stages whose items come in completion order, where an ordinal is no item's own.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._entries: list[Entry] = []
-        self._seen: set[tuple[str, int, Lineage, int]] = set()
-        self._base: dict[tuple[str, int], tuple[int, int]] = {}
-        self._counts: dict[tuple[str, int], int] = {}
-        self._taken: dict[tuple[str, int], deque[tuple[Cursor, int]]] = {}
-        self._passed: dict[tuple[str, int], int] = {}
+    def __init__(self, unordered: Collection[str] = ()) -> None:
+        # Reentrant, and every change below leaves things readable at each step: a signal handler may ask for a state
+        # while its own thread is in here.
+        self._lock = threading.RLock()
+        self._unordered = frozenset(unordered)
+        self._quarantine: dict[tuple[Any, ...], Entry] = {}
+        self._numbers = count()
+        self._past: deque[Entry] = deque(maxlen=STATE_ENTRIES)  # of books that have ended
+        self._books: dict[tuple[str, int], Book] = {}
+        self._base: dict[tuple[str, int], tuple[int, int]] = {}  # what a state said: (failed, items)
+        self._epoch = 0  # of the pass that runs, or ran last
+        self._told: set[str] = set()
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to tell, of this run or before."""
-        return not self._entries and not self._base and not self._taken
+        return not self._quarantine and not self._base and not self._books
+
+    # -- the life of books ---------------------------------------------------------------------
 
     def begin(self, epoch: int, restored: bool) -> None:
-        """A run begins at ``epoch``: what fails is counted anew, from the state's counts if it goes on from one."""
+        """A run begins at ``epoch``: what fails is counted anew, from the state's counts if it goes on from one.
+
+        Books of epochs that were only prefetched, or that the run does once more, have never been.
+        """
         with self._lock:
             if not restored:
                 self._base.clear()
-                self._keep([entry for entry in self._entries if entry.shown.epoch < epoch])
-            self._counts = {key: failed for key, (failed, _) in self._base.items()}
-            self._passed = {key: items for key, (_, items) in self._base.items()}
-            self._taken.clear()
+            void = {of for of in self._epochs() if of > self._epoch or (restored and of >= epoch)}
+            for (_, of), book in self._books.items():
+                if of in void:
+                    for key in book.new:
+                        self._quarantine.pop(key, None)
+            self._end(self._epochs() - void)
+            self._books.clear()
 
-    def _keep(self, entries: list[Entry]) -> None:
-        self._entries = entries
-        self._seen = {
-            (e.shown.stage, e.shown.epoch, e.row, ordinal) for e in entries for ordinal in (e.ordinal, 0)
-        }
-
-    def base(self, stage: str, epoch: int) -> tuple[int, int]:
-        """``(failed, items)`` of the stage's epoch before this run began."""
+    def enter(self, epoch: int) -> None:
+        """A pass over ``epoch`` begins: the books of epochs before it end."""
         with self._lock:
-            return self._base.get((stage, epoch), (0, 0))
+            self._epoch = epoch
+            self._end({of for of in self._epochs() if of < epoch})
 
-    def took(self, stage: str, epoch: int, before: Cursor, items: int) -> None:
-        """With the item that came in at cursor ``before`` the stage has taken ``items`` of the epoch."""
+    def take_over(self, epoch: int) -> None:
+        """The run goes on with another rank's part of the same epoch, whose cursors begin anew; counts go on."""
         with self._lock:
-            self._taken.setdefault((stage, epoch), deque()).append((before, items))
+            self._base = {
+                key: (book.failed, book.items) for key, book in self._books.items() if key[1] == epoch
+            }
+            self._end({epoch})
+
+    def _epochs(self) -> set[int]:
+        return {of for _, of in self._books}
+
+    def _end(self, epochs: set[int]) -> None:
+        ended = [key for key in self._books if key[1] in epochs]
+        last = [entry for key in ended for entry in self._books[key].latest(STATE_ENTRIES)]
+        self._past.extend(sorted(last, key=_number))
+        for key in ended:
+            del self._books[key]
+
+    def _book(self, stage: str, epoch: int) -> Book:
+        book = self._books.get((stage, epoch))
+        if book is None:
+            book = self._books[stage, epoch] = Book(*self._base.get((stage, epoch), (0, 0)))
+        return book
+
+    # -- what stages tell and ask --------------------------------------------------------------
+
+    def items_before(self, stage: str, epoch: int) -> int:
+        """How many items of the epoch the stage had taken before this run began."""
+        with self._lock:
+            return self._base.get((stage, epoch), (0, 0))[1]
+
+    def took(self, stage: str, epoch: int, befores: Sequence[Cursor], first: int) -> None:
+        """Items came in at these cursors; with the first of them the stage has taken ``first`` of the epoch."""
+        with self._lock:
+            self._book(stage, epoch).take(befores, first)
 
     def failed(self, stage: str, epoch: int) -> int:
         """How many of the stage's items failed in the epoch so far, earlier runs included."""
         with self._lock:
-            return self._counts.get((stage, epoch), 0)
+            book = self._books.get((stage, epoch))
+            return book.failed if book is not None else self._base.get((stage, epoch), (0, 0))[0]
 
-    def add(self, stage: str, epoch: int, entries: list[Entry], ordered: bool = True) -> None:
-        """Record one failing item (a whole batch has an entry per sample). A replay shows nothing twice.
+    def add(self, stage: str, epoch: int, ordinal: int, lost: Sequence[tuple[Lineage, Quarantined]]) -> bool:
+        """Record one failing item (a whole batch has an entry per sample); says whether it is the stage's first.
 
-        In order the same sample under another ordinal is another item: it came by another way.
+        A replay shows nothing twice. In order the same sample under another ordinal is another item: it came by
+        another way.
         """
         with self._lock:
-            keys = [(stage, epoch, e.row, e.ordinal if ordered else 0) for e in entries]
-            self._counts[stage, epoch] = self._counts.get((stage, epoch), 0) + 1
-            self._entries += [e for e, key in zip(entries, keys, strict=True) if key not in self._seen]
-            self._seen.update(keys)
+            book = self._book(stage, epoch)
+            entries = []
+            for row, quarantined in lost:
+                key = (stage, epoch, row, 0 if stage in self._unordered else ordinal)
+                known = self._quarantine.get(key)
+                if known is None:
+                    entry = Entry(quarantined, row, ordinal, next(self._numbers))
+                    book.new.append(key)
+                    self._quarantine[key] = entry
+                else:
+                    entry = Entry(known.shown, row, ordinal, known.number)
+                entries.append(entry)
+            book.add(ordinal, entries)
+            first = stage not in self._told
+            self._told.add(stage)
+            return first
 
     def shown(self) -> tuple[Quarantined, ...]:
-        """The whole ledger."""
+        """The whole quarantine."""
         with self._lock:
-            return tuple(entry.shown for entry in self._entries)
+            return tuple([entry.shown for entry in self._quarantine.values()])
+
+    # -- states --------------------------------------------------------------------------------
 
     def prune(self, epoch: int, at: Callable[[str], Cursor]) -> None:
         """Forget the cursors of items before ``at(stage)``, where the stage's input would restart now."""
         with self._lock:
-            for stage, each in list(self._taken):
-                if each < epoch:
-                    del self._taken[stage, each]
-                elif each == epoch:
-                    self._advance(stage, epoch, at(stage))
-
-    def _advance(self, stage: str, epoch: int, cursor: Cursor) -> int:
-        """How many items of the stage came in before ``cursor``."""
-        taken = self._taken.get((stage, epoch), deque())
-        while taken and earlier(taken[0][0], cursor):
-            self._passed[stage, epoch] = taken.popleft()[1]
-        return self._passed.get((stage, epoch), 0)
+            for (stage, of), book in self._books.items():
+                if of == epoch:
+                    book.prune(at(stage))
 
     def state(self, epoch: int, at: Callable[[str], Cursor], sources: Mapping[str, int]) -> list[Any]:
         """``[[[stage, failed, items], ...], latest entries]`` of what lies before the cursors.
@@ -131,49 +164,45 @@ class Ledger:
             sources: the step at which each source would restart.
         """
         with self._lock:
-            stages = {stage for stage, each in (*self._taken, *self._base) if each == epoch}
-            stages |= {entry.shown.stage for entry in self._entries if entry.shown.epoch == epoch}
-            items = {
-                stage: sources[stage] if stage in sources else self._advance(stage, epoch, at(stage))
-                for stage in sorted(stages)
+            found = list(self._past)
+            counts = {
+                stage: [stage, failed, items]
+                for (stage, of), (failed, items) in self._base.items()
+                if of == epoch
             }
-            past = [
-                e
-                for e in self._entries
-                if e.shown.epoch < epoch
-                or (e.shown.epoch == epoch and e.ordinal <= items.get(e.shown.stage, 0))
-            ]
-            counts = []
-            for stage, number in items.items():
-                failed, before = self._base.get((stage, epoch), (0, 0))
-                fresh = {e.ordinal for e in past if e.shown.epoch == epoch and e.shown.stage == stage}
-                counts.append([stage, failed + len({o for o in fresh if o > before}), number])
-        latest = [
-            [
-                _plain(e.shown.key),
-                e.shown.position,
-                e.shown.epoch,
-                e.shown.stage,
-                e.shown.error,
-                list(e.row),
-                e.ordinal,
-            ]
-            for e in past[-STATE_ENTRIES:]
-        ]
-        return [counts, latest]
+            for (stage, of), book in self._books.items():
+                if of == epoch:
+                    items = sources[stage] if stage in sources else book.passed(at(stage))
+                    counts[stage] = [stage, book.failed_of(items), items]
+                    found += book.latest(STATE_ENTRIES, items)
+                elif of < epoch:
+                    found += book.latest(STATE_ENTRIES)
+        latest = sorted({entry.number: entry for entry in found}.values(), key=_number)[-STATE_ENTRIES:]
+        return [[counts[stage] for stage in sorted(counts)], [_line(entry) for entry in latest]]
 
     def load(self, epoch: int, state: Any) -> None:
         """Go on from a state; forgets everything else."""
-        counts, entries = state
+        counts, lines = state
         with self._lock:
-            self._keep(
-                [
-                    Entry(Quarantined(_hashable(key), position, at, stage, error), _hashable(row), ordinal)
-                    for key, position, at, stage, error, row, ordinal in entries
-                ]
-            )
+            self._quarantine.clear()
+            self._past.clear()
+            self._books.clear()
             self._base = {(stage, epoch): (failed, items) for stage, failed, items in counts}
-            self._taken.clear()
+            for key, position, of, stage, error, row, ordinal in lines:
+                entry = Entry(
+                    Quarantined(_hashable(key), position, of, stage, error),
+                    _hashable(row),
+                    ordinal,
+                    next(self._numbers),
+                )
+                self._past.append(entry)
+                own = 0 if stage in self._unordered else ordinal
+                self._quarantine[stage, of, entry.row, own] = entry
+
+
+def _line(entry: Entry) -> list[Any]:
+    of = entry.shown
+    return [_plain(of.key), of.position, of.epoch, of.stage, of.error, list(entry.row), entry.ordinal]
 
 
 def _plain(key: Any) -> Any:

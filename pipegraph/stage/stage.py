@@ -251,15 +251,14 @@ class StageRun:
         ledger = self.run.ledger
         if item.epoch != self._numbered_epoch:
             self._numbered_epoch = item.epoch
-            self._started = ledger.base(self.name, item.epoch)[1]
+            self._started = ledger.items_before(self.name, item.epoch)
         self._starts[ticket] = self._started
         if item.__class__ is Bundle:
-            for step in range(item.before, item.after):
-                self._started += 1
-                ledger.took(self.name, item.epoch, step, self._started)
+            ledger.took(self.name, item.epoch, range(item.before, item.after), self._started + 1)
+            self._started += len(item.rows)
             return
         self._started += len(item.rows) if operator.per_sample else 1
-        ledger.took(self.name, item.epoch, item.before, self._started)
+        ledger.took(self.name, item.epoch, (item.before,), self._started)
 
     def _chain_on_take(self, inbox: Channel, hook: Callable[[int, Any], None]) -> None:
         before = inbox.on_take

@@ -1,0 +1,205 @@
+"""stage/ledger.py and stage/budgets.py: what was quarantined stays, budgets end with their epoch, states stay small."""
+
+import json
+import sys
+from itertools import islice
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.order import BlockOrder, StridedOrder
+from pipegraph.progress import PRUNE_EVERY
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def breaks(*bad):
+    def work(x):
+        if x in bad:
+            raise ValueError(f"no {x}")
+        return x
+
+    return work
+
+
+def make(work, items=20, **options):
+    graph = pg.Graph("g", seed=1)
+    graph.add(ops.FromIterable(range(items)), name="source").then(work, name="work", **options)
+    return graph
+
+
+def reachable(thing):
+    """How many objects of the project's and of containers a thing leads to."""
+    seen, waiting = {}, [thing]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen[id(each)] = each
+        if isinstance(each, dict):
+            waiting += [*each.keys(), *each.values()]
+        elif isinstance(each, list | tuple | set | frozenset) or type(each).__name__ == "deque":
+            waiting += list(each)
+        elif type(each).__module__.startswith("pipegraph."):
+            waiting += [
+                getattr(each, name) for name in getattr(type(each), "__slots__", ()) if hasattr(each, name)
+            ]
+            waiting += list(vars(each).values()) if hasattr(each, "__dict__") else []
+    return len(seen)
+
+
+def steps_of(call):
+    """How many lines of Python a call takes: what it walks, whatever the machine does beside."""
+    steps = 0
+
+    def count(frame, event, argument):
+        nonlocal steps
+        steps += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def test_short_epochs_leave_nothing_in_the_ledger_but_what_was_quarantined():
+    graph = make(breaks(3), 100, on_error=pg.Skip(5))
+    sizes = []
+    with graph.loader(epochs=12) as loader:
+        for _ in range(12):
+            assert len(list(loader)) == 99
+            sizes.append(reachable(loader._ledger))
+        assert len(loader.profile().quarantined) == 12
+    assert sizes[-1] - sizes[2] < 9 * 100  # nine entries more, not 900 items
+
+
+def test_few_large_batches_do_not_pile_up_the_cursors_of_their_samples():
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(40_000)), name="source").then(
+        breaks(3), name="work", on_error=pg.Skip()
+    ).then(ops.Batch(1000, collate=len))
+    with graph.loader() as loader:
+        most = max(reachable(loader._ledger) for _ in loader)
+    assert most < 3 * 30_000
+
+
+def test_a_state_costs_the_same_however_much_was_quarantined():
+    def cost(bad):
+        with make(breaks(*range(bad)), bad + 300, on_error=pg.Skip()).loader() as loader:
+            items = iter(loader)
+            for _ in range(3):
+                next(items)
+            loader.state_dict()
+            return steps_of(loader.state_dict)
+
+    few, many = cost(200), cost(4000)
+    assert many < few + 100
+
+
+def test_a_state_costs_the_same_however_many_failures_lie_ahead_of_it():
+    passed = []
+
+    def work(x):
+        passed.append(x)
+        if 3 <= x < 3000:
+            raise ValueError(x)
+        return x
+
+    with make(work, 3010, on_error=pg.Skip()).loader() as loader:
+        items = iter(loader)
+        next(items)
+        loader._runtime.run.terminal.wait_until(lambda stats: stats.puts >= 4)
+        assert len(passed) >= 3000  # far ahead of what was delivered
+        assert steps_of(loader.state_dict) < 1000
+        assert loader.state_dict()["rank0"]["ledger"][1] == []
+
+
+def test_going_back_to_an_earlier_epoch_keeps_the_quarantine_and_shows_nothing_twice():
+    with make(breaks(3), on_error=pg.Skip()).loader() as loader:
+        for _ in range(3):
+            list(loader)
+        loader.set_epoch(0)
+        list(loader)
+        assert [(q.epoch, q.key) for q in loader.profile().quarantined] == [(0, 3), (1, 3), (2, 3)]
+        loader.set_epoch(7)
+        list(loader)
+        assert [q.epoch for q in loader.profile().quarantined] == [0, 1, 2, 7]
+
+
+def test_a_state_between_passes_shows_the_last_of_all_epochs_before():
+    with make(breaks(*range(0, 100, 2)), 100, on_error=pg.Skip()).loader(epochs=3) as loader:
+        for _ in range(3):
+            list(loader)
+        state = json.loads(json.dumps(loader.state_dict()))
+    counts, lines = state["rank0"]["ledger"]
+    assert counts == []
+    assert [(line[2], line[0]) for line in lines] == [(1, x) for x in range(72, 100, 2)] + [
+        (2, x) for x in range(0, 100, 2)
+    ]
+    with make(breaks(*range(0, 100, 2)), 100, on_error=pg.Skip()).loader(epochs=4) as loader:
+        loader.load_state_dict(state)
+        assert len(loader.profile().quarantined) == 64
+        list(loader)
+        assert len(loader.profile().quarantined) == 64 + 50
+
+
+# -- samples below completion-order stages -------------------------------------------------------------
+
+
+ORDERS = [
+    StridedOrder(shuffle=True),
+    BlockOrder(shuffle=True),
+    BlockOrder(shuffle=False),
+    BlockOrder(shuffle=True, compat=True),
+]
+
+
+def unordered(order, items=4000, rank=0, world_size=1):
+    graph = pg.Graph("unordered", seed=5)
+    graph.add(ops.FromSequence(range(items), order=order), name="source").then(
+        lambda x: x, name="work", workers=3, capacity=4, ordered=False
+    )
+    return graph.loader(rank=rank, world_size=world_size)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_state_below_a_completion_order_stage_stays_bounded(order, rank):
+    with unordered(order, rank=rank, world_size=2) as loader:
+        most = 0
+        for number, _ in enumerate(loader):
+            if number % 97 == 0:
+                most = max(most, len(json.dumps(loader.state_dict())))
+        assert number == 1999
+    assert most < 6000
+
+
+def test_what_was_delivered_is_forgotten_also_where_nobody_takes_a_state():
+    with unordered(BlockOrder()) as loader:
+        most = 0
+        for _ in loader:
+            most = max(most, sum(map(len, loader._progress.place.delivered.rows.values())))
+    assert most < 2 * PRUNE_EVERY
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("stop", [1, 700, 1999, 2000])
+def test_what_was_delivered_out_of_order_is_not_delivered_again(order, stop):
+    with unordered(order, rank=1, world_size=2) as loader:
+        whole = sorted(loader)
+    with unordered(order, rank=1, world_size=2) as loader:
+        first = list(islice(loader, stop))
+        state = json.loads(json.dumps(loader.state_dict()))
+    for _ in range(2):
+        with unordered(order, rank=1, world_size=2) as loader:
+            loader.load_state_dict(state)
+            second = list(islice(loader, min(300, 2000 - stop)))
+            state_later = json.loads(json.dumps(loader.state_dict()))
+    with unordered(order, rank=1, world_size=2) as loader:
+        loader.load_state_dict(state_later)
+        assert sorted(first + second + list(loader)) == whole
