@@ -8,6 +8,7 @@
     ├── LoaderClosedError            a pass or a loader was used after its end
     ├── MemoryLimitError             ``memory_limit`` leaves no way to go on
     ├── MissingExtraError (ImportError)   an optional part is not installed; says the pip line
+    ├── BudgetError                  more items of an epoch failed than the stage's policy allows
     ├── WorkerDiedError              a worker process or actor ended by itself
     ├── StageTimeoutError (TimeoutError)  one item took longer than its stage's ``timeout``
     ├── DataError (ValueError)       a sample, file or shard is not what it should be
@@ -70,6 +71,10 @@ class MissingExtraError(PipegraphError, ImportError):
             f'{purpose} needs {module}, which is not installed: pip install "pipegraph[{extra}]"'
         )
         self.extra = extra
+
+
+class BudgetError(PipegraphError, RuntimeError):
+    """At the end of an epoch: a larger share of a stage's items failed than its policy allows."""
 
 
 class WorkerDiedError(PipegraphError, RuntimeError):

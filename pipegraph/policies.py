@@ -5,32 +5,38 @@ Frozen values that say *what*; ``stage/failures.py`` does it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pipegraph.errors import GraphError
 
 SHARE_COUNTS_AFTER = 100
-"""A budget given as a share is not judged before this many items: 1 bad of the first 3 is no rate."""
+"""A budget given as a share is not judged before this many items, but at the epoch's end: 1 bad of the first 3 is no
+rate, 1 bad of all 3 is."""
 
 
 def check_budget(budget: int | float | None, owner: str) -> None:
-    """Raises GraphError unless ``budget`` is None, a count >= 0 or a share in (0, 1)."""
+    """Raises GraphError unless ``budget`` is None, a count >= 0 (int) or a share of 0 to 1 (float)."""
     if budget is None:
         return
-    if isinstance(budget, bool) or not isinstance(budget, int | float):
+    known = isinstance(budget, int | float) and not isinstance(budget, bool)
+    if not known or not 0 <= budget <= (1 if isinstance(budget, float) else math.inf):
         raise GraphError(
-            f"{owner}: budget must be a count (int), a share (float below 1) or None, got {budget!r}"
+            f"{owner}: budget must be a count (an int >= 0), a share (a float of 0 to 1) or None, got {budget!r}"
         )
-    if budget < 0 or (isinstance(budget, float) and budget >= 1 and not budget.is_integer()):
-        raise GraphError(f"{owner}: budget must be a count >= 0 or a share in (0, 1), got {budget!r}")
+
+
+def is_share(budget: int | float | None) -> bool:
+    """Whether a budget is a share of the items, and not a number of them."""
+    return isinstance(budget, float) and budget > 0
 
 
 def exceeded(budget: int | float | None, failed: int, items: int) -> bool:
     """Whether ``failed`` of ``items`` (this failure included) is more than the budget allows."""
     if budget is None:
         return False
-    if isinstance(budget, float) and 0 < budget < 1:
-        return items >= SHARE_COUNTS_AFTER and failed > budget * items
+    if is_share(budget):
+        return items >= SHARE_COUNTS_AFTER and failed / items > budget
     return failed > budget
 
 
@@ -39,8 +45,11 @@ class Skip:
     """Leave failing items out, at most ``budget`` of them per stage, rank and epoch.
 
     Args:
-        budget: a count (int), or a share of the stage's items (a float below 1, judged from the
-            100th item on), or None for no bound.
+        budget: a count (int), or a share of the stage's items (a float of at most 1), or None for no bound. A
+            share is judged at each failure from the 100th item on, and again at the end of the epoch, however short
+            that was; there more failures than it allows end the pass with a :class:`~pipegraph.errors.BudgetError`.
+
+    The first item that a stage leaves out is logged, as a warning of the logger ``pipegraph``.
     """
 
     budget: int | float | None = None

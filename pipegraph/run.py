@@ -160,7 +160,7 @@ class Run:
                 run.inboxes = [inner]
                 self._inner.append(inner)
             if run.pooled and run.budgeted:
-                run.number_items()
+                run.on_take(run.ordinals.number)
             if run.unordered:
                 run.track_tickets()
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.activity import Cancelled
-from pipegraph.chunk import Chunk, Failure
+from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.contracts import Operator, Source
-from pipegraph.errors import described, note, shown
-from pipegraph.policies import Replace, Retry, Skip, exceeded, final_policy
+from pipegraph.errors import BudgetError, described, note, shown
+from pipegraph.policies import Replace, Retry, Skip, exceeded, final_policy, is_share
 from pipegraph.stage.budgets import Quarantined
 from pipegraph.tree import copy_containers
 
 if TYPE_CHECKING:
     from pipegraph.stage.stage import StageRun, Worker
+
+log = logging.getLogger("pipegraph")
 
 
 def explain(error: BaseException, stage: str, chunk: Chunk) -> BaseException:
@@ -26,14 +29,17 @@ def explain(error: BaseException, stage: str, chunk: Chunk) -> BaseException:
         wrapped = RuntimeError(f"stage {stage!r}: the function raised {type(error).__name__}")
         wrapped.__cause__ = error
         error = wrapped
+    note(error, f"pipegraph: stage {stage!r}, {where(chunk)}")
+    return error
+
+
+def where(chunk: Chunk) -> str:
+    """Which samples of which epoch a chunk holds, for messages."""
     keys, positions = chunk.keys, [row[1] for row in chunk.rows]
     if len(keys) == 1:
-        where = f"sample {shown(keys[0])} at position {positions[0]}"
-    else:
-        some = ", ".join(map(shown, keys[:4])) + (", ..." if len(keys) > 4 else "")
-        where = f"batch of {len(keys)} samples ({some}) at positions {positions[0]}..{positions[-1]}"
-    note(error, f"pipegraph: stage {stage!r}, {where}, epoch {chunk.epoch}")
-    return error
+        return f"sample {shown(keys[0])} at position {positions[0]}, epoch {chunk.epoch}"
+    some = ", ".join(map(shown, keys[:4])) + (", ..." if len(keys) > 4 else "")
+    return f"batch of {len(keys)} samples ({some}) at positions {positions[0]}..{positions[-1]}, epoch {chunk.epoch}"
 
 
 def not_a_chunk(out: Any, stage: str, method: str) -> TypeError:
@@ -52,6 +58,7 @@ class Failures:
         self.stage = stage
         self.policy = stage.plan.spec.on_error
         self.final = final_policy(self.policy)
+        self._share = isinstance(self.final, Skip | Replace) and is_share(self.final.budget)
 
     def guard(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
         """``process`` with retries, where the policy has some."""
@@ -159,10 +166,10 @@ class Failures:
         """Record the failure, or return the error that exceeds the budget."""
         stage = self.stage
         assert isinstance(self.final, Skip | Replace)
-        stage.wait_turn(worker)
+        stage.wait_turn(worker.ticket)
         ledger = stage.run.ledger
         with stage.judging:
-            items = stage.ordinal(worker, chunk, row)
+            items = stage.ordinals.of(worker.ticket, chunk, row)
             failed = ledger.failed(stage.name, chunk.epoch) + 1
             if exceeded(self.final.budget, failed, items):
                 note(
@@ -176,8 +183,62 @@ class Failures:
                 (row, Quarantined(key, row[1], chunk.epoch, stage.name, what))
                 for key, row in zip(chunk.keys, chunk.rows, strict=True)
             ]
-            ledger.add(stage.name, chunk.epoch, items, lost)
+            first = ledger.add(stage.name, chunk.epoch, items, lost)
+        if first:
+            became = "was left out" if isinstance(self.final, Skip) else "was replaced"
+            log.warning(
+                "stage %r: %s, %s: %s. on_error=%r says so; further ones are only counted, and listed in "
+                "loader.profile().quarantined",
+                *(stage.name, where(chunk), became, what, self.policy),
+            )
         return None
+
+    # -- the end of an epoch -------------------------------------------------------------------
+
+    def judging(self, put: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        """``put`` for a stage whose budget is a share: it judges the epoch that ends."""
+        if not self._share:
+            return put
+
+        def put_judged(item: Any) -> bool:
+            if item.__class__ is EndOfEpoch and (failure := self.at_end(item.epoch)) is not None:
+                put(failure)
+            return put(item)
+
+        return put_judged
+
+    def judging_lanes(self, put_at: Callable[[int, Any, bool], bool]) -> Callable[[int, Any, bool], bool]:
+        """As :meth:`judging`, for ``put_at``."""
+        if not self._share:
+            return put_at
+
+        def put_judged(lane: int, item: Any, last: bool) -> bool:
+            if item.__class__ is EndOfEpoch:
+                self.stage.wait_turn(lane)  # until all that may have failed has been judged
+                if (failure := self.at_end(item.epoch)) is not None:
+                    put_at(lane, failure, False)
+            return put_at(lane, item, last)
+
+        return put_judged
+
+    def at_end(self, epoch: int) -> Failure | None:
+        """What a stage has to say at the end of an epoch: too large a share of it failed."""
+        stage = self.stage
+        if not self._share or stage.stop_epoch >= epoch:  # nobody wanted the rest
+            return None
+        assert isinstance(self.final, Skip | Replace)
+        budget = self.final.budget
+        assert budget is not None
+        if not stage.pooled:
+            stage.ordinals.number(0, EndOfEpoch(epoch))
+        items, failed = stage.ordinals.total(epoch), stage.run.ledger.failed(stage.name, epoch)
+        if not failed or failed / max(1, items) <= budget:
+            return None
+        error = BudgetError(
+            f"stage {stage.name!r}: {failed} of the {items} items of epoch {epoch} failed, which exceeds the budget "
+            f"of {budget} in on_error={self.policy!r}; loader.profile().quarantined lists them"
+        )
+        return Failure(error, epoch)
 
     # -- rows of a batch -----------------------------------------------------------------------
 

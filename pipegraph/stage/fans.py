@@ -9,7 +9,8 @@ from typing import Any
 from pipegraph.chunk import Chunk, EndOfEpoch, Mark
 from pipegraph.contracts import Merge, Route
 from pipegraph.stage.failures import not_a_chunk
-from pipegraph.stage.stage import StageRun, Worker, number_item
+from pipegraph.stage.ordinals import number_item
+from pipegraph.stage.stage import StageRun, Worker
 
 Loop = Iterator[None]
 
@@ -116,14 +117,16 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
             yield
         for buffers in held:
             stage.run.account.release(buffers)
-        for index in range(count):
-            if index not in ended:
-                stage.discard_input(index, epoch)
-                while not isinstance(item := inboxes[index].get(), EndOfEpoch):
-                    stage.run.account.release(item.buffers)
+        left = [index for index in range(count) if index not in ended]
+        for index in left:
+            stage.discard_input(index, epoch)
         put(EndOfEpoch(epoch))
         epoch += 1
         yield
+        # Only now: an input may wait for something that comes long after this epoch's end, or never.
+        for index in left:
+            while not isinstance(item := inboxes[index].get(), EndOfEpoch):
+                stage.run.account.release(item.buffers)
 
 
 def _merge_one(

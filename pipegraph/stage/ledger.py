@@ -77,10 +77,15 @@ class Ledger:
             self._end({of for of in self._epochs() if of < epoch})
 
     def take_over(self, epoch: int) -> None:
-        """The run goes on with another rank's part of the same epoch, whose cursors begin anew; counts go on."""
+        """The run goes on with another rank's part of the same epoch, whose cursors begin anew.
+
+        Counts go on, but those of sources: their items are the steps of a part, so each part is judged by itself.
+        """
         with self._lock:
             self._base = {
-                key: (book.failed, book.items) for key, book in self._books.items() if key[1] == epoch
+                key: (book.failed, book.items)
+                for key, book in self._books.items()
+                if key[1] == epoch and book.items
             }
             self._end({epoch})
 

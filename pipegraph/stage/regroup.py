@@ -16,7 +16,8 @@ from pipegraph.contracts import Regroup
 from pipegraph.errors import note
 from pipegraph.stage.cursors import earlier
 from pipegraph.stage.groups import Groups, watched
-from pipegraph.stage.stage import StageRun, Worker, number_item
+from pipegraph.stage.ordinals import number_item
+from pipegraph.stage.stage import StageRun, Worker
 
 Loop = Iterator[None]
 

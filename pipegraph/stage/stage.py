@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pipegraph.account import Account, Buffers
 from pipegraph.activity import Activity, Cancelled
-from pipegraph.bundle import Bundle
 from pipegraph.channel import Channel
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Mark
 from pipegraph.contracts import Context, Operator, Source
@@ -22,6 +21,7 @@ from pipegraph.plan import Plan, StagePlan
 from pipegraph.policies import final_policy
 from pipegraph.stage.failures import Failures, open_substitutes
 from pipegraph.stage.ledger import Ledger
+from pipegraph.stage.ordinals import Ordinals
 from pipegraph.stage.snapshots import Snapshots
 from pipegraph.stage.watermark import Watermark
 from pipegraph.tree import buffers, copy_containers
@@ -122,11 +122,10 @@ class StageRun:
         self.jobs_lock = threading.Lock()
         self.unordered = self.pooled and plan.workers > 1 and not plan.spec.ordered
         self.failures = Failures(self)
+        self.ordinals = Ordinals(self)
+        self.forget = self.ordinals.forget
         self.judging = threading.Lock()
         self.stop_epoch = -1
-        self._starts: dict[int, int] = {}
-        self._started = 0
-        self._numbered_epoch = -1
         self._open: dict[int, int] = {}
         self._ending: dict[int, Any] = {}
         self._lock = threading.Lock()
@@ -136,7 +135,9 @@ class StageRun:
 
     def putter(self, output: int = 0) -> Callable[[Any], bool]:
         """``put`` of this stage's output: of the one channel, or of all of a fan-out."""
-        channels = self.outboxes[output]
+        return self.failures.judging(self._putter(self.outboxes[output]))
+
+    def _putter(self, channels: list[Channel]) -> Callable[[Any], bool]:
         if len(channels) == 1:
             return channels[0].put
         if not channels:
@@ -149,6 +150,9 @@ class StageRun:
 
     def lane_putter(self) -> Callable[[int, Any, bool], bool]:
         """``put_at`` of this stage's output."""
+        return self.failures.judging_lanes(self._lane_putter())
+
+    def _lane_putter(self) -> Callable[[int, Any, bool], bool]:
         channels = self.outboxes[0]
         if len(channels) == 1:
             return channels[0].put_at
@@ -239,28 +243,9 @@ class StageRun:
 
     # -- tickets -------------------------------------------------------------------------------
 
-    def number_items(self) -> None:
-        """Give every item its ordinal as it is taken; a stage that does not ``take`` calls :meth:`number`."""
-        self._chain_on_take(self.inboxes[0], self.number)
-
-    def number(self, ticket: int, item: Any) -> None:
-        """Give an item its ordinal in the epoch, for budgets; called in the order of items."""
-        operator = self.plan.operator
-        if not isinstance(item, Chunk) or isinstance(operator, Source):
-            return
-        ledger = self.run.ledger
-        if item.epoch != self._numbered_epoch:
-            self._numbered_epoch = item.epoch
-            self._started = ledger.items_before(self.name, item.epoch)
-        self._starts[ticket] = self._started
-        if item.__class__ is Bundle:
-            ledger.took(self.name, item.epoch, range(item.before, item.after), self._started + 1)
-            self._started += len(item.rows)
-            return
-        self._started += len(item.rows) if operator.per_sample else 1
-        ledger.took(self.name, item.epoch, (item.before,), self._started)
-
-    def _chain_on_take(self, inbox: Channel, hook: Callable[[int, Any], None]) -> None:
+    def on_take(self, hook: Callable[[int, Any], None]) -> None:
+        """Have ``hook`` called with the ticket and the item whenever one is taken."""
+        inbox = self.inboxes[0]
         before = inbox.on_take
         if before is None:
             inbox.on_take = hook
@@ -273,20 +258,10 @@ class StageRun:
 
             inbox.on_take = both
 
-    def ordinal(self, worker: Worker, chunk: Chunk, row: int = 0) -> int:
-        """Which item of the stage's epoch this is, counted from 1."""
-        if isinstance(self.plan.operator, Source):
-            return int(chunk.before) + 1
-        return self._starts.get(worker.ticket, 0) + row + 1
-
-    def forget(self, ticket: int) -> None:
-        """A ticket is done."""
-        self._starts.pop(ticket, None)
-
-    def wait_turn(self, worker: Worker) -> None:
+    def wait_turn(self, ticket: int) -> None:
         """Blocks until every earlier item of an ordered stage has left."""
         if self.pooled and not self.unordered:
-            self.outboxes[0][0].wait_turn(worker.ticket)
+            self.outboxes[0][0].wait_turn(ticket)
 
     # -- completion order ----------------------------------------------------------------------
 
@@ -311,7 +286,7 @@ class StageRun:
                     return ticket - oldest < window
                 return True
 
-        self._chain_on_take(inbox, on_take)
+        self.on_take(on_take)
         inbox.may_take = may_take
 
     def _lane(self, epoch: int) -> int:
@@ -370,6 +345,10 @@ class StageRun:
         self._end_lane(token)
 
     def _end_lane(self, token: Any) -> None:
+        failure = self.failures.at_end(token.epoch)
+        if failure is not None:
+            self.run.fail(failure.error)
+            raise Cancelled
         with self._lock:
             self._marks.pop(token.epoch, None)
         for channel in self.outboxes[0]:
@@ -391,11 +370,3 @@ class _Stamp:
         with self._lock:
             chunk.before = self._mark.current()
             chunk.after = self._mark.finish(self._ticket) if self._last else chunk.before
-
-
-def number_item(stage: StageRun, worker: Worker, item: Chunk) -> None:
-    """The ordinal of an item, for a stage that has a budget and a single worker that does not ``take``."""
-    if stage.budgeted:
-        stage.forget(worker.ticket)
-        worker.ticket += 1
-        stage.number(worker.ticket, item)

@@ -22,7 +22,8 @@ from pipegraph.contracts import Regroup, Source
 from pipegraph.errors import GraphError, note
 from pipegraph.stage.groups import forgotten, twice
 from pipegraph.stage.kept import decode, encode, lineages
-from pipegraph.stage.stage import StageRun, Worker, number_item
+from pipegraph.stage.ordinals import number_item
+from pipegraph.stage.stage import StageRun, Worker
 
 SNAPSHOT_EVERY = 64
 

@@ -192,11 +192,17 @@ def test_mix_wants_one_weight_per_input(graph, numbers):
         (lambda: ops.FromSequence(iter([])), "FromSequence: the data set needs __len__ and __getitem__"),
         (lambda: ops.FromSequence([1], order=3), "FromSequence: order must be one of pg.order, got 3"),
         (lambda: pg.Graph(seed="x"), "seed must be an int or None, got 'x'"),
-        (lambda: pg.Skip(-1), "Skip: budget must be a count >= 0 or a share in (0, 1), got -1"),
-        (lambda: pg.Skip(1.5), "Skip: budget must be a count >= 0 or a share in (0, 1), got 1.5"),
+        (
+            lambda: pg.Skip(-1),
+            "Skip: budget must be a count (an int >= 0), a share (a float of 0 to 1) or None, got -1",
+        ),
+        (
+            lambda: pg.Skip(1.5),
+            "Skip: budget must be a count (an int >= 0), a share (a float of 0 to 1) or None, got 1.5",
+        ),
         (
             lambda: pg.Skip("all"),
-            "Skip: budget must be a count (int), a share (float below 1) or None, got 'all'",
+            "Skip: budget must be a count (an int >= 0), a share (a float of 0 to 1) or None, got 'all'",
         ),
         (lambda: pg.Retry(-1), "Retry: times must be >= 0, got -1"),
         (lambda: pg.Retry(1, -1.0), "Retry: backoff must be >= 0 seconds, got -1.0"),

@@ -1,0 +1,245 @@
+"""Share budgets: judged from the 100th item on, and again at the epoch's end; the first skip of a stage warns once."""
+
+import json
+import logging
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def breaks(*bad):
+    def work(x):
+        if x in bad:
+            raise ValueError(f"no {x}")
+        return x
+
+    return work
+
+
+def make(work, items=20, source=None, **options):
+    graph = pg.Graph("g", seed=1)
+    source = ops.FromIterable(range(items)) if source is None else source
+    graph.add(source, name="source").then(work, name="work", **options)
+    return graph
+
+
+def collect(graph, epochs=1, **options):
+    with graph.loader(epochs=epochs, **options) as loader:
+        got, error = [], None
+        try:
+            for item in loader:
+                got.append(item)
+        except Exception as caught:
+            error = caught
+    return got, error, loader
+
+
+PLACEMENTS = [
+    {"backend": "inline"},
+    {"workers": 1},
+    {"workers": 4},
+    {"workers": 4, "capacity": 1},
+    {"workers": 4, "ordered": False},
+]
+placed = pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+
+
+@placed
+def test_a_share_is_judged_again_at_the_end_of_the_epoch(placement):
+    got, error, loader = collect(make(breaks(*range(99)), 1000, on_error=pg.Skip(0.05), **placement))
+    assert str(error) == (
+        "stage 'work': 99 of the 1000 items of epoch 0 failed, which exceeds the budget of 0.05 in "
+        "on_error=Skip(budget=0.05); loader.profile().quarantined lists them"
+    )
+    assert isinstance(error, pg.errors.BudgetError)
+    assert len(loader.profile().quarantined) == 99
+    if placement.get("ordered", True):
+        assert got == list(range(99, 1000))
+
+
+@placed
+def test_a_short_epoch_that_fails_as_a_whole_is_no_empty_epoch(placement):
+    got, error, _ = collect(make(breaks(*range(90)), 90, on_error=pg.Skip(0.05), **placement))
+    assert got == [] and isinstance(error, pg.errors.BudgetError)
+
+
+@placed
+def test_a_share_that_was_kept_to_passes_at_the_end(placement):
+    got, error, _ = collect(make(breaks(*range(29)), 100, on_error=pg.Skip(0.29), **placement))
+    assert error is None and len(got) == 71  # 0.29 * 100 is 28.999999999999996
+
+
+@placed
+def test_a_share_of_one_is_all_of_them(placement):
+    got, error, _ = collect(make(breaks(*range(150)), 200, on_error=pg.Skip(1.0), **placement))
+    assert error is None and len(got) == 50
+
+
+def test_a_count_is_an_int_and_a_share_is_a_float_of_at_most_one():
+    for budget in (2.0, 1.5, -0.1, -1, True, "1"):
+        with pytest.raises(pg.errors.GraphError, match="Skip: budget must be a count"):
+            pg.Skip(budget)
+    for budget in (None, 0, 3, 0.0, 0.5, 1.0):
+        pg.Skip(budget)
+    _, error, _ = collect(make(breaks(3), on_error=pg.Skip(0.0)))
+    assert isinstance(error, ValueError)  # none may fail, and at once
+
+
+def test_every_epoch_is_judged_by_itself():
+    graph = make(
+        breaks(*range(100, 150)),
+        source=ops.FromIterable(lambda epoch: range(100 * epoch, 100 * epoch + 100)),
+        workers=3,
+        on_error=pg.Skip(0.3),
+    )
+    with graph.loader(epochs=3) as loader:
+        assert len(list(loader)) == 100
+        with pytest.raises(pg.errors.BudgetError, match="50 of the 100 items of epoch 1"):
+            list(loader)
+        assert len(list(loader)) == 100
+
+
+class Data:
+    """A map-style data set of which some items cannot be read."""
+
+    def __init__(self, items, *bad):
+        self.items, self.bad = items, bad
+
+    def __len__(self):
+        return self.items
+
+    def __getitem__(self, i):
+        return breaks(*self.bad)(i)
+
+
+class Groups(Data):
+    def __getitems__(self, indices):
+        return [self[i] for i in indices]
+
+
+@placed
+@pytest.mark.parametrize("kind", [Data, Groups])
+def test_a_source_is_judged_at_the_end_too(kind, placement):
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(kind(300, *range(60, 120))), name="source", on_error=pg.Skip(0.1), **placement)
+    _, error, _ = collect(graph)
+    assert isinstance(error, ValueError)  # from the hundredth item on a tenth may fail, and 40 have
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(kind(90, *range(60))), name="source", on_error=pg.Skip(0.1), **placement)
+    _, error, _ = collect(graph)
+    assert isinstance(error, pg.errors.BudgetError) and "60 of the 90 items" in str(error)
+
+
+def test_rows_of_batches_routes_regroups_flat_maps_and_bundles_are_judged_at_the_end():
+    def refuse(x):
+        raise ValueError(x)
+
+    def collate(items):
+        if 0 in items:
+            raise ValueError(items)
+        return items
+
+    def chain(*nodes):
+        graph = pg.Graph("g")
+        node = graph.add(ops.FromSequence(range(12)), name="source")
+        for number, (operator, options) in enumerate(nodes):
+            node = node.then(operator, name=f"n{number}", **options)
+        return graph
+
+    skip = {"on_error": pg.Skip(0.2)}
+    for graph in (
+        chain((ops.FlatMap(refuse), skip)),
+        chain((ops.Filter(refuse), skip)),
+        chain((ops.Route(refuse, 1), skip)),
+        chain((ops.Batch(3, collate=collate), {"on_error": pg.Skip(0.05)})),
+        chain((refuse, skip), (ops.Batch(3), {})),
+        chain((refuse, skip | {"workers": 2}), (ops.Batch(3), {})),
+        chain((ops.DecodeImage(8), skip)),
+        chain(
+            (ops.Batch(3, collate=lambda xs: {"bytes": [b"no"] * len(xs)}), {}),
+            (ops.DecodeImage(8), skip | {"workers": 2}),
+        ),
+    ):
+        _, error, _ = collect(graph)
+        assert isinstance(error, pg.errors.BudgetError), graph
+
+
+@pytest.mark.parametrize("stop", [0, 1, 200, 900])
+def test_the_end_is_judged_by_the_whole_epoch_also_after_a_resume(stop):
+    def graph():
+        return make(breaks(*range(99)), 1000, on_error=pg.Skip(0.05), workers=3)
+
+    whole, error, _ = collect(graph())
+    with graph().loader() as loader:
+        first = [x for _, x in zip(range(stop), loader, strict=False)]
+        state = json.loads(json.dumps(loader.state_dict()))
+    with graph().loader() as loader:
+        loader.load_state_dict(state)
+        got = []
+        with pytest.raises(pg.errors.BudgetError) as caught:
+            for item in loader:
+                got.append(item)
+    assert first + got == whole and str(caught.value) == str(error)
+
+
+def test_what_was_cut_off_by_a_zip_is_not_judged():
+    def graph(items):
+        graph = pg.Graph("g")
+        long = graph.add(ops.FromIterable(range(500))).then(
+            breaks(*range(30)), on_error=pg.Skip(0.1), name="work"
+        )
+        graph.add(ops.Zip(), long, graph.add(ops.FromIterable(range(items))))
+        return graph
+
+    got, error, _ = collect(graph(20))
+    assert error is None and len(got) == 20
+    got, error, _ = collect(graph(600))
+    assert error is None and len(got) == 470
+
+
+# -- the first skip warns --------------------------------------------------------------------------
+
+
+@placed
+def test_the_first_skip_of_a_stage_is_logged_once(caplog, placement):
+    with caplog.at_level(logging.WARNING, logger="pipegraph"):
+        graph = make(breaks(3, 7), on_error=pg.Skip(), **placement)
+        with graph.loader(epochs=2) as loader:
+            for _ in range(2):
+                list(loader)
+    (record,) = caplog.records
+    assert record.name == "pipegraph" and record.levelno == logging.WARNING
+    if placement.get("ordered", True):
+        assert record.getMessage() == (
+            "stage 'work': sample 3 at position 3, epoch 0, was left out: ValueError: no 3. on_error=Skip(budget=None) "
+            "says so; further ones are only counted, and listed in loader.profile().quarantined"
+        )
+
+
+def test_the_first_replacement_of_a_stage_is_logged_once(caplog):
+    with caplog.at_level(logging.WARNING, logger="pipegraph"):
+        collect(make(breaks(3, 7), source=ops.FromSequence(range(20)), on_error=pg.Replace()))
+    (record,) = caplog.records
+    assert "sample 3 at position 3, epoch 0, was replaced: ValueError: no 3" in record.getMessage()
+
+
+def test_a_handler_of_the_log_may_ask_the_loader(caplog):
+    seen = []
+
+    class Asks(logging.Handler):
+        def emit(self, record):
+            seen.append(len(loader.profile().quarantined))
+            loader.state_dict()
+
+    log, handler = logging.getLogger("pipegraph"), Asks()
+    log.addHandler(handler)
+    try:
+        with make(breaks(3), on_error=pg.Skip(), workers=2).loader() as loader:
+            list(loader)
+    finally:
+        log.removeHandler(handler)
+    assert seen == [1]

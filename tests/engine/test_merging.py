@@ -1,0 +1,69 @@
+"""Fan-ins that end before their inputs do."""
+
+import threading
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+class Waits:
+    """Items, and then a wait for whoever uses it: a live stream."""
+
+    def __init__(self, items):
+        self.items, self.waiting, self.go_on = items, threading.Event(), threading.Event()
+
+    def __call__(self, epoch):
+        yield from range(self.items)
+        if epoch == 0:
+            self.waiting.set()
+            self.go_on.wait()
+        yield from range(self.items, 2 * self.items)
+
+
+def in_a_thread(call):
+    """What ``call`` returns, if it does so in time."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    thread.join(20)
+    return found[0] if found else "it hangs"
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+@pytest.mark.parametrize("merging", [ops.Zip(), ops.Mix([1, 1])], ids=["zip", "mix"])
+def test_an_epoch_ends_while_an_input_that_nobody_needs_waits(merging, backend):
+    stream = Waits(50)
+    graph = pg.Graph("g", seed=3)
+    short, long = (
+        graph.add(ops.FromIterable(range(3))),
+        graph.add(ops.FromIterable(stream), name="stream", capacity=64),
+    )
+    graph.add(merging, short, long, backend=backend)
+    with graph.loader(epochs=2) as loader:
+        first = iter(loader)
+        assert stream.waiting.wait(20)
+        delivered = in_a_thread(lambda: list(first))
+        stream.go_on.set()
+        assert delivered != "it hangs"
+        if isinstance(merging, ops.Zip):
+            assert delivered == [(0, 0), (1, 1), (2, 2)]
+        assert list(loader) is not None  # and the next goes on behind what was not needed
+
+
+def test_the_next_epoch_begins_at_its_own_first_items():
+    stream = Waits(50)
+    graph = pg.Graph("g")
+    graph.add(
+        ops.Zip(), graph.add(ops.FromIterable(range(3))), graph.add(ops.FromIterable(stream), capacity=64)
+    )
+    with graph.loader(epochs=3) as loader:
+        first = iter(loader)
+        assert stream.waiting.wait(20)
+        assert in_a_thread(lambda: list(first)) == [(0, 0), (1, 1), (2, 2)]
+        stream.go_on.set()
+        for _ in range(2):
+            assert list(loader) == [(0, 0), (1, 1), (2, 2)]
