@@ -8,13 +8,14 @@ import hashlib
 import logging
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from pipegraph.errors import DataError, GraphError, LoaderClosedError
+from pipegraph.errors import DataError, GraphError, LoaderClosedError, PipegraphWarning
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part, StoreClient, StoreError, build_manifest, expand_parts
 from pipegraph.storage.indexing import IndexProgress
@@ -94,10 +95,23 @@ def store_for(
 
 
 class Found(NamedTuple):
-    """A manifest, and the folder of its blocks' pieces, which may not be there; None where it lies nowhere."""
+    """A manifest, where it comes from, and the folder of its blocks' pieces, which may not be there."""
 
     manifest: Manifest
-    pieces: str | None
+    place: str | None
+    """Its path or URL; None where it lies nowhere."""
+    made: str = ""
+    """How it came about where it lies nowhere."""
+
+    @property
+    def pieces(self) -> str | None:
+        return None if self.place is None else self.place + SUFFIX
+
+    def __str__(self) -> str:
+        facts = (
+            f"{len(self.manifest.parts)} parts, {self.manifest.blocks} blocks, {len(self.manifest)} samples"
+        )
+        return f"{(self.place and repr(self.place)) or self.made}: {facts}"
 
 
 def find_manifest(
@@ -116,12 +130,12 @@ def find_manifest(
         DataError: parts are missing, or not in the manifest.
     """
     if isinstance(given, Manifest):
-        return Found(_of_parts(given, parts, options, stopping), None)
+        return Found(_of_parts(given, parts, options, stopping), None, "given as an object")
     if given is not None:
         where = os.fspath(given)
         with store_for(where, options, stopping) as store:
             manifest = Manifest.load(where) if store is None else _read(where, store)
-        return Found(_of_parts(manifest, parts, options, stopping), where + SUFFIX)
+        return Found(_of_parts(manifest, parts, options, stopping), where)
     with store_for(parts, options, stopping) as store:
         found = expand_parts(parts, store=store)
         beside = _beside(found, store)
@@ -133,11 +147,11 @@ def find_manifest(
             f"ShardSelect: remote parts such as {remote.name!r} need a manifest: run `pipegraph index PARTS` and pass "
             "manifest=, or use order=pg.order.PartOrder(), which needs none"
         )
-    return Found(local_manifest(found, stopping), None)
+    return Found(local_manifest(found, stopping), None, "made from the headers of the shards as they are now")
 
 
 def _beside(parts: Sequence[Part], store: StoreClient | None) -> Found | None:
-    """``manifest.json`` in the folder of the parts, if it lists them as they are now."""
+    """``manifest.json`` in the folder of the parts, if it lists them; a warning where it cannot be used."""
     folders = {part.uri.rpartition("/")[0] for part in parts}
     if len(folders) != 1:
         return None
@@ -147,17 +161,29 @@ def _beside(parts: Sequence[Part], store: StoreClient | None) -> Found | None:
             path = os.path.join(folder, BESIDE)
             if not os.path.exists(path):
                 return None
-            newest = max(os.stat(part.uri).st_mtime_ns for part in parts)
-            if os.stat(path).st_mtime_ns < newest:
-                return None  # a shard was written after it
             manifest = Manifest.load(path)
         else:
             assert store is not None
             path = f"{folder}/{BESIDE}"
-            manifest = _read(path, store)
-        return Found(_chosen(manifest, parts), path + SUFFIX)
-    except (StoreError, DataError):
-        return None  # none there, not one of ours, or of other parts
+            try:
+                manifest = _read(path, store)
+            except StoreError:
+                return None  # none there
+        if not _lists(manifest, parts):
+            return None  # of other parts
+        newer = _newer_than(path, parts) if parts[0].is_local else None
+        if newer is not None:
+            raise DataError(f"{newer!r} was written after it; index again, or `touch` it where it is right")
+        return Found(_chosen(manifest, parts), path)
+    except DataError as error:
+        warnings.warn(f"ShardSelect: {path!r} is not used: {error}", PipegraphWarning, stacklevel=2)
+        return None
+
+
+def _newer_than(path: str, parts: Sequence[Part]) -> str | None:
+    """A part that was written after the file at ``path``."""
+    written = os.stat(path).st_mtime_ns
+    return next((part.name for part in parts if os.stat(part.uri).st_mtime_ns > written), None)
 
 
 def _read(url: str, store: StoreClient) -> Manifest:
@@ -173,20 +199,39 @@ def _of_parts(
         return _chosen(manifest, expand_parts(parts, store=store))
 
 
-def _chosen(manifest: Manifest, parts: Sequence[Part]) -> Manifest:
-    if [part.uri for part in manifest.parts] == [part.uri for part in parts]:
-        return manifest
+def _numbers(manifest: Manifest, parts: Sequence[Part]) -> list[int | None]:
+    """The numbers that the manifest gives these parts: by URI, else by name."""
     by_uri = {part.uri: number for number, part in enumerate(manifest.parts)}
     by_name = {part.name: number for number, part in enumerate(manifest.parts)}
     if len(by_name) < len(manifest.parts):
         by_name = {}  # names alone do not tell them apart
-    indexes = []
-    for part in parts:
-        number = by_uri.get(part.uri, by_name.get(part.name))
+    return [by_uri.get(part.uri, by_name.get(part.name)) for part in parts]
+
+
+def _lists(manifest: Manifest, parts: Sequence[Part]) -> bool:
+    return None not in _numbers(manifest, parts)
+
+
+def _chosen(manifest: Manifest, parts: Sequence[Part]) -> Manifest:
+    """The manifest's entries for these parts, at the places where they lie.
+
+    Raises:
+        DataError: a part is not in it, or has another size.
+    """
+    numbers, placed = [], []
+    for part, number in zip(parts, _numbers(manifest, parts), strict=True):
         if number is None:
             raise DataError(f"part {part.name!r} is not in the manifest {manifest!r}: index the parts again")
-        index = manifest.part_index(number)
-        indexes.append(replace(index, part=Part(part.uri, index.part.size)))
+        size = manifest.parts[number].size
+        if part.size is not None and part.size != size:
+            raise DataError(
+                f"part {part.name!r} has {part.size} bytes, its manifest says {size}; it was changed, index again"
+            )
+        numbers.append(number)
+        placed.append(replace(part, size=size))
+    if numbers == list(range(len(manifest.parts))):
+        return replace(manifest, parts=tuple(placed))
+    indexes = [replace(manifest.part_index(n), part=part) for n, part in zip(numbers, placed, strict=True)]
     return Manifest.of(indexes)
 
 

@@ -198,6 +198,10 @@ class ShardSelect(OrderedSource):
             return {"parts": [part.name for part in self.part_list()], **self.order.config()}
         return {"manifest": self.manifest().digest, **self.order.config()}
 
+    def origin(self) -> str:
+        found = self._found.peek()
+        return "" if found is None else f"the manifest, {found}"
+
     # -- dealing ---------------------------------------------------------------------------------
 
     def open(self, context: Context) -> None:

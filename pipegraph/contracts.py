@@ -42,8 +42,7 @@ class Context:
         seed: the graph's seed.
         rank, world_size: this process's place.
         worker: 0 .. workers-1.
-        stopping: an event, set when the pipeline stops; long waits of an operator should wait on it too, or leave
-            a call with its ``ending``.
+        stopping: set when the pipeline stops; long waits should wait on it too, or use its ``ending``.
         count: adds to a named counter of the stage.
         read_by_stages: whether another stage reads this one's output, and not only the loader (or a ``Scatter``).
         memory: what the stage's slabs lie in: ``"pageable"``; ``"pinned"`` or ``"staged"`` where a copy reads them.
@@ -91,6 +90,10 @@ class Component(ABC):
     def config(self) -> dict[str, Any]:
         """JSON of the parameters that change what is delivered; part of the graph's digest."""
         return {}
+
+    def origin(self) -> str:
+        """What besides the graph's text has decided ``config``, for the error that says it differs; often nothing."""
+        return ""
 
     @property
     def name(self) -> str:

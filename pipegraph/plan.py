@@ -173,7 +173,12 @@ class Plan:
         changed = [name for name in ours if name in saved and saved[name] != ours[name]]
         missing = [name for name in saved if name not in ours]
         added = [name for name in ours if name not in saved]
-        words = [f"stage {name!r} has other parameters or inputs" for name in changed if name != "(output)"]
+        words = []
+        for name in changed:
+            if name != "(output)":
+                origin = self.stages[name].spec.operator.origin()
+                here = f" (here it has {origin})" if origin else ""
+                words.append(f"stage {name!r} has other parameters or inputs{here}")
         words += [f"stage {name!r} of the state is not in the graph" for name in missing]
         words += [f"stage {name!r} is not in the state" for name in added]
         if "(output)" in changed:

@@ -76,7 +76,7 @@ class PartIndex:
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """The parts of a data set with their samples and blocks; equal if the data is.
+    """The parts of a data set with their samples and blocks; equal if names, sizes, checksums and layout are.
 
     Blocks and samples are numbered through all parts, in the order of `parts`.
     Arrays are int64 and not to be changed.
@@ -169,19 +169,30 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Names, sizes, checksums and layout as one hash; the folder does not count."""
+        """Names, sizes and layout as one hash: of which data a position tells the sample.
+
+        Neither the folder nor checksums count, so that a data set keeps its digest when it is copied or indexed anew.
+        """
+        return self._hash(self.first_block, self.block_offsets, self.block_samples)
+
+    @cached_property
+    def contents(self) -> str:
+        """The digest with what is known of the bytes: the parts' checksums."""
+        return self._hash(self.part_crc32c, self.first_block, self.block_offsets, self.block_samples)
+
+    def _hash(self, *columns: Int64Array) -> str:
         hash = hashlib.blake2b(digest_size=16)
         for part in self.parts:
             hash.update(f"{part.name}\0{part.size}\n".encode("utf-8", "surrogateescape"))
-        for facts in (self.part_crc32c, self.first_block, self.block_offsets, self.block_samples):
+        for facts in columns:
             hash.update(facts.astype("<i8").tobytes())
         return hash.hexdigest()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Manifest) and self.digest == other.digest
+        return isinstance(other, Manifest) and self.contents == other.contents
 
     def __hash__(self) -> int:
-        return hash(self.digest)
+        return hash(self.contents)
 
     def __repr__(self) -> str:
         counts = f"{len(self.parts)} parts, {self.blocks} blocks, {len(self)} samples"
@@ -192,7 +203,7 @@ class Manifest:
         return "".join(self._lines(folder))
 
     def _lines(self, folder: str | None) -> Iterator[str]:
-        yield json.dumps({"version": VERSION, "digest": self.digest})[:-1] + ', "parts": [\n'
+        yield json.dumps({"version": VERSION, "digest": self.contents})[:-1] + ', "parts": [\n'
         for number, part in enumerate(self.parts):
             uri = part.uri
             if folder is not None and part.is_local:
@@ -266,7 +277,7 @@ class Manifest:
             raise
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise DataError(f"{name}: not a manifest: {type(error).__name__}: {error}") from error
-        if manifest.digest != digest:
+        if manifest.contents != digest:
             raise DataError(
                 f"{name}: its digest does not match its contents; it was changed by hand, index again"
             )

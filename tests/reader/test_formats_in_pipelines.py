@@ -8,7 +8,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError, GraphError, PipegraphWarning
 from pipegraph.storage import LocalFile, StoreClient
 from pipegraph.storage.formats import format_of
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
@@ -137,7 +137,8 @@ def test_a_manifest_older_than_its_local_shards_is_not_used(write_shards: Any, m
     make_manifest(folder).save(folder / "manifest.json")
     assert ops.ShardSelect(folder / "part-*.tar").manifest().blocks > 4
     (folder / "part-00.tar").write_bytes((folder / "part-01.tar").read_bytes())
-    assert ops.ShardSelect(folder / "part-*.tar").manifest().part_samples[0] == 31
+    with pytest.warns(PipegraphWarning, match="'part-00.tar' was written after it; index again"):
+        assert ops.ShardSelect(folder / "part-*.tar").manifest().part_samples[0] == 31
 
 
 def test_remote_shards_without_a_manifest_are_an_error_that_says_what_to_do(
