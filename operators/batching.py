@@ -9,12 +9,12 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from pipegraph.batches import noted, resolved, take_row
 from pipegraph.bundle import Bundle, joined
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Operator, Regroup
 from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.collate import collate as stack
-from pipegraph.operators.collate import rows_of
 from pipegraph.operators.columns import batch_of, pack
 from pipegraph.operators.functions import function_name
 from pipegraph.randomness import generator
@@ -35,10 +35,12 @@ class Batch(Regroup):
         size: samples per batch on this rank.
         drop_last: leave out a last batch that is not full.
         collate: makes the batch of the list of items; by default numbers, arrays and tensors are
-            stacked to tensors, bytes and str become lists. ``collate=list`` gives the plain list.
+            stacked to tensors, text, bytes, lists and objects become lists, and None is refused: see
+            ``pipegraph.operators.collate``. ``collate=list`` gives the plain list.
         global_size: samples per batch over all ranks, in place of ``size``; must be a multiple of their number.
         cost, limit: in place of ``size``: samples while the sum of ``cost(sample)`` stays within ``limit``.
-        pad: fills ragged arrays (a value, or a mapping from field to value).
+        pad: fills arrays, and lists of numbers (such as tokens), up to the longest: a value, or a mapping from field
+            to value. Lists without it stay lists, whatever their lengths.
     """
 
     gives = "batch"
@@ -77,6 +79,7 @@ class Batch(Regroup):
         self.cost, self.limit, self.pad = cost, limit, pad
         self.bundles = cost is None
         self.collects = cost is None and collate is None and pad is None
+        self._transposes = collate is torch.utils.data.default_collate
         self._open: list[Chunk] = []
         self._bundles: list[Bundle] = []
         self._held = 0  # samples in them
@@ -156,7 +159,9 @@ class Batch(Regroup):
         if all(bundle.packed is not None for bundle in bundles):
             batch.data = batch_of([bundle.packed for bundle in bundles], self.pad)
         else:
-            batch.data = self._collated([item for bundle in bundles for item in bundle.items()])
+            items = [item for bundle in bundles for item in bundle.items()]
+            batch.data = self._collated(items)
+            batch.layout = noted(batch.data, items, self._transposes)
         self.failing = ()
         return batch
 
@@ -196,7 +201,7 @@ class Batch(Regroup):
         self.failing = chunks
         data = self._collated(items)
         self.failing = ()
-        return [Chunk.group(chunks, data)]
+        return [Chunk.group(chunks, data, transposed=self._transposes)]
 
     def _collated(self, items: list[Any]) -> Any:
         return self.collate(items) if self.collate is not None else stack(items, self.pad)
@@ -204,7 +209,11 @@ class Batch(Regroup):
 
 @final
 class Unbatch(Operator):
-    """Back to samples, each with the lineage it had."""
+    """Back to samples, each with the lineage it had.
+
+    What has a row per sample is decided by the rule of ``pipegraph.batches``; what belongs to the whole batch goes to
+    every sample.
+    """
 
     kind = "expand"
     needs = "batch"
@@ -214,9 +223,10 @@ class Unbatch(Operator):
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
         count = len(chunk.rows)
+        parts = resolved(chunk.data, chunk.layout, count)
         for index in range(count):
             # Copied: a view would keep the whole batch's memory for as long as one of its samples lives.
-            yield chunk.row(index, map_leaves(_own, rows_of(chunk.data, index, count)))
+            yield chunk.row(index, map_leaves(_own, take_row(chunk.data, parts, index)))
 
 
 def _own(leaf: Any) -> Any:

@@ -1,10 +1,25 @@
-"""From a list of samples to a batch, and back. Pure."""
+"""From a list of samples to a batch. Pure.
+
+What a field becomes follows from the types of its values in the samples, never from the values themselves:
+
+* numbers, arrays and tensors: one tensor, of the dtype to which torch promotes theirs (int is int64, float float64),
+  and of one shape, or padded;
+* lists, which may be of any length: a list with the list of each sample, whatever they hold; a padded tensor where
+  ``pad`` is given;
+* dicts, tuples, named tuples and dataclasses, which have the same fields in every sample: the same of columns;
+* text, bytes and other objects: a list;
+* None, and two of these kinds in one field: an error that says so.
+
+``torch.utils.data.default_collate`` makes lists, which must then be of equal length, a list of columns; it takes no
+other objects, and the dtype of the first sample.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -14,75 +29,136 @@ import torch
 from pipegraph.errors import DataError
 from pipegraph.tree import is_dataclass_value, is_namedtuple, with_fields
 
-_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
-"""What ``torch.tensor`` takes; other numbers (fractions, decimals) become lists."""
-
 SCALARS: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64}
 ARRAYS = frozenset({np.ndarray, np.memmap})
+_NUMERIC = "biufc"
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 
 
 def collate(items: Sequence[Any], pad: Any = None, field: str = "") -> Any:
-    """Stack samples as ``torch.utils.data.default_collate`` does; bytes, str and the rest become lists.
+    """The batch of some samples; see the module docstring.
 
     Args:
         items: samples of one shape of tree, at least one.
-        pad: what fills ragged arrays up to the largest of the batch; None makes ragged an error.
-            A mapping gives a value per field name.
+        pad: what fills arrays and lists of numbers up to the largest of the batch; None makes arrays of several
+            shapes an error and leaves lists as they are. A mapping gives a value per field name.
         field: where in the sample this is, for messages.
 
     Raises:
-        DataError: arrays of different shapes without ``pad``, or samples with different fields.
+        DataError: arrays of different shapes without ``pad``, or samples of different kinds or fields.
     """
     alike = stacked_at_once(items)
     if alike is not None:
         return alike
-    first = items[0]
-    if isinstance(first, torch.Tensor):
+    kind = _kind_of_all(items, field)
+    if kind == "number":
         return _stack(_tensors(items, field), _pad_of(pad, field), field)
-    if isinstance(first, np.ndarray):
-        if first.dtype.kind in "OSUVM":
-            return list(items)
-        return _stack(_tensors(items, field), _pad_of(pad, field), field)
-    if isinstance(first, np.generic) and first.dtype.kind in "biufc":
-        values = np.asarray(items)
-        if values.dtype.kind not in "biufc":
-            raise _not_alike(items, field)
-        return torch.as_tensor(values)
-    if isinstance(first, float) and all(isinstance(item, numbers.Real) for item in items):
-        return torch.tensor(items, dtype=torch.float64)
-    if isinstance(first, _NUMBERS) and all(isinstance(item, _NUMBERS) for item in items):
-        try:
-            return torch.tensor(items)
-        except (ValueError, RuntimeError, OverflowError) as error:  # an int of more than 64 bits
-            raise _not_alike(items, field) from error
-    if isinstance(first, str | bytes | bytearray | memoryview):
-        return list(items)
-    if isinstance(first, Mapping):
-        return _collate_mapping(items, first, pad, field)
-    if is_namedtuple(first):
-        if any(type(item) is not type(first) for item in items):
-            raise _not_alike(items, field)
-        return type(first)(
-            *(
-                collate(column, pad, _join(field, name))
-                for column, name in zip(zip(*items, strict=True), first._fields, strict=True)
-            )
-        )
-    if is_dataclass_value(first):
-        if any(type(item) is not type(first) for item in items):
-            raise _not_alike(items, field)
-        names = [f.name for f in dataclasses.fields(first)]
-        columns = {n: collate([getattr(item, n) for item in items], pad, _join(field, n)) for n in names}
-        return with_fields(first, columns)
-    if isinstance(first, list | tuple):
-        if not all(isinstance(item, list | tuple) for item in items):
-            raise _not_alike(items, field)
-        if any(len(item) != len(first) for item in items):
-            return list(items)
-        made = [collate(c, pad, _join(field, str(i))) for i, c in enumerate(zip(*items, strict=True))]
-        return tuple(made) if isinstance(first, tuple) else made
+    if kind == "mapping":
+        return _collate_mapping(items, items[0], pad, field)
+    if kind == "tuple":
+        return _collate_tuples(items, pad, field)
+    if kind == "list":
+        filling = _pad_of(pad, field)
+        return list(items) if filling is None else _padded_lists(items, filling, field)
+    if isinstance(kind, type):
+        return _collate_records(items, items[0], pad, field)
     return list(items)
+
+
+def _kind_of_all(items: Sequence[Any], field: str) -> Any:
+    """The kind that all samples have.
+
+    Raises:
+        DataError: they have several, or are None.
+    """
+    kind = _kind_of(items[0])
+    if kind is None and all(item is None for item in items):
+        raise DataError(
+            f"{_where(field)}: None in all samples: a batch has no place for None; fill or drop it with a Map "
+            "before Batch, or use Batch(..., collate=list)"
+        )
+    arrays = kind == "number" or isinstance(items[0], np.ndarray)  # whose kind is more than their type
+    seen = {type(items[0])}
+    for number, item in enumerate(items):
+        if (arrays or type(item) not in seen) and _kind_of(item) != kind:
+            raise DataError(
+                f"{_where(field)}: {_named(items[0])} in sample 0 and {_named(item)} in sample {number} do not make "
+                "one batch; make all samples alike with a Map before Batch, or use Batch(..., collate=list)"
+            )
+        seen.add(type(item))
+    return kind
+
+
+def _kind_of(item: Any) -> Any:
+    if isinstance(item, bool | int | float | complex | torch.Tensor):
+        return "number"
+    if isinstance(item, str | bytes | bytearray | memoryview):
+        return "text"
+    if isinstance(item, np.ndarray | np.generic):
+        return "number" if item.dtype.kind in _NUMERIC else "other array"
+    if item is None:
+        return None
+    if isinstance(item, Mapping):
+        return "mapping"
+    if is_namedtuple(item) or is_dataclass_value(item):
+        return type(item)
+    if isinstance(item, tuple):
+        return "tuple"
+    return "list" if isinstance(item, list) else "other"
+
+
+def _where(field: str) -> str:
+    return f"field {field!r}" if field else "the samples"
+
+
+def _named(item: Any) -> str:
+    dtype = f" of {item.dtype}" if isinstance(item, np.ndarray | torch.Tensor) else ""
+    return f"{type(item).__name__}{dtype}"
+
+
+def _join(field: str, name: Any) -> str:
+    return f"{field}.{name}" if field else str(name)
+
+
+def _pad_of(pad: Any, field: str) -> Any:
+    return pad.get(field) if isinstance(pad, Mapping) else pad
+
+
+# -- containers with the same fields in every sample -------------------------------------------------
+
+
+def _collate_mapping(items: Sequence[Any], first: Mapping[Any, Any], pad: Any, field: str) -> dict[Any, Any]:
+    for number, item in enumerate(items):
+        if item.keys() != first.keys():
+            odd = sorted(map(str, item.keys() ^ first.keys()))
+            raise DataError(
+                f"samples of one batch must have the same fields: sample {number} and sample 0 differ in "
+                f"{', '.join(odd)}; give all samples the same fields with a Map before Batch"
+            )
+    return {key: collate([item[key] for item in items], pad, _join(field, key)) for key in first}
+
+
+def _collate_tuples(items: Sequence[tuple[Any, ...]], pad: Any, field: str) -> tuple[Any, ...]:
+    odd = next((item for item in items if len(item) != len(items[0])), None)
+    if odd is not None:
+        raise DataError(
+            f"{_where(field)}: tuples of {len(items[0])} and {len(odd)} entries do not make one batch: what varies in "
+            "length must be a list; or use Batch(..., collate=list)"
+        )
+    return tuple([collate(c, pad, _join(field, i)) for i, c in enumerate(zip(*items, strict=True))])
+
+
+def _collate_records(items: Sequence[Any], first: Any, pad: Any, field: str) -> Any:
+    if is_namedtuple(first):
+        columns = zip(first._fields, zip(*items, strict=True), strict=True)
+        return type(first)(*[collate(column, pad, _join(field, name)) for name, column in columns])
+    names = [f.name for f in dataclasses.fields(first)]
+    return with_fields(
+        first, {n: collate([getattr(item, n) for item in items], pad, _join(field, n)) for n in names}
+    )
+
+
+# -- numbers -----------------------------------------------------------------------------------------
 
 
 def stacked_at_once(items: Sequence[Any]) -> torch.Tensor | None:
@@ -112,69 +188,57 @@ def stacked_at_once(items: Sequence[Any]) -> torch.Tensor | None:
 
 
 def _tensors(items: Sequence[Any], field: str) -> list[torch.Tensor]:
-    try:
-        return [_tensor(item) for item in items]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise _not_alike(items, field) from error
+    made = []
+    for item in items:
+        try:
+            made.append(_tensor(item))
+        except (
+            TypeError,
+            ValueError,
+            RuntimeError,
+            OverflowError,
+        ) as error:  # also an int of more than 64 bits
+            raise DataError(
+                f"{_where(field)}: {_named(item)} cannot be made a tensor; change it with a Map before Batch, or use "
+                "Batch(..., collate=list)"
+            ) from error
+    return made
 
 
 def _tensor(item: Any) -> torch.Tensor:
-    if not isinstance(item, np.ndarray):
-        return torch.as_tensor(item)
+    if isinstance(item, torch.Tensor):
+        return item
+    if not isinstance(item, np.ndarray | np.generic):
+        item = np.asarray(item, next((SCALARS[k] for k in SCALARS if isinstance(item, k)), np.complex128))
     # torch takes neither foreign byte order nor negative strides, and warns of memory that is read-only.
     array = np.ascontiguousarray(item, dtype=item.dtype.newbyteorder("="))
     return torch.from_numpy(array if array.flags.writeable else array.copy()).reshape(item.shape)
 
 
-def _not_alike(items: Sequence[Any], field: str) -> DataError:
-    where = f"field {field!r}" if field else "the samples"
-    number, odd = next(
-        ((i, item) for i, item in enumerate(items) if type(item) is not type(items[0])), (0, items[0])
-    )
-    if number:
-        what = f"{_kind(items[0])} in sample 0 and {_kind(odd)} in sample {number} do not make one batch"
-    else:
-        what = f"{_kind(odd)} cannot be made a tensor"
-    return DataError(
-        f"{where}: {what}; make all samples alike with a Map before Batch, or use Batch(..., collate=list)"
-    )
-
-
-def _kind(item: Any) -> str:
-    dtype = f" of {item.dtype}" if isinstance(item, np.ndarray | torch.Tensor) else ""
-    return f"{type(item).__name__}{dtype}"
-
-
-def _join(field: str, name: str) -> str:
-    return f"{field}.{name}" if field else name
-
-
-def _pad_of(pad: Any, field: str) -> Any:
-    return pad.get(field) if isinstance(pad, Mapping) else pad
-
-
-def _collate_mapping(items: Sequence[Any], first: Mapping[Any, Any], pad: Any, field: str) -> dict[Any, Any]:
-    for number, item in enumerate(items):
-        if not isinstance(item, Mapping):
-            raise _not_alike(items, field)
-        if item.keys() != first.keys():
-            odd = sorted(map(str, item.keys() ^ first.keys()))
-            raise DataError(
-                f"samples of one batch must have the same fields: sample {number} and sample 0 differ in "
-                f"{', '.join(odd)}; give all samples the same fields with a Map before Batch"
-            )
-    return {key: collate([item[key] for item in items], pad, _join(field, str(key))) for key in first}
+def _promoted(tensors: list[torch.Tensor], field: str) -> list[torch.Tensor]:
+    """The tensors in the one dtype that holds them all, as torch promotes."""
+    dtypes = set(map(_dtype, tensors))
+    if len(dtypes) == 1:
+        return tensors
+    try:
+        dtype = reduce(torch.promote_types, dtypes)
+    except RuntimeError as error:
+        found = ", ".join(sorted(map(str, dtypes)))
+        raise DataError(
+            f"{_where(field)}: {found} do not make one batch; give all samples one dtype"
+        ) from error
+    return [tensor.to(dtype) for tensor in tensors]
 
 
 def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
+    tensors = _promoted(tensors, field)
     shape = tensors[0].shape
     if all(tensor.shape == shape for tensor in tensors):
         return torch.stack(tensors)
-    where = f"field {field!r}" if field else "the samples"
     if pad is None or any(tensor.dim() != len(shape) for tensor in tensors):
         odd = next(tensor.shape for tensor in tensors if tensor.shape != shape)
         raise DataError(
-            f"{where}: arrays of shapes {tuple(shape)} and {tuple(odd)} cannot be stacked; "
+            f"{_where(field)}: arrays of shapes {tuple(shape)} and {tuple(odd)} cannot be stacked; "
             "make them equal before Batch, or use Batch(..., pad=0), or Batch(..., collate=list)"
         )
     largest = [max(tensor.shape[i] for tensor in tensors) for i in range(len(shape))]
@@ -184,34 +248,41 @@ def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
     return stacked
 
 
-def rows_of(batch: Any, index: int, count: int) -> Any:
-    """Sample ``index`` of a batch of ``count``: the same tree without the sample dimension.
-
-    Fields without that dimension go to every sample as they are.
-    """
-    if isinstance(batch, torch.Tensor):
-        return batch[index] if batch.dim() and len(batch) == count else batch
-    if isinstance(batch, np.ndarray):
-        return batch[index] if batch.ndim and len(batch) == count else batch
-    if isinstance(batch, Mapping):
-        return {key: rows_of(value, index, count) for key, value in batch.items()}
-    if is_namedtuple(batch):
-        return type(batch)(*(rows_of(value, index, count) for value in batch))
-    if is_dataclass_value(batch):
-        values = {f.name: rows_of(getattr(batch, f.name), index, count) for f in dataclasses.fields(batch)}
-        return with_fields(batch, values)
-    if isinstance(batch, tuple):
-        return tuple(rows_of(value, index, count) for value in batch)
-    if isinstance(batch, list):
-        if len(batch) == count and not any(_stacked(value, count) for value in batch):
-            return batch[index]
-        return [rows_of(value, index, count) for value in batch]
-    return batch
+# -- lists of numbers --------------------------------------------------------------------------------
 
 
-def _stacked(value: Any, count: int) -> bool:
-    return isinstance(value, torch.Tensor | list) and len(value) == count if not _scalar(value) else False
+def _padded_lists(items: Sequence[list[Any]], pad: Any, field: str) -> torch.Tensor:
+    """Lists of numbers, of lists of them and so on, as one padded tensor; what is empty counts as ``pad`` does."""
+    flat = list(chain.from_iterable(items))
+    kinds = {*map(type, flat), type(pad)}
+    if not kinds <= SCALARS.keys():
+        return _filled([_nested(item, pad, field) for item in items], pad, field)
+    dtype = np.result_type(*(SCALARS[kind] for kind in kinds))
+    lengths = np.fromiter(map(len, items), np.int64, len(items))
+    padded = np.full((len(items), int(lengths.max())), pad, dtype)
+    try:
+        padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.asarray(flat, dtype)
+    except OverflowError as error:
+        raise DataError(f"{_where(field)}: an int of more than 64 bits cannot be made a tensor") from error
+    return torch.from_numpy(padded)
 
 
-def _scalar(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() == 0
+def _nested(value: Any, pad: Any, field: str) -> torch.Tensor:
+    if isinstance(value, list | tuple):
+        return _filled([_nested(each, pad, field) for each in value], pad, field)
+    if _kind_of(value) != "number":
+        raise DataError(
+            f"{_where(field)}: pad={pad!r} fills lists of numbers, this one holds {_named(value)}; name the fields to "
+            "fill: Batch(..., pad={'field': 0})"
+        )
+    return _tensors([value], field)[0]
+
+
+def _filled(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
+    empty = _tensor(pad).reshape(-1)[:0]
+    if not tensors:
+        return empty
+    dims = max(tensor.dim() for tensor in tensors)
+    shaped = [t.reshape((0,) * dims) if t.shape == (0,) and dims else t for t in tensors]
+    dtype = _promoted([*shaped, empty], field)[-1].dtype
+    return _stack([tensor.to(dtype) for tensor in shaped], pad, field)

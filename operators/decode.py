@@ -10,6 +10,7 @@ from typing import Any, Literal, final
 import numpy as np
 import torch
 
+from pipegraph.batches import resolved, select_rows, with_row
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator, Source
 from pipegraph.errors import DataError, GraphError, note
@@ -32,7 +33,6 @@ from pipegraph.operators.images.scratch import Scratch
 from pipegraph.operators.normalize import Normalize
 from pipegraph.operators.slabs import StageSlabs
 from pipegraph.randomness import uniforms
-from pipegraph.tree import select_rows
 
 FIELDS = ("image", "jpg", "jpeg", "png", "webp", "bytes")
 """Where encoded bytes are looked for, in this order."""
@@ -49,7 +49,7 @@ class _Batch:
     Where the rows are read too, ``paths`` says from which files, and what to decode is known row by row.
     """
 
-    __slots__ = ("chunk", "encoded", "field", "numbers", "parts", "paths", "rows", "slab")
+    __slots__ = ("chunk", "encoded", "field", "numbers", "parts", "paths", "rows", "slab", "substitutes")
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class _Batch:
         self.parts = parts
         self.slab = slab
         self.rows = rows
+        self.substitutes: dict[int, Any] = {}
 
 
 @final
@@ -246,18 +247,23 @@ class DecodeImage(RowOperator):
         else:
             _, encoded = self._find(sample)
             part = self._part(encoded, batch.numbers[index])
-            self._replace_fields(batch, index, sample)
         self._decode(encoded, part, batch.rows[index])
         batch.encoded[index] = None
+        if sample is not None:
+            batch.substitutes[index] = sample  # which brings its label and the rest along
 
     def end_batch(self, batch: _Batch, kept: Sequence[int]) -> Chunk:
         chunk, rows, count = batch.chunk, batch.rows, len(batch.chunk.rows)
         data = chunk.data
+        if batch.substitutes:
+            parts = resolved(data, chunk.layout, count)
+            for index, sample in batch.substitutes.items():
+                data = with_row(data, parts, index, sample)
         if len(kept) < count:
             for place, index in enumerate(kept):
                 if place != index:
                     rows[place] = rows[index]
-            data = select_rows(data, kept, count)
+            data = select_rows(data, kept, count, chunk.layout)
             chunk = chunk.select(kept, data)
         else:
             chunk.keys = chunk.keys
@@ -319,16 +325,3 @@ class DecodeImage(RowOperator):
         self._decoder.decode_into(encoded, header, cut, pixels, interpolation=self.interpolation)
         if self._normalize is not None:
             self._fill(pixels, out)
-
-    def _replace_fields(self, batch: _Batch, index: int, sample: Any) -> None:
-        """A substitute brings its label and the rest along."""
-        if not isinstance(sample, Mapping):
-            return
-        for name, value in sample.items():
-            column = batch.chunk.data.get(name)
-            if name == batch.field or column is None:
-                continue
-            if isinstance(column, torch.Tensor):
-                column[index] = torch.as_tensor(value)
-            elif isinstance(column, list):
-                column[index] = value

@@ -11,10 +11,12 @@ in place; else they are written to one here, in pinned memory for CUDA.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, final
 
 import torch
 
+from pipegraph.batches import map_rows, resolved
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.device import Backend, Event, Scattered, Slot, backend_for, copy_tree, normalised, slots_on
@@ -23,7 +25,15 @@ from pipegraph.device.packing import Packed, Place, pack, packable, places_for
 from pipegraph.device.slabs import SPARE_SLABS, SlabRing, aligned, allocator
 from pipegraph.errors import GraphError
 from pipegraph.operators.slabs import exchanged, tensors_of
-from pipegraph.replicas.parts import Whole, chunk_sizes_for, cut, map_tree, rows_of
+from pipegraph.replicas.parts import (
+    Whole,
+    chunk_sizes_for,
+    cut,
+    map_tree,
+    register_scatter,
+    rows_of,
+    rule_for,
+)
 
 
 def _device(device: torch.device | str | int, what: str) -> torch.device:
@@ -237,8 +247,9 @@ class CopyToDevice(Operator):
 class Scatter(Operator):
     """A slice of each batch for each device, copied straight from the host: the loader yields a ``pg.Scattered``.
 
-    Rows are cut as ``torch.chunk`` does (9 over 4 gives 3, 3, 3); lists with one entry per row are cut too; a
-    0-dim tensor and ``pg.replicas.Whole`` go to every device. ``CopyToDevice`` right before it is left out.
+    Rows are cut as ``torch.chunk`` does (9 over 4 gives 3, 3, 3). What has rows is decided by the rule of
+    ``pipegraph.batches``: lists and arrays are cut too, ``pg.replicas.Whole`` and the rest go to every device.
+    ``CopyToDevice`` right before it is left out.
     The rows of a large field that lies in a slab are copied from there; the other fields of a part are gathered and go
     in one copy.
 
@@ -277,12 +288,12 @@ class Scatter(Operator):
         chunk.keys = chunk.keys
         for copied in chunk.ready:
             copied.synchronize()
-        batch, chunk.packed = chunk.data, None
+        batch, chunk.packed = _marked(chunk), None
         rows = rows_of(batch, 0, "batch")
         sizes = chunk_sizes_for(len(chunk.rows) if rows is None else rows, len(self.devices))
         parts: list[Any] = []
         ready: list[Event | None] = []
-        for place, part in enumerate(cut(batch, sizes, lists=True)):
+        for place, part in enumerate(cut(batch, sizes)):
             opened = map_tree(lambda leaf: leaf.value if isinstance(leaf, Whole) else leaf, part)
             device = self.devices[place]
             if device.type == "cpu" and not self.copy:
@@ -300,3 +311,39 @@ class Scatter(Operator):
 
 def _anywhere(tensor: torch.Tensor) -> bool:
     return True
+
+
+class _Column:
+    """A list, tuple or array with an entry per row."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def cut(self, sizes: Sequence[int]) -> list[Any]:
+        ends = list(accumulate(sizes))
+        return [self.rows[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+register_scatter(
+    _Column,
+    rows=lambda column, dim: len(column.rows),
+    cut=lambda column, sizes, dim: column.cut(sizes),
+    move=lambda column, device: column,
+)
+
+
+def _marked(chunk: Chunk) -> Any:
+    """The batch for :func:`cut`, which by itself knows the rows of tensors only."""
+
+    def known(part: Any) -> bool:
+        return rule_for(part) is not None
+
+    parts = resolved(chunk.data, chunk.layout, None, known)
+    return map_rows(
+        lambda part: part if isinstance(part, torch.Tensor) else _Column(part),
+        chunk.data,
+        parts,
+        lambda part: part if known(part) or isinstance(part, Whole) else Whole(part),
+    )

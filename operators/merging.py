@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, final
 
+from pipegraph.batches import AS_AT_THE_TOP, WHOLE
 from pipegraph.chunk import Chunk, Cursor, Mark
 from pipegraph.contracts import Context
 from pipegraph.contracts import Merge as Merging
@@ -38,7 +39,12 @@ class Zip(Merging):
         if len(self._held) < self._inputs:
             return None
         chunks, self._held = self._held, []
-        return chunks[0].replace(tuple([each.data for each in chunks]))
+        both = chunks[0].replace(tuple([each.data for each in chunks]))
+        if both.batched:
+            both.layout = tuple(
+                [(each.layout or AS_AT_THE_TOP) if each.batched else WHOLE for each in chunks]
+            )
+        return both
 
     def merged_length(self, lengths: Sequence[int]) -> int | None:
         return min(lengths)

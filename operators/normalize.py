@@ -8,12 +8,12 @@ from typing import Any, final
 
 import torch
 
+from pipegraph.batches import select_rows
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator
 from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.images.normalize import Layout, check_normalisation, normalize_into
 from pipegraph.operators.slabs import StageSlabs
-from pipegraph.tree import select_rows
 
 
 def _image_of(data: Any, what: str) -> torch.Tensor:
@@ -131,7 +131,7 @@ class Normalize(RowOperator):
                 if place != index:
                     out[place] = out[index]
             out = out[: len(kept)]
-            data = select_rows(data, kept, count)
+            data = select_rows(data, kept, count, chunk.layout)
             chunk = chunk.select(kept, data)
         if batch.slab is None:
             chunk.data = _with_image(data, out)

@@ -20,6 +20,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from pipegraph.batches import Note, noted
+
 Lineage = tuple[Any, ...]
 """``(source stage name, global position, child index, ...)``."""
 
@@ -77,6 +79,7 @@ class Chunk:
         rows: one lineage per sample.
         epoch: the epoch it belongs to.
         batched: whether ``data`` has a sample dimension.
+        layout: of a batch, what is known of which of its parts have a row per sample; see ``pipegraph.batches``.
         before, after: cursors of the edge it travels on.
         buffers: ``(id, nbytes)`` of each distinct buffer under ``data``, as the memory account knows them.
         nbytes: their sum; the engine measures both when a stage has made the chunk.
@@ -93,6 +96,7 @@ class Chunk:
         "buffers",
         "data",
         "epoch",
+        "layout",
         "nbytes",
         "packed",
         "paths",
@@ -109,6 +113,7 @@ class Chunk:
         after: Cursor = 0,
         keys: tuple[Any, ...] | None = None,
         batched: bool = False,
+        layout: Note = None,
     ) -> None:
         self.data = data
         self.rows = rows
@@ -116,6 +121,7 @@ class Chunk:
         self.before = before
         self.after = after
         self.batched = batched
+        self.layout = layout
         self.buffers: tuple[tuple[int, int], ...] = ()
         self.nbytes = 0
         self.paths: tuple[tuple[int, ...], ...] | None = None
@@ -168,7 +174,9 @@ class Chunk:
 
     def replace(self, data: Any) -> Chunk:
         """The same samples with other data."""
-        chunk = Chunk(data, self.rows, self.epoch, self.before, self.after, self._keys, self.batched)
+        chunk = Chunk(
+            data, self.rows, self.epoch, self.before, self.after, self._keys, self.batched, self.layout
+        )
         chunk.paths = self.paths
         chunk.ready = self.ready
         if self._keys is None and isinstance(self.data, Mapping) and "key" in self.data:
@@ -202,6 +210,7 @@ class Chunk:
             self.after,
             tuple(keys[i] for i in indices),
             self.batched,
+            self.layout,
         )
         if self.paths is not None:
             chunk.paths = tuple(self.paths[i] for i in indices)
@@ -216,8 +225,13 @@ class Chunk:
         self.data = data
 
     @staticmethod
-    def group(chunks: Sequence[Chunk], data: Any, batched: bool = True) -> Chunk:
-        """One chunk out of consecutive ones: it restarts with the first and goes on after the last."""
+    def group(chunks: Sequence[Chunk], data: Any, batched: bool = True, transposed: bool = False) -> Chunk:
+        """One chunk out of consecutive ones: it restarts with the first and goes on after the last.
+
+        Args:
+            batched: whether ``data`` has a sample dimension.
+            transposed: its lists are columns, as ``torch.utils.data.default_collate`` makes them of lists.
+        """
         first = chunks[0]
         rows: list[Lineage] = []
         for chunk in chunks:
@@ -225,6 +239,8 @@ class Chunk:
         grouped = Chunk(data, tuple(rows), first.epoch, first.before, chunks[-1].after, None, batched)
         if any(chunk._keys is not None for chunk in chunks) or isinstance(first.data, Mapping):
             grouped._keys = tuple(key for chunk in chunks for key in chunk.keys)
+        if batched and not first.batched:
+            grouped.layout = noted(data, [chunk.data for chunk in chunks], transposed)
         if first.paths is not None:
             grouped.paths = tuple(path for chunk in chunks for path in chunk.paths or ((),) * len(chunk))
         return grouped

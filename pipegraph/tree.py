@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,22 @@ def with_fields(data: Any, values: Mapping[str, Any]) -> Any:
 def is_namedtuple(data: Any) -> bool:
     """Whether ``data`` is a named tuple."""
     return isinstance(data, tuple) and hasattr(data, "_fields")
+
+
+def rebuilt(like: Any, entries: Sequence[Any]) -> Any:
+    """A container of the kind of ``like`` with other entries: of its keys, places or fields, in their order."""
+    if is_namedtuple(like):
+        return type(like)._make(entries)
+    if isinstance(like, tuple | list):
+        return type(like)(entries)
+    if is_dataclass_value(like):
+        return with_fields(like, {f.name: e for f, e in zip(dataclasses.fields(like), entries, strict=True)})
+    if type(like) is dict or not isinstance(like, MutableMapping):
+        return dict(zip(like, entries, strict=True))
+    fresh = copy.copy(like)  # with its default factory, and whatever else it has
+    for key, entry in zip(like, entries, strict=True):
+        fresh[key] = entry
+    return fresh
 
 
 def leaves(data: Any) -> Iterator[Any]:
@@ -168,22 +184,3 @@ def _sparse_nbytes(data: torch.Tensor) -> int:
     if data.layout in (torch.sparse_csc, torch.sparse_bsc):
         return data.values().nbytes + data.ccol_indices().nbytes + data.row_indices().nbytes
     return data.numel() * data.element_size()
-
-
-def select_rows(batch: Any, kept: Sequence[int], count: int) -> Any:
-    """The batch with only the samples ``kept``."""
-    if isinstance(batch, torch.Tensor):
-        return batch[list(kept)] if batch.dim() and len(batch) == count else batch
-    if isinstance(batch, np.ndarray):
-        return batch[list(kept)] if batch.ndim and len(batch) == count else batch
-    if isinstance(batch, Mapping):
-        return {key: select_rows(value, kept, count) for key, value in batch.items()}
-    if isinstance(batch, list) and len(batch) == count:
-        return [batch[i] for i in kept]
-    if is_dataclass_value(batch):
-        names = [field.name for field in dataclasses.fields(batch)]
-        return with_fields(batch, {name: select_rows(getattr(batch, name), kept, count) for name in names})
-    if isinstance(batch, list | tuple):
-        made = [select_rows(value, kept, count) for value in batch]
-        return type(batch)(*made) if is_namedtuple(batch) else type(batch)(made)
-    return batch

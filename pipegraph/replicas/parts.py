@@ -11,22 +11,17 @@ and a small last batch gives fewer parts for positional and keyword arguments al
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from pipegraph.batches import Whole as Whole
+from pipegraph.tree import rebuilt
+
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Whole(Generic[T]):
-    """Goes to every replica uncut (moved to its device): ``Whole(class_weights)``."""
-
-    value: T
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +80,6 @@ def children(obj: Any) -> list[tuple[str, Any]] | None:
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         return [(f".{field.name}", getattr(obj, field.name)) for field in dataclasses.fields(obj)]
     return None
-
-
-def rebuilt(like: Any, entries: Sequence[Any]) -> Any:
-    """A container like `like` with other entries, in the order of :func:`children`."""
-    if is_named_tuple(like):
-        return type(like)._make(entries)
-    if isinstance(like, (tuple, list)):
-        return type(like)(entries)
-    fresh = copy.copy(like)
-    if isinstance(fresh, MutableMapping):
-        for key, entry in zip(list(like), entries, strict=True):
-            fresh[key] = entry
-        return fresh
-    for field, entry in zip(dataclasses.fields(like), entries, strict=True):
-        # Past a frozen dataclass's guard: the copy is ours and nobody has seen it.
-        object.__setattr__(fresh, field.name, entry)
-    return fresh
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:

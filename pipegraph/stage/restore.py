@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from pipegraph.batches import select_rows
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.contracts import Merge, Operator, Regroup, Route, Source
 from pipegraph.plan import Plan, StagePlan
 from pipegraph.stage.cursors import earlier
 from pipegraph.stage.stage import Restart
-from pipegraph.tree import select_rows
 
 Path = tuple[int, ...]
 EdgeKey = tuple[str, int]
@@ -143,7 +143,7 @@ def was_delivered(
             if row not in delivered.get((*way, *path), ())
         ]
         if kept and shorten and item.batched and len(kept) < len(item.rows):
-            item.shorten(kept, select_rows(item.data, kept, len(item.rows)))
+            item.shorten(kept, select_rows(item.data, kept, len(item.rows), item.layout))
         return not kept
 
     return seen

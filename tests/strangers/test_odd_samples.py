@@ -93,7 +93,7 @@ def test_values_that_torch_has_no_dtype_for_are_refused_by_field(value: Any) -> 
 
 
 def test_numbers_that_torch_does_not_know_become_lists() -> None:
-    assert batches([1, Fraction(1, 2)]) == [[1, Fraction(1, 2)]]
+    assert batches([Fraction(1, 2), Fraction(1)]) == [[Fraction(1, 2), Fraction(1)]]
 
 
 def test_read_only_arrays_are_padded_without_a_warning() -> None:

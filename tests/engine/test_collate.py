@@ -1,0 +1,162 @@
+"""The types of a batch follow from the types of its samples, never from their values."""
+
+from __future__ import annotations
+
+import itertools
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.operators.collate import collate
+
+
+def kind(batch: Any) -> Any:
+    """What a batch is, down to the dtypes and dimensions, without its sizes."""
+    if isinstance(batch, torch.Tensor):
+        return (str(batch.dtype), batch.dim())
+    if isinstance(batch, dict):
+        return {name: kind(value) for name, value in batch.items()}
+    return tuple(map(kind, batch)) if isinstance(batch, tuple) else type(batch)
+
+
+def batches(items: Any, size: int = 2, **options: Any) -> list[Any]:
+    graph = pg.Graph("types")
+    graph.add(ops.FromIterable(items)).then(ops.Batch(size, **options))
+    with graph.loader() as loader:
+        return list(loader)
+
+
+COLUMNS: dict[str, list[Any]] = {
+    "lists of numbers": [[1, 2], [3, 4], [5], [6, 7, 8], [], []],
+    "lists of texts": [["a", "b"], ["c", "d"], ["e"], [], [], []],
+    "lists of arrays": [[np.ones(2)] * 2, [np.ones(2)] * 2, [], [np.ones(3)], [], []],
+    "lists of dicts": [[{"a": 1}], [{"a": 2}], [], [{"b": 2}], [], []],
+    "texts": ["a", "b", "", "", "1", "2"],
+    "objects": [Decimal(1), Decimal(2), Fraction(1), Fraction(2), Decimal(1), Fraction(2)],
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_every_batch_of_a_column_has_one_type(name: str) -> None:
+    kinds = [kind(batch) for batch in batches([{"f": value} for value in COLUMNS[name]])]
+    assert kinds == [{"f": list}] * 3
+
+
+def test_lists_are_kept_one_per_sample() -> None:
+    assert batches([[1, 2], [3, 4]]) == [[[1, 2], [3, 4]]]
+    assert batches([{"f": [1, 2]}, {"f": [3]}]) == [{"f": [[1, 2], [3]]}]
+
+
+@pytest.mark.parametrize("values", [[1, None], [None, 1], [None, None], ["a", None], [torch.ones(1), None]])
+def test_a_null_is_refused_wherever_it_stands(values: list[Any]) -> None:
+    with pytest.raises(pg.errors.DataError, match=r"field 'f'.*None.*Map before Batch.*collate=list"):
+        batches([{"f": value} for value in values])
+
+
+def test_a_collate_of_ones_own_gets_the_nulls() -> None:
+    assert batches([1, None], collate=list) == [[1, None]]
+
+
+NUMBERS: dict[str, tuple[list[Any], torch.dtype]] = {
+    "int and float": ([1, 2.5], torch.float64),
+    "bool and int": ([True, 2], torch.int64),
+    "int and float32": ([1, np.float32(2)], torch.float32),
+    "float and complex": ([1.0, 2j], torch.complex128),
+    "float16 and float32": ([np.float16(1), np.float32(2)], torch.float32),
+    "number and tensor": ([1.5, torch.tensor(2.0)], torch.float64),
+    "arrays": ([np.ones(2, np.float32), np.ones(2, np.int64)], torch.float32),
+    "array and tensor": ([np.ones(2, np.float32), torch.ones(2, dtype=torch.float64)], torch.float64),
+    "bfloat16": ([torch.ones(2), torch.ones(2, dtype=torch.bfloat16)], torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("pad", [None, 0])
+def test_numbers_of_several_types_are_promoted_alike_in_any_order(name: str, pad: Any) -> None:
+    values, dtype = NUMBERS[name]
+    for order in itertools.permutations(values):
+        assert collate(order, pad).dtype == dtype
+
+
+def test_padding_ragged_arrays_of_several_dtypes_loses_nothing() -> None:
+    batch = collate([np.array([1, 2]), np.array([0.5])], 0)
+    assert batch.tolist() == [[1.0, 2.0], [0.5, 0.0]]
+
+
+TWO_KINDS = [1, "a", Decimal(1), (1,), [1], {"a": 1}, np.ones(2), np.array(["a"])]
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(range(len(TWO_KINDS)), 2)))
+def test_two_kinds_in_one_column_are_refused_in_any_order(first: int, second: int) -> None:
+    with pytest.raises(pg.errors.DataError, match=r"field 'f'.*do not make one batch|cannot be stacked"):
+        batches([{"f": TWO_KINDS[first]}, {"f": TWO_KINDS[second]}])
+
+
+def test_tuples_are_collated_place_by_place_and_must_be_of_one_length() -> None:
+    assert kind(batches([(1, "a"), (2, "b")])[0]) == (("torch.int64", 1), list)
+    with pytest.raises(pg.errors.DataError, match=r"tuples of 2 and 1 entries.*a list"):
+        batches([(1, 2), (1,)])
+
+
+# -- padding -----------------------------------------------------------------------------------------
+
+
+def tokens(text: str) -> dict[str, list[int]]:
+    """What a tokeniser returns."""
+    ids = [ord(letter) for letter in text]
+    return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+
+
+@pytest.mark.parametrize("texts", [["ab", "c"], ["ab", "cd"], ["", "a"], ["", ""]])
+def test_lists_of_tokens_are_padded_to_tensors_whatever_their_lengths(texts: list[str]) -> None:
+    (batch,) = batches([tokens(text) for text in texts], pad=0)
+    width = max(map(len, texts))
+    for name in ("input_ids", "attention_mask"):
+        assert batch[name].dtype == torch.int64 and batch[name].shape == (2, width)
+        rows = [tokens(text)[name] for text in texts]
+        assert batch[name].tolist() == [row + [0] * (width - len(row)) for row in rows]
+
+
+def test_a_value_per_field_pads_these_and_leaves_other_lists() -> None:
+    items = [{"ids": [1], "mask": [1], "words": ["a"]}, {"ids": [2, 3], "mask": [1, 1], "words": []}]
+    (batch,) = batches(items, pad={"ids": 9, "mask": 0})
+    assert batch["ids"].tolist() == [[1, 9], [2, 3]] and batch["mask"].tolist() == [[1, 0], [1, 1]]
+    assert batch["words"] == [["a"], []]
+
+
+def test_bare_lists_and_lists_of_lists_are_padded() -> None:
+    assert batches([[1], [2, 3]], pad=0)[0].tolist() == [[1, 0], [2, 3]]
+    nested = batches([[[1, 2], [3]], [[4]]], pad=0)[0]
+    assert nested.tolist() == [[[1, 2], [3, 0]], [[4, 0], [0, 0]]]
+    assert batches([[], [[1, 2]]], pad=0)[0].tolist() == [[[0, 0]], [[1, 2]]]
+    arrays = batches([[np.ones(2)], [np.ones(1), np.ones(1)]], pad=0)[0]
+    assert arrays.tolist() == [[[1, 1], [0, 0]], [[1, 0], [1, 0]]]
+
+
+def test_empty_lists_count_as_the_padding_does() -> None:
+    items = [[0.5], [], [], []]
+    assert [batch.dtype for batch in batches(items, pad=0.0)] == [torch.float64] * 2
+    assert [batch.dtype for batch in batches([[1], [2], [], []], pad=0.0)] == [torch.float64] * 2
+    assert batches(items, pad=0.0)[1].shape == (2, 0)
+
+
+def test_padding_a_list_of_something_else_is_refused_with_the_way_out() -> None:
+    with pytest.raises(pg.errors.DataError, match=r"field 'w'.*str.*pad=\{'field': 0\}"):
+        batches([{"w": ["a"], "n": [1]}, {"w": [], "n": [2]}], pad=0)
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_rows_that_travelled_in_bundles_give_the_same_types(parts: int) -> None:
+    items = [1, 2, 3.5, 4.5, True, False, 7, 8.5]
+    graph = pg.Graph("types")
+    graph.add(ops.FromSequence(items)).then(lambda x: x, workers=2).then(ops.Batch(parts))
+    with graph.loader() as loader:
+        assert [batch.dtype for batch in loader] == [
+            collate(items[at : at + parts]).dtype for at in range(0, len(items), parts)
+        ]
