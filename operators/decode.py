@@ -124,7 +124,7 @@ class DecodeImage(RowOperator):
         self.backend = backend
         self.interpolation: Interpolation = interpolation
         self.mode = mode
-        self.random = (crop is not None and type(crop).__name__ == "RandomResizedCrop") or flip > 0
+        self.random = (crop is not None and crop.random) or flip > 0
         self._channels = 3 if mode == "RGB" else 1
         self._context = Context("")
         self._decoder: Any = None

@@ -58,6 +58,7 @@ class Pin(Operator):
     """
 
     default_name = "pin"
+    moves = "pinned"
 
     def __init__(self) -> None:
         self._context = Context("")
@@ -199,6 +200,7 @@ class CopyToDevice(Operator):
     """
 
     default_name = "copy"
+    moves = "device"
     shareable = False
 
     def __init__(self, device: torch.device | str | int, copy: bool = False) -> None:
@@ -259,6 +261,7 @@ class Scatter(Operator):
     """
 
     default_name = "scatter"
+    fetches = True
     needs = "batch"
     shareable = False
 

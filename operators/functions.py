@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from itertools import islice
@@ -185,6 +185,9 @@ class _Function(Operator):
 
     def config(self) -> dict[str, Any]:
         return {"function": function_name(self.function)}
+
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        return (self.function,)
 
     def open(self, context: Context) -> None:
         self._context = context

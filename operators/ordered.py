@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipegraph.contracts import Context, Drawn, Source
-from pipegraph.order import LaneOrder, Order, StridedOrder, total_samples
+from pipegraph.order import Order, total_samples
 
 POSITIONS_AT_ONCE = 1024
 """Positions drawn from an order in one call: the cost of a draw is shared, the array stays in cache."""
@@ -41,8 +41,7 @@ class OrderedSource(Source):
 
     def open(self, context: Context) -> None:
         self.seed = context.seed
-        # These orders deal positions out in turn, the others in runs.
-        self._stride = context.world_size if isinstance(self.order, StridedOrder | LaneOrder) else 1
+        self._stride = context.world_size if self.order.in_turn else 1
 
     def has_length(self) -> bool:
         return True

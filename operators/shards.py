@@ -10,7 +10,7 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from pipegraph.contracts import Context
+from pipegraph.contracts import Context, Drawn
 from pipegraph.errors import StateError
 from pipegraph.operators.indexed import Once, find_manifest, store_for
 from pipegraph.operators.lookahead import Deal
@@ -220,7 +220,7 @@ class ShardSelect(OrderedSource):
         if self._feed is not None:
             self._feed.new_run()
 
-    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int]:
+    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
         if self._feed is not None:
             history = self._consumed(epoch)
             args = (epoch, rank, world_size, history)

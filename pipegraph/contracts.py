@@ -15,7 +15,8 @@ kind        ``process(chunk)`` returns                     also
 ``route``   the chunk; ``choose(chunk)`` names the output  ``outputs``
 =========== ============================================== =====================================
 
-What these declare makes plan, length, elasticity and digest decidable without running.
+What these declare makes plan, length, elasticity and digest decidable without running. What an operator can do is
+declared here, or it cannot: nothing follows from a name, or from a method that somebody may have for another reason.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.errors import StateError
 from pipegraph.stopping import Stopping
+
+STATE_METHODS = ("state_dict", "load_state_dict")
 
 Kind = Literal["source", "map", "expand", "regroup", "merge", "route"]
 
@@ -205,8 +208,10 @@ class Operator(Component):
         per_sample: whether, on a batch, it works (and fails) sample by sample.
         slabs: whether it writes batches into slabs, in the memory that ``Context.memory`` says.
         collects: whether its batches are the given samples and no more, each field a column.
-        shareable: False for an operator that must have a single worker. One that has a
-            ``state_dict`` and ``load_state_dict`` (JSON) runs with a single worker too.
+        shareable: False for an operator that must have a single worker.
+        moves: where it moves its chunks, if it does nothing else: ``"pinned"`` memory or a ``"device"``. The plan
+            leaves it out where they lie there already, or where whoever reads them ``fetches``.
+        fetches: whether it copies its input from wherever that lies, and waits for ``chunk.ready`` itself.
     """
 
     kind: ClassVar[Kind] = "map"
@@ -220,6 +225,18 @@ class Operator(Component):
     shareable: bool = True
     slabs: bool = False
     collects: bool = False
+    moves: Literal["", "pinned", "device"] = ""
+    fetches: bool = False
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it goes on from what it has gathered from the chunks before: it then runs in order with one worker.
+
+        An operator says so by defining ``state_dict()`` and ``load_state_dict(state)`` (JSON) in its own class, or
+        with ``stateful = True``. With ``stateful = False`` such methods are there for something else. Where a base
+        class that is no operator brings them, it must say which.
+        """
+        return all(issubclass(_definer(type(self), name), Operator) for name in STATE_METHODS)
 
     @property
     def elastic(self) -> bool:
@@ -258,6 +275,10 @@ class Operator(Component):
         """Whether it gains from input in pinned memory."""
         return False
 
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        """The user's functions in it; a ``Cache`` below makes its values anew when their code changes."""
+        return ()
+
     def notes(self) -> list[str]:
         """What the printed plan should say about it."""
         return []
@@ -278,6 +299,11 @@ class Operator(Component):
         """Prepare to go on at ``cursor`` (made by this operator's own chunks); returns the cursor
         at which the input must restart. Called before the first item of a restored epoch."""
         return cursor
+
+
+def _definer(kind: type, name: str) -> type:
+    """The class in which a method is written; ``object`` if there is none."""
+    return next((each for each in kind.__mro__ if name in vars(each)), object)
 
 
 class RowOperator(Operator):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pipegraph.plan import Plan
 
 BACKENDS = ("inline", "thread", "process", "ray")
+RESERVED = ("(output)", "consumer")
+"""What states and profiles name beside stages."""
 
 
 @dataclass(frozen=True)
@@ -181,13 +183,17 @@ class Graph:
 
     def _free_name(self, stem: str) -> str:
         name, number = stem, 2
-        while name in self.stages:
+        while name in self.stages or name in RESERVED:
             name, number = f"{stem}-{number}", number + 1
         return name
 
     def _check_name(self, name: str) -> str:
         if not isinstance(name, str) or not name:
             raise GraphError(f"a stage's name must be a text that is not empty, got {name!r}")
+        if name in RESERVED:
+            raise GraphError(
+                f"a stage cannot be named {name!r}: profiles and states mean something else by that"
+            )
         if name in self.stages:
             raise GraphError(
                 f"stage {name!r}: the graph has a stage of this name already; choose another name="

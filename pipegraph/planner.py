@@ -7,7 +7,7 @@ from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 
 from pipegraph.bundling import bundle_rows
-from pipegraph.contracts import Merge, Operator, Route, Source
+from pipegraph.contracts import STATE_METHODS, Memo, Merge, Operator, Route, Source
 from pipegraph.errors import GraphError
 from pipegraph.graph import Edge, Graph, Node, StageSpec
 from pipegraph.plan import SAMPLES_PER_QUEUE, Plan, StagePlan, lineage_above
@@ -39,7 +39,7 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     )
     plan = Plan(graph.name, graph.seed, planned, edge, inelastic, asked)
     for stage in plan.running:
-        if stage.operator.name == "cache":
+        if isinstance(stage.operator, Memo):
             _check_cache(plan, stage)
     return plan
 
@@ -127,13 +127,14 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
                 f"{operator.name} ends with its first error. Put the work that may fail into a stage behind it"
             )
     else:
+        _check_state(spec, operator)
         _check_level(spec, operator, levels, upstream)
         level = levels[0] if operator.gives == "same" else operator.gives
         if isinstance(operator, Merge):
             operator.check_inputs(len(upstream))
         if isinstance(operator, Merge) and "batch" in levels:
             level = "batch" if operator.gives == "same" else level
-        if workers > 1 and (not operator.shareable or hasattr(operator, "state_dict")):
+        if workers > 1 and (not operator.shareable or operator.stateful):
             notes.append(f"runs with 1 worker instead of {workers}: {operator.name} works in sequence")
             workers = 1
         bypassed = operator.bypass()
@@ -154,11 +155,34 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
     capacity = spec.capacity
     if capacity is None:
         capacity = BATCHES_PER_WORKER * workers if level == "batch" else max(SAMPLES_PER_QUEUE, 2 * workers)
-        if level == "part" and not getattr(operator, "random_access", False):
+        if level == "part" and not (isinstance(operator, Source) and operator.random_access):
             capacity = BATCHES_PER_WORKER  # whole shards; else single samples of shards
     return StagePlan(
         spec, upstream, workers, spec.backend, capacity, level, unordered, bypassed, tuple(notes)
     )
+
+
+def _check_state(spec: StageSpec, operator: Operator) -> None:
+    has = [name for name in STATE_METHODS if callable(getattr(operator, name, None))]
+    kind = type(operator).__name__
+    said = type(operator).stateful is not Operator.stateful
+    if len(has) == 2 and not operator.stateful and not said:
+        raise GraphError(
+            f"stage {spec.name!r}: {kind} has state_dict() and load_state_dict() of a class that is no operator: say "
+            "in the class what they are for, stateful = True if the stage must go on from them (in order, with one "
+            "worker), else stateful = False"
+        )
+    if not operator.stateful:
+        return
+    if operator.kind not in ("map", "expand", "regroup"):
+        raise GraphError(
+            f"stage {spec.name!r}: {kind} has a state_dict() and load_state_dict(), but a {operator.kind} keeps its "
+            "place in its cursor; leave them out, or say stateful = False if they are there for something else"
+        )
+    if len(has) < 2:
+        raise GraphError(
+            f"stage {spec.name!r}: {kind} says stateful = True, and needs both state_dict() and load_state_dict(state)"
+        )
 
 
 def _check_policy(spec: StageSpec, operator: Operator | Source) -> None:
@@ -166,7 +190,8 @@ def _check_policy(spec: StageSpec, operator: Operator | Source) -> None:
         raise GraphError(
             f"stage {spec.name!r}: on_error={spec.on_error!r} is for stages with one input; {operator.name} has several"
         )
-    if isinstance(spec.on_error, Retry) and (operator.kind == "regroup" or hasattr(operator, "state_dict")):
+    keeps = isinstance(operator, Operator) and (operator.kind == "regroup" or operator.stateful)
+    if isinstance(spec.on_error, Retry) and keeps:
         raise GraphError(
             f"stage {spec.name!r}: Retry() tries one item again, but {operator.name} keeps what it was given before; "
             "put the work that may fail into a stage of its own"
@@ -287,9 +312,7 @@ def _is_elastic(stage: StagePlan) -> bool:
         return operator.elastic
     if isinstance(final_policy(stage.spec.on_error), Skip) or not stage.spec.ordered:
         return False
-    if hasattr(operator, "state_dict"):
-        return False
-    return operator.elastic
+    return not operator.stateful and operator.elastic
 
 
 def _check_cache(plan: Plan, stage: StagePlan) -> None:
@@ -304,7 +327,7 @@ def _check_cache(plan: Plan, stage: StagePlan) -> None:
             why = f"{above.name!r} ({operator.name}) is not one-to-one"
         elif operator.random:
             why = f"{above.name!r} ({operator.name}) draws random numbers, and every epoch must draw anew"
-        elif hasattr(operator, "state_dict") or operator.name == stage.operator.name:
+        elif operator.stateful or isinstance(operator, Memo):
             why = f"{above.name!r} ({operator.name}) keeps state of its own"
         if why is None and isinstance(final_policy(above.spec.on_error), Replace):
             why = f"{above.name!r} puts substitutes in other samples' places (Replace)"

@@ -16,16 +16,24 @@ from pipegraph.plan import StagePlan
 def leave_out_copies(planned: dict[str, StagePlan], output: Edge) -> None:
     """A copy to one device that is only there to be scattered goes: each slice is copied straight from the host."""
     for name, stage in list(planned.items()):
-        if stage.operator.name != "copy" or stage.bypassed is not None or output.stage == name:
+        if not _moves(stage, "device") or stage.bypassed is not None or output.stage == name:
             continue
         readers = [s for s in planned.values() if any(edge.stage == name for edge in s.upstream)]
-        if readers and all(reader.operator.name == "scatter" for reader in readers):
+        if readers and all(_fetches(reader) for reader in readers):
             planned[name] = replace(
                 stage, bypassed="each slice is copied straight from the host to its device"
             )
             for reader in readers:
                 upstream = tuple(shortcut(edge, planned) for edge in reader.upstream)
                 planned[reader.name] = replace(reader, upstream=upstream)
+
+
+def _moves(stage: StagePlan, where: str) -> bool:
+    return isinstance(stage.operator, Operator) and stage.operator.moves == where
+
+
+def _fetches(stage: StagePlan) -> bool:
+    return isinstance(stage.operator, Operator) and stage.operator.fetches
 
 
 def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
@@ -104,11 +112,11 @@ def choose_memory(planned: dict[str, StagePlan]) -> None:
         readers = [
             s for s in planned.values() if s.bypassed is None and any(e.stage == name for e in s.upstream)
         ]
-        pins = [s for s in readers if s.operator.name == "pin"]
+        pins = [s for s in readers if _moves(s, "pinned")]
         if not pins and not any(
             isinstance(s.operator, Operator) and s.operator.reads_pinned() for s in readers
         ):
-            if any(s.operator.name == "copy" for s in readers):
+            if any(_moves(s, "device") for s in readers):
                 planned[name] = replace(stage, memory="staged")
             continue
         planned[name] = replace(

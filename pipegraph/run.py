@@ -13,7 +13,7 @@ from pipegraph.account import Account
 from pipegraph.activity import Activity, Cancelled
 from pipegraph.channel import Channel
 from pipegraph.chunk import Lineage
-from pipegraph.contracts import Context, Merge, Regroup, Source
+from pipegraph.contracts import Context, Merge, Regroup, Route, Source
 from pipegraph.errors import MemoryLimitError, PipegraphError
 from pipegraph.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
 from pipegraph.stage.cursors import earlier
@@ -123,7 +123,7 @@ class Run:
         self._pace_bundles()
         for stage in plan.running:
             run = self.stages[stage.name]
-            outputs = getattr(stage.operator, "outputs", 1)
+            outputs = stage.operator.outputs if isinstance(stage.operator, Route) else 1
             run.outboxes = [[] for _ in range(outputs)]
             run.inboxes = [None] * len(stage.upstream)  # type: ignore[list-item]
         edges = [

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipegraph.activity import Cancelled
-from pipegraph.contracts import Context, Source
+from pipegraph.contracts import Context, Operator, Source
 from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
 from pipegraph.plan import Plan, StagePlan
 from pipegraph.run import Resume, Run
@@ -95,9 +95,8 @@ class Runtime:
                     self._shared[stage, name] = make()
                 return self._shared[stage, name]
 
-        read = any(
-            self.plan.stages[name].operator.name != "scatter" for name, _, _ in self.plan.consumers(stage)
-        )
+        readers = [self.plan.stages[name].operator for name, _, _ in self.plan.consumers(stage)]
+        read = not all(isinstance(each, Operator) and each.fetches for each in readers)
         memory = self.plan.stages[stage].memory
         stopping = self.stopping
         return Context(

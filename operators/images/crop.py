@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -56,6 +56,7 @@ class RandomResizedCrop:
         GraphError: a bound is out of its range, or the bounds are reversed.
     """
 
+    random: ClassVar[bool] = True
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
@@ -100,6 +101,7 @@ class CenterCrop:
         GraphError: ``resize`` is below 1.
     """
 
+    random: ClassVar[bool] = False
     resize: int = 256
 
     def __post_init__(self) -> None:
@@ -162,6 +164,6 @@ def draw(
             alone, and so may be ``None``, when nothing is random.
     """
     numbers: Sequence[float] = ()
-    if rng is not None and (flip or isinstance(crop, RandomResizedCrop)):
+    if rng is not None and (flip or (crop is not None and crop.random)):
         numbers = rng.random(DRAWS).tolist()
     return cut_of(crop, flip, height, width, size, numbers)

@@ -9,8 +9,10 @@ import numpy as np
 from pipegraph.errors import GraphError
 from pipegraph.graph import Graph
 from pipegraph.operators import Batch
-from pipegraph.order import Order, total_samples
+from pipegraph.operators.ordered import OrderedSource
+from pipegraph.order import total_samples
 from pipegraph.order.quality import quality
+from pipegraph.storage import Manifest
 
 SAMPLES_PER_PART = 1000
 """Data without shards is taken to lie in runs of so many neighbours."""
@@ -19,7 +21,7 @@ SAMPLES_PER_PART = 1000
 def run_quality(graph: Graph, classes: int) -> None:
     """Print the measures of the graph's first epoch, beside those of a global shuffle."""
     plan = graph.plan()
-    sources = [stage for stage in plan.running if isinstance(getattr(stage.operator, "order", None), Order)]
+    sources = [stage for stage in plan.running if isinstance(stage.operator, OrderedSource)]
     if len(sources) != 1:
         names = ", ".join(repr(stage.name) for stage in sources) or "none"
         raise GraphError(
@@ -27,18 +29,19 @@ def run_quality(graph: Graph, classes: int) -> None:
             f"found {names}"
         )
     source: Any = sources[0].operator
-    if getattr(source, "whole_parts", False):
+    if not source.random_access:
         raise GraphError(
             f"stage {sources[0].name!r}: the order of whole parts is known only while they are read; "
             "give ShardSelect a manifest= or another order"
         )
-    layout = source.layout() if hasattr(source, "layout") else len(source.dataset)
+    layout = source.layout()
     total = total_samples(layout)
     batch = next(
         (stage.operator.size for stage in plan.running if isinstance(stage.operator, Batch)), None
     ) or min(256, total)
-    parts = getattr(layout, "part_samples", None)
-    if parts is None:
+    if isinstance(layout, Manifest):
+        parts = np.asarray(layout.part_samples)
+    else:
         parts = np.full(-(-total // SAMPLES_PER_PART), SAMPLES_PER_PART, np.int64)
         parts[-1] = total - SAMPLES_PER_PART * (len(parts) - 1)
     seed = graph.seed or 0

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import operator
 from collections.abc import Sequence
-from typing import TypeAlias, TypeVar, final
+from typing import ClassVar, TypeAlias, TypeVar, final
 
 from pipegraph.errors import GraphError, StateError
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
@@ -58,6 +58,9 @@ class Order(abc.ABC):
     """
 
     __slots__ = ()
+
+    in_turn: ClassVar[bool] = False
+    """Whether positions are dealt out to the ranks in turn, rather than in runs."""
 
     @final
     def indices(

@@ -41,6 +41,7 @@ class LaneOrder(Order):
             head (``"pad"``), cut (``"drop"``) or left uneven (``"uneven"``).
     """
 
+    in_turn = True
     lanes: int = DEFAULT_LANES
     window: int = 1
     shuffle: bool = True

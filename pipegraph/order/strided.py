@@ -35,6 +35,7 @@ class StridedOrder(Order):
             padded from its own head, repeated as often as needed.
     """
 
+    in_turn = True
     shuffle: bool = True
     drop_last: bool = False
 

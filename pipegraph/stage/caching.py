@@ -40,14 +40,15 @@ def upstream_digest(plan: Plan, stage: StagePlan) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _code_of(operator: Any) -> str:
-    """What a user's function does, beside its name: one that was edited makes its values anew.
+def _code_of(operator: Operator | Source) -> str:
+    """What the user's functions do, beside their names: one that was edited makes its values anew.
 
     What it calls, and objects other than plain values that it closes over, are not looked into.
     """
-    function: Any = getattr(operator, "function", None)
-    if function is None:
-        return ""
+    return "" if isinstance(operator, Source) else "".join(map(_code, operator.functions()))
+
+
+def _code(function: Any) -> str:
     function = inspect.unwrap(function)
     while isinstance(function, functools.partial):
         function = function.func

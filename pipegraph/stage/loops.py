@@ -46,7 +46,7 @@ def loop_for(stage: StageRun, worker: Worker) -> Loop:
         if stage.unordered:
             return _map_unordered(stage, worker, process)
         return (_map_pooled if stage.pooled else _map_alone)(stage, worker, process)
-    if hasattr(operator, "state_dict") and operator.kind in ("map", "expand", "regroup"):
+    if operator.stateful:
         from pipegraph.stage.stateful import stateful_loop
 
         return stateful_loop(stage, worker)

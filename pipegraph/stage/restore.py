@@ -83,7 +83,7 @@ def _split(stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
         return Restart(), [None] * inputs
     if isinstance(operator, Merge):
         return Restart(cursor=cursor), copy.copy(operator).cursors(cursor, inputs)
-    if hasattr(operator, "state_dict"):
+    if operator.stateful:
         if stage.unordered_above:
             cursor = (cursor[0], cursor[1], cursor[2], 0)  # what was delivered is known by sample instead
         return Restart(cursor=cursor), [cursor[1]]

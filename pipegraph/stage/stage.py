@@ -112,8 +112,9 @@ class StageRun:
         self.restart = Restart()
         self.account = run.account.stage(plan.name, depth)
         self.budgeted = final_policy(plan.spec.on_error) != "raise"
+        stateful = isinstance(plan.operator, Operator) and plan.operator.stateful
         self.pooled = plan.operator.kind in ("source", "map", "expand") and (
-            plan.workers > 1 or (self.budgeted and not hasattr(plan.operator, "state_dict"))
+            plan.workers > 1 or (self.budgeted and not stateful)
         )
         self.pace: Pace | None = None  # where rows are handed over in bundles; see bundles.py
         self.pack: Callable[[list[Any]], Any] | None = None  # how the ``Batch`` behind it wants bundles

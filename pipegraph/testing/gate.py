@@ -9,7 +9,7 @@ from typing import Any, final
 
 from pipegraph.activity import Cancelled
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Operator
+from pipegraph.contracts import Context, Operator
 
 
 class _Door:
@@ -21,6 +21,12 @@ class _Door:
         self.positions: set[int] = set()
         self.open = False
         self.waiting: list[int] = []
+
+
+class _Run:
+    """Whether the workers of one loader must wait no more. Changes under the door's condition."""
+
+    def __init__(self) -> None:
         self.cancelled = False
 
 
@@ -46,17 +52,21 @@ class Gate(Operator):
 
     def __init__(self) -> None:
         self._door = _Door()
+        self._run = _Run()
+
+    def open(self, context: Context) -> None:
+        self._run = context.share("run", _Run)  # the end of one loader is not that of another
 
     def process(self, chunk: Chunk) -> Chunk:
-        door, position = self._door, int(chunk.rows[0][1])
+        door, run, position = self._door, self._run, int(chunk.rows[0][1])
         with door.condition:
             door.waiting.append(position)
             door.condition.notify_all()
             try:
-                door.condition.wait_for(lambda: door.cancelled or self._may_pass(position))
+                door.condition.wait_for(lambda: run.cancelled or self._may_pass(position))
             finally:
                 door.waiting.remove(position)
-            if door.cancelled:
+            if run.cancelled:
                 raise Cancelled
             if position in door.positions:
                 door.positions.remove(position)
@@ -70,12 +80,12 @@ class Gate(Operator):
 
     def cancel(self) -> None:
         with self._door.condition:
-            self._door.cancelled = True
+            self._run.cancelled = True
             self._door.condition.notify_all()
 
     def uncancel(self) -> None:
         with self._door.condition:
-            self._door.cancelled = False
+            self._run.cancelled = False
 
     def release(self, count: int = 1) -> None:
         """Let ``count`` more items pass, whichever come."""

@@ -15,6 +15,7 @@ from torch.utils import data
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.testing import Gate
 
 NUMBERS = list(range(400))
 
@@ -224,3 +225,17 @@ def test_a_map_style_data_set_as_an_iterable_ends_with_its_length() -> None:
     graph.add(ops.FromIterable(MapStyle()))  # type: ignore[arg-type]
     with graph.loader() as loader:
         assert list(itertools.islice(loader, 8)) == [0, 1, 2, 3, 4]
+
+
+def test_the_end_of_one_loader_is_not_the_end_of_another_that_waits_at_the_same_gate() -> None:
+    gate = Gate()
+    graph = pg.Graph("gated")
+    graph.add(ops.FromIterable(range(4))).then(gate)
+    with graph.loader() as one, graph.loader() as other:
+        passing = iter(one)
+        gate.wait_until_waiting(1)
+        iter(other)
+        gate.wait_until_waiting(2)
+        other.close()
+        gate.release_all()
+        assert list(passing) == [0, 1, 2, 3]
