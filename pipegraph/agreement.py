@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pipegraph.errors import GraphError
 
@@ -34,46 +34,50 @@ class Sure:
         return Sure(value // 2, value % 2 == 0)
 
 
+class OwnQueue(Protocol):
+    """What an agreement asks of this rank."""
+
+    def sure(self) -> Sure:
+        """What this rank is sure of now."""
+
+    def wait_for_more(self) -> None:
+        """Wait for one chunk more than was delivered, or the end."""
+
+
 class Agreement:
     """The rounds of one pass. Every rank makes the same rounds, because it starts one only when the last is read.
 
     Args:
         begin: starts the minimum of one integer over all ranks; returns what waits for it and gives it.
-        sure: what this rank is sure of now.
-        prepare: called before a round when nothing is sure beyond what was delivered: waits for one chunk or the end.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[int], Callable[[], int]],
-        sure: Callable[[], Sure],
-        prepare: Callable[[], None],
-    ) -> None:
+    def __init__(self, begin: Callable[[int], Callable[[], int]]) -> None:
         self._begin = begin
-        self._sure = sure
-        self._prepare = prepare
         self._pending: Callable[[], int] | None = None
         self.allowed = 0
         self.over = False
 
-    def may_deliver(self, step: int) -> bool:
-        """Whether chunk ``step`` may be delivered; makes as many rounds as it takes to know."""
+    def may_deliver(self, step: int, own: OwnQueue) -> bool:
+        """Whether chunk ``step`` may be delivered; makes as many rounds as it takes to know.
+
+        ``own`` is given with every call and never kept: a pass that was left must go with its last reference.
+        """
         while step >= self.allowed and not self.over:
             if self._pending is None:
-                self._post(step)
+                self._post(step, own)
             assert self._pending is not None
             agreed = Sure.decode(self._pending())
             self._pending = None
             self.allowed = agreed.chunks
             self.over = agreed.ended
             if not self.over and self.allowed > step:
-                self._post(step)  # read when this window is used up
+                self._post(step, own)  # read when this window is used up
         return step < self.allowed
 
-    def _post(self, step: int) -> None:
-        if self._sure().chunks <= step:
-            self._prepare()
-        self._pending = self._begin(self._sure().encode())
+    def _post(self, step: int, own: OwnQueue) -> None:
+        if own.sure().chunks <= step:
+            own.wait_for_more()
+        self._pending = self._begin(own.sure().encode())
 
 
 def minimum_over(group: Any) -> Callable[[int], Callable[[], int]]:

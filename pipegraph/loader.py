@@ -16,17 +16,20 @@ import _thread
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from math import inf
 from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pipegraph import state as states
+from pipegraph.activity import Cancelled
 from pipegraph.agreement import own_group
 from pipegraph.chunk import Chunk
-from pipegraph.errors import GraphError, LoaderClosedError, StateError
+from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning, StateError
 from pipegraph.graph import Graph, Node
 from pipegraph.machine import available_memory
 from pipegraph.passes import Pass
@@ -84,6 +87,8 @@ class Loader:
         self._digest: dict[str, str] | None = None
         self._closed = ""  # why
         self._turn = threading.RLock()  # who begins a pass or takes the next chunk
+        self._left_behind: Runtime | None = None  # of the process that forked this one
+        _loaders.add(self)
 
     # -- passes --------------------------------------------------------------------------------
 
@@ -93,7 +98,7 @@ class Loader:
         running = self._running()
         if running is not None:
             return running.epoch
-        return self._progress.next_epoch
+        return self._progress.next_place().epoch
 
     def _running(self) -> Pass | None:
         current = self._pass() if self._pass is not None else None
@@ -102,16 +107,29 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Choose the number of the next pass; during a pass it holds for the one after.
 
-        Equal to :attr:`epoch` it changes nothing; any other discards restored and prefetched work.
+        Equal to :attr:`epoch` it changes nothing, so that a training loop may call it at the start of every epoch.
+        Any other discards prefetched work, and restored work with a warning if nothing of it was delivered yet.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise GraphError(f"epoch must be >= 0, got {epoch!r}")
         if epoch == self.epoch:
             return
+        place = Place(epoch)
         if self._running() is None:
-            self._progress.rest_at(Place(epoch))
+            self._warn_of_dropping(place, 3)
+            self._progress.rest_at(place)
         else:
-            self._progress.upcoming = Place(epoch)
+            self._progress.chosen = place
+
+    def _warn_of_dropping(self, place: Place, stacklevel: int) -> None:
+        if self._progress.drops_restored(place):
+            restored = self._progress.place.epoch
+            warnings.warn(
+                f"set_epoch({place.epoch}) discards what was restored of epoch {restored}, of which nothing was "
+                "delivered yet; call set_epoch(loader.epoch) or nothing after load_state_dict() to go on with it",
+                PipegraphWarning,
+                stacklevel=stacklevel,
+            )
 
     def __iter__(self) -> Iterator[Any]:
         """The next pass. It ends the one before, whose iterator then raises."""
@@ -122,37 +140,51 @@ class Loader:
         return self._begin(whole=True)
 
     def _begin(self, whole: bool) -> Pass:
-        if self._closed:
-            raise LoaderClosedError(f"{self._closed}; make another with graph.loader(...)")
+        self._refuse_closed()
         started = perf_counter_ns()
         with self._turn:
             progress = self._progress
             old = self._running()
-            place = progress.upcoming or Place(progress.place.epoch + 1)
+            place = progress.next_place()
+            self._warn_of_dropping(place, 4)
             if old is not None:
                 old.over = "a new pass over the loader has begun"
             runtime = self._start()
+            with suppress(Exception):  # who asks for a state is told
+                self._digests()
             runtime.tally.end()  # before the run may be cancelled, which ends its waits
             run = self._run_from(place, runtime)
-            runtime.tally.begin(run)
+            lap = runtime.tally.begin(run)
             progress.pass_begins(place, run)
             if not progress.started_ns:
                 progress.started_ns = started
-            current = Pass(self, self._turn, runtime, run, progress, self._group, whole)
+            current = Pass(self, self._turn, runtime, run, lap, progress, self._group, whole)
             self._pass = weakref.ref(current)
             return current
 
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise LoaderClosedError(f"{self._closed}; make another with graph.loader(...)")
+
     def _run_from(self, place: Place, runtime: Runtime) -> Run:
-        """The run there is, where it goes on with this epoch by itself, else another."""
+        """The run there is, where it goes on with this place by itself, else another."""
         epoch, run = place.epoch, runtime.run
         horizon = inf if self._epochs is None else max(epoch, self._epochs - 1)
-        if run is not None and self._progress.ready_for == epoch and not place.begun and run.error is None:
-            run.horizon.raise_to(horizon)
+        if run is not None and run.error is None and self._progress.goes_on_to(place):
+            run.horizon.raise_to(horizon if place.stream is None else epoch)
             return run
+        progress = self._progress
+        delivered = progress.idle or not progress.untouched
         try:
             runtime.end_run()  # its workers may still write into the ledger
-            self._ledger.begin(epoch, place.begun)
+            progress.left()
+            progress.rest_at(place)  # first: a state of the pass before needs what the ledger now forgets
+            self._ledger.begin(epoch, place.begun, delivered)
             return runtime.start_run(epoch, horizon if place.stream is None else epoch, place.resume())
+        except Cancelled:
+            self.close()
+            self._refuse_closed()
+            raise
         except BaseException:
             self.close()
             raise
@@ -176,7 +208,8 @@ class Loader:
             self._runtime = runtime
             # Holds the runtime, never the loader: dropping the last reference to the loader ends its threads.
             self._finalizer = weakref.finalize(self, _finalize, runtime)
-            _started.add(self)
+        # Looked at once the runtime is there: a close() before that has not seen it, one from now on will.
+        self._refuse_closed()
         return self._runtime
 
     # -- length --------------------------------------------------------------------------------
@@ -201,11 +234,12 @@ class Loader:
 
         Inside the loop: the rest of the epoch after the chunk delivered last. After the loop:
         a whole epoch. After a ``break``: the rest of the broken pass.
+
+        Any thread may ask at any moment, and so may a signal handler: it waits for no lock of the pipeline. What a
+        handler meets is the chunk that the loop was given last, which it may not have trained on yet.
         """
         rank, world_size = resolve(*self._asked)
-        part = self._progress.part(
-            (rank, world_size), self._runtime.run if self._runtime is not None else None
-        )
+        part = self._progress.part((rank, world_size))
         return {
             "version": states.VERSION,
             "seed": self._seed,
@@ -230,8 +264,7 @@ class Loader:
         Raises:
             StateError: the state is of another graph, version or world size; says what differs.
         """
-        if self._closed:
-            raise LoaderClosedError(f"{self._closed}; make another with graph.loader(...)")
+        self._refuse_closed()
         rank, world_size = resolve(*self._asked)
         restored = states.restored(state, rank, world_size, self.plan)
         if self._graph.seed is not None and restored.seed != self._graph.seed:
@@ -248,15 +281,13 @@ class Loader:
         if self._runtime is not None:
             self._runtime.end_run()  # its workers may still write into the ledger
         self._ledger.load(restored.epoch, restored.ledger)
-        place = Place(restored.epoch)
-        place.nothing = not restored.streams
-        if restored.streams:
-            place.enter(restored.streams, (rank, world_size))
+        place = Place.within(restored.epoch, restored.streams, (rank, world_size))
+        place.restored = True
         if isinstance(state, Mapping) and state["world_size"] == world_size:
             found = state.get(f"rank{rank}", {}).get("iterators", {})
             place.iterators = {name: (step, snapshot) for name, (step, snapshot) in found.items()}
+        self._progress.left()
         self._progress.rest_at(place)
-        self._progress.ready_for = None
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -269,30 +300,39 @@ class Loader:
     # -- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End every thread of the pipeline; idempotent."""
+        """End every thread of the pipeline; idempotent. Any thread may call it, at any moment of a pass.
+
+        It waits for locks that a pass holds for moments: a signal handler raises an exception instead, such as
+        ``SystemExit``, and leaves closing to the ``with`` around the loop.
+        """
         self._closed = self._closed or "this loader is closed"
         running = self._running()
         if running is not None:
             running.over = "the loader was closed"
-        if self._runtime is not None:
-            self._runtime.tally.end()
-        if self._finalizer is not None:
-            self._finalizer.detach()
-            self._finalizer = None
-            assert self._runtime is not None
-            self._runtime.close()
+        runtime = self._runtime
+        if runtime is not None:
+            runtime.tally.end()
+            runtime.close()
+            if self._finalizer is not None:  # kept so far, should this have been interrupted
+                self._finalizer.detach()
 
     def _forked(self) -> None:
-        """In a child that the process has forked: no thread of ours is here, whatever waited would wait for ever."""
-        self._closed = "this loader runs in the process that forked this one"
-        self._turn = threading.RLock()  # another thread may have held it
+        """In a child that the process has forked: whoever held one of our locks is not here to release it.
+
+        A loader that has started stays with its threads in the parent. Nothing of its runtime is touched here, nor
+        freed; its profile is the parent's to give.
+        """
+        self._turn = threading.RLock()
+        if self._runtime is None:
+            return
+        self._closed = self._closed or "this loader runs in the process that forked this one"
         running = self._running()
         if running is not None:
             running.over = "its threads stayed in the process that forked this one"
             running.turn = self._turn
+        self._left_behind, self._runtime = self._runtime, None
         if self._finalizer is not None:
             self._finalizer.detach()
-            self._finalizer = None
 
     def __enter__(self) -> Loader:
         return self
@@ -307,11 +347,11 @@ class Loader:
         return f"<Loader {self._graph.name}: {state}, epoch {self.epoch}, {self._progress.items} delivered>"
 
 
-_started: weakref.WeakSet[Loader] = weakref.WeakSet()
+_loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for loader in list(_started):
+    for loader in list(_loaders):
         loader._forked()
 
 

@@ -13,6 +13,7 @@ from pipegraph.errors import LoaderClosedError
 from pipegraph.progress import Progress
 from pipegraph.run import Run
 from pipegraph.runtime import Runtime
+from pipegraph.tally import Lap
 
 
 class Pass:
@@ -21,6 +22,8 @@ class Pass:
     Attributes:
         over: why it has ended, ``""`` while it has not.
         turn: the loader's. Several threads may share a pass: each chunk goes to one of them.
+
+    Its last reference ends it, at once: nothing that it refers to may refer to it.
     """
 
     def __init__(
@@ -29,6 +32,7 @@ class Pass:
         turn: threading.RLock,
         runtime: Runtime,
         run: Run,
+        lap: Lap,
         progress: Progress,
         group: Any,
         whole: bool,
@@ -37,6 +41,7 @@ class Pass:
         self._runtime = runtime
         self._own = (runtime.rank, runtime.world_size)
         self._run = run
+        self._lap = lap
         self._progress = progress
         self._place = progress.place
         self.turn = turn
@@ -49,7 +54,7 @@ class Pass:
         self._agreement: Agreement | None = None
         self._step = 0
         if group is not None:
-            self._agreement = Agreement(minimum_over(group), self._sure, self._await_own)
+            self._agreement = Agreement(minimum_over(group))
 
     def __iter__(self) -> Pass:
         return self
@@ -67,6 +72,21 @@ class Pass:
                 while item.__class__ is not Chunk:
                     self._token(item)
                     item = self._get()
+                if item.buffers:
+                    self._release(item.buffers)
+                for event in item.ready:
+                    event.wait()
+                progress = self._progress
+                progress.samples += len(item.rows)
+                if not progress.first_batch_ns:
+                    progress.first_batch_ns = perf_counter_ns()
+                # Last of all: what is interrupted before this was not delivered.
+                if self._counted:
+                    progress.count(self._place, item, self._run)
+                else:
+                    self._place.cursor = item.after
+                progress.items += 1
+                return item if self._whole else item.data
             except StopIteration:
                 raise
             except Cancelled:
@@ -76,34 +96,21 @@ class Pass:
                 if not self.over:
                     self._fail("it was interrupted")
                 raise
-            if item.buffers:
-                self._release(item.buffers)
-            for event in item.ready:
-                event.wait()
-            progress = self._progress
-            if self._counted:
-                progress.count(self._place, item, self._run)
-            else:
-                self._place.cursor = item.after
-            progress.items += 1
-            progress.samples += len(item.rows)
-            if not progress.first_batch_ns:
-                progress.first_batch_ns = perf_counter_ns()
-            return item if self._whole else item.data
 
     def _refuse(self) -> None:
         if self.over == "finished":
             raise StopIteration
         raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: {self.over}")
 
-    def _sure(self) -> Sure:
+    def sure(self) -> Sure:
+        """What this rank is sure of now; see :mod:`pipegraph.agreement`."""
         chunks, token = self._run.terminal.ahead()
         ended = isinstance(token, EndOfEpoch) and token.epoch == self.epoch and not self._place.later
         if chunks == 0 and isinstance(token, Failure):
             self._token(self._get())
         return Sure(self._step + chunks, ended)
 
-    def _await_own(self) -> None:
+    def wait_for_more(self) -> None:
         """Wait for a chunk or the end of this epoch; drops the end of one that was cut short for other ranks' sake."""
         while True:
             self._run.terminal.peek()
@@ -114,21 +121,17 @@ class Pass:
 
     def _agree(self, agreement: Agreement) -> None:
         """Raises StopIteration at the step at which all ranks end."""
-        if agreement.may_deliver(self._step):
+        if agreement.may_deliver(self._step, self):
             self._step += 1
             return
-        for chunk in self._run.terminal.discard(self.epoch):
-            self._release(chunk.buffers)
+        self._run.discard_output(self.epoch)
         self._finish()
 
     def _finish(self) -> NoReturn:
         self.over = "finished"
-        self._end(finished=True)
-        raise StopIteration
-
-    def _end(self, finished: bool) -> None:
         self._runtime.tally.end()
-        self._progress.pass_over(finished, self.epoch)
+        self._progress.pass_finished(self._place)
+        raise StopIteration
 
     def _token(self, item: Any) -> None:
         """Ends the pass, or returns for a token that means nothing here."""
@@ -145,15 +148,14 @@ class Pass:
 
     def _take_over(self) -> None:
         """This part of the epoch is delivered: go on with the next of another rank's."""
-        place, runtime = self._place, self._runtime
-        with place.lock:
-            place.enter(place.later, (-1, 0) if place.stream is None else self._own)
+        place, runtime = self._progress.following(self._place, self._own), self._runtime
         runtime.tally.end()
         runtime.end_run()  # its workers may still write into the ledger
         runtime.ledger.take_over(self.epoch)
         run = self._run = runtime.start_run(self.epoch, self.epoch, place.resume())
-        place.goes_on_in(run)
-        runtime.tally.begin(run)
+        self._lap = runtime.tally.begin(run)
+        self._progress.enter(place, run)
+        self._place = place
         self._get, self._release = run.terminal.get, run.account.release
 
     def _cancelled(self) -> None:
@@ -170,12 +172,12 @@ class Pass:
 
     def _fail(self, why: str) -> None:
         self.over = why
+        self._progress.left()
         self._run.cancel()
-        self._end(finished=False)
+        self._runtime.tally.end()
 
     def __del__(self) -> None:
-        # After a break. Only flags: the garbage collector may call this in any thread.
+        # After a break. Only flags of its own: the garbage collector may call this in any thread.
         if not self.over:
             self.over = "it was left"
-            self._runtime.tally.leave()
-            self._progress.pass_over(False, self.epoch)
+            self._lap.leave()

@@ -1,32 +1,39 @@
 """How far a loader's passes have got: what its state describes.
 
-A pass writes it, chunk by chunk, in the consumer's thread; ``state_dict()`` may read it from another.
+A pass writes it, chunk by chunk, in the consumer's thread. ``state_dict()`` reads it at any moment, in another
+thread or in a signal handler that has interrupted the write. So nothing here has a lock: a place is complete
+before it is published (``Progress.place``, one assignment), and what then changes chunk by chunk is one reference.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipegraph import state as states
-from pipegraph.chunk import Chunk, Cursor
+from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.plan import Plan
 from pipegraph.policies import final_policy
 from pipegraph.run import Resume, Run
 from pipegraph.stage.ledger import Ledger
 from pipegraph.stage.restore import restarts
-
-PRUNE_EVERY = 256
-"""Chunks delivered between two times at which what a restart would not need is forgotten."""
-
-PRUNE_SAMPLES = 64
-"""So many samples of a chunk count as another chunk, for what is kept is kept sample by sample."""
+from pipegraph.stage.snapshots import Snapshots
 
 
 class Place:
-    """How far one epoch has been delivered."""
+    """How far one epoch has been delivered.
+
+    Attributes:
+        cursor: of what was delivered last; unused where ``delivered`` is there.
+        delivered: sample by sample, where a stage above finishes in any order.
+        stream: (rank, world size) whose part of the epoch this is, where it is not this rank's own.
+        later: other ranks' parts that this one takes over afterwards.
+        nothing: there are more ranks now than parts to go on with.
+        restored: it comes from a state.
+        iterators: ``(step, state)`` of each source's iterator from which a restart goes on, as restored.
+        snapshots: of the sources of the run that goes on from here.
+        floors: per source, the step before which that run's samples are forgotten.
+    """
 
     __slots__ = (
         "cursor",
@@ -36,46 +43,55 @@ class Place:
         "history",
         "iterators",
         "later",
-        "lock",
         "nothing",
-        "run",
+        "restored",
+        "snapshots",
         "stream",
     )
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.cursor: Cursor = None
-        self.delivered = states.Delivered()
+        self.delivered: states.Delivered | None = None
         self.history: states.History = ()
-        self.iterators: dict[str, tuple[int, Any]] = {}
-        # (rank, world size) whose part of the epoch this is, where it is not this rank's own
         self.stream: tuple[int, int] | None = None
-        self.later: tuple[states.Stream, ...] = ()  # other ranks' parts that this one takes over afterwards
-        self.run: weakref.ref[Run] | None = None  # that delivers it
-        self.floors: dict[str, int] = {}  # per source, the step before which that run's samples are forgotten
-        self.nothing = False  # there are more ranks now than parts to go on with
-        self.lock = threading.Lock()  # state_dict() may be called from another thread
+        self.later: tuple[states.Stream, ...] = ()
+        self.nothing = False
+        self.restored = False
+        self.iterators: Mapping[str, tuple[int, Any]] = {}
+        self.snapshots: Mapping[str, Snapshots] | None = None
+        self.floors: dict[str, int] = {}
+
+    @staticmethod
+    def within(epoch: int, streams: Sequence[states.Stream], own: tuple[int, int]) -> Place:
+        """Inside an epoch: at the first of some streams, with the others after it; none: nothing is left."""
+        place = Place(epoch)
+        if not streams:
+            place.nothing = True
+            return place
+        first = streams[0]
+        place.cursor, place.history = first.cursor, first.history
+        if first.delivered:
+            place.delivered = states.Delivered(first.cursor, first.delivered)
+        place.stream = None if first.place == own else first.place
+        place.later = tuple(streams[1:])
+        return place
+
+    def reached(self) -> tuple[Cursor, dict[Any, set[Lineage]]]:
+        """The cursor of what was delivered last, and the samples delivered beyond it."""
+        delivered = self.delivered
+        return (self.cursor, {}) if delivered is None else delivered.read()
 
     @property
     def begun(self) -> bool:
         """Whether a pass from here is something else than a whole epoch of this rank."""
-        return self.cursor is not None or bool(self.delivered) or bool(self.history) or bool(self.stream)
-
-    def enter(self, streams: Sequence[states.Stream], own: tuple[int, int]) -> None:
-        """Go on with the first of some streams, and the others after it."""
-        first = streams[0]
-        self.cursor, self.history = first.cursor, first.history
-        self.delivered = states.Delivered(first.delivered)
-        self.stream = None if first.place == own else first.place
-        self.later = tuple(streams[1:])
-
-    def goes_on_in(self, run: Run) -> None:
-        """From here on ``run`` delivers it."""
-        self.run, self.floors = weakref.ref(run), {}
+        cursor, rows = self.reached()
+        return cursor is not None or bool(rows or self.history or self.stream or self.nothing)
 
     def resume(self) -> Resume:
         """Where a run starts that goes on from here."""
-        return Resume(self.cursor, self.delivered.rows, self.history, self.stream, self.iterators)
+        cursor, rows = self.reached()
+        return Resume(cursor, rows, self.history, self.stream, self.iterators)
 
 
 class Progress:
@@ -83,8 +99,8 @@ class Progress:
 
     Attributes:
         place: what ``state_dict()`` describes.
-        upcoming: where the next pass starts; None during a pass.
-        ready_for: the epoch with which the current run would go on by itself.
+        chosen: where the next pass starts, where that does not follow from ``place``.
+        idle: no pass has begun since the place was set.
         tracked: every delivered sample is noted, because a stage above finishes in any order.
         counted: delivering a chunk means more than moving the cursor.
     """
@@ -97,96 +113,145 @@ class Progress:
             final_policy(stage.spec.on_error) != "raise" for stage in plan.running
         )
         self.place = Place(0)
-        self.upcoming: Place | None = self.place
-        self.ready_for: int | None = None
+        self.chosen: Place | None = self.place
+        self.idle = True
         self.started_ns = 0
         self.first_batch_ns = 0
         self.items = 0
         self.samples = 0
+        self._items_before = 0  # when the pass began
+        self._standing: Place | None = None  # from where the current run goes on by itself
         self._since_prune = 0
 
+    # -- between passes ------------------------------------------------------------------------
+
     @property
-    def next_epoch(self) -> int:
-        """The epoch of the next pass."""
-        return self.upcoming.epoch if self.upcoming is not None else self.place.epoch + 1
+    def untouched(self) -> bool:
+        """Whether nothing was delivered since the last pass began."""
+        return self.items == self._items_before
+
+    def next_place(self) -> Place:
+        """Where the next pass starts. One that delivered nothing has consumed nothing."""
+        if self.chosen is not None:
+            return self.chosen
+        return self.place if self.untouched else Place(self.place.epoch + 1)
 
     def rest_at(self, place: Place) -> None:
         """Between passes: a state taken now, and the next pass, start here."""
-        self.place = self.upcoming = place
+        if not self.untouched:
+            self._standing = None
+        self.place = self.chosen = place
+        self.idle = True
+
+    def drops_restored(self, chosen: Place) -> bool:
+        """Whether going on at ``chosen`` drops what was restored and not yet delivered."""
+        old = self.place
+        return old.restored and old is not chosen and (self.idle or self.untouched)
+
+    def goes_on_to(self, place: Place) -> bool:
+        """Whether the current run delivers next what a pass from this place delivers first."""
+        standing = self._standing
+        if standing is None or not self.untouched:
+            return False
+        return standing is place or (standing.epoch == place.epoch and not (standing.begun or place.begun))
+
+    def left(self) -> None:
+        """The current run has ended, or will not go on where it stands."""
+        self._standing = None
+
+    # -- passes --------------------------------------------------------------------------------
 
     def pass_begins(self, place: Place, run: Run) -> None:
-        """A pass goes on from this place."""
-        place.goes_on_in(run)
+        """A pass goes on from this place, on this run."""
+        self._items_before = self.items
         self._ledger.enter(place.epoch)
-        self.ready_for = None
-        self._since_prune = 0
-        self.place, self.upcoming = place, None
+        self.enter(place, run)
+        self._standing = None if place.nothing else place
+        self.chosen = None
+        self.idle = False
 
-    def pass_over(self, finished: bool, epoch: int) -> None:
-        """The pass over this epoch ran to its end (``finished``), failed, or was left."""
-        if self.upcoming is None:
-            self.upcoming = Place(epoch + 1)
-        if finished:
-            own = self.place.stream is None
-            self.ready_for = epoch + 1 if own else None
-            self.place = self.upcoming
+    def enter(self, place: Place, run: Run) -> None:
+        """The pass goes on from this place, on this run."""
+        if self.tracked and place.delivered is None:
+            place.delivered = states.Delivered(place.cursor, {})
+        place.snapshots = {name: stage.snapshots for name, stage in run.stages.items()}
+        place.floors = {}
+        self._since_prune = 0
+        self.place = place
+
+    def pass_finished(self, place: Place) -> None:
+        """The pass over this epoch has run to its end."""
+        following = Place(place.epoch + 1)
+        self._items_before = self.items
+        self._standing = following if place.stream is None and not place.nothing else None
+        self.rest_at(self.chosen or following)
 
     def count(self, place: Place, chunk: Chunk, run: Run) -> None:
         """A chunk of a ``counted`` graph was delivered."""
-        with place.lock:
+        if place.delivered is None:
             place.cursor = chunk.after
-            if self.tracked:
-                place.delivered.add(chunk)
-            self._since_prune += 1 + len(chunk.rows) // PRUNE_SAMPLES
-            if self._since_prune >= PRUNE_EVERY:
-                self._since_prune = 0
-                self._prune(place, run)
+            self._since_prune += 1 + len(chunk.rows) // states.FORGET_SAMPLES
+            due = self._since_prune >= states.FORGET_EVERY
+        else:
+            due = place.delivered.add(chunk)
+        if due:
+            self._since_prune = 0
+            self._forget(place, run)
 
-    def part(self, own: tuple[int, int], run: Run | None) -> dict[str, Any]:
+    def following(self, place: Place, own: tuple[int, int]) -> Place:
+        """The next of other ranks' parts, once this one is delivered."""
+        nobody = (-1, 0)  # this rank's own part came first
+        return Place.within(place.epoch, place.later, nobody if place.stream is None else own)
+
+    # -- the state -----------------------------------------------------------------------------
+
+    def part(self, own: tuple[int, int]) -> dict[str, Any]:
         """This rank's part of the state; ``own`` is (rank, world size)."""
         place = self.place
-        with place.lock:
-            if self.tracked and run is not None and place.run is not None and place.run() is run:
-                self._prune(place, run)
-            return {
-                "epoch": place.epoch,
-                "cursor": place.cursor,
-                "history": place.history,
-                "stream": () if place.nothing else place.stream or own,
-                "later": [stream.encode() for stream in place.later],
-                "delivered": place.delivered.encode(),
-                "ledger": self._ledger_state(place),
-                "iterators": self._iterator_states(place, run),
-            }
+        cursor, rows = place.reached()
+        return {
+            "epoch": place.epoch,
+            "cursor": cursor,
+            "history": place.history,
+            "stream": () if place.nothing else place.stream or own,
+            "later": [stream.encode() for stream in place.later],
+            "delivered": states.encode_delivered(rows),
+            "ledger": self._ledger_state(place, cursor),
+            "iterators": self._iterator_states(place, cursor),
+        }
 
-    def _ledger_state(self, place: Place) -> list[Any]:
+    def _ledger_state(self, place: Place, cursor: Cursor) -> list[Any]:
         if self._ledger.empty:
             return [[], []]
-        found = restarts(self._plan, place.cursor)
+        found = restarts(self._plan, cursor)
         return self._ledger.state(place.epoch, found.inputs.get, found.steps)
 
-    def _iterator_states(self, place: Place, run: Run | None) -> dict[str, Any]:
+    def _iterator_states(self, place: Place, cursor: Cursor) -> dict[str, Any]:
         """``[step, state]`` of each source's iterator from which a restart here would go on."""
-        if run is None or place is self.upcoming:
+        snapshots = place.snapshots
+        if snapshots is None:
             return {name: list(each) for name, each in place.iterators.items()}
-        steps = restarts(self._plan, place.cursor).steps if run.snapshots_taken() else {}
-        found = {name: run.stages[name].snapshots.newest(place.epoch, step) for name, step in steps.items()}
+        steps = restarts(self._plan, cursor).steps if any(each.taken for each in snapshots.values()) else {}
+        found = {name: snapshots[name].newest(place.epoch, step) for name, step in steps.items()}
         return {name: list(each) for name, each in found.items() if each is not None}
 
-    def _prune(self, place: Place, run: Run) -> None:
+    def _forget(self, place: Place, run: Run) -> None:
         """Forget what a restart from here would not need."""
-        found = restarts(self._plan, place.cursor)
+        delivered = place.delivered
+        found = restarts(self._plan, place.cursor if delivered is None else delivered.cursor)
         self._ledger.prune(place.epoch, found.inputs.get)
-        if not self.tracked:
+        if delivered is None:
             return
+        behind: list[Lineage] = []
         for name, step in found.steps.items():
             first = place.floors.get(name)
             if first is None:
                 first = run.stages[name].restart.step if place.epoch == run.first_epoch else 0
             if step > first:
                 # Asked of the source, because not in every order do positions grow with the steps.
-                behind = run.sources[name].positions_of(
+                positions = run.sources[name].positions_of(
                     range(first, step), place.epoch, run.rank, run.world_size
                 )
-                place.delivered.forget(name, behind)
+                behind += [(name, position) for position in positions]
             place.floors[name] = step
+        delivered.forget(behind)

@@ -6,7 +6,7 @@ The behaviour contract is at the head of ``runtime``, which starts and ends runs
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.account import Account
@@ -103,10 +103,6 @@ class Run:
     def terminal(self) -> Channel:
         """The queue that the consumer reads."""
         return self.channels["", 0]
-
-    def snapshots_taken(self) -> bool:
-        """Whether a source's iterator can go on from a state of its own."""
-        return any(stage.snapshots.any for stage in self.stages.values())
 
     def context(self, stage: str, worker: int) -> Context:
         """What a worker's operator is opened with."""
@@ -213,6 +209,12 @@ class Run:
         pump = Pump(loop_for(run, worker), channels)
         for channel in channels:
             channel.pump = pump
+
+    def discard_output(self, epoch: int) -> None:
+        """Nothing more of ``epoch`` is wanted: the stages above stop making it."""
+        for chunk in self.terminal.discard(epoch):
+            self.account.release(chunk.buffers)
+        self.stages[self.plan.output.stage].stop(epoch)
 
     def fail(self, error: BaseException) -> None:
         """End the run with this error, unless it has ended already."""
@@ -334,7 +336,7 @@ class Resume:
     def __init__(
         self,
         cursor: Any = None,
-        delivered: dict[Path, set[Lineage]] | None = None,
+        delivered: Mapping[Path, Set[Lineage]] | None = None,
         history: tuple[tuple[int, int], ...] = (),
         stream: tuple[int, int] | None = None,
         iterators: Mapping[str, tuple[int, Any]] | None = None,

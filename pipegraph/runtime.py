@@ -12,8 +12,11 @@ Behaviour contract (what differs from this is a bug):
 * When every thread of a run waits (``activity``), the thread that noticed enlarges the smallest full
   queue (Parks, "Bounded Scheduling of Process Networks", 1995), or lets the worker furthest
   down exceed its ceiling within the limit, or ends the run with the reason. It never hangs.
-* ``close`` cancels, wakes, and joins for ``GRACE_S``; what does not return by then is named with its
-  stack in a ``StuckWorker`` warning and abandoned (its thread is a daemon).
+* ``close`` may come from any thread at any moment. It cancels, wakes, and joins for ``GRACE_S``; what does not
+  return by then is named with its stack in a ``StuckWorker`` warning and abandoned (its thread is a daemon).
+
+Invariants, all under ``_condition``: no run is published once ``_closed`` is set, so whoever sets it cancels the
+last one; and nothing is closed while a thread is starting workers (``_starter``), which finds ``_closed`` and leaves.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from pipegraph.activity import Cancelled
@@ -43,7 +47,7 @@ GRACE_S = 5.0
 
 
 class Runtime:
-    """Owns the threads of one loader. Its methods are called by the consumer's thread."""
+    """Owns the threads of one loader. The consumer's thread calls its methods; any may ``close`` it."""
 
     def __init__(self, plan: Plan, memory_limit: int, seed: int, rank: int, world_size: int) -> None:
         self.plan = plan
@@ -63,7 +67,13 @@ class Runtime:
         self._sharing = threading.RLock()
         self._shared: dict[tuple[str, str], Any] = {}
         self._condition = threading.Condition()
+        self._ending = (
+            threading.RLock()
+        )  # one thread closes what is open; a signal handler may begin anew inside
+        self._starter: threading.Thread | None = None
         self._threads: list[threading.Thread] = []
+        self._begun: set[threading.Thread] = set()
+        self._opened: list[tuple[str, Worker | Source]] = []  # by the starter, and not in a worker's thread
         self._run_number = 0
         self._inside = 0
         self._opening = 0
@@ -124,9 +134,22 @@ class Runtime:
         """Cancel the run there is, and start one at ``epoch``.
 
         Raises:
+            Cancelled: the runtime was closed.
             Exception: whatever an operator's ``open`` raised, with a note that names the stage.
         """
         self.end_run()
+        with self._condition:
+            if self._closed:
+                raise Cancelled
+            self._starter = threading.current_thread()
+        try:
+            return self._start_run(epoch, horizon, resume)
+        finally:
+            with self._condition:
+                self._starter = None
+                self._condition.notify_all()
+
+    def _start_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
         if not self.workers:
             self._start_workers()
         for stage in self.plan.running:  # no worker is inside a run now
@@ -140,6 +163,8 @@ class Runtime:
             if stage.backend == "inline":
                 run.pumps(stage, self.workers[stage.name][0])
         with self._condition:
+            if self._closed:
+                raise Cancelled
             count = len(self._threads)
             run.activity.attach(count)
             self._inside = count
@@ -155,8 +180,10 @@ class Runtime:
             return
         self._cancel(run)
         with self._condition:
-            while self._inside:
+            while self._inside and not self._closed:
                 self._condition.wait()
+            if self._closed:
+                return
             self.run = None
         for workers in self.workers.values():
             for worker in workers:
@@ -181,25 +208,30 @@ class Runtime:
         wire_cache(self.plan, operators, self.readers)
         for name, reader in self.readers.items():
             reader.open(self.context(name, 0))
+            self._opened.append((name, reader))
+        workers = {
+            stage.name: [Worker(i, operator) for i, operator in enumerate(operators[stage.name])]
+            for stage in self.plan.running
+        }
         for stage in self.plan.running:
-            self.workers[stage.name] = [
-                Worker(i, operator) for i, operator in enumerate(operators[stage.name])
-            ]
-            self.meters[stage.name] = [worker.meter for worker in self.workers[stage.name]]
-            for worker in self.workers[stage.name]:
+            for worker in workers[stage.name]:
                 if stage.backend == "inline":
                     self._open(stage.name, worker)
+                    self._opened.append((stage.name, worker))
                     continue
                 name = f"pipegraph-{self.plan.graph_name}-{stage.name}-{worker.index}"
                 threads.append(
                     threading.Thread(target=self._work, args=(stage, worker), name=name, daemon=True)
                 )
+        # Each in one assignment: another thread may look at them.
+        self.workers = workers
+        self.meters = {name: [worker.meter for worker in each] for name, each in workers.items()}
         self._opening = len(threads)
         self._threads = threads
         for thread in threads:
             thread.start()
         with self._condition:
-            while self._opening and self._open_error is None:
+            while self._opening and self._open_error is None and not self._closed:
                 self._condition.wait()
             error = self._open_error
         if error is not None:
@@ -215,6 +247,9 @@ class Runtime:
 
     def _work(self, stage: StagePlan, worker: Worker) -> None:
         """The life of a worker's thread."""
+        with self._condition:
+            self._begun.add(threading.current_thread())
+            self._condition.notify_all()
         try:
             self._open(stage.name, worker)
         except BaseException as error:
@@ -232,7 +267,7 @@ class Runtime:
                 with self._condition:
                     while self._run_number == seen and not self._closed:
                         self._condition.wait()
-                    if self._run_number == seen:
+                    if self._closed:
                         return
                     seen, run = self._run_number, self.run
                 assert run is not None
@@ -273,40 +308,69 @@ class Runtime:
             self._cancel(run)
 
     def close(self, grace_s: float = GRACE_S) -> None:
-        """End every thread; idempotent. Warns of workers that do not return within the grace."""
+        """End every thread; idempotent, and goes on where a close before it was interrupted.
+
+        Warns of workers that do not return within the grace. Inside the thread that is starting workers (in an
+        operator's ``open``, say) it only tells them: that thread closes what it has opened as it leaves.
+        """
         self.signal_close()
-        stuck = _join(self._threads, grace_s)
-        warned = []
-        for thread in stuck:
-            frame = sys._current_frames().get(thread.ident or 0)
-            stack = "".join(traceback.format_stack(frame)) if frame is not None else "(no stack)\n"
-            stage = thread.name.removeprefix(f"pipegraph-{self.plan.graph_name}-").rpartition("-")[0]
-            warned.append(
-                f"stage {stage!r}: a worker did not return within {grace_s:g} s and was abandoned; it "
-                f"stands at:\n{stack}"
+        deadline = monotonic() + grace_s
+        starter = self._starter
+        if starter is threading.current_thread():
+            return
+        with self._condition:
+            left = self._condition.wait_for(lambda: self._starter is None, max(0.0, deadline - monotonic()))
+        if not left and starter is not None:
+            warnings.warn(
+                f"the thread that starts the pipeline did not return within {grace_s:g} s; it closes what it has "
+                f"opened when it does; it stands at:\n{_stack_of(starter)}",
+                StuckWorker,
+                stacklevel=3,
             )
-        for stage_plan in self.plan.running:
-            if stage_plan.backend == "inline":
-                for worker in self.workers.get(stage_plan.name, ()):
-                    if worker.opened:
-                        self._close_operator(stage_plan.name, worker)
-        for reader in self.readers.values():
-            reader.close()
-        self.workers, self.readers, self._threads = {}, {}, []
+            return
+        with self._ending:
+            self._end(grace_s, deadline)
+
+    def _end(self, grace_s: float, deadline: float) -> None:
+        warned = []
+        while self._threads:
+            thread = self._threads[-1]
+            if not self._joined(thread, deadline):
+                stage = thread.name.removeprefix(f"pipegraph-{self.plan.graph_name}-").rpartition("-")[0]
+                warned.append(
+                    f"stage {stage!r}: a worker did not return within {grace_s:g} s and was abandoned; it "
+                    f"stands at:\n{_stack_of(thread)}"
+                )
+            if thread in self._threads:
+                self._threads.remove(thread)
+        while self._opened:
+            stage, opened = self._opened.pop()
+            if isinstance(opened, Worker):
+                self._close_operator(stage, opened)
+            else:
+                opened.close()
+        self.workers, self.readers = {}, {}
         self.run = None
         for message in warned:  # last: where warnings are errors the rest is done
-            warnings.warn(message, StuckWorker, stacklevel=3)
+            warnings.warn(message, StuckWorker, stacklevel=4)
         errors, self._close_errors = self._close_errors, []
         for message in errors:
-            warnings.warn(message, PipegraphWarning, stacklevel=3)
+            warnings.warn(message, PipegraphWarning, stacklevel=4)
 
-
-def _join(threads: list[threading.Thread], grace_s: float) -> list[threading.Thread]:
-    """Join threads within one common grace; returns those that still live."""
-    from time import monotonic
-
-    deadline = monotonic() + grace_s
-    for thread in threads:
-        if thread is not threading.current_thread() and thread.ident is not None:
+    def _joined(self, thread: threading.Thread, deadline: float) -> bool:
+        """Whether a worker's thread has ended, waited for until ``deadline``."""
+        if thread is threading.current_thread():
+            return True
+        if thread not in threading.enumerate():  # it has ended, or the starter was interrupted before it
+            return True
+        with self._condition:
+            # An interrupted start() leaves a thread that will begin, and cannot be joined before.
+            self._condition.wait_for(lambda: thread in self._begun, max(0.0, deadline - monotonic()))
+        if thread in self._begun:
             thread.join(max(0.0, deadline - monotonic()))
-    return [t for t in threads if t.is_alive() and t is not threading.current_thread()]
+        return not thread.is_alive()
+
+
+def _stack_of(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame is not None else "(no stack)\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,60 +14,95 @@ from pipegraph.stage.restore import Path, restarts
 
 VERSION = 1
 
+FORGET_EVERY = 64
+"""Chunks delivered between two times at which what a restart would not need is forgotten, at least."""
+
+FORGET_SAMPLES = 64
+"""So many samples of a chunk count as another chunk, for what is kept is kept sample by sample."""
+
 History = tuple[tuple[int, int], ...]
 """``(world size, samples per rank)`` consumed of an epoch so far, at each world size it has had."""
 
 
+Rows = Mapping[Path, Set[Lineage]]
+"""Samples delivered beyond the watermark, by the way on which they came."""
+
+
 class Delivered:
-    """Lineages delivered, per path, of samples that a restart would read again; no more than stages hold at once."""
+    """The watermark, and the samples delivered that a restart would read again; no more than stages hold at once.
 
-    def __init__(self, rows: Mapping[Path, Iterable[Lineage]] | None = None) -> None:
-        self._of: dict[
-            Lineage, set[tuple[Path, Lineage]]
-        ] = {}  # by (source, position), as they are forgotten
-        for path, found in (rows or {}).items():
-            for row in found:
-                self._of.setdefault(row[:2], set()).add((path, row))
+    One thread writes; any other, also a signal handler inside the writer, may :meth:`read`. So there is no lock:
+    what is known is one pair, replaced as a whole, of samples that never change and a log that only grows.
+    """
 
-    def __bool__(self) -> bool:
-        return bool(self._of)
+    def __init__(self, cursor: Cursor, rows: Rows) -> None:
+        found: dict[Lineage, list[tuple[Path, Lineage]]] = {}  # by (source, position), as they are forgotten
+        for path, each in rows.items():
+            for row in each:
+                found.setdefault(row[:2], []).append((path, row))
+        self._begin(found, cursor)
+
+    def _begin(self, found: dict[Lineage, list[tuple[Path, Lineage]]], cursor: Cursor) -> None:
+        log: list[tuple[Cursor, Sequence[Lineage], Sequence[Path]]] = [(cursor, (), ())]
+        self._known = found, log
+        self._kept = sum(map(len, found.values()))
+        self._chunks = self._samples = 0
+
+    def add(self, chunk: Chunk) -> bool:
+        """Count a delivered chunk; says whether it is time to forget some."""
+        samples = len(chunk.rows)
+        self._known[1].append((chunk.after, chunk.rows, chunk.paths or ((),) * samples))
+        self._samples += samples
+        self._chunks += 1 + samples // FORGET_SAMPLES
+        # Not before there is as much new as was kept: so forgetting costs no more than noting.
+        return self._chunks >= FORGET_EVERY and self._samples >= self._kept
 
     @property
-    def rows(self) -> dict[Path, set[Lineage]]:
-        """The lineages by path."""
-        found: dict[Path, set[Lineage]] = {}
-        for several in self._of.values():
+    def cursor(self) -> Cursor:
+        """Of what was delivered last."""
+        return self._known[1][-1][0]
+
+    def read(self) -> tuple[Cursor, dict[Path, set[Lineage]]]:
+        """The cursor of what was delivered last, and the samples up to it by path."""
+        found, log = self._known
+        entries = log.copy()
+        rows: dict[Path, set[Lineage]] = {}
+        for several in found.values():
             for path, row in several:
-                found.setdefault(path, set()).add(row)
-        return found
+                rows.setdefault(path, set()).add(row)
+        for _, delivered, paths in entries:
+            for row, path in zip(delivered, paths, strict=True):
+                rows.setdefault(path, set()).add(row)
+        return entries[-1][0], rows
 
-    def add(self, chunk: Chunk) -> None:
-        """Count a delivered chunk."""
-        paths = chunk.paths or ((),) * len(chunk.rows)
-        for row, path in zip(chunk.rows, paths, strict=True):
-            self._of.setdefault(row[:2], set()).add((path, row))
+    def forget(self, behind: Iterable[Lineage]) -> None:
+        """These (source, position) lie before their source's restart: they will not come again."""
+        known, log = self._known
+        found = {key: list(several) for key, several in known.items()}
+        for _, delivered, paths in log:
+            for row, path in zip(delivered, paths, strict=True):
+                found.setdefault(row[:2], []).append((path, row))
+        for key in behind:
+            found.pop(key, None)
+        self._begin(found, log[-1][0])
 
-    def forget(self, source: str, positions: Iterable[int]) -> None:
-        """These positions lie before their source's restart: they will not come again."""
-        for position in positions:
-            self._of.pop((source, position), None)
 
-    def encode(self) -> list[Any]:
-        """JSON: per path, runs of the last index under a common prefix."""
-        encoded = []
-        for path, rows in sorted(self.rows.items()):
-            runs: list[Any] = []
-            for row in sorted(rows):
-                if runs and runs[-1][0] == row[:-1] and runs[-1][2] == row[-1] - 1:
-                    runs[-1][2] = row[-1]
-                else:
-                    runs.append([row[:-1], row[-1], row[-1]])
-            encoded.append([list(path), [[list(prefix), low, high] for prefix, low, high in runs]])
-        return encoded
+def encode_delivered(rows: Rows) -> list[Any]:
+    """JSON: per path, runs of the last index under a common prefix."""
+    encoded = []
+    for path, each in sorted(rows.items()):
+        runs: list[Any] = []
+        for row in sorted(each):
+            if runs and runs[-1][0] == row[:-1] and runs[-1][2] == row[-1] - 1:
+                runs[-1][2] = row[-1]
+            else:
+                runs.append([row[:-1], row[-1], row[-1]])
+        encoded.append([list(path), [[list(prefix), low, high] for prefix, low, high in runs]])
+    return encoded
 
 
 def decode_delivered(encoded: Iterable[Any]) -> dict[Path, set[Lineage]]:
-    """The inverse of :meth:`Delivered.encode`."""
+    """The inverse of :func:`encode_delivered`."""
     found: dict[Path, set[Lineage]] = {}
     for path, runs in encoded:
         rows = found.setdefault(tuple(path), set())
@@ -88,11 +123,11 @@ class Stream:
     place: tuple[int, int]
     cursor: Cursor
     history: History = ()
-    delivered: Mapping[Path, set[Lineage]] = field(default_factory=dict)
+    delivered: Rows = field(default_factory=dict)
 
     def encode(self) -> list[Any]:
         """JSON."""
-        return [self.place, self.cursor, self.history, Delivered(self.delivered).encode()]
+        return [self.place, self.cursor, self.history, encode_delivered(self.delivered)]
 
     @staticmethod
     def decode(encoded: Any) -> Stream:

@@ -23,6 +23,19 @@ Totals = Counter[tuple[Any, ...]]
 waits summed over threads."""
 
 
+class Lap:
+    """One pass over one run."""
+
+    def __init__(self, run: Run, start: Totals) -> None:
+        self.run = run
+        self.start = start
+        self.left_ns: int | None = None
+
+    def leave(self) -> None:
+        """The pass was left. Takes no lock: the garbage collector may call this anywhere."""
+        self.left_ns = perf_counter_ns()
+
+
 class Tally:
     """Thread-safe; one per runtime."""
 
@@ -30,40 +43,33 @@ class Tally:
         self._runtime = runtime
         self._lock = threading.Lock()
         self._total: Totals = Counter()
-        self._run: Run | None = None
-        self._start: Totals = Counter()
-        self._left_ns: int | None = None
+        self._lap: Lap | None = None
         self.passes = 0
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: Run) -> Lap:
         """A pass over ``run`` begins; ends the one before."""
         self.end()
         with self._lock:
-            self._run = run
-            self._left_ns = None
-            self._start = self._look(run, perf_counter_ns())
+            self._lap = Lap(run, self._look(run, perf_counter_ns()))
             self.passes += 1
-
-    def leave(self) -> None:
-        """The pass was left. Takes no lock: the garbage collector may call this anywhere."""
-        self._left_ns = perf_counter_ns()
+            return self._lap
 
     def end(self) -> None:
         """The pass is over, if one is: add its lap to the total."""
         with self._lock:
-            if self._run is not None:
-                self._total += self._lap()
-                self._run = None
+            self._total = self._so_far()
+            self._lap = None
 
     def totals(self) -> Totals:
         """All laps, the running one included."""
         with self._lock:
-            return self._total + self._lap()
+            return self._so_far()
 
-    def _lap(self) -> Totals:
-        if self._run is None:
-            return Counter()
-        return self._look(self._run, self._left_ns or perf_counter_ns()) - self._start
+    def _so_far(self) -> Totals:
+        lap = self._lap
+        if lap is None:
+            return self._total
+        return self._total + (self._look(lap.run, lap.left_ns or perf_counter_ns()) - lap.start)
 
     def _look(self, run: Run, now_ns: int) -> Totals:
         found: Totals = Counter({("elapsed",): now_ns})

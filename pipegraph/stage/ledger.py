@@ -54,15 +54,17 @@ class Ledger:
 
     # -- the life of books ---------------------------------------------------------------------
 
-    def begin(self, epoch: int, restored: bool) -> None:
+    def begin(self, epoch: int, restored: bool, delivered: bool = True) -> None:
         """A run begins at ``epoch``: what fails is counted anew, from the state's counts if it goes on from one.
 
-        Books of epochs that were only prefetched, or that the run does once more, have never been.
+        Books of epochs that were only prefetched, of the one of which the pass before has not ``delivered`` anything,
+        and of those that the run does once more have never been.
         """
         with self._lock:
             if not restored:
                 self._base.clear()
-            void = {of for of in self._epochs() if of > self._epoch or (restored and of >= epoch)}
+            since = self._epoch if delivered else self._epoch - 1
+            void = {of for of in self._epochs() if of > since or (restored and of >= epoch)}
             for (_, of), book in self._books.items():
                 if of in void:
                     for key in book.new:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from typing import Any
 
 MOST = 256
@@ -11,7 +10,8 @@ MOST = 256
 
 
 class Snapshots:
-    """Thread-safe; written by the source's worker, read by whoever takes a state.
+    """Written by the source's worker; read at any moment by whoever takes a state, also by a signal handler that
+    has interrupted the worker. So there is no lock: what is kept is one tuple, replaced as a whole.
 
     Attributes:
         first: ``(step, snapshot)`` that the run itself goes on from, or None.
@@ -19,32 +19,30 @@ class Snapshots:
 
     def __init__(self) -> None:
         self.first: tuple[int, Any] | None = None
-        self._lock = threading.Lock()
-        self._taken: list[tuple[int, int, Any]] = []
+        self._taken: tuple[tuple[int, int, Any], ...] = ()
 
     def begin(self, epoch: int, first: tuple[int, Any] | None) -> None:
         """The run goes on from ``first`` in ``epoch``."""
         self.first = first
         if first is not None:
-            self._taken.append((epoch, *first))
+            self._taken = (*self._taken, (epoch, *first))
 
     def add(self, epoch: int, step: int, snapshot: Any) -> None:
         """In ``epoch``, with ``step`` as the next item, the iterator stood like this."""
-        with self._lock:
-            self._taken.append((epoch, step, copy.deepcopy(snapshot)))
-            if len(self._taken) > MOST:
-                half = MOST // 2
-                self._taken = self._taken[:half:2] + self._taken[half:]
+        taken = (*self._taken, (epoch, step, copy.deepcopy(snapshot)))
+        if len(taken) > MOST:
+            half = MOST // 2
+            taken = taken[:half:2] + taken[half:]
+        self._taken = taken
 
     @property
-    def any(self) -> bool:
+    def taken(self) -> bool:
         """Whether there is one."""
         return bool(self._taken)
 
     def newest(self, epoch: int, step: int) -> tuple[int, Any] | None:
         """The one to go on from to ``step`` of ``epoch``."""
-        with self._lock:
-            for at, taken, snapshot in reversed(self._taken):
-                if at == epoch and taken <= step:
-                    return taken, snapshot
+        for at, taken, snapshot in reversed(self._taken):
+            if at == epoch and taken <= step:
+                return taken, snapshot
         return None

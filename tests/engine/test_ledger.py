@@ -9,7 +9,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.order import BlockOrder, StridedOrder
-from pipegraph.progress import PRUNE_EVERY
+from pipegraph.state import FORGET_EVERY
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -183,8 +183,8 @@ def test_what_was_delivered_is_forgotten_also_where_nobody_takes_a_state():
     with unordered(BlockOrder()) as loader:
         most = 0
         for _ in loader:
-            most = max(most, sum(map(len, loader._progress.place.delivered.rows.values())))
-    assert most < 2 * PRUNE_EVERY
+            most = max(most, sum(map(len, loader._progress.place.reached()[1].values())))
+    assert most < 2 * FORGET_EVERY
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)

@@ -8,7 +8,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError, LoaderClosedError, StateError
+from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning, StateError
 from pipegraph.testing import Gate
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -324,7 +324,8 @@ def test_set_epoch_to_the_same_epoch_keeps_a_restored_position():
         loader.set_epoch(0)
         assert list(loader) == [4, 5, 6, 7, 8, 9]
         loader.load_state_dict(state)
-        loader.set_epoch(1)
+        with pytest.warns(PipegraphWarning, match=r"set_epoch\(1\) discards what was restored of epoch 0"):
+            loader.set_epoch(1)
         assert list(loader) == list(items(1))
         loader.set_epoch(0)
         assert list(loader) == list(items(0))
