@@ -120,6 +120,7 @@ class FromIterable(Source):
         if not self.shard:
             super().go_on(epoch, history)
         self._history = (epoch, history)
+        self._from = None  # of a run that ended before it began to read
 
     def _begun(self, epoch: int) -> int:
         """Items of the epoch consumed at other world sizes."""

@@ -149,7 +149,10 @@ class Source(Component):
         return None
 
     def restore(self, step: int, snapshot: Any) -> None:
-        """The next ``iterate`` may go on from ``snapshot``, taken when the item of ``step`` was the next."""
+        """The ``iterate`` that is called at once may go on from ``snapshot``, taken when the item of ``step`` was next.
+
+        What a run that ends before it reads leaves behind is to be forgotten in :meth:`go_on`.
+        """
 
     def go_on(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
         """A run begins at ``epoch``, of which ``history`` was consumed at other world sizes; steps count from there.

@@ -177,7 +177,7 @@ class Loader:
         delivered = progress.idle or not progress.untouched
         try:
             runtime.end_run()  # its workers may still write into the ledger
-            progress.left()
+            progress.broken(failed=False)
             progress.rest_at(place)  # first: a state of the pass before needs what the ledger now forgets
             self._ledger.begin(epoch, place.begun, delivered)
             return runtime.start_run(epoch, horizon if place.stream is None else epoch, place.resume())
@@ -286,7 +286,7 @@ class Loader:
         if isinstance(state, Mapping) and state["world_size"] == world_size:
             found = state.get(f"rank{rank}", {}).get("iterators", {})
             place.iterators = {name: (step, snapshot) for name, (step, snapshot) in found.items()}
-        self._progress.left()
+        self._progress.broken(failed=False)
         self._progress.rest_at(place)
 
     # -- looking -------------------------------------------------------------------------------

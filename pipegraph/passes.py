@@ -140,7 +140,7 @@ class Pass:
                 self._finish()
             self._take_over()
         if isinstance(item, Failure):
-            self._fail("a stage failed")
+            self._fail("a stage failed", failed=True)
             try:
                 raise item.error
             finally:
@@ -162,7 +162,8 @@ class Pass:
         if self.over:  # ended from another thread, which has done the rest
             self._refuse()
         error, self._run.error = self._run.error, None
-        self._fail("a stage failed" if error is not None else "the loader was closed")
+        failed = error is not None
+        self._fail("a stage failed" if failed else "the loader was closed", failed)
         if error is not None:
             try:
                 raise error
@@ -170,9 +171,9 @@ class Pass:
                 del error
         raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: the loader was closed")
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str, failed: bool = False) -> None:
         self.over = why
-        self._progress.left()
+        self._progress.broken(failed)
         self._run.cancel()
         self._runtime.tally.end()
 

@@ -127,7 +127,7 @@ class Progress:
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing was delivered since the last pass began."""
+        """Whether nothing was delivered since the last pass began: no chunk, no end and no failure."""
         return self.items == self._items_before
 
     def next_place(self) -> Place:
@@ -155,9 +155,11 @@ class Progress:
             return False
         return standing is place or (standing.epoch == place.epoch and not (standing.begun or place.begun))
 
-    def left(self) -> None:
-        """The current run has ended, or will not go on where it stands."""
+    def broken(self, failed: bool) -> None:
+        """The current run has ended, or will not go on where it stands; ``failed``: a stage's failure was raised."""
         self._standing = None
+        if failed:
+            self._items_before = -1
 
     # -- passes --------------------------------------------------------------------------------
 

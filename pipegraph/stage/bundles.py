@@ -285,8 +285,6 @@ def read_in_sequence(stage: StageRun, worker: Worker) -> Loop:
     epoch, step = run.first_epoch, stage.restart.step
     began = step
     snapshots: bool | None = None  # whether the iterator gives any: not known before it was begun
-    if stage.snapshots.first is not None:
-        source.restore(*stage.snapshots.first)
     while True:
         run.horizon.wait_for(epoch)
         items: Iterator[tuple[int, Any]] | None = None
@@ -301,6 +299,8 @@ def read_in_sequence(stage: StageRun, worker: Worker) -> Loop:
             start = now()
             try:
                 if items is None:
+                    if epoch == run.first_epoch and stage.snapshots.first is not None:
+                        source.restore(*stage.snapshots.first)
                     items = iter(source.iterate(epoch, run.rank, run.world_size, step))
                 for pair in islice(items, rows):
                     found.append(pair)  # noqa: PERF402 (what came before an error stays)

@@ -35,8 +35,6 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     )
     epoch = run.first_epoch
     step = stage.restart.step
-    if stage.snapshots.first is not None:
-        source.restore(*stage.snapshots.first)
     while True:
         run.horizon.wait_for(epoch)
         items: Iterator[tuple[int, Any]] | None = None
@@ -45,6 +43,8 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
             start = now()
             try:
                 if items is None:
+                    if epoch == run.first_epoch and stage.snapshots.first is not None:
+                        source.restore(*stage.snapshots.first)
                     items = iter(source.iterate(epoch, run.rank, run.world_size, step))
                 found = next(items, None)
             except BaseException as error:

@@ -521,3 +521,192 @@ def test_states_may_be_taken_by_another_thread_while_the_loop_runs():
         with fresh.loader() as loader:
             loader.load_state_dict(json.loads(state))
             assert len(list(loader)) <= 3000
+
+
+# -- passes that deliver nothing --------------------------------------------------------------------
+
+
+def restorable(epochs=2):
+    """A loader that goes on at item 4 of epoch 0."""
+    with epoch_graph().loader() as loader:
+        numbers = iter(loader)
+        for _ in range(4):
+            next(numbers)
+        state = through_json(loader)
+    loader = epoch_graph().loader(epochs=epochs)
+    loader.load_state_dict(state)
+    return loader
+
+
+def test_passes_that_delivered_nothing_consume_nothing():
+    with epoch_graph().loader(epochs=2) as loader:
+        for _ in range(3):
+            iter(loader)
+            assert loader.epoch == 0
+        kept = iter(loader)
+        assert loader.epoch == 0
+        assert list(loader) == list(items(0))
+        with pytest.raises(LoaderClosedError, match="a new pass over the loader has begun"):
+            next(kept)
+        iter(loader)
+        assert list(loader) == list(items(1))
+
+
+def test_after_iter_alone_a_restored_position_is_still_to_come():
+    with restorable() as loader:
+        for _ in range(2):
+            iter(loader)
+            assert loader.epoch == 0
+            again = through_json(loader)
+        assert list(loader) == [4, 5, 6, 7, 8, 9]
+        assert list(loader) == list(items(1))
+    with epoch_graph().loader() as loader:
+        loader.load_state_dict(again)
+        assert list(loader) == [4, 5, 6, 7, 8, 9]
+
+
+def test_an_iterator_that_can_be_read_once_serves_the_pass_after_one_that_delivered_nothing():
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(iter(range(50))), capacity=2)
+    with graph.loader() as loader:
+        iter(loader)
+        iter(loader)
+        assert list(loader) == list(range(50))
+
+
+class Counting:
+    """An iterator that can say where it stands."""
+
+    def __init__(self):
+        self.next = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.next == 1000:
+            raise StopIteration
+        self.next += 1
+        return self.next - 1
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
+def counting_graph(batched):
+    graph = pg.Graph("counting")
+    node = graph.add(ops.FromIterable(Counting), name="source", capacity=4)
+    if batched:
+        node.then(ops.Batch(1, collate=lambda one: one[0]))
+    return graph
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("between", ["iter", "set_epoch", "interrupt"])
+def test_a_run_that_ended_early_leaves_no_restored_position_behind(batched, between):
+    with counting_graph(batched).loader() as loader:
+        for number in loader:
+            if number == 300:
+                break
+        state = through_json(loader)
+    assert state["rank0"]["iterators"]["source"][0] > 0
+    with counting_graph(batched).loader(epochs=3) as loader:
+        loader.load_state_dict(state)
+        passing = iter(loader)
+        if between == "iter":
+            assert list(loader) == list(range(301, 1000))
+        elif between == "set_epoch":
+            loader.set_epoch(1)
+            with pytest.warns(PipegraphWarning, match="discards what was restored of epoch 0"):
+                passing = iter(loader)
+            assert list(passing) == list(range(1000))
+        else:
+            loader._runtime.end_run()
+            assert list(loader) == list(range(301, 1000))
+        assert list(loader) == list(range(1000))
+
+
+def test_a_pass_that_was_interrupted_before_its_first_chunk_consumes_nothing(monkeypatch):
+    with restorable() as loader:
+        passing = iter(loader)
+
+        def interrupted():
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(passing, "_get", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(passing)
+        assert loader.epoch == 0
+        with pytest.raises(LoaderClosedError, match="it was interrupted"):
+            next(passing)
+        assert list(loader) == [4, 5, 6, 7, 8, 9]
+
+
+def test_what_an_interruption_keeps_from_the_loop_was_not_delivered():
+    class Event:
+        def __init__(self, number):
+            self.number = number
+
+        def wait(self, stream=None):
+            if self.number == 2:
+                raise KeyboardInterrupt
+
+    class Copy(pg.Operator):
+        def process(self, chunk):
+            chunk.ready = (Event(chunk.data),)
+            return chunk
+
+    def make(copy):
+        graph = pg.Graph("g")
+        graph.add(ops.FromIterable(range(5))).then(copy, name="copy")
+        return graph
+
+    with make(Copy()).loader() as loader:
+        passing = iter(loader)
+        got = [next(passing), next(passing)]
+        with pytest.raises(KeyboardInterrupt):
+            next(passing)
+        state = through_json(loader)
+        with pytest.raises(LoaderClosedError, match="it was interrupted"):
+            next(passing)
+    assert state["rank0"]["cursor"] == 2
+    assert got == [0, 1]
+
+
+def test_set_epoch_discards_restored_work_with_a_warning_and_only_where_there_is_some():
+    with restorable() as loader:
+        with pytest.warns(PipegraphWarning, match=r"set_epoch\(1\).*call set_epoch\(loader.epoch\)") as told:
+            loader.set_epoch(1)
+        assert told[0].filename == __file__
+        loader.set_epoch(0)  # nothing restored is left to discard
+        assert list(loader) == list(items(0))
+    with restorable() as loader:
+        next(iter(loader))
+        loader.set_epoch(5)  # after a break, as ever
+        assert list(loader) == list(items(5))
+    with restorable() as loader:
+        passing = iter(loader)
+        loader.set_epoch(5)  # holds for the next: this pass may still deliver what was restored
+        assert list(passing) == [4, 5, 6, 7, 8, 9]
+        assert list(loader) == list(items(5))
+    with restorable() as loader:
+        iter(loader)
+        with pytest.warns(PipegraphWarning, match="discards what was restored of epoch 0"):
+            loader.set_epoch(5)
+        assert list(loader) == list(items(5))
+
+
+def test_going_back_and_forth_before_a_pass_leaves_the_epoch_whole():
+    opened = Opened()
+    with epoch_graph(opened).loader(epochs=4) as loader:
+        assert list(loader) == list(items(0))
+        opened.wait_for(1)
+        for epoch in (7, 0, 1):
+            loader.set_epoch(epoch)
+        assert list(loader) == list(items(1))
+        loader.set_epoch(0)
+        assert list(loader) == list(items(0))
+        assert list(loader) == list(items(1))
