@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from pipegraph.device import Slot
 from pipegraph.errors import ReplicaError
+from pipegraph.replicas.attributes import Attributes, copied
 from pipegraph.replicas.coalesce import broadcast_coalesced
 from pipegraph.replicas.replicate import refuse_mixed_script
 
@@ -50,10 +51,11 @@ def check_model(model: Module, first: torch.device) -> None:
             )
 
 
-def build_replica(model: Module, device: torch.device) -> Module:
+def build_replica(model: Module, first: torch.device, device: torch.device) -> Module:
     """A copy of `model` with leaf parameters and buffers of its own on `device`.
 
-    Shared parameters and modules stay shared; nothing is held twice on the first device on the way.
+    Shared parameters and modules stay shared; nothing is held twice on the first device on the way. Tensors that
+    attributes hold come along, detached.
 
     Raises:
         ReplicaError: an attribute cannot be deep-copied; names it.
@@ -64,9 +66,10 @@ def build_replica(model: Module, device: torch.device) -> Module:
     for buffer in model.buffers():
         memo[id(buffer)] = _copy_on(buffer, device).requires_grad_(buffer.requires_grad)
     try:
-        return copy.deepcopy(model, dict(memo))  # it adds entries of its own to the memo it gets
+        module: Module = copied(model, first, device, dict(memo))  # it adds entries of its own to the memo
     except Exception as error:
         raise ReplicaError(f"the model cannot be copied: {_culprit(model, memo, error)}") from error
+    return module
 
 
 def _copy_on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -87,7 +90,8 @@ def _culprit(model: Module, memo: dict[int, Any], error: Exception) -> str:
             if name == "_modules":
                 continue
             try:
-                copy.deepcopy(value, dict(memo) | {id(m): m for m in model.modules()})
+                here = torch.device("cpu")
+                copied(value, here, here, dict(memo) | {id(m): m for m in model.modules()})
             except Exception as own:
                 path = f"{prefix}.{name}" if prefix else name
                 return f"attribute {path!r} of type {type(value).__name__} ({own})"
@@ -110,7 +114,8 @@ class Replicas:
     def build(cls, model: Module, slots: Sequence[Slot]) -> Replicas:
         """Check the model and copy it to every slot but the first."""
         check_model(model, slots[0].device)
-        return cls([model, *(build_replica(model, slot.device) for slot in slots[1:])], slots)
+        first = slots[0].device
+        return cls([model, *(build_replica(model, first, slot.device) for slot in slots[1:])], slots)
 
     def __post_init__(self) -> None:
         self.parameters = [list(module.parameters()) for module in self.modules]
@@ -118,7 +123,10 @@ class Replicas:
         self._submodules = [list(module.modules()) for module in self.modules]
         self._tree = self._identities()
         self._names = self._names_by_id()
+        self._written: list[tuple[int, int]] = []
+        self.attributes = Attributes(self._submodules, self.slots)
         self.note_buffers()
+        self.note_parameters()
 
     def _names_by_id(self) -> dict[int, str]:
         """The first replica's modules and parameters by identity: what may not change."""
@@ -160,11 +168,7 @@ class Replicas:
         return {index for index, parameter in enumerate(self.parameters[0]) if id(parameter) in tables}
 
     def copy_flags(self) -> None:
-        """Copy `training` and `requires_grad` from the first replica."""
-        for others in self._submodules[1:]:
-            for mine, its in zip(self._submodules[0], others, strict=True):
-                if its.training != mine.training:
-                    its.training = mine.training
+        """Copy `requires_grad` from the first replica; `training` is an attribute like others."""
         for given in self.parameters[1:]:
             for mine_p, its_p in zip(self.parameters[0], given, strict=True):
                 if its_p.requires_grad != mine_p.requires_grad:
@@ -174,12 +178,35 @@ class Replicas:
         """The first replica's values into the others' parameters.
 
         Through ``.data``, so that graphs still alive (two forwards before a backward) are not invalidated.
+
+        Raises:
+            ReplicaError: a parameter's type, shape or device has changed.
         """
         sources = [parameter.data for parameter in self.parameters[0]]
+        for name, mine, its in zip(self.names, sources, self.parameters[-1], strict=True):
+            if mine.dtype != its.dtype or mine.shape != its.shape or mine.device != self.slots[0].device:
+                raise ReplicaError(
+                    f"parameter {name!r} is now {mine.dtype} {tuple(mine.shape)} on {mine.device}, and was "
+                    f"{its.dtype} {tuple(its.shape)} on {self.slots[0].device} when the executor was built: build a "
+                    "new one after converting or moving the model"
+                )
         copies = broadcast_coalesced(sources, [slot.device for slot in self.slots])
         for given, values in zip(self.parameters[1:], copies[1:], strict=True):
             for parameter, value in zip(given, values, strict=True):
                 parameter.data.copy_(value)
+        self.note_parameters()
+
+    def note_parameters(self) -> None:
+        """Remember the first replica's parameters as those that all replicas have."""
+        if len(self.modules) > 1:
+            self._written = [(p._version, p.data_ptr()) for p in self.parameters[0]]
+
+    def parameters_written(self) -> bool:
+        """Whether somebody has written to a parameter of the first replica since.
+
+        Writes through ``.data``, and those of fused optimizers, do not move the counter.
+        """
+        return self._written != [(p._version, p.data_ptr()) for p in self.parameters[0]]
 
     def copy_buffers(self, everything: bool = False) -> None:
         """The first replica's changed buffers to the others, as *new* tensors: graphs may still use the old."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from typing import Any, Self
 import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import Module
-from torch.optim import Optimizer
 
 from pipegraph.device import Slot, normalised, slots_on
 from pipegraph.errors import ReplicaError
@@ -28,9 +26,12 @@ from pipegraph.replicas.group import Ranks, refuse_own_collectives
 from pipegraph.replicas.jobs import Forward, Loss, first_argument
 from pipegraph.replicas.losses import Reduction
 from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers, zero_grads
+from pipegraph.replicas.proxy import JointOptimizer
 from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.scatter import gather
 from pipegraph.replicas.team import Abandoned, Team, note_once
+from pipegraph.replicas.update import Update
+from pipegraph.replicas.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +126,15 @@ class ReplicaExecutor:
             else None
         )
         self._exchange = None if owners is None else Exchange(parameters, owners, slots, backends)
+        self._update = (
+            None
+            if self._optimizers is None
+            else Update(self, self._crew, self._replicas, self._optimizers, self._exchange, self._reducer)
+        )
         self._calls = Calls(self._crew, model, self._replicas, wrap, compile, deterministic, self._exchange)
         self._syncing = True
-        self._was_training = True
-        self._busy = threading.Lock()
-        self._closed: str | None = None
-        self._end = weakref.finalize(self, _end, self._reducer, self._crew.team)
+        self._usage = Usage()
+        self._end = weakref.finalize(self, _end, self._reducer, self._crew.team, self._usage)
 
     # Calling it like a module
 
@@ -139,21 +143,24 @@ class ReplicaExecutor:
 
         The outputs are differentiable. After your own backward, ``executor.module`` holds in ``.grad``
         the plain sum over the replicas. Without ``optimizer=`` the parameters are copied from the first
-        replica at every call in training mode, and once on entering eval.
+        replica at every call.
 
         Raises:
             The first failing replica's exception, with its own type and a note that names it.
         """
-        with self._entered():
+        with self.entered():
             feed = call_feed(args, kwargs, self._crew.slots, self._dim)
             self._align()
+            followed = self._reducer if self._syncing and torch.is_grad_enabled() else None
+            if followed is not None:
+                followed.prepare()
             outputs = self._calls.outputs(feed)
             if len(self._crew.slots) == 1:
                 joined = outputs[0]
             else:
                 joined = gather(list(outputs.values()), self.output_device, self._dim)
-            if self._reducer is not None and self._syncing:
-                self._reducer.follow(joined, list(outputs))
+            if followed is not None:
+                followed.follow(outputs, joined)
             return joined
 
     # A training step
@@ -191,12 +198,12 @@ class ReplicaExecutor:
             raise ReplicaError("step() needs optimizer=... at construction, or no_sync()")
         if clip_norm is not None and not clip_norm > 0:
             raise ReplicaError(f"clip_norm must be > 0, got {clip_norm}")
-        with self._entered():
+        with self.entered():
             feed = batch_feed(batch, self._crew.slots, self._dim)
             del batch
             self._align()
-            if self._optimizers is not None:
-                self._optimizers.copy_groups()
+            if self._update is not None:
+                self._update.prepare()
             reducer = self._reducer if self._syncing else None
             try:
                 if reducer is not None:
@@ -211,54 +218,29 @@ class ReplicaExecutor:
             except BaseException as failure:
                 self._forget(reducer, failure)
                 raise
-            if not self._syncing or self._optimizers is None:
+            if not self._syncing or self._update is None:
                 return StepResult(total, kept, None, stepped=False)
-            norm, stepped = self._apply(self._optimizers, clip_norm, scaler)
+            norm, stepped = self._update.make(clip_norm, scaler)
+            self._update.drop()
+            if reducer is not None:
+                reducer.release()
             return StepResult(total, kept, norm, stepped)
 
     def _align(self) -> None:
         """Before a call: flags, buffers and, where nobody else keeps them equal, parameters."""
         replicas = self._replicas
         replicas.check_tree()
+        replicas.attributes.follow()
         replicas.copy_flags()
         training = replicas.modules[0].training
         if self._ranks is not None and training and self._syncing:
             self._ranks.take_first_ranks(list(replicas.modules[0].buffers()))
         if len(replicas.modules) > 1:
             replicas.copy_buffers()
-            if self._optimizers is None and (training or self._was_training):
+            # With an optimizer, the replicas' own steps keep them equal; here nobody else does.
+            if self._optimizers is None or replicas.parameters_written():
+                self._settle()
                 replicas.copy_parameters()
-        self._was_training = training
-
-    def _apply(
-        self, optimizers: ReplicaOptimizers, clip_norm: float | None, scaler: GradScaler | None
-    ) -> tuple[torch.Tensor | None, bool]:
-        """Unscale, one check for infinities, clip, step, drop the gradients."""
-        try:
-            finite = True if scaler is None else optimizers.unscale(scaler)
-            norm = optimizers.clip(clip_norm) if clip_norm is not None else None
-            self._settle()
-        except BaseException:
-            zero_grads(self._replicas.parameters)
-            raise
-        try:
-            if finite:
-                self._crew.run({r: optimizer.step for r, optimizer in enumerate(optimizers.each)})
-                if self._exchange is not None:
-                    self._exchange.start()
-                    self._exchange.wait(0)
-            if scaler is not None:
-                scaler.update()
-        except BaseException as failure:
-            note_once(
-                failure, "the executor is closed: its replicas may differ after a failed optimizer step"
-            )
-            self._break("an optimizer step failed half-way", join=not isinstance(failure, Abandoned))
-            raise
-        zero_grads(self._replicas.parameters)
-        if self._reducer is not None:
-            self._reducer.release()
-        return norm, finite
 
     def _forget(self, reducer: Reducer | None, failure: BaseException) -> None:
         """After a failure before the optimizers: usable, unless something may still run on."""
@@ -275,11 +257,20 @@ class ReplicaExecutor:
     # State
 
     @property
-    def optimizer(self) -> Optimizer:
-        """The first replica's optimizer: learning-rate schedulers attach to it."""
-        if self._optimizers is None:
-            raise ReplicaError("the executor was built without optimizer=...")
-        return self._optimizers.each[0]
+    def optimizer(self) -> JointOptimizer:
+        """The replicas' optimizers as one: schedulers attach to it, and what is done to it is done to all."""
+        if len(self.optimizers) != 1:
+            raise ReplicaError(
+                f"optimizer= made {len(self.optimizers)} optimizers: use executor.optimizers"
+                if self.optimizers
+                else "the executor was built without optimizer=..."
+            )
+        return self.optimizers[0]
+
+    @property
+    def optimizers(self) -> tuple[JointOptimizer, ...]:
+        """One for each that ``optimizer=`` returned."""
+        return () if self._update is None else self._update.proxies
 
     def state_dict(self) -> dict[str, Any]:
         """``{"model": ..., "optimizer": ...}`` as of one model and one optimizer; keys without prefix."""
@@ -292,14 +283,27 @@ class ReplicaExecutor:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what :meth:`state_dict` gave, here or on any other number of replicas.
 
+        A state of another model is refused by torch, which may have loaded what fits: then on all replicas.
+
         Raises:
-            StateError: the optimizer's groups do not fit.
+            StateError: the optimizer's groups do not fit; nothing was loaded.
         """
-        with self._entered():
-            self._replicas.modules[0].load_state_dict(plain_keys(state["model"]))
-            if self._optimizers is not None and "optimizer" in state:
-                self._optimizers.load_state_dict(state["optimizer"])
-            self._copy_all()
+        with self.entered():
+            self._settle()
+            optimizers = self._optimizers if "optimizer" in state else None
+            if optimizers is not None:
+                optimizers.check(state["optimizer"])
+            try:
+                self._replicas.modules[0].load_state_dict(plain_keys(state["model"]))
+            finally:
+                # What was refused may have been loaded in part, as with torch: the replicas stay alike.
+                self._copy_all()
+            if optimizers is not None:
+                try:
+                    optimizers.load_state_dict(state["optimizer"])
+                except BaseException:
+                    self._break("a failed load_state_dict left the optimizers different", join=True)
+                    raise
 
     def train(self, mode: bool = True) -> Self:
         """Training mode for all replicas (the others follow at the next call)."""
@@ -316,7 +320,7 @@ class ReplicaExecutor:
 
     def sync(self) -> None:
         """Copy parameters and buffers of the first replica, written from outside, to the others."""
-        with self._entered():
+        with self.entered():
             self._copy_all()
 
     def _copy_all(self) -> None:
@@ -332,37 +336,59 @@ class ReplicaExecutor:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Calls inside only accumulate gradients: no reduction, no optimizer step. Divide the loss by k."""
-        before, self._syncing = self._syncing, False
+        before = self._syncing
+        self._sync_gradients(False)
         try:
             yield
         finally:
-            self._syncing = before
+            self._sync_gradients(before)
+
+    def _sync_gradients(self, syncing: bool) -> None:
+        self._syncing = syncing
+        if self._reducer is not None:
+            self._reducer.outside.syncing = syncing
 
     # Life
 
     @contextmanager
-    def _entered(self) -> Iterator[None]:
-        if self._closed is not None:
-            raise ReplicaError(f"the executor is closed: {self._closed}")
-        if not self._busy.acquire(blocking=False):
-            raise ReplicaError(
-                "the executor is in use: one call at a time, and none from inside a forward or loss"
-            )
+    def entered(self) -> Iterator[None]:
+        """A call: one at a time, and none once closed."""
+        self._usage.enter()
+        outside = None if self._reducer is None else self._reducer.outside
         try:
+            if outside is not None:
+                outside.busy = True
             yield
         finally:
-            self._busy.release()
+            if outside is not None:
+                outside.busy = False
+            self._replicas.attributes.note()
+            self._usage.leave()
+
+    def broken(self, failure: BaseException) -> None:
+        """An optimizer step has failed, after which replicas may differ: close."""
+        self._break("an optimizer step failed half-way", join=not isinstance(failure, Abandoned))
 
     def _break(self, why: str, join: bool) -> None:
-        self._closed = why
+        self._usage.closed = why
         self._shut(join)
 
     def close(self) -> None:
-        """End threads and streams, take the hooks off the model, which stays usable. May be called twice."""
-        if self._closed is None:
-            self._settle()
-            self._closed = "close() was called"
-        self._shut(join=True)
+        """End threads and streams, take the hooks off the model, which stays usable. May be called twice.
+
+        A call that runs in another thread is waited for.
+
+        Raises:
+            ReplicaError: called from inside a forward or loss, or by a signal handler during a call.
+        """
+        if not self._usage.here:  # a forked child has none of the threads
+            return
+        members = () if self._crew.team is None else self._crew.team.threads
+        with self._usage.closing(members):
+            if self._usage.closed is None:
+                self._settle()
+                self._usage.closed = "close() was called"
+            self._shut(join=True)
 
     def _shut(self, join: bool) -> None:
         self._end()
@@ -379,15 +405,17 @@ class ReplicaExecutor:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed is not None else "ready"
+        state = "closed" if self._usage.closed is not None else "ready"
         places = ", ".join(map(str, self._crew.slots))
         return (
             f"<ReplicaExecutor {type(self.module).__name__} on {places}: {state}, {self._calls.count} calls>"
         )
 
 
-def _end(reducer: Reducer | None, team: Team | None) -> None:
+def _end(reducer: Reducer | None, team: Team | None, usage: Usage) -> None:
     """Ends the threads of an executor that was not closed; waits for nothing."""
+    if not usage.here:
+        return  # the parent's threads, and locks that they may have held
     if reducer is not None:
         reducer.stop()
     if team is not None:

@@ -10,7 +10,7 @@ import torch
 
 from pipegraph.device import Scattered, Slot
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas.parts import chunk_sizes_for, cut, leaves, moved, rows_of
+from pipegraph.replicas.parts import chunk_sizes_for, cut, leaves, moved, part_rows, rows_of
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,12 @@ class Feed:
 
     Attributes:
         fetch: by replica a function that gives its part, on its device, ready for the thread's stream.
-        rows: by replica.
+        rows: by replica; None where they cannot be told.
         shapes: what a compiler would specialise on.
     """
 
     fetch: list[Callable[[], Any]]
-    rows: list[int]
+    rows: list[int | None]
     shapes: Callable[[], object]
 
 
@@ -66,13 +66,15 @@ def _scattered_feed(batch: Scattered, slots: Sequence[Slot], dim: int) -> Feed:
             f"the batch is scattered over {list(map(str, batch.devices))}, the executor's devices are "
             f"{list(map(str, places))}"
         )
-    rows = [rows_of(part, dim, "batch") or 0 for part in batch]
+    rows = [part_rows(part, dim) for part in batch]
     fetch = [_waiting(batch, replica) for replica in range(len(batch))]
     return Feed(fetch, rows, lambda: _shapes(list(batch)))
 
 
-def _moving(parts: list[Any], rows: list[int], slots: Sequence[Slot]) -> Feed:
-    return Feed([_mover(part, slots[r].device) for r, part in enumerate(parts)], rows, lambda: _shapes(parts))
+def _moving(parts: list[Any], rows: Sequence[int | None], slots: Sequence[Slot]) -> Feed:
+    return Feed(
+        [_mover(part, slots[r].device) for r, part in enumerate(parts)], list(rows), lambda: _shapes(parts)
+    )
 
 
 def _waiting(batch: Scattered, replica: int) -> Callable[[], Any]:

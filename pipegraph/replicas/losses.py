@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,7 +13,7 @@ Reduction = Literal["mean", "sum"]
 
 
 def shares(
-    values: Mapping[int, Any], rows: Mapping[int, int], reduction: Reduction, device: torch.device
+    values: Mapping[int, Any], rows: Mapping[int, int | None], reduction: Reduction, device: torch.device
 ) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
     """Scaled losses by replica, whose gradients simply add up, and the loss of the whole batch.
 
@@ -44,14 +44,30 @@ def shares(
             assert pair is not None
             scaled[replica] = pair[0] / _sum(list(weights.values()), pair[0].device)
     else:
-        for replica, value in values.items():
+        for value in values.values():
             _check(value)
-            whole = sum(rows.values())
+        if reduction == "sum" or len(values) == 1:
             # One part that is the whole batch is left as it is, to the last bit.
-            exact = reduction == "sum" or rows[replica] == whole
-            scaled[replica] = value if exact else value * (rows[replica] / whole)
+            scaled = dict(values)
+        else:
+            scaled = {replica: value * share for replica, value, share in _by_rows(values, rows)}
     total = torch.stack([share.detach().to(device, non_blocking=True) for share in scaled.values()]).sum()
     return scaled, total
+
+
+def _by_rows(
+    values: Mapping[int, Any], rows: Mapping[int, int | None]
+) -> Iterator[tuple[int, torch.Tensor, float]]:
+    """Each replica's mean with its part's share of the rows."""
+    counts = {replica: rows[replica] for replica in values}
+    whole = sum(count or 0 for count in counts.values())
+    for replica, count in counts.items():
+        if count is None or whole == 0:
+            raise ReplicaError(
+                f"cannot tell how many rows part {replica} of the batch has, so means over rows cannot be put "
+                "together: return a pair (total, weight) from loss, or use reduction='sum'"
+            )
+        yield replica, values[replica], count / whole
 
 
 def _pair(value: Any) -> tuple[torch.Tensor, torch.Tensor | float] | None:

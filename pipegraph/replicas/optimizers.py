@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,40 +14,54 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from pipegraph.errors import ReplicaError, StateError
+from pipegraph.replicas.attributes import copied
 
-Factory = Callable[[Any], Optimizer]
+Factory = Callable[[Any], Any]
 
 
-class ReplicaOptimizers:
-    """The optimizers of all replicas.
+class OneOptimizer:
+    """The replicas' copies of one optimizer.
 
     Args:
-        factory: gets a replica's parameters as a list, or the replica itself when its
-            parameter is named ``module``.
-        modules: the replicas.
+        each: by replica.
+        parameters: by replica, all of the module's.
         owners: the replica that steps each parameter, whole ones (schedule B); None where all step all.
+
+    Attributes:
+        groups: the settings, with the first replica's parameters: what users and schedulers change.
 
     Raises:
         ReplicaError: the optimizer needs a closure, or holds other parameters than the replica's.
     """
 
-    def __init__(self, factory: Factory, modules: Sequence[Module], owners: Sequence[int] | None) -> None:
-        by_name = "module" in inspect.signature(factory).parameters
-        self._parameters = [list(module.parameters()) for module in modules]
-        self.each = [
-            factory(module if by_name else list(given))
-            for module, given in zip(modules, self._parameters, strict=True)
-        ]
-        _refuse_closure(self.each[0])
+    def __init__(
+        self,
+        each: Sequence[Optimizer],
+        parameters: Sequence[Sequence[Parameter]],
+        owners: Sequence[int] | None,
+    ) -> None:
+        _refuse_closure(each[0])
+        self.each = list(each)
+        self._parameters = parameters
         self._owners = owners
+        self._index = {id(parameter): i for i, parameter in enumerate(parameters[0])}
         self._layout = self._indices(0)
-        if any(self._indices(replica) != self._layout for replica in range(1, len(modules))):
+        if any(self._indices(replica) != self._layout for replica in range(1, len(each))):
             raise ReplicaError("optimizer= made different parameter groups for different replicas")
+        self._touched = False
+        self.groups = self.each[0].param_groups
         if owners is not None:
+            self.groups = [dict(group) for group in self.groups]
             for replica, optimizer in enumerate(self.each):
-                index = {id(parameter): i for i, parameter in enumerate(self._parameters[replica])}
-                for group in optimizer.param_groups:
-                    group["params"] = [p for p in group["params"] if owners[index[id(p)]] == replica]
+                self._keep_owned(replica, optimizer, owners)
+
+    def _keep_owned(self, replica: int, optimizer: Optimizer, owners: Sequence[int]) -> None:
+        for group, indices in zip(optimizer.param_groups, self._layout, strict=True):
+            group["params"] = [self._parameters[replica][i] for i in indices if owners[i] == replica]
+        # Some optimizers make their state at once, for all they are given.
+        for index, parameter in enumerate(self._parameters[replica]):
+            if owners[index] != replica:
+                optimizer.state.pop(parameter, None)
 
     def _indices(self, replica: int) -> list[list[int]]:
         """Per group its parameters' indices in the module."""
@@ -59,29 +73,82 @@ class ReplicaOptimizers:
                 "optimizer= must use the parameters it is given, of every replica its own; it holds others"
             ) from None
 
-    def copy_groups(self) -> None:
-        """The first optimizer's settings (learning rates ...) to the others; tensors by value."""
-        first = self.each[0].param_groups
-        for optimizer in self.each[1:]:
-            if len(optimizer.param_groups) != len(first):
-                raise ReplicaError(
-                    f"the first optimizer has {len(first)} parameter groups, the others "
-                    f"{len(optimizer.param_groups)}: make all groups in optimizer="
-                )
-            for mine, its in zip(first, optimizer.param_groups, strict=True):
-                for key, value in mine.items():
-                    if key == "params":
-                        continue
-                    old = its.get(key)
-                    if isinstance(value, torch.Tensor) and isinstance(old, torch.Tensor):
+    @property
+    def indices(self) -> set[int]:
+        """Of the parameters it steps."""
+        return {index for group in self._layout for index in group}
+
+    # What users change, and the replicas follow
+
+    def align(self) -> None:
+        """Before a step: settings (learning rates ...) to all, tensors by value; states that users have had in hand."""
+        for optimizer in self.each:
+            if optimizer.param_groups is not self.groups:
+                self._take_settings(self.groups, optimizer.param_groups)
+        if self._touched:
+            self._touched = False
+            self._copy_states()
+
+    def settings_from_step(self) -> None:
+        """After a step: what the optimizer has changed in its own settings."""
+        if self.groups is not self.each[0].param_groups:
+            self._take_settings(self.each[0].param_groups, self.groups)
+
+    def _take_settings(self, source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
+        if len(target) != len(source):
+            raise ReplicaError(
+                f"the first optimizer has {len(source)} parameter groups, the others "
+                f"{len(target)}: make all groups in optimizer="
+            )
+        for mine, its in zip(source, target, strict=True):
+            for key, value in mine.items():
+                if key == "params":
+                    continue
+                old = its.get(key)
+                if isinstance(value, torch.Tensor) and isinstance(old, torch.Tensor):
+                    if old is not value:
                         old.copy_(value)
-                    else:
-                        its[key] = value.clone() if isinstance(value, torch.Tensor) else value
+                else:
+                    its[key] = value.clone() if isinstance(value, torch.Tensor) else value
+
+    def place(self, key: Any) -> tuple[Any, Any]:
+        """Where the state of the first replica's parameter lies: the owner's mapping, and its own parameter."""
+        index = self._index.get(id(key))
+        if self._owners is None or index is None:
+            self._touched = True
+            return self.each[0].state, key
+        owner = self._owners[index]
+        return self.each[owner].state, self._parameters[owner][index]
+
+    def state_keys(self) -> list[Any]:
+        """The first replica's parameters that have a state, on whichever replica."""
+        if self._owners is None:
+            return list(self.each[0].state)
+        order = [i for group in self._layout for i in group]
+        return [
+            self._parameters[0][i]
+            for i in order
+            if self._parameters[self._owners[i]][i] in self.each[self._owners[i]].state
+        ]
+
+    def _copy_states(self) -> None:
+        """The first replica's state to the others, where it was in a user's hands."""
+        if self._owners is not None:
+            return
+        first = self.each[0]
+        for optimizer, given in zip(self.each[1:], self._parameters[1:], strict=True):
+            memo: dict[int, Any] = {
+                id(mine): its for mine, its in zip(self._parameters[0], given, strict=True)
+            }
+            source, target = self._parameters[0][0].device, given[0].device
+            state = copied(dict(first.state), source, target, memo)
+            optimizer.state.clear()
+            optimizer.state.update(state)
+
+    # A step
 
     def unscale(self, scaler: GradScaler) -> bool:
         """Divide all gradients by the scale, in place; whether they are finite (on every replica alike)."""
-        if not scaler.is_enabled():
-            return True
         found: list[torch.Tensor] = []
         for optimizer in self.each:
             scaler.unscale_(optimizer)
@@ -89,22 +156,18 @@ class ReplicaOptimizers:
                 found.extend(scaler._found_inf_per_device(optimizer).values())
         return not any(bool(flag.item()) for flag in found)
 
-    def clip(self, limit: float) -> torch.Tensor:
-        """Scale gradients to a total norm of at most `limit`; the norm before, on the first device."""
-        first = self._parameters[0][0].device
-        owned = self._parameters if self._owners is not None else self._parameters[:1]
-        norms = []
-        for given in owned:
-            grads = [parameter.grad for parameter in given if parameter.grad is not None]
-            if grads:
-                norms.append(get_total_norm(grads).to(first))
-        total = (
-            norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms or [torch.zeros(())]))
-        )
+    def forget_scaling(self, scaler: GradScaler) -> None:
+        """After a failure: the scaler holds nothing of the step that was dropped, or it would refuse the next."""
+        for optimizer in self.each:
+            scaler._per_optimizer_states.pop(id(optimizer), None)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of what it steps, on all replicas."""
         for given in self._parameters:
-            if given:
-                clip_grads_with_norm_(given, limit, total.to(given[0].device))
-        return total
+            for index in self.indices:
+                given[index].grad = None
+
+    # States
 
     def state_dict(self) -> dict[str, Any]:
         """As of one optimizer over the whole module."""
@@ -123,14 +186,13 @@ class ReplicaOptimizers:
                     merged["state"][place] = states[owner]["state"][own]
                 packed.append(place)
                 place += 1
-            merged["param_groups"].append({**states[0]["param_groups"][number], "params": packed})
+            settings = {key: value for key, value in self.groups[number].items() if key != "params"}
+            merged["param_groups"].append({**settings, "params": packed})
         return merged
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state of one optimizer into all; every replica gets tensors of its own.
-
-        Raises:
-            StateError: the groups do not fit.
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raises:
+        StateError: the groups of a state do not fit.
         """
         sizes = [len(group["params"]) for group in state["param_groups"]]
         if sizes != [len(indices) for indices in self._layout]:
@@ -138,12 +200,20 @@ class ReplicaOptimizers:
                 f"the optimizer state has parameter groups of {sizes} parameters, this optimizer of "
                 f"{[len(indices) for indices in self._layout]}"
             )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the checked state of one optimizer into all; every replica gets tensors of its own."""
         for replica, optimizer in enumerate(self.each):
             optimizer.load_state_dict(copy.deepcopy(self._part_of(state, replica)))
-
-    def _part_of(self, state: dict[str, Any], replica: int) -> dict[str, Any]:
+        self._touched = False
         if self._owners is None:
-            return state
+            self.groups = self.each[0].param_groups
+        else:
+            self._take_settings(self.each[0].param_groups, self.groups)
+
+    def _part_of(self, state: Mapping[str, Any], replica: int) -> dict[str, Any]:
+        if self._owners is None:
+            return dict(state)
         part: dict[str, Any] = {"state": {}, "param_groups": []}
         place = 0
         for indices, group in zip(self._layout, state["param_groups"], strict=True):
@@ -156,6 +226,92 @@ class ReplicaOptimizers:
                     place += 1
             part["param_groups"].append({**group, "params": packed})
         return part
+
+
+class ReplicaOptimizers:
+    """All that ``optimizer=`` has made: one optimizer, or several.
+
+    Args:
+        factory: gets a replica's parameters as a list, or the replica itself when its
+            parameter is named ``module``; returns an optimizer, or a sequence of them.
+        modules: the replicas.
+        owners: the replica that steps each parameter (schedule B); None where all step all.
+    """
+
+    def __init__(self, factory: Factory, modules: Sequence[Module], owners: Sequence[int] | None) -> None:
+        by_name = "module" in inspect.signature(factory).parameters
+        self._parameters = [list(module.parameters()) for module in modules]
+        made = [
+            factory(module if by_name else list(given))
+            for module, given in zip(modules, self._parameters, strict=True)
+        ]
+        self._owners = owners
+        self.several = not isinstance(made[0], Optimizer)
+        columns = list(zip(*made, strict=True)) if self.several else [made]
+        self.parts = [OneOptimizer(column, self._parameters, owners) for column in columns]
+        known = [index for part in self.parts for index in part.indices]
+        if len(known) > len(set(known)):
+            raise ReplicaError("optimizer= made several optimizers that step the same parameter")
+
+    @property
+    def indices(self) -> set[int]:
+        """Of all parameters that an optimizer steps."""
+        return {index for part in self.parts for index in part.indices}
+
+    def align(self) -> None:
+        """Before a step: see :meth:`OneOptimizer.align`."""
+        for part in self.parts:
+            part.align()
+
+    def unscale(self, scaler: GradScaler) -> bool:
+        """Unscale all gradients; whether all are finite."""
+        verdicts = [part.unscale(scaler) for part in self.parts] if scaler.is_enabled() else []
+        return all(verdicts)
+
+    def forget_scaling(self, scaler: GradScaler) -> None:
+        """After a failure; see :meth:`OneOptimizer.forget_scaling`."""
+        for part in self.parts:
+            part.forget_scaling(scaler)
+
+    def clip(self, limit: float) -> torch.Tensor:
+        """Scale gradients to a total norm of at most `limit`; the norm before, on the first device."""
+        first = self._parameters[0][0].device
+        owned = self._parameters if self._owners is not None else self._parameters[:1]
+        norms = []
+        for given in owned:
+            grads = [parameter.grad for parameter in given if parameter.grad is not None]
+            if grads:
+                norms.append(get_total_norm(grads).to(first))
+        total = (
+            norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms or [torch.zeros(())]))
+        )
+        for given in self._parameters:
+            if given:
+                clip_grads_with_norm_(given, limit, total.to(given[0].device))
+        return total
+
+    def state_dict(self) -> Any:
+        """Of the optimizer, or a list where there are several."""
+        states = [part.state_dict() for part in self.parts]
+        return states if self.several else states[0]
+
+    def check(self, state: Any) -> None:
+        """Raises:
+        StateError: the state does not fit.
+        """
+        states = self._listed(state)
+        if len(states) != len(self.parts):
+            raise StateError(f"the state holds {len(states)} optimizers, this executor has {len(self.parts)}")
+        for part, its in zip(self.parts, states, strict=True):
+            part.check(its)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Load a checked state into all replicas."""
+        for part, its in zip(self.parts, self._listed(state), strict=True):
+            part.load_state_dict(its)
+
+    def _listed(self, state: Any) -> list[Any]:
+        return [state] if isinstance(state, Mapping) else list(state)
 
 
 def _refuse_closure(optimizer: Optimizer) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from pipegraph.batches import Whole as Whole
@@ -131,6 +132,24 @@ def rows_of(tree: Any, dim: int = 0, name: str = "inputs") -> int | None:
     return None if first is None else first[1]
 
 
+def part_rows(part: Any, dim: int = 0) -> int | None:
+    """Rows of a part that was cut elsewhere: of its tensors, else of its columns, or None where they differ."""
+    rows = rows_of(part, dim, "batch")
+    if rows is not None:
+        return rows
+    lengths = {len(column) for column in _columns(part)}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def _columns(tree: Any) -> Iterator[Any]:
+    """Lists and arrays with an entry per row, in a tree without tensors."""
+    if (isinstance(tree, np.ndarray) and tree.ndim > 0) or type(tree) is list:
+        yield tree
+    else:
+        for _, entry in children(tree) or ():
+            yield from _columns(entry)
+
+
 def chunk_sizes_for(rows: int, parts: int) -> list[int]:
     """Rows of each part as ``torch.chunk`` deals them: ceil-sized, and fewer parts when rows run out.
 
@@ -154,7 +173,7 @@ def cut(tree: Any, sizes: Sequence[int], dim: int = 0, *, lists: bool = False) -
         tree: the batch.
         sizes: rows of each part; their sum is the batch's rows.
         dim: the dimension that is cut.
-        lists: also cut lists without tensors that have the batch's row count
+        lists: also cut NumPy arrays, and lists without tensors, that have the batch's row count
             (captions, keys); otherwise they go whole to every part.
     """
     rows = sum(sizes)
@@ -168,6 +187,8 @@ def cut(tree: Any, sizes: Sequence[int], dim: int = 0, *, lists: bool = False) -
         if tree.dim() == 0:
             return [Whole(tree)] * len(sizes)
         return _cut_tensor(tree, sizes, dim)
+    if lists and isinstance(tree, np.ndarray):
+        return _cut_array(tree, sizes, dim)
     entries = children(tree)
     if not entries:
         return whole
@@ -180,6 +201,14 @@ def cut(tree: Any, sizes: Sequence[int], dim: int = 0, *, lists: bool = False) -
 
 def _holds_tensors(tree: Any) -> bool:
     return any(isinstance(leaf, (torch.Tensor, Whole)) or rule_for(leaf) for _, leaf in leaves(tree))
+
+
+def _cut_array(array: np.ndarray[Any, Any], sizes: Sequence[int], dim: int) -> list[Any]:
+    """By rows along `dim`, or along the only dimension; whole where it has another number of rows."""
+    axis = 0 if array.ndim == 1 else dim
+    if not -array.ndim <= axis < array.ndim or array.shape[axis] != sum(sizes):
+        return [array] * len(sizes)
+    return list(np.split(array, np.cumsum(sizes)[:-1], axis))
 
 
 def _cut_tensor(tensor: torch.Tensor, sizes: Sequence[int], dim: int) -> list[torch.Tensor]:

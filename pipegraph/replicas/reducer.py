@@ -31,7 +31,7 @@ from pipegraph.replicas.buckets import Bucket
 from pipegraph.replicas.group import Ranks
 from pipegraph.replicas.lanes import Lanes, LiveBucket, Observer
 from pipegraph.replicas.layout import Layout
-from pipegraph.replicas.parts import leaves
+from pipegraph.replicas.outside import Outside, refuse_gone
 from pipegraph.replicas.sums import DENSE, SPARSE, Sums, kinds
 
 
@@ -75,8 +75,9 @@ class Reducer:
         self._failure: BaseException | None = None
         self._sparse: set[int] = set()
         self._leader = 0
-        self._task: int | None = None
         self._flags: list[int] = []
+        everyone = list(range(len(self._parameters)))
+        self.outside = Outside(self._parameters, lambda: self._open_for(everyone), self._finish_outside)
         self._thread = start_thread(self._launch_in_order, "pipegraph-reducer")
 
     def prepare(self) -> None:
@@ -107,9 +108,13 @@ class Reducer:
 
     def begin(self, active: Sequence[int]) -> None:
         """Marks count from now on. `active` replicas run a backward; of the others ``.grad`` is taken."""
+        self.prepare()
+        self.outside.forget()
+        self._open_for(active)
+
+    def _open_for(self, active: Sequence[int]) -> None:
         if self._open:
             self.abort()  # a user's own backward that failed
-        self.prepare()
         late = {
             index
             for replica, given in enumerate(self._parameters)
@@ -133,6 +138,11 @@ class Reducer:
 
     def _arrive(self, replica: int, index: int, parameter: torch.Tensor) -> None:
         """The hook. Runs in an autograd thread; never waits for a replica."""
+        outside = self.outside
+        if not self._open or outside.under_way:
+            if (not self._open or outside.failed) and not outside.arrive(replica):
+                return
+            outside.note(replica)
         grad = parameter.grad
         with self._condition:
             live = self._layout.home.get(index)
@@ -229,29 +239,20 @@ class Reducer:
         """Set the first replica's ``.grad`` alone, to tensors that stay; the others' to None."""
         self._sums.give_first(self._layout, self._flags)
 
-    def follow(self, outputs: Any, active: Sequence[int]) -> None:
-        """When the user's own backward reaches one of these outputs, begin, and finish at that backward's end."""
-        self.prepare()
-        for _, leaf in leaves(outputs):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(lambda grad: self._begin_backward(active))  # type: ignore[no-untyped-call]
+    def follow(self, outputs: Mapping[int, Any], joined: Any) -> None:
+        """The user may make backwards of what the replicas have returned, joined; see :class:`Outside`.
 
-    def _begin_backward(self, active: Sequence[int]) -> None:
-        """From a hook on an output: begin, once per backward, and finish at its end."""
-        task = torch._C._current_graph_task_id()
-        if task == self._task:
-            return
-        self.begin(active)
-        self._task = task
+        :meth:`prepare` came before they were called.
+        """
+        self.outside.arm(outputs, joined)
+        if self.outside.take_dirty():  # the module makes backwards in its forward
+            self._open_for(())
+            self._finish_outside()
 
-        def finish() -> None:
-            self._task = None
-            self.complete()
-            self.give_first()
-            self.release()
-
-        engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(finish)
+    def _finish_outside(self) -> None:
+        self.complete()
+        self.give_first()
+        self.release()
 
     def release(self) -> None:
         """The reduced gradients have been used; tests poison the buckets."""
@@ -283,7 +284,13 @@ class Reducer:
             self._stopped = True
             self._open = False
             self._condition.notify_all()
+        self.outside.disarm()
         self._layout.detach()
+        # Graphs that outlive the executor reach the other replicas, whose gradients nobody would add.
+        for given in self._parameters[1:]:
+            for parameter in given:
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(refuse_gone)  # type: ignore[no-untyped-call]
 
     def join(self) -> None:
         """Wait for the launching thread after :meth:`stop`."""

@@ -69,7 +69,7 @@ class Sums:
             elif flags[index] == DENSE:
                 live = layout.home[index]
                 reduced = live.views[live.plan.owner][index]
-                if first.grad is None:
+                if first.grad is None or first.grad is live.views[0][index]:
                     first.grad = torch.empty_like(reduced, device=first.device)
                 first.grad.copy_(reduced)
             for given in self._parameters[1:]:

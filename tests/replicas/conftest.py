@@ -64,7 +64,8 @@ def assert_replicas_equal(executor: ReplicaExecutor) -> None:
             assert torch.equal(mine, its)
     if executor._optimizers is None or executor._optimizers._owners is not None:
         return
-    states = [optimizer.state_dict()["state"] for optimizer in executor._optimizers.each]
+    states = [each.state_dict()["state"] for part in executor._optimizers.parts for each in part.each]
+    assert len(executor._optimizers.parts) == 1
     for state in states[1:]:
         assert state.keys() == states[0].keys()
         for index, entries in state.items():

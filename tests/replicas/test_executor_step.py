@@ -82,7 +82,7 @@ def test_tensor_learning_rates_are_copied_by_value(make_executor: MakeExecutor) 
     executor.step(data(), square)
     executor.optimizer.param_groups[0]["lr"].fill_(0.5)
     executor.step(data(), square)
-    first, second = (optimizer.param_groups[0]["lr"] for optimizer in executor._optimizers.each)  # type: ignore
+    first, second = (optimizer.param_groups[0]["lr"] for optimizer in executor._optimizers.parts[0].each)  # type: ignore
     assert first.item() == second.item() == 0.5
     assert first is not second
     assert_replicas_equal(executor)
@@ -255,7 +255,9 @@ def test_a_loaded_state_is_every_replicas_own(make_executor: MakeExecutor) -> No
     executor.step(data(), square)
     state = executor.state_dict()
     executor.load_state_dict(state)
-    first, second = (next(iter(o.state.values()))["momentum_buffer"] for o in executor._optimizers.each)  # type: ignore
+    first, second = (
+        next(iter(o.state.values()))["momentum_buffer"] for o in executor._optimizers.parts[0].each
+    )  # type: ignore
     assert first.data_ptr() != second.data_ptr()
 
 
@@ -271,7 +273,7 @@ def test_sharding_divides_the_optimizers_memory(make_executor: MakeExecutor) -> 
     executor.step(data(), square)
     sizes = [
         sum(state["momentum_buffer"].numel() for state in optimizer.state.values())
-        for optimizer in executor._optimizers.each  # type: ignore[union-attr]
+        for optimizer in executor._optimizers.parts[0].each  # type: ignore[union-attr]
     ]
     total = sum(p.numel() for p in executor.module.parameters())
     assert sum(sizes) == total
@@ -282,7 +284,7 @@ def test_train_and_eval_reach_every_replica(make_executor: MakeExecutor) -> None
     executor = make_executor(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)).double(), 2, optimizer=sgd)
     executor.eval()
     x = data()
-    assert torch.equal(executor(x), executor.module(x))
+    torch.testing.assert_close(executor(x), executor.module(x), rtol=1e-12, atol=1e-12)
     executor.module.train()  # directly on the module works too
     with pytest.warns(PipegraphWarning, match="one generator"):
         assert not torch.equal(executor(x), executor.eval().module(x))
@@ -427,9 +429,8 @@ def test_optimizers_that_cannot_step_over_replicas_are_refused(make_executor: Ma
     with pytest.raises(ReplicaError, match="shard_optimizer=True"):
         ReplicaExecutor(mlp(), ["cpu"] * 2, shard_optimizer=True)
     executor = make_executor(mlp(), 2, optimizer=sgd)
-    executor.optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
-    with pytest.raises(ReplicaError, match="2 parameter groups, the others 1"):
-        executor.step(data(), square)
+    with pytest.raises(ReplicaError, match="make all parameter groups in optimizer="):
+        executor.optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
 
 
 def test_compiled_replicas_train_the_same_with_gradients_in_buckets(

@@ -1,0 +1,171 @@
+"""The second half of a step: unscale, one check for infinities, clip, step, drop the gradients."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from pipegraph.errors import ReplicaError
+from pipegraph.replicas.build import Replicas
+from pipegraph.replicas.crew import Crew
+from pipegraph.replicas.exchange import Exchange
+from pipegraph.replicas.optimizers import OneOptimizer, ReplicaOptimizers, zero_grads
+from pipegraph.replicas.proxy import JointOptimizer
+from pipegraph.replicas.reducer import Reducer
+from pipegraph.replicas.team import note_once
+
+DIFFER = "the executor is closed: its replicas may differ after a failed optimizer step"
+
+
+class User(Protocol):
+    """The executor."""
+
+    def entered(self) -> AbstractContextManager[None]:
+        """A call: one at a time."""
+
+    def broken(self, failure: BaseException) -> None:
+        """Replicas may differ: nothing may be done with them any more."""
+
+
+class Update:
+    """Makes optimizer steps on all replicas.
+
+    Args:
+        user: the executor, which is not kept alive.
+        crew: runs them.
+        replicas: whose parameters are stepped.
+        optimizers: of all replicas.
+        exchange: brings new parameters from their owners; None where every replica steps all.
+        reducer: sums gradients; None with one replica.
+
+    Attributes:
+        proxies: the optimizers as users hold them.
+    """
+
+    def __init__(
+        self,
+        user: User,
+        crew: Crew,
+        replicas: Replicas,
+        optimizers: ReplicaOptimizers,
+        exchange: Exchange | None,
+        reducer: Reducer | None,
+    ) -> None:
+        self._user = weakref.ref(user)
+        self._crew = crew
+        self._replicas = replicas
+        self._optimizers = optimizers
+        self._exchange = exchange
+        self._reducer = reducer
+        self._spent = False
+        self.proxies = tuple(self._proxy(part) for part in optimizers.parts)
+
+    def prepare(self) -> None:
+        """Before a step's gradients are made: settings are alike, and no gradient is left that was stepped with.
+
+        An interrupt may come between a step and the dropping of its gradients.
+        """
+        self._optimizers.align()
+        if self._spent:
+            self.drop()
+
+    def drop(self) -> None:
+        """Drop all gradients."""
+        zero_grads(self._replicas.parameters)
+        self._spent = False
+
+    def make(self, clip_norm: float | None, scaler: GradScaler | None) -> tuple[torch.Tensor | None, bool]:
+        """Unscale, check, clip, step. The gradients are to be dropped then.
+
+        Returns:
+            The norm before clipping, and whether the optimizers have stepped.
+        """
+        optimizers = self._optimizers
+        try:
+            finite = True if scaler is None else optimizers.unscale(scaler)
+            norm = optimizers.clip(clip_norm) if clip_norm is not None else None
+            if self._exchange is not None:
+                self._exchange.settle()
+        except BaseException:
+            zero_grads(self._replicas.parameters)
+            if scaler is not None:
+                optimizers.forget_scaling(scaler)
+            raise
+        self._spent = True
+        try:
+            if finite:
+                self._step(optimizers.parts)
+            if scaler is not None:
+                scaler.update()
+        except BaseException as failure:
+            if scaler is not None:
+                optimizers.forget_scaling(scaler)
+            self._break(failure)
+            raise
+        for proxy in self.proxies:
+            proxy._opt_called = True  # what schedulers ask, to warn of a step before the optimizer's
+        return norm, finite
+
+    def _proxy(self, part: OneOptimizer) -> JointOptimizer:
+        # Schedulers hold the proxy, and through it not the executor with its threads.
+        me = weakref.ref(self)
+
+        def make_step() -> None:
+            update = me()
+            user = None if update is None else update._user()
+            if update is None or user is None:
+                raise ReplicaError("the executor of this optimizer is gone")
+            with user.entered():
+                update._step_outside(part)
+
+        return JointOptimizer(part, make_step)
+
+    def _step_outside(self, part: OneOptimizer) -> None:
+        """``executor.optimizer.step()``: the gradients that the replicas hold are summed first, and stay."""
+        if self._spent:
+            self.drop()
+        if self._exchange is not None:
+            self._exchange.settle()
+        part.align()
+        reducer = self._reducer
+        if reducer is not None:
+            reducer.begin(())
+            reducer.complete()
+            reducer.give()
+        try:
+            self._step([part])
+        except BaseException as failure:
+            self._break(failure)
+            raise
+        if reducer is not None:
+            reducer.give_first()
+            reducer.release()
+
+    def _break(self, failure: BaseException) -> None:
+        note_once(failure, DIFFER)
+        user = self._user()
+        if user is not None:
+            user.broken(failure)
+
+    def _step(self, parts: Sequence[OneOptimizer]) -> None:
+        """Step optimizers on all replicas, and begin to exchange what only the owners have."""
+        self._crew.run({r: _stepping(parts, r) for r in range(len(self._replicas.modules))})
+        if self._exchange is not None:
+            self._exchange.start()
+            self._exchange.wait(0)
+        for part in parts:
+            part.settings_from_step()
+        self._replicas.note_parameters()
+
+
+def _stepping(parts: Sequence[OneOptimizer], replica: int) -> Callable[[], None]:
+    def step() -> None:
+        for part in parts:
+            part.each[replica].step()
+
+    return step

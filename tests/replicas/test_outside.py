@@ -1,0 +1,375 @@
+"""What users do outside ``step``: their own backwards, what they set on the module, an executor that is gone."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipegraph.errors import ReplicaError
+from pipegraph.replicas import ReplicaExecutor
+
+from .conftest import MakeExecutor, assert_close, assert_replicas_equal
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+
+
+def data(rows: int = 7) -> torch.Tensor:
+    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def assert_same_gradients(executor: ReplicaExecutor, alone: nn.Module) -> None:
+    for mine, its in zip(executor.module.parameters(), alone.parameters(), strict=True):
+        assert (mine.grad is None) == (its.grad is None)
+        if its.grad is not None:
+            torch.testing.assert_close(mine.grad, its.grad, rtol=1e-12, atol=1e-13)
+
+
+# Backwards
+
+
+def test_a_penalty_on_the_gradient_of_inputs_reaches_all_replicas(make_executor: MakeExecutor) -> None:
+    alone, executor = mlp(), make_executor(mlp(), 3)
+    for model in (alone, executor):
+        x = data().requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).pow(2).sum(), x, create_graph=True)  # type: ignore[operator]
+        slope.pow(2).sum().backward()
+    assert_same_gradients(executor, alone)
+
+
+def test_a_loss_on_activations_that_a_hook_has_stored_reaches_all_replicas(
+    make_executor: MakeExecutor,
+) -> None:
+    alone, executor = mlp(), make_executor(mlp(), 3)
+    stored: list[torch.Tensor] = []
+    for model in (alone, executor.module):
+        model[1].register_forward_hook(lambda module, given, out: stored.append(out))
+    for called in (alone, executor):
+        stored.clear()
+        called(data())  # type: ignore[operator]
+        sum(one.pow(2).sum() for one in stored).backward()  # type: ignore[union-attr]
+    assert_same_gradients(executor, alone)
+
+
+def test_a_backward_of_fewer_replicas_than_before_and_of_more(make_executor: MakeExecutor) -> None:
+    alone, executor = mlp(), make_executor(mlp(), 3)
+    for rows in (7, 1, 2, 7):
+        for model in (alone, executor):
+            first, second = model(data(rows)), model(data(1))  # type: ignore[operator]
+            first.sum().backward()
+            second.pow(2).sum().backward()
+    assert_same_gradients(executor, alone)
+
+
+def test_a_backward_made_in_the_forward_is_summed(make_executor: MakeExecutor) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            loss: torch.Tensor = self.net(x).pow(2).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss.detach().expand(len(x))
+
+    alone, executor = Own(), make_executor(Own(), 3)
+    alone(data())
+    executor(data())
+    assert_same_gradients(executor, alone)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_gradients_returned_for_parameters_are_refused(
+    make_executor: MakeExecutor, create_graph: bool
+) -> None:
+    executor = make_executor(mlp(), 2)
+    loss = executor(data()).sum()
+    with pytest.raises(ReplicaError, match=r"autograd.grad .* first replica's share: use backward\(\)"):
+        torch.autograd.grad(loss, list(executor.module.parameters()), create_graph=create_graph)
+    executor(data()).sum().backward()
+
+
+def test_a_backward_into_named_inputs_is_refused(make_executor: MakeExecutor) -> None:
+    executor = make_executor(mlp(), 2)
+    with pytest.raises(ReplicaError, match=r"replica 1 none: backward\(inputs=...\)"):
+        executor(data()).sum().backward(inputs=list(executor.module.parameters()))
+
+
+# What is set on the module between calls
+
+
+class Scaled(nn.Module):
+    """With plain attributes of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, dtype=torch.double))
+        self.temperature = 1.0
+        self.options = {"nested": [1.0]}
+        self.shift = torch.zeros(4, dtype=torch.double)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        scale: float = self.temperature * self.options["nested"][0]
+        return x * self.weight * scale + self.shift
+
+
+def test_what_is_set_on_the_module_holds_for_all_replicas(make_executor: MakeExecutor) -> None:
+    executor = make_executor(Scaled(), 3)
+    module, x = executor.module, data(6)
+
+    def assert_followed() -> None:
+        assert torch.equal(executor(x), module(x))
+
+    assert_followed()
+    module.temperature = 3.0
+    assert_followed()
+    module.options["nested"][0] = 5.0
+    assert_followed()
+    module.shift.fill_(7.0)
+    assert_followed()
+    module.shift = torch.full((4,), -1.0, dtype=torch.double)
+    assert_followed()
+    handle = module.register_forward_hook(lambda module, given, out: out * 2)
+    assert_followed()
+    handle.remove()
+    assert_followed()
+    module.forward = type(module).forward.__get__(module)
+    assert_followed()
+    assert module.weight is not executor._replicas.modules[1].weight
+
+
+def test_what_a_forward_sets_stays_on_its_replica(make_executor: MakeExecutor) -> None:
+    executor = make_executor(Scaled(), 2)
+    executor(data(6))
+    executor.module.calls = 10
+    executor(data(6))
+    executor(data(1))
+    executor(data(6))
+    assert [module.calls for module in executor._replicas.modules] == [13, 12]
+
+
+def test_dropout_probabilities_and_modes_are_followed(make_executor: MakeExecutor) -> None:
+    executor = make_executor(nn.Dropout(0.5), 2, deterministic=True)
+    executor.module.p = 1.0
+    assert executor(torch.ones(4, 4)).sum() == 0
+    executor.module.eval()
+    assert executor(torch.ones(4, 4)).sum() == 16
+
+
+def test_what_cannot_be_copied_to_the_replicas_is_named(make_executor: MakeExecutor) -> None:
+    executor = make_executor(Scaled(), 2)
+    executor.module.lock = threading.Lock()
+    with pytest.raises(ReplicaError, match=r"Scaled.lock was set after the executor was built"):
+        executor(data())
+
+
+def test_parameters_loaded_later_are_seen_in_eval(make_executor: MakeExecutor) -> None:
+    for options in ({}, {"optimizer": sgd}):
+        executor = make_executor(nn.Linear(4, 1), 2, **options)
+        executor.eval()
+        x = torch.ones(2, 4)
+        executor(x)
+        nn.init.constant_(executor.module.weight, 5.0)
+        out = executor(x)
+        assert torch.equal(out[0], out[1])
+        executor.module.load_state_dict(nn.Linear(4, 1).state_dict())
+        out = executor(x)
+        assert torch.equal(out[0], out[1])
+
+
+def test_a_converted_model_is_refused(make_executor: MakeExecutor) -> None:
+    executor = make_executor(mlp(), 2)
+    executor.module.float()
+    with pytest.raises(ReplicaError, match=r"parameter '0.weight' is now torch.float32"):
+        executor(data().float())
+
+
+# The end
+
+
+@pytest.mark.parametrize("how", ["close", "collect"])
+def test_a_backward_after_the_end_is_an_error_and_does_not_hang(how: str) -> None:
+    executor = ReplicaExecutor(mlp(), ["cpu"] * 2)
+    out = executor(data())
+    if how == "close":
+        executor.close()
+    del executor
+    gc.collect()
+    with pytest.raises(ReplicaError, match="closed, or nobody held it"):
+        out.sum().backward()
+
+
+def test_close_from_another_thread_waits_for_the_step(make_executor: MakeExecutor) -> None:
+    executor = make_executor(mlp(), 2, optimizer=sgd)
+    inside, go = threading.Event(), threading.Event()
+
+    def loss(outputs: torch.Tensor, part: Any) -> torch.Tensor:
+        inside.set()
+        go.wait()
+        return outputs.sum()
+
+    step = threading.Thread(target=executor.step, args=(data(), loss), daemon=True)
+    step.start()
+    inside.wait()
+    closing = threading.Thread(target=executor.close, daemon=True)
+    closing.start()
+    go.set()
+    step.join(60)
+    closing.join(60)
+    assert not step.is_alive()
+    assert not closing.is_alive()
+    with pytest.raises(ReplicaError, match="closed"):
+        executor.step(data(), loss)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_close_from_inside_a_loss_is_refused(make_executor: MakeExecutor, slots: int) -> None:
+    executor = make_executor(mlp(), slots, optimizer=sgd)
+
+    def loss(outputs: torch.Tensor, part: Any) -> torch.Tensor:
+        executor.close()
+        return outputs.sum()
+
+    with pytest.raises(ReplicaError, match="in use"):
+        executor.step(data(), loss)
+    executor.step(data(), lambda outputs, part: outputs.sum())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_is_refused_and_its_model_is_a_plain_one(make_executor: MakeExecutor) -> None:
+    executor = make_executor(mlp(), 2, optimizer=sgd)
+    executor(data()).sum().backward()
+    alone = mlp()
+    alone(data()).sum().backward()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            executor.module.zero_grad()
+            executor.module(data()).sum().backward()
+            assert_same_gradients(executor, alone)
+            with pytest.raises(ReplicaError, match="another process"):
+                executor(data())
+            executor.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    executor.step(data(), lambda outputs, part: outputs.sum())
+
+
+# executor.optimizer
+
+
+def adam(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=0.01, eps=1e-3)
+
+
+def loss_of(outputs: torch.Tensor, part: Any) -> torch.Tensor:
+    return outputs.pow(2).mean()
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_loop_of_ones_own_with_the_executors_optimizer_equals_one_device(
+    make_executor: MakeExecutor, shard: bool
+) -> None:
+    alone = mlp()
+    optimizer = adam(alone.parameters())
+    executor = make_executor(mlp(), 3, optimizer=adam, shard_optimizer=shard)
+    ours = torch.optim.lr_scheduler.StepLR(executor.optimizer, 2, 0.5)
+    theirs = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    for rows in (7, 1, 5, 7):
+        for model, each in ((alone, optimizer), (executor, executor.optimizer)):
+            each.zero_grad()
+            model(data(rows)).pow(2).mean().backward()  # type: ignore[operator]
+            each.step()
+        assert_same_gradients(executor, alone)
+        assert_replicas_equal(executor)
+        ours.step()
+        theirs.step()
+    executor.optimizer.zero_grad()
+    optimizer.zero_grad()
+    loss_of(alone(data()), None).backward()
+    optimizer.step()
+    executor.step(data(), loss_of)
+    assert_close(executor, alone)
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_what_is_done_to_the_optimizer_is_done_to_all(make_executor: MakeExecutor, shard: bool) -> None:
+    alone = mlp()
+    optimizer = adam(alone.parameters())
+    executor = make_executor(mlp(), 3, optimizer=adam, shard_optimizer=shard)
+
+    def train(count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss_of(alone(data()), None).backward()
+            optimizer.step()
+            executor.step(data(), loss_of)
+            assert_replicas_equal(executor)
+
+    train(2)
+    saved = optimizer.state_dict()
+    executor.optimizer.load_state_dict(saved)
+    train(1)
+    for each in (optimizer, executor.optimizer):
+        each.state.clear()
+    train(1)
+    for model, each in ((alone, optimizer), (executor.module, executor.optimizer)):
+        each.state[next(model.parameters())]["exp_avg"].zero_()
+        each.param_groups[0]["lr"] = 0.1
+    train(2)
+    assert isinstance(executor.optimizer, torch.optim.Optimizer)
+    assert len(executor.optimizer.param_groups[0]["params"]) == 4
+    assert_close(executor, alone)
+
+
+def test_a_refused_state_leaves_the_replicas_alike(make_executor: MakeExecutor) -> None:
+    executor = make_executor(mlp(), 2, optimizer=sgd)
+    state = executor.state_dict()
+    other = mlp().state_dict()
+    other["0.weight"] = torch.full((8, 4), 9.0, dtype=torch.double)
+    other["extra"] = torch.zeros(1)
+    with pytest.raises(RuntimeError, match="extra"):
+        executor.load_state_dict({**state, "model": other})
+    assert_replicas_equal(executor)
+    executor.step(data(), loss_of)
+    assert_replicas_equal(executor)
+
+
+# Rows
+
+
+def test_a_scattered_batch_of_captions_alone_gives_a_mean(make_executor: MakeExecutor) -> None:
+    from pipegraph.device import Scattered
+
+    class Lengths(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones((), dtype=torch.double))
+
+        def forward(self, captions: list[str]) -> torch.Tensor:
+            return self.weight * torch.tensor([float(len(one)) for one in captions])
+
+    captions = ["a", "bb", "ccc", "dddd", "eeeee"]
+    executor = make_executor(Lengths(), 2, optimizer=sgd)
+    batch = Scattered([captions[:3], captions[3:]], ["cpu", "cpu"])
+    assert executor.step(batch, lambda outputs, part: outputs.mean()).loss.item() == 3.0
+    odd = Scattered([{"a": [1, 2], "b": [1]}, {"a": [1], "b": [1]}], ["cpu", "cpu"])
+    with pytest.raises(ReplicaError, match="how many rows"):
+        executor.step(odd, lambda outputs, part: outputs.mean(), lambda module, part: module(["a"]))
