@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
@@ -169,8 +169,6 @@ class Cache(Memo):
         assert self._index_of is not None
         assert self._store is not None
         position = chunk.rows[0][1]
-        # Another epoch has the sample at another position.
-        named = chunk.keys != (position,) or (isinstance(data, Mapping) and "key" in data)
-        kept = (chunk.keys if named else None, data)
+        kept = (chunk.own_keys, data)  # another epoch has the sample at another position
         self._store.put(self._digest, self._index_of(position, chunk.epoch), kept)
         return chunk

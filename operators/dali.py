@@ -84,6 +84,6 @@ class Dali(Operator):
                     f"pipegraph: it is sample {shown(chunk.keys[error.index])} of the batch that fails"
                 )
             raise
-        chunk.keys = chunk.keys
+        chunk.keys = chunk.own_keys
         chunk.data = {**{name: value for name, value in data.items() if name not in runner.inputs}, **made}
         return chunk

@@ -188,7 +188,7 @@ class DecodeImage(RowOperator):
         image = np.empty(shape, written)
         (numbers,) = self._draw(chunk)
         self._decode(encoded, self._part(encoded, numbers), image)
-        chunk.keys = chunk.keys
+        chunk.keys = chunk.own_keys
         chunk.data = self._filled(chunk.data, field, torch.from_numpy(image).view(dtype))
         return chunk
 
@@ -214,7 +214,7 @@ class DecodeImage(RowOperator):
             return _Batch(chunk, field, [], paths, numbers, (), slab, rows)
         parts = [self._part_or_error(*row) for row in zip(encoded, numbers, strict=True)]
         if field is not None:  # then the rows let go of their bytes one by one
-            chunk.keys = chunk.keys
+            chunk.keys = chunk.own_keys
             chunk.data = {name: value for name, value in chunk.data.items() if name != field}
         return _Batch(chunk, field, list(encoded), None, numbers, parts, slab, rows)
 
@@ -266,7 +266,7 @@ class DecodeImage(RowOperator):
             data = select_rows(data, kept, count, chunk.layout)
             chunk = chunk.select(kept, data)
         else:
-            chunk.keys = chunk.keys
+            chunk.keys = chunk.own_keys
         assert self._slabs is not None
         dtype, _, shape = self._output()
         images, lease = self._slabs.deliver(batch.slab, dtype, (len(kept), *shape))

@@ -77,7 +77,7 @@ class Pin(Operator):
 
     def process(self, chunk: Chunk) -> Chunk:
         assert self._ring is not None
-        chunk.keys = chunk.keys
+        chunk.keys = chunk.own_keys
         tensors = tensors_of(chunk.data, packable)
         if tensors:
             chunk.packed, pinned = pack(tensors, self._ring, _pinned)
@@ -231,7 +231,7 @@ class CopyToDevice(Operator):
 
     def process(self, chunk: Chunk) -> Chunk:
         assert self._landings is not None
-        chunk.keys = chunk.keys
+        chunk.keys = chunk.own_keys
         packed, chunk.packed = chunk.packed, None
         chunk.data, event = self._landings.send(0, chunk.data, packed, self._pinned)
         if event is not None and self._wait:
@@ -288,7 +288,7 @@ class Scatter(Operator):
 
     def process(self, chunk: Chunk) -> Chunk:
         assert self._landings is not None
-        chunk.keys = chunk.keys
+        chunk.keys = chunk.own_keys
         for copied in chunk.ready:
             copied.synchronize()
         batch, chunk.packed = _marked(chunk), None

@@ -188,7 +188,7 @@ class Load(_Reads):
             if "key" in sample:
                 chunk.keys = (sample["key"],)
             return chunk
-        chunk.keys = chunk.keys
+        chunk.keys = chunk.own_keys
         chunk.data = _with_bytes(data)
         return chunk
 

@@ -97,7 +97,7 @@ class Normalize(RowOperator):
         image = self._check(_image_of(chunk.data, "Normalize"), 3)[None]
         out = torch.empty(self._shape(image), dtype=self.dtype, device=image.device)
         normalize_into(image, self.mean, self.std, out, self.layout)
-        chunk.keys = chunk.keys
+        chunk.keys = chunk.own_keys
         chunk.data = _with_image(chunk.data, out[0])
         return chunk
 
@@ -125,7 +125,7 @@ class Normalize(RowOperator):
     def end_batch(self, batch: _Batch, kept: Sequence[int]) -> Chunk:
         chunk, out, count = batch.chunk, batch.out, len(batch.chunk.rows)
         data = chunk.data
-        chunk.keys = chunk.keys
+        chunk.keys = chunk.own_keys
         if len(kept) < count:
             for place, index in enumerate(kept):
                 if place != index:
@@ -180,7 +180,7 @@ class ToDtype(Operator):
             else:
                 made.copy_(image)
             image = made
-        chunk.keys = chunk.keys
+        chunk.keys = chunk.own_keys
         chunk.data = _with_image(chunk.data, image)
         return chunk
 
@@ -206,7 +206,7 @@ class ToLayout(Operator):
 
     def process(self, chunk: Chunk) -> Chunk:
         image = _permuted(_image_of(chunk.data, "ToLayout"), self.layout)
-        chunk.keys = chunk.keys
+        chunk.keys = chunk.own_keys
         chunk.data = _with_image(chunk.data, image.contiguous() if self.layout == "NCHW" else image)
         return chunk
 

@@ -56,14 +56,14 @@ def _describe(value: Any, parts: list[bytes]) -> Any:
         return {"d": [[key, _describe(item, parts)] for key, item in value.items()]}
     if value.__class__ in (list, tuple):
         return {"l" if value.__class__ is list else "t": [_describe(item, parts) for item in value]}
-    if isinstance(value, bytes):
+    if value.__class__ is bytes:
         parts.append(value)
         return {"b": len(value)}
     if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout == torch.strided:
         flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
         parts.append(flat.numpy().tobytes())
         return {"T": str(value.dtype).removeprefix("torch."), "s": list(value.shape)}
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufcUSmM":
         parts.append(np.ascontiguousarray(value).tobytes())
         return {"A": value.dtype.str, "s": list(value.shape), "g": isinstance(value, np.generic)}
     raise DataError(

@@ -17,6 +17,8 @@ shared. What makes it invisible:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from operator import is_
 from typing import Any
 
 from pipegraph.chunk import Chunk, Rows
@@ -109,7 +111,8 @@ def joined(bundles: Sequence[Bundle]) -> Chunk:
 
 def _keys(bundle: Bundle) -> list[Any]:
     names = bundle.names
-    if names is not None and UNNAMED not in names:
+    # By identity: keys may be arrays, which compare as they like.
+    if names is not None and not any(map(is_, names, repeat(UNNAMED))):
         return names
     if bundle.packed is None:
         return [bundle.one(index).keys[0] for index in range(len(bundle.rows))]

@@ -143,15 +143,20 @@ class Chunk:
             if isinstance(data, Mapping) and "key" in data:
                 found = data["key"]
                 if not self.batched:
-                    keys = (found,)
+                    keys = self._keys = (found,)
                 elif isinstance(found, list | tuple) and len(found) == len(keys):
-                    keys = tuple(found)
-            self._keys = keys
+                    keys = self._keys = tuple(found)
         return keys
 
     @keys.setter
     def keys(self, keys: tuple[Any, ...] | None) -> None:
         self._keys = keys
+
+    @property
+    def own_keys(self) -> tuple[Any, ...] | None:
+        """The keys that the samples have brought along or been given; None where their positions are their keys."""
+        keys = self.keys
+        return None if self._keys is None else keys
 
     @property
     def positions(self) -> NDArray[np.int64]:

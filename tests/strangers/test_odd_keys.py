@@ -1,0 +1,130 @@
+"""Keys as people have them: arrays, NumPy numbers and texts, tuples, objects; inline, in bundles, cached and skipped."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+
+
+class Place:
+    """A key that compares as it likes."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("places cannot be compared")
+
+    def __hash__(self) -> int:
+        raise TypeError("places cannot be hashed")
+
+    def __repr__(self) -> str:
+        return f"<Place {self.number}>"
+
+
+KEYS = {
+    "array": lambda i: np.array([i, i + 1]),
+    "array of one": lambda i: np.array([i]),
+    "array of none": lambda i: np.array([]),
+    "tensor": lambda i: torch.tensor([i, i]),
+    "NumPy number": lambda i: np.int64(i),
+    "NumPy text": lambda i: np.str_(f"k{i}"),
+    "tuple of arrays": lambda i: (np.array([i, 2]), "x"),
+    "bytes": lambda i: b"%d" % i,
+    "object": Place,
+    "None": lambda i: None,
+    "not a number": lambda i: float("nan"),
+}
+
+
+def samples(kind: str, n: int = 12) -> list[dict[str, Any]]:
+    return [{"key": KEYS[kind](i), "x": np.full(2, i)} for i in range(n)]
+
+
+def shown(keys: Any) -> list[str]:
+    return [repr(key) for key in keys]
+
+
+def fails_at_five(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["x"][0] == 5:
+        raise ValueError("five")
+    return sample
+
+
+def without_key(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": sample["x"]}
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+@pytest.mark.parametrize("kind", KEYS)
+def test_any_key_names_the_samples_of_a_batch(kind: str, backend: str) -> None:
+    given = samples(kind)
+    graph = pg.Graph("keys")
+    node = graph.add(ops.FromSequence(given), backend=backend).then(without_key, backend=backend)
+    node.then(ops.Batch(5), backend=backend)
+    with graph.loader() as loader:
+        chunks = list(loader.chunks())
+        assert shown(key for chunk in chunks for key in chunk.keys) == shown(s["key"] for s in given)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+@pytest.mark.parametrize("kind", KEYS)
+def test_a_skipped_sample_with_any_key_is_in_the_ledger_the_state_and_the_profile(
+    kind: str, backend: str
+) -> None:
+    def make() -> pg.Graph:
+        graph = pg.Graph("keys")
+        node = graph.add(ops.FromSequence(samples(kind)), backend=backend)
+        node.then(fails_at_five, on_error=pg.Skip(), backend=backend).then(
+            ops.Batch(5, collate=list), backend=backend
+        )
+        return graph
+
+    with make().loader() as loader:
+        passing = iter(loader)
+        first = [next(passing), next(passing)]
+        state = json.dumps(loader.state_dict())
+        (gone,) = loader.profile().quarantined
+        assert repr(gone.key) == repr(KEYS[kind](5))
+        json.loads(loader.profile().to_json())
+        assert [int(s["x"][0]) for batch in first for s in batch] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
+    with make().loader() as loader:
+        loader.load_state_dict(json.loads(state))
+        assert [int(s["x"][0]) for batch in loader for s in batch] == [11]
+        assert len(loader.profile().quarantined) == 1
+
+
+@pytest.mark.parametrize("where", ["memory", "folder"])
+@pytest.mark.parametrize("kind", [kind for kind in KEYS if kind != "object"])
+def test_any_key_comes_out_of_a_cache_as_it_went_in(kind: str, where: str, tmp_path: Any) -> None:
+    graph = pg.Graph("keys")
+    node = graph.add(ops.FromSequence(samples(kind))).then(without_key)
+    node.then(ops.Cache(where if where == "memory" else tmp_path, "1 MB")).then(ops.Batch(5))
+    expected = shown(sample["key"] for sample in samples(kind))
+    with graph.loader() as loader:
+        for _ in range(2):
+            assert shown(key for chunk in loader.chunks() for key in chunk.keys) == expected
+
+
+def test_a_key_that_a_folder_cannot_keep_is_said(tmp_path: Any) -> None:
+    graph = pg.Graph("keys")
+    graph.add(ops.FromSequence(samples("object"))).then(ops.Cache(tmp_path, "1 MB"))
+    with graph.loader() as loader, pytest.raises(pg.PipegraphError, match="Place"):
+        list(loader)
+
+
+def test_a_key_equal_to_its_position_follows_its_sample_into_the_next_epoch() -> None:
+    order = pg.order.StridedOrder(shuffle=True)
+    graph = pg.Graph("keys", seed=1)
+    source = graph.add(ops.FromSequence([{"key": i, "x": i} for i in range(30)], order=order))
+    source.then(without_key).then(ops.Cache("memory", "1 MB"))
+    with graph.loader() as loader:
+        for _ in range(2):
+            assert all(chunk.keys == (chunk.data["x"],) for chunk in loader.chunks())
