@@ -13,6 +13,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, final
 
@@ -48,7 +49,7 @@ class BlockReader:
         switches: Switches | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self._shelf = shelf
+        self._shelf, self._ahead = shelf, ahead
         self._count, self._clock = count, clock
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)  # workers wait for blocks
@@ -59,7 +60,8 @@ class BlockReader:
         self._cancelled = self._closed = False
         self._events = 0
         self._threads: list[threading.Thread] = []
-        self._loading = 0
+        self._loading: list[Entry] = []  # the one begun first comes first
+        self._crowded = 0  # loads that wait for room
         self._times = Timetable(shelf, self._held, clock())
         self._switches = switches or Switches()
         self._switches.begin(clock())
@@ -69,8 +71,8 @@ class BlockReader:
         if shelf.near:
             for number in range(FETCHERS):
                 self._begin_thread(self._fetch, f"fetch-{number}")
-            if ahead:
-                self._begin_thread(self._schedule, "preload")
+            # Without preloading too: what is known of the next uses decides what goes.
+            self._begin_thread(self._schedule, "preload")
 
     def _begin_thread(self, run: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=run, name=f"pipegraph-{name}", daemon=True)
@@ -103,7 +105,10 @@ class BlockReader:
     # -- workers ---------------------------------------------------------------------------------
 
     def sample(self, number: int, index: int, epoch: int, step: Any) -> Any:
-        """A copy of sample ``index`` of a block; blocks until it is there. Raises as :meth:`acquire`."""
+        """A copy of sample ``index`` of a block, None where it was filtered out; blocks until it is there.
+
+        Raises as :meth:`acquire`.
+        """
         entry = None
         if self._opening is not None and self._is_first(number, epoch, step):
             if not self._shelf.is_here(number):
@@ -116,7 +121,8 @@ class BlockReader:
                     self._let_blocks_come()
         entry = self.acquire(number, epoch, step)
         try:
-            return dict(entry.value[index])
+            found = entry.value[index]
+            return None if found is None else dict(found)
         finally:
             self.release(entry)
 
@@ -143,6 +149,8 @@ class BlockReader:
         """The end of a use."""
         with self._lock:
             entry.pins -= 1
+            if self._crowded:
+                self._arrived.notify_all()
 
     def _use(self, entry: Entry, epoch: int, step: Any) -> Entry:
         self._held.use(entry)
@@ -167,7 +175,7 @@ class BlockReader:
                         raise Cancelled
                     entry = self._held.get(number)
                     if entry is None:
-                        entry = self._held.add(number, self._times.way.tick, self._clock(), self._times.way)
+                        entry = self._held.add(number, self._times.way.tick, self._clock())
                         if self._shelf.near:
                             self._await(entry)
                             self._queue.appendleft(entry)
@@ -199,6 +207,8 @@ class BlockReader:
                         self._arrived.wait()
                     finally:
                         entry.pins -= 1
+                        if self._crowded:
+                            self._arrived.notify_all()
             finally:
                 if waits:
                     waited = self._standing.end(self._clock())
@@ -242,7 +252,7 @@ class BlockReader:
             if way.opening and not (entry is not None and entry.awaited):
                 self._first.add(number, self._shelf.held_nbytes(number))
                 if entry is None:
-                    self._queue.append(self._held.add(number, way.tick, self._clock(), way))
+                    self._queue.append(self._held.add(number, way.tick, self._clock()))
             if self._first.has_ended(way.opening):
                 self._let_blocks_come()
             return number in self._first
@@ -255,20 +265,26 @@ class BlockReader:
 
     def _load(self, entry: Entry) -> None:
         """Bring one block. Called with the lock held, which is let go of meanwhile."""
-        entry.state = "loading"
-        self._loading += 1
+        self._held.begin(entry, self._times.way)
+        self._loading.append(entry)
         began = self._clock()
         self._lock.release()
+        gave_way = False
         try:
-            entry.file, entry.value = self._shelf.open(entry.number)
+            entry.file, entry.value = self._shelf.open(entry.number, partial(self._grow, entry))
+        except _GaveWayError:
+            gave_way = True
         except LoaderClosedError:
             pass
         except Exception as caught:
             entry.error = caught
         finally:
             self._lock.acquire()
-            self._loading -= 1
-            if entry.file is not None:
+            self._loading.remove(entry)
+            if gave_way:
+                self._held.put_back(entry)
+                self._queue.appendleft(entry)
+            elif entry.value is not None or entry.file is not None:
                 entry.there = self._clock()
                 self._held.loaded(entry, self._times.way)
                 self._times.loaded(entry, began)
@@ -277,13 +293,36 @@ class BlockReader:
                 self._held.failed(
                     entry
                 )  # without an error: the reader closes, or an inline worker was interrupted
-            if entry.number in self._first:
+            if entry.number in self._first and not gave_way:
                 self._first.discard(entry.number)
                 if self._opening is not None and not self._first:
                     self._opening.end()
             self._arrived.notify_all()
             self._replan()
             self._work.notify()
+
+    def _grow(self, entry: Entry, nbytes: int) -> None:
+        """A block under way holds so many bytes by now; waits until there is room for them.
+
+        Of several that want more than there is, the one begun first goes on, as soon as those that are being read
+        from are released; the others give way, and begin again.
+
+        Raises:
+            MemoryLimitError: there is no room for it even alone.
+        """
+        with self._lock:
+            while not self._held.grow(entry, nbytes, self._times.way):
+                if self._closed:
+                    raise LoaderClosedError("the pipeline was closed while a block was read")
+                if nbytes > self._shelf.budget():
+                    raise self._shelf.too_large(entry.number)
+                if self._loading[0] is not entry:
+                    raise _GaveWayError
+                self._crowded += 1
+                try:
+                    self._arrived.wait()
+                finally:
+                    self._crowded -= 1
 
     def _fetch(self) -> None:
         """The life of a fetch thread."""
@@ -297,10 +336,12 @@ class BlockReader:
             self._sweep()
 
     def _may_load(self, entry: Entry) -> bool:
+        if self._loading and not self._held.fits(entry):
+            return False
         if entry.awaited:
             return True
         return not self._first.hold_back and (
-            entry.first <= self._times.way.tick or self._loading < self._times.at_once()
+            entry.first <= self._times.way.tick or len(self._loading) < self._times.at_once()
         )
 
     def _sweep(self) -> None:
@@ -335,7 +376,8 @@ class BlockReader:
                     way.merge(uses, draw.base + draw.last, self._held)
                 continue
             with self._lock:
-                due = None if self._cancelled or self._first.hold_back else self._start_due()
+                waits = self._cancelled or self._first.hold_back or not self._ahead
+                due = None if waits else self._start_due()
                 if events == self._events and not self._closed:
                     # Not a poll: the time at which the policy wants the next block to be started.
                     self._planning.wait(due)
@@ -381,11 +423,21 @@ class BlockReader:
         self._sweep()
         self._shelf.close()
 
+    @property
+    def nbytes(self) -> int:
+        """Held in memory now."""
+        with self._lock:
+            return self._held.nbytes
+
     def __repr__(self) -> str:
         with self._lock:
             states = [entry.state for entry in self._held]
         shown = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "empty"
         return f"<BlockReader {os.getpid()}: {shown}>"
+
+
+class _GaveWayError(Exception):
+    """A load made room for one that was begun before it."""
 
 
 def _again(error: Exception) -> Exception:

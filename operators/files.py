@@ -17,6 +17,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.blocks import BlockReader
+from pipegraph.operators.choice import Choice
 from pipegraph.operators.indexed import Once
 from pipegraph.operators.ordered import OrderedSource
 from pipegraph.operators.reading import Reading, blocks_nbytes, check_memory, holds_blocks
@@ -26,7 +27,7 @@ from pipegraph.order.lane_plan import lane_plan
 from pipegraph.ranks import resolve
 from pipegraph.storage import NodeCache, ShardFile
 from pipegraph.storage.folders import FileList, list_files
-from pipegraph.storage.formats import format_of
+from pipegraph.storage.formats import Format
 
 
 @final
@@ -77,9 +78,20 @@ class _Reads(Operator):
     default_name = "load"
     _select: ShardSelect | None = None
 
-    def __init__(self, cache: NodeCache | None = None, preload: bool = True) -> None:
+    def __init__(
+        self,
+        cache: NodeCache | None = None,
+        preload: bool = True,
+        columns: Sequence[str] | None = None,
+        filter: Sequence[Any] | None = None,
+    ) -> None:
+        if isinstance(columns, str):
+            raise GraphError(
+                f"Load: columns must be a list of names, got {columns!r}: write columns=[{columns!r}]"
+            )
         self.cache = cache
         self.preload = preload
+        self.choice = Choice(None if columns is None else tuple(columns), filter)
         self._context = Context("")
         self._reading: Reading | None = None
 
@@ -92,7 +104,9 @@ class _Reads(Operator):
         if self._select is not None:
             self._select.find(context.stopping)
         self._context = context
-        self._reading = context.share("reading", lambda: Reading(self.cache, self.preload, context))
+        self._reading = context.share(
+            "reading", lambda: Reading(self.cache, self.preload, self.choice, context)
+        )
         self._reading.enter()
 
     def close(self) -> None:
@@ -133,6 +147,9 @@ class Load(_Reads):
         cache: a ``pg.NodeCache``, shared by all ranks of a node; with one, local shards are taken to lie on slow
             storage and are copied to it too. The loader uses a handle of its own on the same folder.
         preload: whether blocks are fetched before they are asked for.
+        columns: of shards that have columns (Parquet): read these only.
+        filter: of the same: read the rows only that let it pass, as ``pyarrow.parquet.read_table`` takes it, such as
+            ``[("label", "<", 10), ("split", "=", "train")]``; the others are left out, as by a ``Filter``.
     """
 
     needs = "sample|part"
@@ -144,12 +161,17 @@ class Load(_Reads):
         if not isinstance(source, ShardSelect):
             return self
         if source.whole_parts:
-            whole = LoadParts(source.order, self.cache, self.preload)
+            whole = LoadParts(source.order, self.cache, self.preload, self.choice.columns, self.choice.filter)
             whole._select = source
             return whole
         bound = copy.copy(self)
         bound._select = source
+        if self.choice.filter is not None:
+            bound.one_to_one = bound.bundles = False
         return bound
+
+    def config(self) -> dict[str, Any]:
+        return self.choice.config()
 
     @property
     def reads_files(self) -> bool:
@@ -171,7 +193,9 @@ class Load(_Reads):
         text = str(lane_plan(select.order, manifest, world_size, largest))
         if self.cache is not None:
             return [f"{text}; in the node cache"]
-        return [f"{text}; in memory" if select.is_remote() else f"{text}; read in place, nothing is held"]
+        if holds_blocks(select, None):
+            return [f"{text}; in memory" + ("" if select.is_remote() else ", decoded")]
+        return [f"{text}; read in place, nothing is held"]
 
     def open(self, context: Context) -> None:
         select = self._select
@@ -180,10 +204,12 @@ class Load(_Reads):
             check_memory(select.order, select, context)
         super().open(context)
 
-    def process(self, chunk: Chunk) -> Chunk:
+    def process(self, chunk: Chunk) -> Chunk | None:
         data = chunk.data
         if data.__class__ is ShardSample:
             sample = self._reader(data.feed).sample(data.number, data.index, chunk.epoch, chunk.before)
+            if sample is None:
+                return None
             chunk.data = sample
             if "key" in sample:
                 chunk.keys = (sample["key"],)
@@ -235,16 +261,23 @@ class LoadParts(_Reads):
     gives = "sample"
     one_to_one = False
 
-    def __init__(self, order: Order, cache: NodeCache | None = None, preload: bool = True) -> None:
-        super().__init__(cache, preload)
+    def __init__(
+        self,
+        order: Order,
+        cache: NodeCache | None = None,
+        preload: bool = True,
+        columns: Sequence[str] | None = None,
+        filter: Sequence[Any] | None = None,
+    ) -> None:
+        super().__init__(cache, preload, columns, filter)
         self._order = order
 
     def config(self) -> dict[str, Any]:
-        return self._order.config()
+        return {**self._order.config(), **self.choice.config()}
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
         given: ShardPart = chunk.data
-        form = format_of(given.part)
+        form = self.choice.form(given.part)
         reader = self._reader(given.feed)
         entry = reader.acquire(given.number, chunk.epoch, chunk.before)
         try:
@@ -262,16 +295,25 @@ class LoadParts(_Reads):
                 yield child
         finally:
             reader.release(entry)
+            assert self._reading is not None
+            self._reading.release(given.number)
 
-    def _permuted(self, form: Any, file: ShardFile, part: int, epoch: int) -> Iterator[tuple[int, Any]]:
+    def _permuted(self, form: Format, file: ShardFile, part: int, epoch: int) -> Iterator[tuple[int, Any]]:
         """The part's samples by a permutation keyed by seed, epoch and part."""
         assert isinstance(self._order, PartOrder)
         blocks = list(form.index(file))
         starts = np.concatenate([[0], np.cumsum([block.samples for block in blocks])])
         readers: dict[int, Any] = {}
+        held, reading = 0, self._reading
+        assert reading is not None
         places = self._order.within(part, int(starts[-1]), self._context.seed, epoch)
         for place in places.tolist():
             number = int(np.searchsorted(starts, place, side="right")) - 1
             if number not in readers:
-                readers[number] = form.read(file, blocks[number])
-            yield place, readers[number][place - int(starts[number])]
+                bounded = form.within(lambda nbytes: reading.hold(part, held + nbytes))  # noqa: B023 (called here)
+                readers[number] = bounded.read(file, blocks[number])
+                held += form.held_nbytes(readers[number], blocks[number])
+                reading.hold(part, held)
+            sample = readers[number][place - int(starts[number])]
+            if sample is not None:
+                yield place, sample

@@ -5,6 +5,7 @@ The caller holds a lock around everything here.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Literal, final
@@ -71,7 +72,7 @@ class Held:
     """Entries by the number of their block, least recently used first.
 
     Attributes:
-        nbytes: of all entries together.
+        nbytes: of all that are loaded or being loaded.
         doomed: files that were let go of, for the caller to close outside the lock.
     """
 
@@ -79,6 +80,7 @@ class Held:
         self._shelf = shelf
         self._entries: OrderedDict[int, Entry] = OrderedDict()
         self._most_open = shelf.most_open
+        self._open = 0  # ready ones that hold a file
         self.nbytes = 0
         self.doomed: list[ShardFile] = []
 
@@ -95,12 +97,9 @@ class Held:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, number: int, first: int, now: float, way: Itinerary) -> Entry:
-        """A new entry, and room for it as far as there is any."""
-        nbytes = self._shelf.held_nbytes(number)
-        self.make_room(nbytes, way)
-        entry = self._entries[number] = Entry(number, nbytes, first, now)
-        self.nbytes += nbytes
+    def add(self, number: int, first: int, now: float) -> Entry:
+        """A new entry; it takes room once its loading begins."""
+        entry = self._entries[number] = Entry(number, self._shelf.held_nbytes(number), first, now)
         return entry
 
     def use(self, entry: Entry) -> None:
@@ -108,13 +107,42 @@ class Held:
         entry.pins += 1
         self._entries.move_to_end(entry.number)
 
+    def fits(self, entry: Entry) -> bool:
+        """Whether it has room beside what is being loaded or read; the rest can make room for it."""
+        taken = sum(
+            e.nbytes
+            for e in self._entries.values()
+            if e.state == "loading" or (e.state == "ready" and e.pins)
+        )
+        return taken + entry.nbytes <= self._shelf.budget()
+
+    def begin(self, entry: Entry, way: Itinerary) -> None:
+        """Its loading begins."""
+        self.make_room(entry.nbytes, way)
+        entry.state = "loading"
+        self.nbytes += entry.nbytes
+
+    def grow(self, entry: Entry, nbytes: int, way: Itinerary) -> bool:
+        """It holds so many bytes by now; whether there is room for them."""
+        if nbytes > entry.nbytes:
+            self.nbytes += nbytes - entry.nbytes
+            entry.nbytes = nbytes
+        self.make_room(0, way)
+        return self.nbytes <= self._shelf.budget()
+
+    def put_back(self, entry: Entry) -> None:
+        """Its loading was broken off, and begins again later."""
+        self.nbytes -= entry.nbytes
+        entry.state = "waiting"
+
     def loaded(self, entry: Entry, way: Itinerary) -> None:
         """It is ready; its size may be known only now."""
-        entry.state = "ready"
         nbytes = self._shelf.held_nbytes(entry.number)
         self.nbytes += nbytes - entry.nbytes
         entry.nbytes = nbytes
-        self.make_room(0, way, after=entry)
+        self.make_room(0, way)
+        entry.state = "ready"
+        self._open += entry.file is not None
 
     def failed(self, entry: Entry) -> None:
         """It could not be loaded; without an error, because that was broken off."""
@@ -124,27 +152,33 @@ class Held:
         if entry.error is None:
             del self._entries[entry.number]
 
-    def make_room(self, nbytes: int, way: Itinerary, after: Entry | None = None) -> None:
-        """Let go of blocks that nobody reads: those of no known further use first, then the least recently used.
+    def make_room(self, nbytes: int, way: Itinerary) -> None:
+        """Let go of blocks that nobody reads, those first whose next use lies farthest ahead, until there is room.
 
-        Args:
-            after: a block that turned out to be larger than thought; it stays, and so do those that are needed.
+        Of no known use are those that the next steps do not read; of them the least recently used goes first.
         """
-        budget = self._shelf.budget()
-        for spare_needed in (True, False) if after is None else (True,):
+        spare = [entry for entry in self._entries.values() if entry.state == "ready" and not entry.pins]
+        if self._shelf.keeps and way.scanned > way.tick:
             # What lies in the node cache is opened again at once, and while it is open it cannot be evicted, even
             # where the plan wants its place for another: what is not needed soon is closed.
-            closes_all = spare_needed and self._shelf.keeps and way.scanned > way.tick
-            for entry in list(self._entries.values()):
-                if not closes_all and self.nbytes + nbytes <= budget and len(self._entries) < self._most_open:
-                    return
-                if entry.state == "ready" and not entry.pins and not (spare_needed and _needed(entry, way)):
+            for entry in spare:
+                if entry.file is not None and not _needed(entry, way):
                     self.drop(entry)
+            spare = [entry for entry in spare if entry.number in self._entries]
+        budget = self._shelf.budget()
+        if self.nbytes + nbytes <= budget and self._open < self._most_open:
+            return
+        for entry in sorted(spare, key=lambda e: -_next_use(e, way)):
+            self.drop(entry)
+            if self.nbytes + nbytes <= budget and self._open < self._most_open:
+                return
 
     def drop(self, entry: Entry) -> None:
         """Let go of an entry."""
         del self._entries[entry.number]
-        self.nbytes -= entry.nbytes
+        if entry.state != "waiting":
+            self.nbytes -= entry.nbytes
+        self._open -= entry.state == "ready" and entry.file is not None
         if entry.file is not None:
             self.doomed.append(entry.file)
         entry.file = entry.value = None
@@ -152,7 +186,7 @@ class Held:
     def free_bytes(self, way: Itinerary) -> int:
         """What blocks to come may take: all that is not held by blocks that are still needed."""
         entries = self._entries.values()
-        if len(entries) >= self._most_open and all(_needed(entry, way) for entry in entries):
+        if self._open >= self._most_open and all(_needed(entry, way) for entry in entries):
             return 0
         needed = sum(
             entry.nbytes
@@ -160,6 +194,13 @@ class Held:
             if entry.state != "failed" and (entry.pins or entry.state != "ready" or _needed(entry, way))
         )
         return self._shelf.budget() - needed
+
+
+def _next_use(entry: Entry, way: Itinerary) -> float:
+    tick = way.next_use(entry.number)
+    if tick is None:
+        return entry.first if entry.first > way.tick else math.inf
+    return tick
 
 
 def _needed(entry: Entry, way: Itinerary) -> bool:

@@ -53,6 +53,7 @@ class Itinerary:
         self._opens_until = 0
         self._deals: list[tuple[int, Deal]] = []  # (tick of step 0, deal)
         self._last_use: dict[int, int] = {}  # the last tick at which each block is known to be read
+        self._drawn: deque[Uses] = deque()  # the ticks of each draw that are not over yet
         self._stride_from, self._stride_at, self._stride_waited = 0, now, 0.0
 
     def add(self, deal: Deal) -> None:
@@ -84,6 +85,8 @@ class Itinerary:
         self.tick, self.tick_at = tick, now
         while len(self._deals) > 1 and self._deals[1][0] + self._deals[1][1].start <= tick:
             del self._deals[0]
+        while self._drawn and self._drawn[0].end <= tick:
+            self._drawn.popleft()
         steps = tick - self._stride_from
         if steps < self._stride:
             return False
@@ -102,6 +105,14 @@ class Itinerary:
         """Whether a block is known to be read again."""
         last = self._last_use.get(number)
         return last is not None and last >= self.tick
+
+    def next_use(self, number: int) -> int | None:
+        """The tick at which a block is read next, now or later, as far as it is known."""
+        for uses in self._drawn:
+            tick = uses.next_use(number, self.tick)
+            if tick is not None:
+                return tick
+        return None
 
     def next_draw(self, pace_s: float | None, lead_s: float | None) -> Draw | None:
         """The steps to look at next, or None where enough is known.
@@ -127,6 +138,7 @@ class Itinerary:
             there: blocks that are loaded or on their way.
         """
         self.scanned = scanned
+        self._drawn.append(uses)
         known = {number for _, number in self.upcoming}
         found = zip(uses.numbers.tolist(), uses.first.tolist(), uses.last.tolist(), strict=True)
         for number, first, last in found:

@@ -34,22 +34,46 @@ class Deal:
     history: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Uses:
-    """The blocks that a run of steps reads, each once, by their first step; int64 arrays of one length."""
+    """The blocks that a run of steps reads, each once, by their first step; int64 arrays of one length.
+
+    Attributes:
+        ticks: every step, those of one block together and in order, the blocks by their number.
+        known: the blocks by their number; ``starts``: where each one's steps start in ``ticks``, and the end.
+    """
 
     numbers: Int64Array
     first: Int64Array
     last: Int64Array
+    ticks: Int64Array
+    known: Int64Array
+    starts: Int64Array
 
     @staticmethod
     def of(blocks: Int64Array, start: int) -> Uses:
         """Of the blocks that steps start, start+1 ... read."""
-        numbers, first = np.unique(blocks, return_index=True)
-        _, from_end = np.unique(blocks[::-1], return_index=True)
-        last = len(blocks) - 1 - from_end
+        grouped = np.argsort(blocks, kind="stable")
+        known, begin = np.unique(blocks[grouped], return_index=True)
+        starts = np.append(begin, len(blocks)).astype(np.int64)
+        ticks = grouped.astype(np.int64) + start
+        first, last = ticks[starts[:-1]], ticks[starts[1:] - 1]
         by_step = np.argsort(first)
-        return Uses(numbers[by_step], first[by_step] + start, last[by_step] + start)
+        return Uses(known[by_step], first[by_step], last[by_step], ticks, known, starts)
+
+    @property
+    def end(self) -> int:
+        """The step behind the last one."""
+        return int(self.last.max()) + 1 if len(self.last) else 0
+
+    def next_use(self, number: int, step: int) -> int | None:
+        """The first of these steps, from ``step`` on, that reads a block; None if none does."""
+        at = int(np.searchsorted(self.known, number))
+        if at == len(self.known) or self.known[at] != number:
+            return None
+        begin, end = int(self.starts[at]), int(self.starts[at + 1])
+        place = begin + int(np.searchsorted(self.ticks[begin:end], step))
+        return int(self.ticks[place]) if place < end else None
 
 
 @final

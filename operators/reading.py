@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import final
 
 from pipegraph.contracts import Context
-from pipegraph.errors import MemoryLimitError
+from pipegraph.errors import MemoryLimitError, PipegraphWarning
 from pipegraph.machine import available_memory
 from pipegraph.operators.blocks import BlockReader
+from pipegraph.operators.choice import Choice
 from pipegraph.operators.near import Near
 from pipegraph.operators.shards import Feed, ShardSelect
 from pipegraph.operators.shelves import SHARE, BlockShelf, PartShelf, is_decoded
 from pipegraph.operators.switches import Switches
 from pipegraph.order import LaneOrder, PartOrder
-from pipegraph.order.lane_plan import require_memory
+from pipegraph.order.lane_plan import BLOCKS_PER_LANE, lane_plan, largest_lanes, require_memory
 from pipegraph.storage import NodeCache
 
 
@@ -22,10 +24,11 @@ from pipegraph.storage import NodeCache
 class Reading:
     """The block reader of a stage, shared by its workers: made at the first sample, closed by the last worker."""
 
-    def __init__(self, cache: NodeCache | None, ahead: bool, context: Context) -> None:
-        self._cache, self._ahead, self._context = cache, ahead, context
+    def __init__(self, cache: NodeCache | None, ahead: bool, choice: Choice, context: Context) -> None:
+        self._cache, self._ahead, self._choice, self._context = cache, ahead, choice, context
         self._lock = threading.Lock()
         self._users = 0
+        self._decoded: dict[int, int] = {}  # bytes of decoded blocks by part
         self._cancelled = False
         self.reader: BlockReader | None = None
 
@@ -63,12 +66,41 @@ class Reading:
         shelf: BlockShelf | PartShelf
         if select.whole_parts:
             assert isinstance(select.order, PartOrder)
-            shelf = PartShelf(select.part_list(), select.order.shuffle or self._cache is not None, near)
+            whole = select.order.shuffle or self._cache is not None
+            shelf = PartShelf(select.part_list(), whole, near, self._choice)
         else:
             shelf = BlockShelf(
-                select.manifest(), select.order, feed.rank, feed.world_size, near, select.pieces()
+                select.manifest(),
+                select.order,
+                feed.rank,
+                feed.world_size,
+                near,
+                select.pieces(),
+                self._choice,
             )
         return BlockReader(shelf, self._ahead, context.count, context.share("blocks", Switches))
+
+    def hold(self, part: int, nbytes: int) -> None:
+        """A part that is read out of order holds so many bytes of decoded blocks.
+
+        Raises:
+            MemoryLimitError: together with what else is held that is more than blocks may take.
+        """
+        most = int(memory_of(self._context) * SHARE)
+        with self._lock:
+            self._decoded[part] = nbytes
+            total = sum(self._decoded.values()) + (self.reader.nbytes if self.reader is not None else 0)
+        if total > most:
+            raise MemoryLimitError(
+                f"stage {self._context.stage!r}: parts take {total} bytes of memory while they are read out of order, "
+                f"more than the {most} that they may ({SHARE:.0%} of memory_limit): raise memory_limit, use fewer "
+                "workers, PartOrder(shuffle=False), which reads parts as streams, or a manifest="
+            )
+
+    def release(self, part: int) -> None:
+        """The end of a part."""
+        with self._lock:
+            self._decoded.pop(part, None)
 
     def cancel(self, cancelled: bool) -> None:
         """End the waits of workers, or allow them again."""
@@ -87,33 +119,56 @@ def blocks_nbytes(select: ShardSelect, memory_limit: int) -> int:
     """Bytes of ``memory_limit`` that blocks held in memory may take: half of it, less if there is less data.
 
     Where a node cache is used, or parts are read in place, nothing is held but what is decoded; what a full cache
-    has no room for goes to memory all the same, up to this.
+    has no room for goes to memory all the same, up to this. How large decoded blocks are is known once they are read.
     """
     most = int(memory_limit * SHARE)
+    if _decodes(select):
+        return most
     if select.whole_parts:
         sizes = [part.size for part in select.part_list()]
         return most if None in sizes else min(most, sum(size or 0 for size in sizes))
     return min(most, int(select.manifest().block_nbytes.sum()))
 
 
+def _decodes(select: ShardSelect) -> bool:
+    return any(map(is_decoded, select.part_list() if select.whole_parts else select.manifest().parts))
+
+
 def holds_blocks(select: ShardSelect, cache: NodeCache | None) -> bool:
     """Whether blocks are held in memory: remote ones without a cache, and decoded ones."""
     if select.whole_parts:
         assert isinstance(select.order, PartOrder)
-        return cache is None and select.is_remote() and select.order.shuffle
-    return (cache is None and select.is_remote()) or any(map(is_decoded, select.manifest().parts))
+        return select.order.shuffle and ((cache is None and select.is_remote()) or _decodes(select))
+    return (cache is None and select.is_remote()) or _decodes(select)
 
 
 def check_memory(order: LaneOrder, select: ShardSelect, context: Context) -> None:
-    """Raise MemoryLimitError, before anything is read, if a rank's blocks cannot be held in memory."""
+    """Raise MemoryLimitError, before anything is read, if a rank's blocks cannot be held in memory.
+
+    Local ones, which are decoded again where they had to go, are worth a warning.
+    """
     manifest, limit = select.manifest(), int(memory_of(context) * SHARE)
-    if not select.is_remote() or int(manifest.block_nbytes.sum()) <= limit:
+    if int(manifest.block_nbytes.sum()) <= limit:
         return
-    try:
-        require_memory(order, manifest, context.world_size, int(manifest.block_nbytes.max()), limit)
-    except MemoryLimitError as error:
-        error.add_note(
-            f"pipegraph: blocks in memory may take {SHARE:.0%} of the loader's memory_limit; "
-            "with Load(cache=pg.NodeCache(...)) they lie on disk instead"
-        )
-        raise
+    largest, ranks = int(manifest.block_nbytes.max()), context.world_size
+    if select.is_remote():
+        try:
+            require_memory(order, manifest, ranks, largest, limit)
+        except MemoryLimitError as error:
+            error.add_note(
+                f"pipegraph: blocks in memory may take {SHARE:.0%} of the loader's memory_limit; "
+                "with Load(cache=pg.NodeCache(...)) they lie on disk instead"
+            )
+            raise
+    elif _decodes(select):
+        held = lane_plan(order, manifest, ranks, largest).bytes_held // BLOCKS_PER_LANE
+        if held > limit:
+            fits = largest_lanes(manifest.blocks, ranks, largest, limit, order.window)
+            remedy = f"LaneOrder(lanes={fits})" if fits else "smaller row groups or parts"
+            warnings.warn(
+                f"stage {context.stage!r}: the blocks that samples are read from in turn take {held} bytes and more "
+                f"in memory, of which blocks may take {limit} ({SHARE:.0%} of memory_limit), so that they are decoded "
+                f"again and again. Use {remedy} or a larger memory_limit",
+                PipegraphWarning,
+                stacklevel=2,
+            )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Final, final
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, MemoryLimitError
+from pipegraph.operators.choice import Choice, SameFields
 from pipegraph.operators.foresight import Foresight
 from pipegraph.operators.lookahead import Deal
 from pipegraph.operators.near import Near
@@ -14,22 +16,20 @@ from pipegraph.operators.opening import Opening
 from pipegraph.order import LaneOrder, Order
 from pipegraph.storage import Cacheable, LocalParts, Manifest, Part, ShardFile, open_block, open_part
 from pipegraph.storage.blocks import cacheable
-from pipegraph.storage.formats import Block, TokenFormat, format_of
-from pipegraph.storage.formats.arrays import NpyFormat
-from pipegraph.storage.formats.tar import TarFormat
-
-IN_PLACE: Final = (TarFormat, NpyFormat, TokenFormat)
-"""Formats whose samples are read from the file one by one; of others a block's decoded form is held in memory."""
+from pipegraph.storage.formats import Block, Format, format_of
 
 SHARE: Final = 0.5
 """Of ``memory_limit``, what blocks held in memory may take; chunks in flight have the rest."""
+
+
+ALL: Final = Choice()
 
 
 class Shelf(ABC):
     """Blocks by number.
 
     Attributes:
-        near: whether blocks are brought near (from a store, or through a cache), or read in place.
+        near: whether blocks are brought near (from a store, through a cache, decoded into memory), or read in place.
         keeps: whether what is let go of stays near, in the node cache.
         stride: steps over which consumption is measured; the first so many of a run are its opening.
         steps_per_switch: about how many steps lie between the first uses of two blocks.
@@ -53,12 +53,25 @@ class Shelf(ABC):
         """Bytes that all blocks together should not exceed."""
 
     @abstractmethod
-    def open(self, number: int) -> tuple[ShardFile, Any]:
-        """A block's file, and what is read from it. Blocks until it is near; `interrupt` ends that.
+    def open(self, number: int, room: Callable[[int], None]) -> tuple[ShardFile | None, Any]:
+        """A block's file, if that is still needed, and what is read from it.
+
+        Blocks until it is near; `interrupt` ends that.
+
+        Args:
+            room: told of the bytes that it holds, as they become more; what that raises ends the opening.
 
         Raises:
             LoaderClosedError: `interrupt` was called.
         """
+
+    def too_large(self, number: int) -> MemoryLimitError:
+        """The error for a block that does not fit the budget even alone."""
+        return MemoryLimitError(
+            f"{self.name(number)} takes more than {self.budget()} bytes of memory once it is decoded, all that blocks "
+            f"may take ({SHARE:.0%} of memory_limit): raise memory_limit, write smaller row groups or parts, or read "
+            "fewer columns with Load(columns=...)"
+        )
 
     @abstractmethod
     def name(self, number: int) -> str:
@@ -82,7 +95,7 @@ class Shelf(ABC):
 
 def is_decoded(part: Part) -> bool:
     """Whether blocks of a part are held in memory in a decoded form, wherever their bytes lie."""
-    return not isinstance(format_of(part), IN_PLACE)
+    return not format_of(part).in_place
 
 
 @final
@@ -103,35 +116,45 @@ class BlockShelf(Shelf):
         world_size: int,
         near: Near,
         pieces: str | None = None,
+        choice: Choice = ALL,
     ) -> None:
-        self._manifest, self._order, self._near = manifest, order, near
+        self._manifest, self._order, self._near, self._choice = manifest, order, near, choice
         self._rank, self._world_size = rank, world_size
         self._local = LocalParts()
-        self.near, self.keeps = near.in_use, near.handle is not None
+        self._decoded = any(map(is_decoded, manifest.parts))
+        self.near, self.keeps = near.in_use or self._decoded, near.handle is not None
         self.most_open = near.most_open
         readers = 1  # ranks that read the same block
         if isinstance(order, LaneOrder) and order.shuffle:
             readers = world_size // math.gcd(order.lane_count(manifest), world_size)
         self.steps_per_switch = max(1.0, len(manifest) / max(1, manifest.blocks) / readers)
-        self._decoded = any(map(is_decoded, manifest.parts))
+        self._fields = SameFields(manifest.parts, choice, near.store)
+        self._sizes: dict[int, int] = {}  # of blocks that were open, what they held in memory
+        self._growth = 1.0  # by how much blocks have grown at most when they were decoded
         self._foresight: Foresight | None = None
-        if self.near:
+        if near.in_use:
             self.opening = Opening(manifest, pieces, near.store, near.memory // 8)
 
+    def _held_in_memory(self, number: int) -> bool:
+        """Whether it is more than the places of its samples that is held."""
+        return self._near.in_use or is_decoded(self._manifest.parts[self._manifest.block(number)[0]])
+
     def held_nbytes(self, number: int) -> int:
-        if not self.near:
-            part, _ = self._manifest.block(number)
-            if not is_decoded(self._manifest.parts[part]):
-                return 0
-        return int(self._manifest.block_nbytes[number])
+        known = self._sizes.get(number)
+        if known is not None:
+            return known
+        if not self._held_in_memory(number):
+            return 0
+        return int(self._growth * int(self._manifest.block_nbytes[number]))
 
     def budget(self) -> int:
         # What is decoded lies in memory, also where the bytes it was made from lie in the cache.
-        return min(self._near.memory, self._near.budget()) if self._decoded else self._near.budget()
+        return self._near.memory if self._decoded else self._near.budget()
 
-    def open(self, number: int) -> tuple[ShardFile, Any]:
+    def open(self, number: int, room: Callable[[int], None]) -> tuple[ShardFile | None, Any]:
         part_number, block = self._manifest.block(number)
         part = self._manifest.parts[part_number]
+        form = self._choice.form(part)
         file = open_block(
             part,
             block,
@@ -141,10 +164,28 @@ class BlockShelf(Shelf):
             local=self._local,
         )
         try:
-            return file, format_of(part).read(file, block)
+            self._fields.check(part_number, file)
+            # Without a cache a remote block's encoded bytes are held beside what is made of them.
+            encoded = block.nbytes if self._near.in_use and not self.keeps else 0
+            if not form.in_place:
+                form = form.within(lambda nbytes: room(encoded + nbytes))
+            samples: Any = form.read(file, block)
+            self._note_size(number, form, samples, encoded if form.needs_file else 0, block)
+            if form.needs_file:
+                return file, samples
+            file.close()
+            return None, samples
         except BaseException:
             file.close()
             raise
+
+    def _note_size(self, number: int, form: Format, samples: Any, beside: int, block: Block) -> None:
+        held = form.held_nbytes(samples, block)
+        if not form.in_place:
+            self._growth = max(self._growth, (beside + held) / max(1, block.nbytes))
+            self._sizes[number] = beside + held
+        elif not self._near.in_use:
+            self._sizes[number] = held
 
     def follow(self, deal: Deal, step: int) -> None:
         """Give the cache the uses that the order foresees, of this epoch and the next."""
@@ -186,7 +227,8 @@ class PartShelf(Shelf):
     stride = 1
     steps_per_switch = 1.0
 
-    def __init__(self, parts: list[Part], whole: bool, near: Near) -> None:
+    def __init__(self, parts: list[Part], whole: bool, near: Near, choice: Choice = ALL) -> None:
+        self._fields = SameFields(parts, choice, near.store)
         self._parts, self._near, self._whole = parts, near, whole
         self._local = LocalParts()
         self.near = near.in_use and whole
@@ -203,10 +245,19 @@ class PartShelf(Shelf):
     def budget(self) -> int:
         return self._near.budget()
 
-    def open(self, number: int) -> tuple[ShardFile, Any]:
+    def open(self, number: int, room: Callable[[int], None]) -> tuple[ShardFile | None, Any]:
+        file = self._open(number)
+        try:
+            self._fields.check(number, file)
+        except BaseException:
+            file.close()
+            raise
+        return file, None
+
+    def _open(self, number: int) -> ShardFile:
         part, store = self._parts[number], self._near.store
         if not self.near:
-            return self._local.open(part) if part.is_local else open_part(part, store), None
+            return self._local.open(part) if part.is_local else open_part(part, store)
         if part.size is None:
             assert store is not None
             part = Part(part.uri, store.head(part.uri).size)
@@ -219,7 +270,7 @@ class PartShelf(Shelf):
                 "reads parts as streams, or a manifest, with which parts are read in blocks"
             )
         block = Block(0, part.size, 0, 0)
-        return open_block(part, block, store=store, cache=self._near.cache, local=self._local), None
+        return open_block(part, block, store=store, cache=self._near.cache, local=self._local)
 
     def name(self, number: int) -> str:
         return self._parts[number].name

@@ -88,4 +88,4 @@ class Timetable:
         if not decision.start:
             return decision.due_s
         self.way.upcoming.popleft()
-        return self._held.add(number, first, now, self.way)
+        return self._held.add(number, first, now)

@@ -41,7 +41,7 @@ class Blocks(Shelf):
     def budget(self) -> int:
         return self._budget
 
-    def open(self, number: int) -> tuple[ShardFile, Any]:
+    def open(self, number: int, room: Any) -> tuple[ShardFile, Any]:
         with self.changed:
             self.opened.append(number)
             self.changed.notify_all()
@@ -136,13 +136,90 @@ def test_a_block_that_is_waited_for_is_read_before_it_makes_room_for_another(mak
     threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
-    shelf.wait_until_opened(0, 1, 2)
     for number in range(3):
         shelf.allow(number)
     for thread in threads:
         thread.join(20)
     assert sorted(values) == ["block 0", "block 1", "block 2"]
     assert sorted(shelf.opened) == [0, 1, 2]
+
+
+def test_no_more_is_loaded_at_once_than_there_is_room_for(make_reader: Any) -> None:
+    shelf = Blocks(budget=20, gated=True)
+    reader = make_reader(shelf, ahead=False)
+    threads = [
+        threading.Thread(target=lambda n=n: reader.release(reader.acquire(n, 0, None))) for n in range(3)
+    ]  # type: ignore[misc]
+    for thread in threads:
+        thread.start()
+    with shelf.changed:
+        assert shelf.changed.wait_for(lambda: len(shelf.opened) == 2, 20)
+        waiting = ({0, 1, 2} - set(shelf.opened)).pop()
+    with reader._lock:
+        assert [entry.state for entry in reader._held].count("loading") == 2
+        assert reader._held.nbytes == 20
+    for number in {0, 1, 2} - {waiting}:
+        shelf.allow(number)
+    shelf.wait_until_opened(waiting)
+    shelf.allow(waiting)
+    for thread in threads:
+        thread.join(20)
+    assert reader._held.nbytes <= 20
+
+
+def test_where_blocks_do_not_fit_the_one_used_farthest_ahead_goes(make_reader: Any) -> None:
+    """Seven blocks in turn with room for five: of each round only what does not fit is loaded anew."""
+    shelf = Blocks(budget=50)
+    reader = make_reader(shelf, ahead=False)
+    steps = list(range(7)) * 30
+    reader.dealt(deal(steps))
+    with reader._lock:
+        reader._replan()
+    for step, number in enumerate(steps):
+        reader.release(reader.acquire(number, 0, step))
+    # The least recently used one would be the wrong one each time: 210 loads. Belady's rule needs a third at most.
+    assert len(shelf.opened) <= 80
+
+
+def test_a_block_that_grows_while_it_is_loaded_makes_others_go_or_gives_way(make_reader: Any) -> None:
+    class Growing(Blocks):
+        def open(self, number: int, room: Any) -> tuple[ShardFile, Any]:
+            for nbytes in range(10, 41, 10):
+                room(nbytes)
+            self.sizes[number] = 40
+            with reader._lock:
+                most.append(reader._held.nbytes)
+            return super().open(number, room)
+
+        def held_nbytes(self, number: int) -> int:
+            return self.sizes.get(number, 10)
+
+    shelf, most = Growing(budget=50), list[int]()
+    shelf.sizes = {}  # type: ignore[attr-defined]
+    reader = make_reader(shelf, ahead=False)
+    threads = [
+        threading.Thread(target=lambda n=n: reader.release(reader.acquire(n, 0, None))) for n in range(6)
+    ]  # type: ignore[misc]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert len(most) >= 6
+    assert max(most) <= 50
+
+
+def test_a_block_that_outgrows_the_budget_is_an_error_that_says_what_helps(make_reader: Any) -> None:
+    class Huge(Blocks):
+        def open(self, number: int, room: Any) -> tuple[ShardFile, Any]:
+            for nbytes in range(10, 1000, 10):
+                room(nbytes)
+            raise AssertionError
+
+    reader = make_reader(Huge(budget=50), ahead=False)
+    with pytest.raises(MemoryLimitError, match=r"block 3 takes more than 50 bytes .*Load\(columns="):
+        reader.acquire(3, 0, None)
+    assert reader._held.nbytes == 0
 
 
 def test_what_is_held_stays_within_the_budget_and_blocks_in_use_stay(make_reader: Any) -> None:
@@ -355,7 +432,9 @@ def test_eviction_by_the_plan_hits_more_often_than_the_least_recently_used(
             for number, step in zip(uses.numbers.tolist(), uses.first.tolist(), strict=True):
                 if planned:
                     shelf.follow(this, step)
-                shelf.open(number)[0].close()
+                found = shelf.open(number, lambda nbytes: None)[0]
+                assert found is not None
+                found.close()
         shelf.close()
         assert cache.usage() <= cache.limit
         hits[planned] = counted["cache hits"]

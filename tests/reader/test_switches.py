@@ -84,7 +84,7 @@ class Gated(Shelf):
     def name(self, number: int) -> str:
         return f"part-{number:02}"
 
-    def open(self, number: int) -> tuple[ShardFile, Any]:
+    def open(self, number: int, room: Any) -> tuple[ShardFile, Any]:
         with self.changed:
             self.asked.append(number)
             self.changed.notify_all()

@@ -40,6 +40,10 @@ class _Header:
             nbytes *= n
         return nbytes
 
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.row_nbytes
+
 
 @final
 class NpyFormat(Format):
@@ -50,6 +54,7 @@ class NpyFormat(Format):
     """
 
     suffixes = (".npy",)
+    in_place = True
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
         for block in self.index(file, file.stream_nbytes()):
@@ -85,6 +90,8 @@ class TokenFormat(Format):
             less than the window makes inputs and shifted targets from every token.
         header_nbytes: bytes before the first token.
     """
+
+    in_place = True
 
     def __init__(
         self,
@@ -144,6 +151,7 @@ class NpzFormat(Format):
     """
 
     suffixes = (".npz",)
+    needs_file = False
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
         return iter(_Columns(_npz_arrays(file)))
@@ -154,7 +162,12 @@ class NpzFormat(Format):
             yield Block(0, file.size, 0, rows)
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
+        self.take_room(sum(header.nbytes for header in _npz_headers(file).values()), file.name)
         return _Columns(_npz_arrays(file))
+
+    def held_nbytes(self, samples: Sequence[Sample], block: Block) -> int:
+        assert isinstance(samples, _Columns)
+        return samples.nbytes
 
 
 @final
@@ -206,6 +219,7 @@ class _Columns(Sequence[Sample]):
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self._arrays = arrays
         self._rows = len(next(iter(arrays.values()), ()))
+        self.nbytes = sum(array.nbytes for array in arrays.values())
 
     def __len__(self) -> int:
         return self._rows

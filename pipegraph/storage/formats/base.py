@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
+from pipegraph.errors import GraphError, ShardError
 from pipegraph.storage.files import ShardFile
 
 Sample = dict[str, Any]
@@ -40,6 +42,10 @@ class Block:
     samples: int
 
 
+Room = Callable[[int], None]
+"""Told how many bytes are held by now; waits until there is room for them, and raises where there never is."""
+
+
 class Format(ABC):
     """How the samples of one kind of shard are found and read.
 
@@ -50,6 +56,14 @@ class Format(ABC):
 
     suffixes: tuple[str, ...]
     """File name endings, with the dot, in lower case."""
+
+    in_place: bool = False
+    """Whether `read` holds no more than where samples lie: each is read from the file when it is asked for."""
+
+    needs_file: bool = True
+    """Whether what `read` gives reads from its file later on."""
+
+    _room: Room | None = None
 
     @abstractmethod
     def samples(self, file: ShardFile) -> Iterator[Sample]:
@@ -76,3 +90,47 @@ class Format(ABC):
 
         The sequence stays valid while `file` is open.
         """
+
+    def held_nbytes(self, samples: Sequence[Sample], block: Block) -> int:
+        """What the result of `read` holds in memory, beside the file."""
+        return 0 if self.in_place else block.nbytes
+
+    def fields(self, file: ShardFile) -> Mapping[str, str] | None:
+        """Names and types of the samples' fields, where a part says so for all of its samples.
+
+        Raises:
+            ShardError: as `samples`.
+        """
+        return None
+
+    def choosing(self, columns: Sequence[str] | None, filter: Any) -> Format:
+        """This format, reading these columns, and the rows that the filter lets pass.
+
+        Raises:
+            GraphError: its samples have no columns.
+        """
+        raise GraphError(
+            f"Load(columns=..., filter=...): {'/'.join(self.suffixes)} shards have no columns that could be read "
+            "alone; leave them out and put a Map or Filter behind Load"
+        )
+
+    def within(self, room: Room) -> Self:
+        """This format, asking for room as `read` takes memory."""
+        bounded = copy.copy(self)
+        bounded._room = room
+        return bounded
+
+    def take_room(self, nbytes: int, name: str) -> None:
+        """For `read`: so many bytes are held by now, or are about to be.
+
+        Raises:
+            ShardError: more than any part may unpack to.
+            MemoryLimitError: more than the loader may hold.
+        """
+        if nbytes > MAX_UNPACKED_NBYTES:
+            raise ShardError(
+                f"{name}: unpacks to more than {MAX_UNPACKED_NBYTES} bytes, and is held in memory for random access; "
+                "cut it into smaller parts or row groups"
+            )
+        if self._room is not None:
+            self._room(nbytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import io
 import json
 import zlib
 from array import array
@@ -13,7 +14,7 @@ from typing import Final, final, overload
 from pipegraph.errors import MissingExtraError, ShardError
 from pipegraph.storage.files import BytesFile, ShardFile
 
-from .base import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
+from .base import BLOCK_NBYTES, Block, Format, Sample
 
 # A line is held in memory whole; without this a bomb of one endless line grows
 # until the machine ends.
@@ -30,6 +31,7 @@ class JsonLinesFormat(Format):
     """
 
     suffixes = (".jsonl", ".ndjson")
+    in_place = True
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
         return _objects(_plain(file), file.name)
@@ -47,12 +49,17 @@ class JsonLinesFormat(Format):
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         return _Lines(file, block)
 
+    def held_nbytes(self, samples: Sequence[Sample], block: Block) -> int:
+        assert isinstance(samples, _Lines)
+        return samples.nbytes
+
 
 @final
 class PackedJsonLinesFormat(Format):
     """JSON lines in one gz or zst stream: a stream has no middle, so a part is one block."""
 
     suffixes = (".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst")
+    needs_file = False
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
         return _objects(_unpacked(file), file.name)
@@ -63,29 +70,34 @@ class PackedJsonLinesFormat(Format):
             yield Block(0, file.size, 0, count)
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
-        pieces, nbytes = [], 0
+        unpacked = io.BytesIO()
         for piece in _unpacked(file):
-            pieces.append(piece)
-            nbytes += len(piece)
-            if nbytes > MAX_UNPACKED_NBYTES:
-                raise ShardError(
-                    f"{file.name}: unpacks to more than {MAX_UNPACKED_NBYTES} bytes, and a packed part is "
-                    "held whole in memory for random access; cut it into smaller parts"
-                )
-        data = b"".join(pieces)
-        return _Lines(BytesFile(data, file.name), Block(0, len(data), 0, block.samples))
+            unpacked.write(piece)
+            self.take_room(unpacked.tell(), file.name)
+        data = unpacked.getvalue()
+        lines = _Lines(BytesFile(data, file.name), Block(0, len(data), 0, block.samples))
+        self.take_room(len(data) + lines.nbytes, file.name)
+        return lines
+
+    def held_nbytes(self, samples: Sequence[Sample], block: Block) -> int:
+        assert isinstance(samples, _Lines)
+        return samples.file.size + samples.nbytes
 
 
 @final
 class _Lines(Sequence[Sample]):
-    """The lines of one block, parsed when asked for."""
+    """The lines of one block, parsed when asked for.
+
+    Attributes:
+        nbytes: of what says where they lie.
+    """
 
     def __init__(self, file: ShardFile, block: Block) -> None:
-        self._file = file
-        self._offsets, self._nbytes = array("q"), array("q")
-        for offset, nbytes in _line_spans(file, block.offset, block.offset + block.nbytes):
-            self._offsets.append(offset)
-            self._nbytes.append(nbytes)
+        self.file, self._start, self._stop = file, block.offset, block.offset + block.nbytes
+        self._offsets = array("I" if block.nbytes < 2**32 else "Q")
+        for offset, _ in _line_spans(file, self._start, self._stop):
+            self._offsets.append(offset - self._start)
+        self.nbytes = len(self._offsets) * self._offsets.itemsize
         if len(self) != block.samples:
             raise ShardError(
                 f"{file.name}: the block at byte {block.offset} holds {len(self)} lines, its index says "
@@ -102,8 +114,12 @@ class _Lines(Sequence[Sample]):
     def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        offset = self._offsets[index]
-        return _parse(self._file.read_at(offset, self._nbytes[index]), f"{self._file.name}, byte {offset}")
+        offset = self._start + self._offsets[index]
+        index %= len(self)
+        stop = self._stop if index + 1 == len(self) else self._start + self._offsets[index + 1]
+        # Up to the next line that is not empty.
+        line = self.file.read_at(offset, stop - offset).strip()
+        return _parse(line, f"{self.file.name}, byte {offset}")
 
 
 def _parse(line: bytes, where: str) -> Sample:

@@ -4,38 +4,74 @@ from __future__ import annotations
 
 import importlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, final, overload
 
-from pipegraph.errors import MissingExtraError, ShardError
+import numpy as np
+
+from pipegraph.errors import DataError, GraphError, MissingExtraError, PipegraphError, ShardError
 from pipegraph.storage.files import ShardFile
 
+from .arrowvalues import arrow_errors, converter, kind_of
 from .base import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
 from .parquetfooter import row_groups
 
-_BATCH_ROWS: Final = 256
+_BATCH_NBYTES: Final = 1 << 22
+"""About what a batch of rows may decode to; what is held is counted batch by batch."""
+
+_BUFFER_NBYTES: Final = 1 << 17
+_MOST_ROWS: Final = 1 << 14
+
+_STREAM_ROWS: Final = 256
+"""Rows that are turned to Python values at once where all of them are read in order."""
+
+_FIRST_ROWS: Final = 16
+"""The first rows tell how large decoded rows are; the footer knows their encoded size only."""
+
+_LARGE_ROW_NBYTES: Final = 1 << 13
+"""Rows that are so large encoded are not looked at first: that would read their pages twice."""
+
+_REPETITIVE: Final = 4
+"""Rows that decode to so many times their encoded size are held with the dictionaries that they are stored with."""
+
+Filter = Sequence[Any]
+"""Conditions ``(column, operator, value)`` that must all hold, or a list of such lists, of which one must."""
 
 
 @final
 class ParquetFormat(Format):
-    """Each row is a sample: one field per column, with Parquet's types.
+    """Each row is a sample: one field per column, of a type that follows from the column's.
 
-    Numbers, strings and bytes become Python's; lists of numbers become numpy
-    arrays; other nested values become lists and dicts. Neighbouring small row
-    groups share a block. Extension types are read as what they are stored as.
+    Numbers, text and bytes become Python's, lists of numbers NumPy arrays of their type (a null in a list of
+    floats is NaN, one in a list of integers an error), nanoseconds ``numpy.datetime64`` and ``timedelta64``, other
+    nested values lists and dicts; a null is None. Neighbouring small row groups share a block. Extension types are
+    read as what they are stored as.
+
+    Args:
+        columns: to read; all by default.
+        filter: as ``pyarrow.parquet.read_table`` takes it, such as ``[("label", "<", 10)]``; rows that it does not
+            let pass are left out.
     """
 
     suffixes = (".parquet",)
+    needs_file = False
+
+    def __init__(self, columns: Sequence[str] | None = None, filter: Filter | None = None) -> None:
+        self.columns = None if columns is None else tuple(columns)
+        self.filter = None if filter is None else list(filter)
+        self._asked = _columns_of(self.filter or ())
+
+    def choosing(self, columns: Sequence[str] | None, filter: Filter | None) -> ParquetFormat:
+        return ParquetFormat(columns, filter)
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
-        with _open(file) as reader:
-            for group in range(reader.metadata.num_row_groups):
-                _check_group(reader, group, file.name)
-                try:
-                    for batch in reader.iter_batches(_BATCH_ROWS, row_groups=[group]):
-                        yield from _rows(batch, file.name)
-                except _arrow_errors() as error:
-                    raise ShardError(f"{file.name}: row group {group} is broken: {error}") from error
+        values = None
+        with self._open(file) as reader:
+            groups = range(reader.metadata.num_row_groups)
+            for batch in self._batches(reader, file, groups, stream=True):
+                kept, _ = self._passing(batch, file.name)
+                values = values or _Values(kept.schema, file.name)
+                yield from values.rows(kept)
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
         block: Block | None = None
@@ -50,108 +86,209 @@ class ParquetFormat(Format):
         if block:
             yield block
 
-    def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
-        with _open(file) as reader:
-            groups, first = [], 0
+    def read(self, file: ShardFile, block: Block) -> Sequence[Any]:
+        """The block's rows; those that the filter does not let pass are None."""
+        groups, first, held = [], 0, _Rows(file.name)
+        with self._open(file) as reader:
             for group in range(reader.metadata.num_row_groups):
                 if first >= block.first and first < block.first + block.samples:
-                    _check_group(reader, group, file.name)
                     groups.append(group)
                 first += reader.metadata.row_group(group).num_rows
-            try:
-                batches = list(reader.iter_batches(_BATCH_ROWS, row_groups=groups)) if groups else []
-            except _arrow_errors() as error:
-                raise ShardError(f"{file.name}: row groups {groups} are broken: {error}") from error
-        rows = _Rows(batches, file.name)
-        if len(rows) != block.samples:
+            for batch in self._batches(reader, file, groups):
+                held.add(batch.num_rows, *self._passing(batch, file.name))
+                self.take_room(held.nbytes, file.name)
+        if len(held) != block.samples:
             raise ShardError(
-                f"{file.name}: the block at row {block.first} holds {len(rows)} rows, its index says "
+                f"{file.name}: the block at row {block.first} holds {len(held)} rows, its index says "
                 f"{block.samples}; make the index anew"
             )
-        return rows
+        return held
+
+    def held_nbytes(self, samples: Sequence[Any], block: Block) -> int:
+        assert isinstance(samples, _Rows)
+        return samples.nbytes
+
+    def fields(self, file: ShardFile) -> Mapping[str, str]:
+        with self._open(file) as reader:
+            schema = reader.schema_arrow
+            return {name: kind_of(schema.field(name).type) for name in self.columns or schema.names}
+
+    def _open(self, file: ShardFile, dictionaries: Sequence[str] = ()) -> Any:
+        try:
+            parquet = importlib.import_module("pyarrow.parquet")
+        except ImportError as error:
+            raise MissingExtraError("pyarrow", "shards", f"reading {file.name}") from error
+        try:
+            # Pages that carry a CRC are checked. Column chunks are read in pieces: the first rows cost no more.
+            reader = parquet.ParquetFile(
+                file.open_raw(),
+                page_checksum_verification=True,
+                read_dictionary=list(dictionaries) or None,
+                pre_buffer=False,
+                buffer_size=_BUFFER_NBYTES,
+            )
+            names = reader.schema_arrow.names
+        except arrow_errors() as error:
+            raise ShardError(f"{file.name}: not a Parquet file: {error}") from error
+        twice = next((name for name in names if names.count(name) > 1), None)
+        missing = next((name for name in (*(self.columns or ()), *self._asked) if name not in names), None)
+        if twice is None and missing is None:
+            return reader
+        reader.close()
+        if missing is not None:
+            raise DataError(
+                f"{file.name}: Load asks for the column {missing!r}; there are {', '.join(map(repr, names))}"
+            )
+        raise ShardError(f"{file.name}: has two columns {twice!r}; a sample's fields need names of their own")
+
+    def _batches(
+        self, reader: Any, file: ShardFile, groups: Sequence[int], *, stream: bool = False
+    ) -> Iterator[Any]:
+        """The rows of some row groups, in batches of about `_BATCH_NBYTES` when they are decoded.
+
+        Args:
+            stream: they are turned to Python values at once; else they are held as they are.
+        """
+        columns = None if self.columns is None else list(dict.fromkeys((*self.columns, *self._asked)))
+        sizes = [_group_size(reader, group, file.name) for group in groups]
+        rows, encoded = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+        if not rows:
+            return
+        try:
+            decoded: dict[str, int] = {}
+            if encoded // rows < _LARGE_ROW_NBYTES:
+                first = next(reader.iter_batches(_FIRST_ROWS, row_groups=groups, columns=columns))
+                decoded = {name: first.column(name).nbytes // first.num_rows for name in first.schema.names}
+            repeated: list[str] = []
+            if not stream and sum(decoded.values()) * rows > _REPETITIVE * encoded:
+                repeated = [field.name for field in first.schema if str(field.type) in ("string", "binary")]
+            row_nbytes = sum(nbytes for name, nbytes in decoded.items() if name not in repeated)
+            row_nbytes = max(row_nbytes, 1 if repeated else encoded // rows, 1)
+            most = min(_STREAM_ROWS if stream else _MOST_ROWS, max(1, _BATCH_NBYTES // row_nbytes))
+            if not repeated:
+                yield from reader.iter_batches(most, row_groups=groups, columns=columns)
+                return
+            with self._open(file, repeated) as again:
+                yield from again.iter_batches(most, row_groups=groups, columns=columns)
+        except PipegraphError:  # of which some are among those below
+            raise
+        except arrow_errors() as error:
+            shown = f"{groups[0]}..{groups[-1]}"
+            raise ShardError(f"{file.name}: row groups {shown} are broken: {error}") from error
+
+    def _passing(self, batch: Any, name: str) -> tuple[Any, Any]:
+        """The rows that pass, in the chosen columns, and the places they had; None where all pass."""
+        if self.filter is None:
+            return batch, None
+        arrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+        try:
+            expression = parquet.filters_to_expression(self.filter)
+            places = arrow.array(np.arange(batch.num_rows, dtype=np.int32))
+            table = arrow.Table.from_batches([batch]).append_column(_PLACES, places).filter(expression)
+        except (arrow.ArrowException, ValueError, TypeError) as error:
+            raise GraphError(f"Load(filter={self.filter!r}) does not fit {name}: {error}") from error
+        kept = table.select(list(self.columns or batch.schema.names)).combine_chunks()
+        found = table.column(_PLACES).to_numpy()
+        batches = kept.to_batches()
+        return batches[0] if batches else batch.slice(0, 0).select(kept.schema.names), found
+
+
+_PLACES: Final = "pipegraph: places of rows"
+
+
+def _columns_of(conditions: Any) -> tuple[str, ...]:
+    """The columns that a filter names."""
+    found: list[str] = []
+    for condition in conditions:
+        if isinstance(condition, tuple) and len(condition) == 3 and isinstance(condition[0], str):
+            found.append(condition[0])
+        elif isinstance(condition, list):
+            found += _columns_of(condition)
+        else:
+            raise GraphError(
+                f"Load: filter must be a list of (column, operator, value), or of such lists, got {condition!r} in it. "
+                "What cannot be said so is a Filter behind Load"
+            )
+    return tuple(dict.fromkeys(found))
 
 
 @final
-class _Rows(Sequence[Sample]):
-    """Rows of Arrow batches, turned to Python when asked for."""
+class _Values:
+    """Rows of one schema as samples."""
 
-    def __init__(self, batches: Sequence[Any], name: str) -> None:
-        self._batches, self._name = batches, name
-        self._ends = []
-        rows = 0
-        for batch in batches:
-            rows += batch.num_rows
-            self._ends.append(rows)
+    def __init__(self, schema: Any, name: str) -> None:
+        self.names, self._name = schema.names, name
+        self._converters = [converter(kind) for kind in schema.types]
+
+    def rows(self, batch: Any) -> list[Sample]:
+        columns = []
+        for name, convert, column in zip(self.names, self._converters, batch.columns, strict=True):
+            try:
+                columns.append(convert(column))
+            except ShardError as error:
+                raise ShardError(f"{self._name}, column {name!r}: {error}") from None
+            except arrow_errors() as error:  # such as text that is no UTF-8
+                raise ShardError(
+                    f"{self._name}, column {name!r}: a value is not of its column's type: {error}"
+                ) from error
+        return [dict(zip(self.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+@final
+class _Rows(Sequence["Sample | None"]):
+    """Rows of Arrow batches, turned to Python when asked for.
+
+    Attributes:
+        nbytes: of the batches; what two of them share counts twice.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._batches: list[tuple[Any, Any]] = []
+        self._ends: list[int] = []
+        self._values: _Values | None = None
+        self.nbytes = 0
+
+    def add(self, rows: int, kept: Any, places: Any) -> None:
+        """The next `rows` rows, of which those at these places are kept; all, where that is None."""
+        self._values = self._values or _Values(kept.schema, self._name)
+        self._batches.append((kept, places))
+        self._ends.append(len(self) + rows)
+        self.nbytes += kept.get_total_buffer_size() + (0 if places is None else places.nbytes)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     @overload
-    def __getitem__(self, index: int) -> Sample: ...
+    def __getitem__(self, index: int) -> Sample | None: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+    def __getitem__(self, index: slice) -> list[Sample | None]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample | None] | None:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"block of {len(self)} samples has no sample {index}")
         index %= len(self)
         number = bisect_right(self._ends, index)
-        batch = self._batches[number]
-        return _rows(batch.slice(index - (self._ends[number] - batch.num_rows), 1), self._name)[0]
+        place = index - (self._ends[number - 1] if number else 0)
+        batch, places = self._batches[number]
+        if places is not None:
+            at = int(np.searchsorted(places, place))
+            if at == len(places) or places[at] != place:
+                return None
+            place = at
+        assert self._values is not None
+        return self._values.rows(batch.slice(place, 1))[0]
 
 
-def _rows(batch: Any, name: str) -> list[Sample]:
-    try:
-        columns = [_values(column) for column in batch.columns]
-    except _arrow_errors() as error:  # such as text that is no UTF-8
-        raise ShardError(f"{name}: a value is not of its column's type: {error}") from error
-    names = batch.schema.names
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def _values(column: Any) -> list[Any]:
-    arrow = importlib.import_module("pyarrow")
-    types = arrow.types
-    if isinstance(column.type, arrow.BaseExtensionType):
-        column = column.storage
-    kind = column.type
-    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    is_numbers = is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type))
-    # With nulls inside, numbers would turn to floats: those stay lists.
-    if is_numbers and column.flatten().null_count == 0:
-        return [v.values.to_numpy().copy() if v.is_valid else None for v in column]
-    values: list[Any] = column.to_pylist()
-    return values
-
-
-def _open(file: ShardFile) -> Any:
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "shards", f"reading {file.name}") from error
-    try:
-        # Pages that carry a CRC are checked.
-        reader = parquet.ParquetFile(file.open_raw(), page_checksum_verification=True)
-        names = reader.schema_arrow.names
-    except _arrow_errors() as error:
-        raise ShardError(f"{file.name}: not a Parquet file: {error}") from error
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        reader.close()
-        raise ShardError(f"{file.name}: has two columns {twice!r}; a sample's fields need names of their own")
-    return reader
-
-
-def _arrow_errors() -> tuple[type[Exception], ...]:
-    arrow = importlib.import_module("pyarrow")
-    return (arrow.ArrowException, OSError, MemoryError, ValueError, OverflowError)
-
-
-def _check_group(reader: Any, group: int, name: str) -> None:
-    nbytes = reader.metadata.row_group(group).total_byte_size
+def _group_size(reader: Any, group: int, name: str) -> tuple[int, int]:
+    """Rows of a row group, and the bytes that it unpacks to, still encoded."""
+    metadata = reader.metadata.row_group(group)
+    rows, nbytes = metadata.num_rows, metadata.total_byte_size
     if nbytes > MAX_UNPACKED_NBYTES:
         raise ShardError(
             f"{name}: row group {group} says it unpacks to {nbytes} bytes, more than {MAX_UNPACKED_NBYTES}; "
             "write smaller row groups"
         )
+    return rows, nbytes

@@ -39,6 +39,7 @@ class TarFormat(Format):
     """
 
     suffixes = (".tar",)
+    in_place = True
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
         window = _Window(file, file.size, file.stream_nbytes())
@@ -60,6 +61,9 @@ class TarFormat(Format):
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         return _TarBlock(file, block)
+
+    def held_nbytes(self, samples: Sequence[Sample], block: Block) -> int:
+        return 8 * (len(samples) + 1)
 
 
 @final

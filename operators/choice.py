@@ -1,0 +1,115 @@
+"""What ``Load`` reads of shards: the columns and rows that were asked for; whether all parts have the same fields."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from pipegraph.errors import DataError, ShardError
+from pipegraph.storage import Part, ShardFile, StoreClient, open_part
+from pipegraph.storage.formats import Format, format_of
+
+
+@final
+@dataclass(frozen=True)
+class Choice:
+    """Columns and rows of the shards that have columns; all of them by default."""
+
+    columns: tuple[str, ...] | None = None
+    filter: Sequence[Any] | None = None
+
+    def __bool__(self) -> bool:
+        return self.columns is not None or self.filter is not None
+
+    def config(self) -> dict[str, Any]:
+        """For the graph's digest; nothing where all is read."""
+        chosen = {"columns": self.columns, "filter": self.filter}
+        return {name: _json(value) for name, value in chosen.items() if value is not None}
+
+    def form(self, part: Part) -> Format:
+        """A part's format, reading what was chosen.
+
+        Raises:
+            GraphError: the part's format has no columns.
+        """
+        form = format_of(part)
+        return form.choosing(self.columns, self.filter) if self else form
+
+
+@final
+class SameFields:
+    """Says where the fields of one part differ from those of the first. Any thread may call anything.
+
+    Args:
+        parts: in their order.
+        store: for remote ones.
+    """
+
+    def __init__(self, parts: Sequence[Part], choice: Choice, store: StoreClient | None) -> None:
+        self._parts, self._choice, self._store = parts, choice, store
+        self._lock = threading.Lock()
+        self._first: tuple[Part, Mapping[str, str]] | None = None
+        self._alike: set[int] = set()
+
+    def check(self, number: int, file: ShardFile) -> None:
+        """Compare a part that is open; each is looked at once.
+
+        Raises:
+            ShardError: its fields, or their types, are others than those of the first part that can be read.
+        """
+        with self._lock:
+            if number in self._alike:
+                return
+            first = self._first
+        fields = self._choice.form(self._parts[number]).fields(file)
+        if fields is not None:
+            if first is None:
+                first = self._find_first(number, fields)
+            differences = _differences(fields, first[1])
+            if differences:
+                raise ShardError(
+                    f"{file.name}: its fields differ from those of {first[0].name!r}: {differences}. Write the parts "
+                    "alike, name those that are alike in Load(columns=...), or give them a ShardSelect of their own"
+                )
+        with self._lock:
+            self._alike.add(number)
+            self._first = first
+
+    def _find_first(self, number: int, fields: Mapping[str, str]) -> tuple[Part, Mapping[str, str]]:
+        # Not whichever is opened first: then timing would decide which parts are the odd ones.
+        for part in self._parts[:number]:
+            try:
+                with open_part(part, self._store) as file:
+                    found = self._choice.form(part).fields(file)
+            except (DataError, OSError):
+                continue  # what is wrong with it is said where it is read
+            if found is not None:
+                return part, found
+        return self._parts[number], fields
+
+
+def _json(value: Any) -> Any:
+    return (
+        list(map(_json, value))
+        if isinstance(value, list | tuple)
+        else value
+        if _is_plain(value)
+        else repr(value)
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def _differences(found: Mapping[str, str], first: Mapping[str, str]) -> str:
+    shown = [f"{name!r} is missing" for name in first if name not in found]
+    shown += [f"{name!r} is new" for name in found if name not in first]
+    shown += [
+        f"{name!r} is {found[name]}, not {first[name]}"
+        for name in first
+        if name in found and found[name] != first[name]
+    ]
+    return ", ".join(shown[:4]) + (" and more" if len(shown) > 4 else "")

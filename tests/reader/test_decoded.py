@@ -1,0 +1,144 @@
+"""Shards that are decoded into memory: loaded as seldom as the limit allows, chosen by column and row, alike in all parts."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import GraphError, MemoryLimitError, PipegraphWarning, ShardError, StateError
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+PARTS, ROWS = 20, 50
+
+
+def graph_of(parts: Any, order: pg.order.Order | None = None, workers: int = 1, **load: Any) -> pg.Graph:
+    graph = pg.Graph("decoded")
+    select = ops.ShardSelect(parts, order=order)
+    graph.add(select, name="select").then(ops.Load(**load), name="load", workers=workers)
+    return graph
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Twenty parts of one block of about 50 kB."""
+    rng = random.Random(0)
+    for part in range(PARTS):
+        rows = [{"key": f"{part}-{i}", "n": i, "x": rng.randbytes(1_000)} for i in range(ROWS)]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"part-{part:02}.parquet", compression="none")
+    return tmp_path
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_where_not_all_blocks_fit_those_go_that_are_read_last(folder: Path, workers: int) -> None:
+    graph = graph_of(folder / "*.parquet", workers=workers)
+    # Room for 15 or 16 of the 20 blocks that are read in turn.
+    with graph.loader(memory_limit=1_700_000) as loader:
+        with pytest.warns(PipegraphWarning, match=r"decoded again and again. Use LaneOrder\(lanes=\d+\)"):
+            keys = {sample["key"] for sample in loader}
+        loads = loader.profile().stages["load"].counters["blocks loaded"]
+    assert len(keys) == PARTS * ROWS
+    # One by one, that the least recently used goes means a load for every sample.
+    assert loads < PARTS * ROWS // 2
+
+
+def test_json_lines_are_read_in_place_whatever_the_limit(tmp_path: Path) -> None:
+    for part in range(PARTS):
+        lines = (json.dumps({"key": f"{part}-{i}", "x": "x" * 1_000}) for i in range(ROWS))
+        (tmp_path / f"part-{part:02}.jsonl").write_text("\n \n".join(lines))
+    graph = graph_of(tmp_path / "*.jsonl")
+    with graph.loader(memory_limit=300_000) as loader:
+        assert len({sample["key"] for sample in loader}) == PARTS * ROWS
+        assert loader.profile().stages["load"].counters["blocks loaded"] == PARTS
+
+
+def test_the_plan_says_what_is_held_and_what_is_not(folder: Path) -> None:
+    graph = graph_of(folder / "*.parquet")
+    graph.stages["select"].operator.manifest()  # type: ignore[union-attr]
+    assert "in memory, decoded" in str(graph.plan())
+
+
+@pytest.mark.parametrize("order", [pg.order.LaneOrder(), pg.order.PartOrder()], ids=["lanes", "parts"])
+def test_a_block_that_decodes_to_more_than_the_limit_is_an_error_before_the_memory_is_taken(
+    tmp_path: Path, order: pg.order.Order
+) -> None:
+    path = tmp_path / "zeros.parquet"
+    pq.write_table(pa.table({"n": pa.array([0] * 3_000_000)}), path)
+    assert path.stat().st_size < 100_000
+    graph = graph_of(path, order)
+    before = pa.default_memory_pool().max_memory()
+    with (
+        graph.loader(memory_limit=10_000_000) as loader,
+        pytest.raises(MemoryLimitError, match=r"memory_limit.*") as caught,
+    ):
+        next(iter(loader))
+    assert "5000000" in str(caught.value)
+    assert pa.default_memory_pool().max_memory() - before < 15_000_000
+
+
+@pytest.mark.parametrize("order", [pg.order.LaneOrder(), pg.order.PartOrder()], ids=["lanes", "parts"])
+def test_columns_and_a_filter_hold_in_every_order(folder: Path, order: pg.order.Order) -> None:
+    graph = graph_of(folder / "*.parquet", order, columns=["key"], filter=[("n", "<", 7)])
+    with graph.loader() as loader:
+        found = list(loader)
+    assert sorted(sample["key"] for sample in found) == sorted(
+        f"{p}-{i}" for p in range(PARTS) for i in range(7)
+    )
+    assert {tuple(sample) for sample in found} == {("key",)}
+
+
+def test_a_filter_makes_the_length_unknown_and_columns_belong_to_the_digest(folder: Path) -> None:
+    filtered = graph_of(folder / "*.parquet", filter=[("n", "<", 7)])
+    with filtered.loader() as loader, pytest.raises(TypeError):
+        len(loader)
+    with filtered.loader(rank=0, world_size=2) as loader, pytest.raises(GraphError, match="equal_steps"):
+        next(iter(loader))
+    with graph_of(folder / "*.parquet").loader() as loader:
+        state = loader.state_dict()
+    with (
+        graph_of(folder / "*.parquet", columns=["key"]).loader() as loader,
+        pytest.raises(StateError, match="load"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_columns_given_as_one_name_or_to_a_shard_without_any_are_errors(write_shards: Any) -> None:
+    with pytest.raises(GraphError, match=r"write columns=\['key'\]"):
+        ops.Load(columns="key")
+    with (
+        graph_of(write_shards("tar") / "*", columns=["bin"]).loader() as loader,
+        pytest.raises(GraphError, match="no columns"),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("order", [pg.order.LaneOrder(), pg.order.PartOrder()], ids=["lanes", "parts"])
+def test_a_part_with_other_fields_than_the_first_is_an_error_that_says_which(
+    folder: Path, order: pg.order.Order
+) -> None:
+    table = pa.table({"key": ["odd"] * 3, "n": ["one"] * 3, "more": [1.0] * 3})
+    pq.write_table(table, folder / "part-99.parquet")
+    with graph_of(folder / "*.parquet", order).loader() as loader, pytest.raises(ShardError) as caught:
+        list(loader)
+    text = str(caught.value)
+    assert "part-99.parquet: its fields differ from those of 'part-00.parquet'" in text
+    assert "'x' is missing, 'more' is new, 'n' is text, not integer" in text
+    assert "Load(columns=...)" in text
+    with graph_of(folder / "*.parquet", order, columns=["key"]).loader() as loader:
+        assert len(list(loader)) == PARTS * ROWS + 3
+
+
+def test_parts_whose_values_are_alike_may_be_stored_in_other_ways(folder: Path) -> None:
+    columns = {
+        "x": pa.array([b"y"] * 3, pa.large_binary()),
+        "n": pa.array([1, 2, 3], pa.int8()),
+        "key": pa.array(["a", "b", "a"]).dictionary_encode(),
+    }
+    pq.write_table(pa.table(columns), folder / "part-99.parquet")
+    with graph_of(folder / "*.parquet").loader() as loader:
+        assert len(list(loader)) == PARTS * ROWS + 3
