@@ -42,6 +42,7 @@ class Once(Generic[T]):
         # Under it: at most one thread makes the value, and nobody does once it is there.
         self._value: list[T] = []
         self._is_made = False
+        self._maker = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Once, (self._make,)  # a copied or pickled graph makes its own
@@ -52,9 +53,17 @@ class Once(Generic[T]):
         Args:
             stopping: ends the wait with ``LoaderClosedError``.
             make: how this caller would make it, so that its pipeline's stop ends that.
+
+        Raises:
+            DataError: a signal handler asks, and has interrupted its own thread in making it.
         """
         if self._value:
             return self._value[0]
+        if self._is_made and self._maker == threading.get_ident():
+            raise DataError(
+                "a signal handler asks for what its own thread is just finding out about the data (which shards or "
+                "files there are, and their manifest); take a state in a handler once the first pass has begun"
+            )
         stopping = stopping or Stopping()
         with stopping.ending(self._wake), self._changed:
             self._changed.wait_for(lambda: not self._is_made or self._value or stopping.is_set())
@@ -62,7 +71,7 @@ class Once(Generic[T]):
                 return self._value[0]
             if self._is_made:
                 raise LoaderClosedError("the pipeline was closed while another one looked for its shards")
-            self._is_made = True
+            self._is_made, self._maker = True, threading.get_ident()
         made: list[T] = []
         try:
             made.append((make or self._make)())

@@ -323,6 +323,7 @@ class Loader:
         freed; its profile is the parent's to give.
         """
         self._turn = threading.RLock()
+        self._ledger.forked()
         if self._runtime is None:
             return
         self._closed = self._closed or "this loader runs in the process that forked this one"

@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 import torch
 
-_lock = threading.Lock()
+from pipegraph.forks import module_lock
+
+_lock = module_lock()
 
 
 def start_thread(target: Callable[[], object], name: str, intra_op: int = 1) -> threading.Thread:

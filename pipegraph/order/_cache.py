@@ -7,10 +7,11 @@ latest of them, by value, so that orders stay frozen values without state.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
+
+from pipegraph.forks import module_lock
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ class BoundedMemo(Generic[T]):
     def __init__(self, max_bytes: int, size_of: Callable[[T], int]) -> None:
         self._max_bytes = max_bytes
         self._size_of = size_of
-        self._lock = threading.Lock()
+        self._lock = module_lock()  # memos live as long as their modules
         self._values: OrderedDict[Hashable, T] = OrderedDict()
         self._held = 0
 

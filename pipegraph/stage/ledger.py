@@ -52,6 +52,10 @@ class Ledger:
         """Whether there is nothing to tell, of this run or before."""
         return not self._quarantine and not self._base and not self._books
 
+    def forked(self) -> None:
+        """In a forked child: a thread that is not here may have held the lock."""
+        self._lock = threading.RLock()
+
     # -- the life of books ---------------------------------------------------------------------
 
     def begin(self, epoch: int, restored: bool, delivered: bool = True) -> None:

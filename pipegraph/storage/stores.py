@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar, final
 
 from pipegraph.errors import LoaderClosedError, MissingExtraError, StoreError
+from pipegraph.forks import module_lock
 
 from .failures import plain
 from .parts import Part
@@ -34,7 +35,7 @@ RANGE_NBYTES: Final = 8 << 20
 PARALLEL: Final = 8
 
 _memory_stores: dict[str, Any] = {}
-_memory_lock = threading.Lock()
+_memory_lock = module_lock()
 
 
 @dataclass(frozen=True, slots=True)

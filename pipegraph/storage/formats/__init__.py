@@ -5,9 +5,8 @@ A new format is one class (docs/formats.md) and one call of `register_format`.
 
 from __future__ import annotations
 
-from threading import Lock
-
 from pipegraph.errors import DataError
+from pipegraph.forks import module_lock
 from pipegraph.storage.parts import Part
 
 from .arrays import NpyFormat, NpzFormat
@@ -19,7 +18,7 @@ from .lines import JsonLinesFormat, PackedJsonLinesFormat
 from .parquet import ParquetFormat
 from .tar import TarFormat
 
-_lock = Lock()
+_lock = module_lock()
 _formats: dict[str, Format] = {}
 
 
