@@ -16,7 +16,7 @@ from pipegraph.contracts import Context, Operator, Regroup
 from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.collate import collate as stack
 from pipegraph.operators.columns import batch_of, pack
-from pipegraph.operators.functions import function_name
+from pipegraph.parameters import function_name
 from pipegraph.randomness import generator
 from pipegraph.tree import map_leaves
 

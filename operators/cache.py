@@ -144,6 +144,9 @@ class Cache(Memo):
         self._index_of: Callable[[int, int], int] | None = None
         self._digest = ""
 
+    def config(self) -> dict[str, Any]:
+        return {}  # it never changes what is delivered
+
     def _make_store(self) -> _Store:
         return _Memory(self.limit) if self.where == "memory" else _Folder(Path(self.where), self.limit)
 

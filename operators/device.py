@@ -64,6 +64,9 @@ class Pin(Operator):
         self._context = Context("")
         self._ring: SlabRing | None = None
 
+    def config(self) -> dict[str, Any]:
+        return {}  # where data lies does not change what is delivered
+
     def bypass(self) -> str | None:
         return None if _cuda_here() else "no CUDA device here, so nothing is pinned"
 

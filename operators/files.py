@@ -95,6 +95,9 @@ class _Reads(Operator):
         self._context = Context("")
         self._reading: Reading | None = None
 
+    def config(self) -> dict[str, Any]:
+        return {}  # where bytes lie on their way does not change what is delivered
+
     def holds(self, memory_limit: int) -> int:
         if self._select is None or not holds_blocks(self._select, self.cache):
             return 0

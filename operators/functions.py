@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
-from functools import partial
 from itertools import islice
 from typing import Any, final
 
@@ -18,46 +15,8 @@ from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.errors import GraphError
+from pipegraph.parameters import function_name
 from pipegraph.randomness import generator
-
-
-def function_name(function: Any) -> str:
-    """How a function is known in the graph's digest: module, qualified name, and what ``partial`` has bound."""
-    target = inspect.unwrap(function)
-    bound = ""
-    while isinstance(target, partial):
-        given = [*map(_plain, target.args), *(f"{k}={_plain(v)}" for k, v in sorted(target.keywords.items()))]
-        bound += f"({', '.join(given)})"
-        target = target.func
-    if not hasattr(target, "__qualname__"):
-        target = type(target)
-    module = getattr(target, "__module__", "?")
-    if module in ("__main__", "__mp_main__"):
-        module = _main_module(module)
-    return f"{module}.{target.__qualname__}{bound}"
-
-
-def _plain(value: Any) -> str:
-    """A value as text that is the same in every process: of an object only its type."""
-    if value is None or isinstance(value, str | bytes | bool | int | float | complex):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_plain, value))}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_plain(k)}: {_plain(v)}" for k, v in value.items()) + "}"
-    return function_name(value) if callable(value) else type(value).__qualname__
-
-
-def _main_module(name: str) -> str:
-    """The script's name as others import it: a state saved by ``python train.py`` or by a process that it
-    spawned (where it is ``__mp_main__``) is then also good for a program that imports ``train``.
-    """
-    main = sys.modules.get(name)
-    spec = getattr(main, "__spec__", None)
-    if spec is not None:
-        return str(spec.name).removesuffix(".__main__")
-    file = getattr(main, "__file__", None)
-    return os.path.splitext(os.path.basename(file))[0] if file else "__main__"
 
 
 def _takes_rng(function: Callable[..., Any]) -> bool:

@@ -12,7 +12,7 @@ from pipegraph.contracts import Context
 from pipegraph.contracts import Merge as Merging
 from pipegraph.contracts import Route as Routing
 from pipegraph.errors import GraphError
-from pipegraph.operators.functions import function_name
+from pipegraph.parameters import function_name
 from pipegraph.randomness import uniform
 
 

@@ -14,9 +14,9 @@ import torch
 
 from pipegraph.contracts import Drawn, Source
 from pipegraph.errors import GraphError, PipegraphError
-from pipegraph.operators.functions import function_name
 from pipegraph.operators.ordered import OrderedSource
 from pipegraph.order import Order, StridedOrder
+from pipegraph.parameters import function_name
 from pipegraph.tree import ATOMS, copy_containers
 
 SHARED = ATOMS | {np.ndarray, torch.Tensor, bytes, str}
@@ -179,6 +179,13 @@ def _parameters(function: Any) -> Iterable[str]:
 @final
 class FromSequence(OrderedSource):
     """Any map-style data set: ``dataset[i]`` for i in the order, or for i in a torch ``Sampler``.
+
+    The data set is one object, which all workers of the stage and all loaders of the graph use at once. One that opens
+    a handle at first use (``if self.db is None: ...``) gives them all the same handle; where that may not be shared,
+    keep it in a ``threading.local``, or write a ``Source`` whose ``open(context)`` makes one for each worker.
+
+    Resuming draws from a sampler again and drops what was delivered: it must draw the same, as one with a seeded
+    generator of its own or with ``set_epoch`` does. One without draws from torch's global generator.
 
     Args:
         dataset: has ``__len__`` and ``__getitem__``.

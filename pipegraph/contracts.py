@@ -91,7 +91,11 @@ class Component(ABC):
         """Called between runs, when no worker is inside: ``process`` may wait again."""
 
     def config(self) -> dict[str, Any]:
-        """JSON of the parameters that change what is delivered; part of the graph's digest."""
+        """JSON of the parameters that change what is delivered; part of the graph's digest.
+
+        Where this is not defined, the plain values among the attributes stand for them, as they were when the operator
+        was placed in the graph: numbers, texts, functions, and lists, tuples and dicts of these.
+        """
         return {}
 
     def origin(self) -> str:

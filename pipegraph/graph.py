@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipegraph.contracts import Operator, Route, Source
+from pipegraph.contracts import Component, Operator, Route, Source
 from pipegraph.errors import GraphError
+from pipegraph.parameters import plain_parameters
 from pipegraph.policies import Policy, check_policy
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class StageSpec:
     ordered: bool = True
     on_error: Policy = "raise"
     timeout: float | None = None
+    parameters: Mapping[str, str] | None = None
+    """Of an operator without a ``config()``, as it was placed: what workers do to it later is no parameter."""
 
 
 class Node:
@@ -165,8 +168,19 @@ class Graph:
 
             max_bytes = parse_bytes(max_bytes, f"stage {name!r}: max_bytes")
         edges = tuple(node._edge for node in upstream)
+        said = type(operator).config is not Component.config
         self.stages[name] = StageSpec(
-            name, operator, edges, workers, backend, capacity, max_bytes, ordered, on_error, timeout
+            name,
+            operator,
+            edges,
+            workers,
+            backend,
+            capacity,
+            max_bytes,
+            ordered,
+            on_error,
+            timeout,
+            None if said else plain_parameters(operator),
         )
         return Node(self, Edge(name))
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pipegraph.contracts import Merge, Operator, Source
 from pipegraph.errors import StateError
@@ -150,7 +151,7 @@ class Plan:
             kind = f"{type(operator).__module__}.{type(operator).__qualname__}"
             edges = map(self._described, stage.spec.upstream)
             upstream = [[edge.stage, edge.output] for edge in edges]
-            parts = [kind, operator.config(), upstream, *([] if stage.spec.ordered else ["unordered"])]
+            parts = [kind, parameters(stage.spec), upstream, *([] if stage.spec.ordered else ["unordered"])]
             text = json.dumps(parts, sort_keys=True, default=repr)
             found[stage.name] = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
         output = self._described(self.asked or self.output)
@@ -179,6 +180,12 @@ class Plan:
                 origin = self.stages[name].spec.operator.origin()
                 here = f" (here it has {origin})" if origin else ""
                 words.append(f"stage {name!r} has other parameters or inputs{here}")
+        unsaid = [name for name in changed if name in self.stages and self.stages[name].spec.parameters]
+        words += [
+            f"stage {name!r} has no config(), so that all its plain attributes count; one that says what changes the "
+            "data would help"
+            for name in unsaid
+        ]
         words += [f"stage {name!r} of the state is not in the graph" for name in missing]
         words += [f"stage {name!r} is not in the state" for name in added]
         if "(output)" in changed:
@@ -220,6 +227,11 @@ class Plan:
         else:
             lines.append("elastic: resumes at any world size")
         return "\n".join(lines)
+
+
+def parameters(spec: StageSpec) -> Mapping[str, Any]:
+    """What a stage's operator says of its parameters, or else what its plain attributes say."""
+    return spec.operator.config() if spec.parameters is None else spec.parameters
 
 
 def _shorten(text: str, limit: int) -> str:

@@ -34,6 +34,8 @@ def assert_same_everywhere(
 ) -> None:
     """Run inline, which is the reference, and on threads with several worker counts and queue sizes.
 
+    What is drawn from torch's, NumPy's or Python's global generator differs by itself: all threads share these.
+
     Also checks that no operator writes into arrays that it shares with others: those of a source, and those
     that several stages get.
 

@@ -238,3 +238,79 @@ def test_numpy_numbers_of_a_route_are_numbers() -> None:
     graph.add(ops.Merge(), routed[0], routed[1])
     with graph.loader() as loader:
         assert list(loader) == [0, 1, 2, 3]
+
+
+class Scale(pg.Operator):
+    """Has parameters and no ``config()``; ``seen`` changes while it works."""
+
+    def __init__(self, factor: Any, how: Any = abs, table: Any = ()) -> None:
+        self._factor = factor
+        self.how = how
+        self.table = table
+        self.seen: list[int] = []
+        self.made_by = object()
+
+    def process(self, chunk: Chunk) -> Chunk:
+        self.seen.append(chunk.data)
+        chunk.data = self.how(chunk.data)
+        return chunk
+
+
+def scaled(*parameters: Any) -> pg.Graph:
+    graph = pg.Graph("scaled")
+    graph.add(ops.FromIterable(range(20))).then(Scale(*parameters), name="scale")
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [
+        ((2,), (3,)),
+        ((2.0,), (2,)),
+        (("a",), (b"a",)),
+        (([1, 2],), ([1, 3],)),
+        (({"a": (1, None)},), ({"a": (1, True)},)),
+        (({1, 2},), ({1, 3},)),
+        ((1, abs), (1, copy)),
+        ((1, abs, [0] * 2000), (1, abs, [0] * 2001)),
+    ],
+)
+def test_other_parameters_of_an_operator_without_config_are_noticed(saved: Any, loaded: Any) -> None:
+    with scaled(*saved).loader() as loader:
+        state = loader.state_dict()
+    with (
+        scaled(*loaded).loader() as loader,
+        pytest.raises(pg.errors.StateError, match=r"stage 'scale' has other parameters.*no config\(\)"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_what_an_operator_without_config_gathers_while_it_runs_is_no_parameter() -> None:
+    graph = scaled(2)
+    with graph.loader() as loader:
+        passing = iter(loader)
+        head = [next(passing) for _ in range(5)]
+        state = json.loads(json.dumps(loader.state_dict()))
+    for other in (graph, scaled(2)):
+        with other.loader() as loader:
+            loader.load_state_dict(state)
+            assert head + list(loader) == list(range(20))
+
+
+def test_every_operator_of_ours_with_parameters_says_which_count() -> None:
+    from pipegraph.contracts import Component
+
+    graph = pg.Graph("ours")
+    made = [
+        ops.Unbatch(),
+        ops.Zip(),
+        ops.Concat(),
+        ops.Merge(),
+        ops.Pin(),
+        ops.Load(),
+        ops.Cache("memory", 9),
+    ]
+    for operator in made:
+        if type(operator).config is Component.config:
+            assert not vars(operator)
+    assert not graph.stages

@@ -1,0 +1,87 @@
+"""The parameters of operators as text that is the same in every process, for the digest of a graph. Pure."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import os
+import sys
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+ENTRIES = 1000
+"""Lists and mappings that are longer count by their length, as data sets do."""
+
+_PLAIN = str | bytes | bool | int | float | complex | enum.Enum | None
+
+
+def function_name(function: Any) -> str:
+    """How a function is known in the graph's digest: module, qualified name, and what ``partial`` has bound."""
+    target = inspect.unwrap(function)
+    bound = ""
+    while isinstance(target, partial):
+        given = [*map(_text, target.args), *(f"{k}={_text(v)}" for k, v in sorted(target.keywords.items()))]
+        bound += f"({', '.join(given)})"
+        target = target.func
+    if not hasattr(target, "__qualname__"):
+        target = type(target)
+    module = getattr(target, "__module__", "?")
+    if module in ("__main__", "__mp_main__"):
+        module = _main_module(module)
+    return f"{module}.{target.__qualname__}{bound}"
+
+
+def _text(value: Any) -> str:
+    """A value as text that is the same in every process: of an object only its type."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_text(k)}: {_text(v)}" for k, v in value.items()) + "}"
+    return function_name(value) if callable(value) else type(value).__qualname__
+
+
+def _main_module(name: str) -> str:
+    """The script's name as others import it: a state saved by ``python train.py`` or by a process that it
+    spawned (where it is ``__mp_main__``) is then also good for a program that imports ``train``.
+    """
+    main = sys.modules.get(name)
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name).removesuffix(".__main__")
+    file = getattr(main, "__file__", None)
+    return os.path.splitext(os.path.basename(file))[0] if file else "__main__"
+
+
+def plain_parameters(operator: Any) -> dict[str, str]:
+    """The plain values among an operator's attributes: what stands for its parameters where it has no ``config()``.
+
+    Numbers, texts, functions, and lists, tuples, sets and dicts of these. Anything else is left out: what it says of
+    itself may differ from process to process.
+    """
+    found = {}
+    for name, value in vars(operator).items():
+        text = _parameter(value)
+        if text is not None:
+            found[name] = text
+    return found
+
+
+def _parameter(value: Any) -> str | None:
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, list | tuple | set | frozenset | dict):
+        kind = type(value).__name__
+        if len(value) > ENTRIES:
+            return f"{kind} of {len(value)}"
+        entries: Iterable[Any] = list(value.items()) if isinstance(value, dict) else value
+        texts = [_parameter(each) for each in entries]
+        if any(text is None for text in texts):
+            return f"{kind} of {len(value)}"
+        shown = [text for text in texts if text is not None]
+        return f"{kind}({', '.join(sorted(shown) if isinstance(value, set | frozenset) else shown)})"
+    if inspect.isroutine(value) or isinstance(value, partial | type):
+        return function_name(value)
+    return None
