@@ -81,7 +81,7 @@ class DecodeImage(RowOperator):
     of the batch's slab: collation is free. A ``Normalize`` right behind it is done in the same go, while an image's
     pixels are in the processor's cache; so is an inline ``Load`` of files before that ``Batch``. The crop and the
     flip are drawn from the sample's own generator and the size in the image's header, before a pixel is decoded;
-    every backend gets the same.
+    every backend gets the same. Images are turned as their EXIF orientation says, before anything is cut out.
 
     Args:
         size: of the output: an int (square) or (height, width), pixels.
@@ -89,7 +89,9 @@ class DecodeImage(RowOperator):
         crop: ``ops.RandomResizedCrop(...)``, ``ops.CenterCrop(resize)``, or None for the whole image.
         flip: probability of mirroring left to right.
         backend: ``"auto"``, ``"pillow"``, ``"opencv"``, ``"simplejpeg"`` or ``"nvimgcodec"``.
-        interpolation: ``"nearest"``, ``"linear"``, ``"cubic"`` or ``"area"``; shrinking is antialiased, except nearest.
+        interpolation: ``"linear"``, ``"cubic"``, ``"area"`` or ``"nearest"``; ``"antialias"`` for evaluation: within
+            one grey level of torchvision's ``Resize`` and ``CenterCrop``, on every backend. What each is, and what it
+            costs: ``docs/images.md``.
         mode: ``"RGB"`` (3 channels) or ``"L"`` (1, greyscale).
     """
 
@@ -106,10 +108,10 @@ class DecodeImage(RowOperator):
         interpolation: Interpolation = "linear",
         mode: Literal["RGB", "L"] = "RGB",
     ) -> None:
-        pair = (size, size) if isinstance(size, int) else tuple(size)
+        pair = tuple(size) if isinstance(size, tuple | list) else (size, size)
         if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in pair):
             raise GraphError(f"DecodeImage: size must be an int or (height, width) >= 1, got {size!r}")
-        if not 0 <= flip <= 1:
+        if isinstance(flip, bool) or not isinstance(flip, int | float) or not 0 <= flip <= 1:
             raise GraphError(f"DecodeImage: flip is a probability in 0..1, got {flip!r}")
         if backend not in BACKENDS:
             raise GraphError(f"DecodeImage: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
@@ -281,6 +283,11 @@ class DecodeImage(RowOperator):
             names = FIELDS if self.field is None else (self.field,)
             for name in names:
                 if name in data:
+                    if name != "image" and "image" in data:
+                        raise DataError(
+                            f"DecodeImage: field {name!r} would be decoded to 'image', which is there already; rename "
+                            "that first: .then(lambda sample: {'photo': sample.pop('image'), **sample})"
+                        )
                     return name, data[name]
             hint = "; put Load() before it" if "path" in data else ""
             raise DataError(
@@ -307,7 +314,8 @@ class DecodeImage(RowOperator):
 
     def _part(self, encoded: Any, numbers: Sequence[float]) -> _Part:
         header = probe(encoded)
-        return header, cut_of(self.crop, self.flip, *header.size, self.size, numbers)
+        exact = self.interpolation == "antialias"
+        return header, cut_of(self.crop, self.flip, *header.size, self.size, numbers, exact)
 
     def _part_or_error(self, encoded: Any, numbers: Sequence[float]) -> _Part | Exception:
         try:

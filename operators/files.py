@@ -36,7 +36,8 @@ class ListFiles(OrderedSource):
 
     Args:
         root: the folder; it is listed at the first pass (or ``len``), below it too, hidden files left out.
-        pattern: a glob on file names, such as ``"*.jpg"``.
+        pattern: a glob on file names, such as ``"*.jpg"``, or several: ``("*.jpg", "*.png")``, without regard to case.
+            By default every file but those that are left beside samples: READMEs, licences, checksums, ``Thumbs.db``.
         classes: whether the first folder of a path is the file's class; ``"auto"`` where all files lie in such folders.
         order: which file at which position.
     """
@@ -46,13 +47,20 @@ class ListFiles(OrderedSource):
     def __init__(
         self,
         root: str | os.PathLike[str],
-        pattern: str | None = None,
+        pattern: str | Sequence[str] | None = None,
         classes: Literal["auto", True, False] = "auto",
         order: Order | None = None,
     ) -> None:
         super().__init__(order or StridedOrder(shuffle=False))
         if classes not in ("auto", True, False):
             raise GraphError(f'ListFiles: classes must be "auto", True or False, got {classes!r}')
+        texts = [pattern] if isinstance(pattern, str) else pattern
+        if texts is not None and not (
+            isinstance(texts, list | tuple) and texts and all(isinstance(text, str) for text in texts)
+        ):
+            raise GraphError(
+                f"ListFiles: pattern must be a glob such as '*.jpg', or several, got {pattern!r}"
+            )
         self.root = os.fspath(root)
         self.pattern = pattern
         self.classes = classes

@@ -11,8 +11,8 @@ from pipegraph.errors import GraphError
 from pipegraph.operators.images.crop import Cut
 from pipegraph.operators.images.header import Header
 
-Interpolation = Literal["nearest", "linear", "cubic", "area"]
-INTERPOLATIONS: tuple[Interpolation, ...] = ("nearest", "linear", "cubic", "area")
+Interpolation = Literal["nearest", "linear", "cubic", "area", "antialias"]
+INTERPOLATIONS: tuple[Interpolation, ...] = ("nearest", "linear", "cubic", "area", "antialias")
 
 Buffer = bytes | bytearray | memoryview
 ImageHWC = npt.NDArray[np.uint8]
@@ -54,7 +54,8 @@ class Backend(Protocol):
             interpolation: how pixels are scaled. Shrinking: ``"nearest"`` skips pixels;
                 ``"area"`` averages them; ``"linear"`` and ``"cubic"`` are widened by the
                 scale in Pillow, and in the other backends average whole blocks first
-                where the scale is two or more (three in one direction alone).
+                where the scale is two or more (three in one direction alone). ``"antialias"``
+                is Pillow's linear filter on the pixels at full scale, and of all backends the same.
 
         Raises:
             DecodeError: the image is truncated, broken, or of a kind that is not decoded.

@@ -33,11 +33,29 @@ class Region(NamedTuple):
     width: int
 
 
+class Box(NamedTuple):
+    """A rectangle with fractions of pixels, in the coordinates of a region."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
 class Cut(NamedTuple):
-    """What was drawn for one sample: the region, and whether it is mirrored left to right."""
+    """What was drawn for one sample: the region, and whether it is mirrored left to right.
+
+    ``box`` is the part of the region that fills the output where that is not all of it: the pixels around it then have
+    a part in those at its edge.
+    """
 
     region: Region
     flip: bool
+    box: Box | None = None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,9 @@ class RandomResizedCrop:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
+        for name, pair in (("scale", self.scale), ("ratio", self.ratio)):
+            if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(map(_is_number, pair)):
+                raise GraphError(f"RandomResizedCrop: {name} must be a pair of numbers, got {pair!r}")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise GraphError(f"RandomResizedCrop: scale must satisfy 0 < low <= high <= 1, got {self.scale}")
         if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
@@ -105,6 +126,8 @@ class CenterCrop:
     resize: int = 256
 
     def __post_init__(self) -> None:
+        if isinstance(self.resize, bool) or not isinstance(self.resize, int):
+            raise GraphError(f"CenterCrop: resize must be an int >= 1, got {self.resize!r}")
         if self.resize < 1:
             raise GraphError(f"CenterCrop: resize must be >= 1, got {self.resize}")
 
@@ -117,6 +140,32 @@ class CenterCrop:
         w = max(1, min(width, round(out_width * scale)))
         return Region((height - h) // 2, (width - w) // 2, h, w)
 
+    def exact(self, height: int, width: int, out_height: int, out_width: int) -> tuple[Region, Box]:
+        """What torchvision's ``Resize`` and ``CenterCrop`` show, to a fraction of a pixel, and what surrounds it.
+
+        Sizes and offsets are rounded as torchvision rounds them.
+        """
+        short = min(height, width)
+        tall = self.resize if height == short else int(self.resize * height / short)
+        wide = self.resize if width == short else int(self.resize * width / short)
+        top, bottom = _span(height, tall, round((tall - out_height) / 2.0), out_height)
+        left, right = _span(width, wide, round((wide - out_width) / 2.0), out_width)
+        # A linear filter that is widened by the scale reaches so far beyond what it fills.
+        reach = math.ceil(max(1.0, height / tall, width / wide)) + 1
+        first_row, first_column = max(0, math.floor(top) - reach), max(0, math.floor(left) - reach)
+        region = Region(
+            first_row,
+            first_column,
+            min(height, math.ceil(bottom) + reach) - first_row,
+            min(width, math.ceil(right) + reach) - first_column,
+        )
+        return region, Box(left - first_column, top - first_row, right - first_column, bottom - first_row)
+
+
+def _span(length: int, resized: int, start: int, count: int) -> tuple[float, float]:
+    """Where pixels ``start`` to ``start + count`` of ``resized`` lie in ``length``."""
+    return start * length / resized, min(float(length), (start + count) * length / resized)
+
 
 Crop = RandomResizedCrop | CenterCrop | None
 """``None`` is the whole image, scaled to the output's size without keeping its aspect ratio."""
@@ -126,8 +175,15 @@ def check_crop(crop: Crop, size: tuple[int, int]) -> None:
     """Refuse a crop that cannot fill ``size`` (height, width).
 
     Raises:
-        GraphError: a ``CenterCrop`` whose ``resize`` is smaller than the output.
+        GraphError: it is no crop, or a ``CenterCrop`` whose ``resize`` is smaller than the output.
     """
+    if crop is not None and not isinstance(crop, RandomResizedCrop | CenterCrop):
+        kinds = {RandomResizedCrop: "RandomResizedCrop()", CenterCrop: "CenterCrop()"}
+        meant = f": did you mean ops.{kinds[crop]}?" if isinstance(crop, type) and crop in kinds else ""
+        raise GraphError(
+            "DecodeImage: crop must be ops.RandomResizedCrop(...), ops.CenterCrop(resize) or None, "
+            f"got {crop!r}{meant}"
+        )
     if isinstance(crop, CenterCrop) and max(size) > crop.resize:
         raise GraphError(
             f"CenterCrop(resize={crop.resize}) cannot fill an output of {size[0]}x{size[1]}: "
@@ -136,7 +192,13 @@ def check_crop(crop: Crop, size: tuple[int, int]) -> None:
 
 
 def cut_of(
-    crop: Crop, flip: float, height: int, width: int, size: tuple[int, int], numbers: Sequence[float]
+    crop: Crop,
+    flip: float,
+    height: int,
+    width: int,
+    size: tuple[int, int],
+    numbers: Sequence[float],
+    exact: bool = False,
 ) -> Cut:
     """One sample's region and flip, as its numbers choose; pure.
 
@@ -146,12 +208,17 @@ def cut_of(
         height, width: of the oriented image, in pixels (``Header.size``).
         size: (height, width) of the output, in pixels.
         numbers: ``DRAWS`` uniform numbers of [0, 1); may be empty when nothing is random.
+        exact: a central crop to a fraction of a pixel.
     """
+    mirrored = bool(flip) and numbers[0] < flip
+    if exact and isinstance(crop, CenterCrop):
+        region, box = crop.exact(height, width, *size)
+        return Cut(region, mirrored, box)
     if crop is None:
         region = Region(0, 0, height, width)
     else:
         region = crop.region(height, width, size[0], size[1], numbers)
-    return Cut(region, bool(flip) and numbers[0] < flip)
+    return Cut(region, mirrored)
 
 
 def draw(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipegraph.errors import DecodeError, MissingExtraError
+from pipegraph.operators.images.antialias import resized
 from pipegraph.operators.images.backend import Buffer, ImageHWC, Interpolation
 from pipegraph.operators.images.crop import Cut
 from pipegraph.operators.images.header import Header, check_size
@@ -132,7 +133,10 @@ class PillowBackend:
             image = image.convert("L" if out.shape[2] == 1 else "RGB")
             if header.orientation != 1:
                 image = image.transpose(Image.Transpose(_TRANSPOSE[header.orientation]))
-            image = image.resize(out.shape[1::-1], filters[interpolation])
+            if interpolation == "antialias":
+                image = resized(image, cut, *out.shape[:2])
+            else:
+                image = image.resize(out.shape[1::-1], filters[interpolation])
         except (DecodeError, MemoryError):
             raise
         except Exception as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Protocol, final
 
+from pipegraph.operators.images.antialias import antialias_into
 from pipegraph.operators.images.backend import Buffer, ImageHWC, Interpolation
 from pipegraph.operators.images.crop import Cut, Region
 from pipegraph.operators.images.header import Header
@@ -92,7 +93,8 @@ class RegionBackend:
             region = stored_region(cut.region, header.orientation, *header.size)
             height, width = out.shape[1::-1] if swaps_sides(header.orientation) else out.shape[:2]
             if header.format == "JPEG":
-                factor = 1 if interpolation == "nearest" else reduction(region, height, width)
+                whole = interpolation in ("nearest", "antialias")
+                factor = 1 if whole else reduction(region, height, width)
                 decoder = self._exact if factor == 1 else self._reduced
             else:
                 factor, decoder = 1, self._other
@@ -101,5 +103,7 @@ class RegionBackend:
                 pixels = self._other.decode(data, header, region, factor, out.shape[2])
         if pixels is None:
             self._pillow.decode_into(data, header, cut, out, interpolation=interpolation)
+        elif interpolation == "antialias":
+            antialias_into(pixels, out, header.orientation, cut)
         else:
             resize_into(pixels, out, header.orientation, cut.flip, interpolation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph.errors import DataError
+
+BESIDES = ("readme*", "license*", "licence*", "thumbs.db", "desktop.ini", "md5sum*", "sha256sum*")
+"""Files that people and systems leave beside the samples; where no pattern is given they are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +47,14 @@ class FileList:
 
 def list_files(
     root: str | os.PathLike[str],
-    pattern: str | None = None,
+    pattern: str | Sequence[str] | None = None,
     classes: Literal["auto", True, False] = "auto",
 ) -> FileList:
     """The files below `root`, hidden ones left out; links to folders are followed, once each.
 
     Args:
-        pattern: a glob on the file's name, such as ``*.jpg``; without regard to case.
+        pattern: a glob on the file's name, such as ``*.jpg``, or several, without regard to case; by default all but
+            ``BESIDES``.
         classes: the first folder of a path is the file's class, numbered in sorted
             order as torchvision's ImageFolder does. ``"auto"``: where no file lies
             directly in `root` and there are at least two such folders.
@@ -62,9 +66,10 @@ def list_files(
     root = os.fspath(root)
     if not os.path.isdir(root):
         raise DataError(f"folder {root!r}: there is no such folder")
-    paths = tuple(sorted(_walk(root, pattern)))
+    patterns = None if pattern is None else (pattern,) if isinstance(pattern, str) else tuple(pattern)
+    paths = tuple(sorted(_walk(root, patterns)))
     if not paths:
-        raise DataError(f"folder {root!r}: no file in it" + (f" matches {pattern!r}" if pattern else ""))
+        raise DataError(f"folder {root!r}: no file in it" + (f" matches {pattern!r}" if patterns else ""))
     loose = next((p for p in paths if "/" not in p), None)
     names = () if loose else tuple(sorted({p.partition("/")[0] for p in paths}))
     if classes is True and loose:
@@ -76,8 +81,14 @@ def list_files(
     return FileList(root, paths, names, labels)
 
 
-def _walk(root: str, pattern: str | None) -> Iterator[str]:
-    wanted = pattern.lower() if pattern else None
+def _wanted(name: str, patterns: tuple[str, ...] | None) -> bool:
+    name = name.lower()
+    if patterns is None:
+        return not any(fnmatch.fnmatchcase(name, besides) for besides in BESIDES)
+    return any(fnmatch.fnmatchcase(name, pattern.lower()) for pattern in patterns)
+
+
+def _walk(root: str, patterns: tuple[str, ...] | None) -> Iterator[str]:
     seen: set[tuple[int, int]] = set()
     for folder, subfolders, files in os.walk(root, followlinks=True):
         status = os.stat(folder)
@@ -89,6 +100,6 @@ def _walk(root: str, pattern: str | None) -> Iterator[str]:
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         prefix = os.path.relpath(folder, root).replace(os.sep, "/")
         for name in files:
-            if name.startswith(".") or (wanted and not fnmatch.fnmatchcase(name.lower(), wanted)):
+            if name.startswith(".") or not _wanted(name, patterns):
                 continue
             yield name if prefix == "." else f"{prefix}/{name}"

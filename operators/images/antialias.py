@@ -1,0 +1,38 @@
+"""The antialiased linear resize that models are evaluated with, the same on every backend: Pillow's ``BILINEAR``.
+
+torchvision's ``Resize`` is this filter, on Pillow images by Pillow itself and on tensors by
+``torch.nn.functional.interpolate(antialias=True)``, which differs from it by one grey level at most.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pipegraph.errors import MissingExtraError
+from pipegraph.operators.images.backend import ImageHWC
+from pipegraph.operators.images.crop import Cut
+from pipegraph.operators.images.orientation import oriented
+
+
+def resized(image: Any, cut: Cut, height: int, width: int) -> Any:
+    """A Pillow image of the cut's region, oriented, as the output of this size shows it, before it is mirrored."""
+    return image.resize((width, height), 2, box=cut.box)  # 2 is PIL.Image.Resampling.BILINEAR
+
+
+def antialias_into(pixels: ImageHWC, out: ImageHWC, orientation: int, cut: Cut) -> None:
+    """Scale the pixels of the cut's region (stored rows and columns) to fill ``out``.
+
+    Args:
+        pixels: uint8 (rows, columns[, channels]).
+        out: uint8 (height, width, channels), oriented; all of it is written.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError("Pillow", "images", "interpolation='antialias'") from error
+    seen = np.ascontiguousarray(oriented(pixels, orientation))
+    image = Image.fromarray(seen.reshape(seen.shape[:2]) if out.shape[2] == 1 else seen)
+    made = np.asarray(resized(image, cut, *out.shape[:2])).reshape(out.shape)
+    np.copyto(out, made[:, ::-1] if cut.flip else made)

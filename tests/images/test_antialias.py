@@ -1,0 +1,126 @@
+"""``interpolation="antialias"``: what torchvision's ``Resize`` and ``CenterCrop`` show, on every backend.
+
+torchvision's ``Resize`` of a tensor calls ``torch.nn.functional.interpolate(antialias=True)``; of a Pillow image,
+``Image.resize(BILINEAR)``. Both are here, with the sizes and offsets that torchvision computes.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.operators.images import CenterCrop, Cut, Region, open_backend, probe
+from pipegraph.operators.images.choice import installed
+from pipegraph.operators.images.crop import cut_of
+
+BACKENDS = ("pillow", "opencv", "simplejpeg", "nvimgcodec", "auto")
+MODULES = {"nvimgcodec": "nvidia.nvimgcodec", "simplejpeg": "simplejpeg"}
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    name = request.param
+    if name in MODULES and not installed(MODULES[name]):
+        pytest.skip(f"{MODULES[name]} is not installed")
+    return open_backend(name)
+
+
+def sizes(height: int, width: int, resize: int) -> tuple[int, int]:
+    """torchvision's ``_compute_resized_output_size`` for one int."""
+    short, long = min(height, width), max(height, width)
+    new = resize, int(resize * long / short)
+    return (new[0], new[1]) if height <= width else (new[1], new[0])
+
+
+def evaluated(data: bytes, resize: int, size: tuple[int, int], by: str) -> np.ndarray:
+    """The whole image resized, then the centre cut out."""
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+    height, width = sizes(image.height, image.width, resize)
+    if by == "pillow":
+        pixels = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
+    else:
+        whole = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)[None].float()
+        scaled = torch.nn.functional.interpolate(
+            whole, (height, width), mode="bilinear", align_corners=False, antialias=True
+        )
+        pixels = scaled[0].round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
+    top, left = round((height - size[0]) / 2.0), round((width - size[1]) / 2.0)
+    return pixels[top : top + size[0], left : left + size[1]]
+
+
+def ours(backend, data: bytes, crop, size: tuple[int, int], interpolation: str = "antialias") -> np.ndarray:
+    header = probe(data)
+    cut = cut_of(crop, 0.0, *header.size, size, (), interpolation == "antialias")
+    out = np.full((*size, 3), 77, np.uint8)
+    backend.decode_into(data, header, cut, out, interpolation=interpolation)
+    return out
+
+
+def grain(height: int, width: int, seed: int) -> np.ndarray:
+    """The hardest there is: every pixel by itself."""
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
+
+
+SHAPES = [(300, 400), (401, 263), (256, 256), (257, 1000), (900, 640), (90, 130), (512, 513)]
+
+
+@pytest.mark.parametrize("by", ["torch", "pillow"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_central_crop_is_within_one_grey_level_of_torchvisions(backend, encode, by, shape):
+    data = encode(grain(*shape, seed=shape[0]))
+    for resize, size in ((256, (224, 224)), (64, (64, 64)), (71, (56, 40))):
+        expected = evaluated(data, resize, size, by).astype(int)
+        assert np.abs(ours(backend, data, CenterCrop(resize), size) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_it_is_so_for_every_orientation(backend, encode, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(grain(150, 211, 3), "JPEG", quality=95, exif=exif.tobytes())
+    expected = evaluated(data, 64, (56, 48), "torch").astype(int)
+    assert np.abs(ours(backend, data, CenterCrop(64), (56, 48)) - expected).max() <= 1
+
+
+def test_regions_are_resized_by_their_own_pixels_alone(backend, encode):
+    pixels = grain(120, 160, 4)
+    out = np.empty((40, 30, 3), np.uint8)
+    data = encode(pixels)
+    backend.decode_into(data, probe(data), Cut(Region(7, 11, 90, 101), True), out, interpolation="antialias")
+    part = Image.fromarray(pixels[7:97, 11:112]).resize((30, 40), Image.Resampling.BILINEAR)
+    assert np.array_equal(out, np.asarray(part)[:, ::-1])
+
+
+def test_grey_images_are_resized_so_too(backend, encode):
+    pixels = grain(120, 160, 5)[:, :, 0]
+    data, out = encode(pixels), np.empty((40, 30, 1), np.uint8)
+    backend.decode_into(data, probe(data), Cut(Region(0, 0, 120, 160), False), out, interpolation="antialias")
+    assert np.array_equal(
+        out[:, :, 0], np.asarray(Image.fromarray(pixels).resize((30, 40), Image.Resampling.BILINEAR))
+    )
+
+
+def test_the_operator_delivers_it_on_samples_and_on_batches(encode):
+    files = [encode(grain(300, 280 + n, n)) for n in range(4)]
+    expected = np.stack([evaluated(data, 64, (56, 56), "pillow") for data in files])
+    decode = ops.DecodeImage(56, crop=ops.CenterCrop(64), interpolation="antialias")
+    for stages in ([ops.Batch(4), decode], [decode, ops.Batch(4)]):
+        graph = pg.Graph("evaluation")
+        node = graph.add(ops.FromIterable([{"bytes": data} for data in files]))
+        for stage in stages:
+            node = node.then(stage)
+        with graph.loader() as loader:
+            (batch,) = loader
+        assert np.abs(batch["image"].numpy().astype(int) - expected).max() <= 1
+
+
+def test_photographs_too(backend, photographs):
+    for data in photographs[:40]:
+        expected = evaluated(data, 256, (224, 224), "torch").astype(int)
+        assert np.abs(ours(backend, data, CenterCrop(256), (224, 224)) - expected).max() <= 1
