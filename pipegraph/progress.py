@@ -249,11 +249,10 @@ class Progress:
             first = place.floors.get(name)
             if first is None:
                 first = run.stages[name].restart.step if place.epoch == run.first_epoch else 0
-            if step > first:
+            source = run.source(name)
+            if step > first and source is not None:
                 # Asked of the source, because not in every order do positions grow with the steps.
-                positions = run.sources[name].positions_of(
-                    range(first, step), place.epoch, run.rank, run.world_size
-                )
+                positions = source.positions_of(range(first, step), place.epoch, run.rank, run.world_size)
                 behind += [(name, position) for position in positions]
-            place.floors[name] = step
+                place.floors[name] = step
         delivered.forget(behind)

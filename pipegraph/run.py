@@ -91,8 +91,6 @@ class Run:
         self.grown: dict[str, int] = {}
         self.channels: dict[tuple[str, int], Channel] = {}
         self.stages: dict[str, StageRun] = {}
-        self.sources: dict[str, Source] = {}
-        """Each source as it was opened, to be asked what is where."""
         self._runtime = runtime
         self._lock = threading.Lock()
         self._cancelled = False
@@ -103,6 +101,13 @@ class Run:
     def terminal(self) -> Channel:
         """The queue that the consumer reads."""
         return self.channels["", 0]
+
+    def source(self, stage: str) -> Source | None:
+        """A source as it was opened, to be asked what is where; None once the runtime has closed."""
+        reader = self._runtime.readers.get(stage)
+        if reader is None and (workers := self._runtime.workers.get(stage)):
+            reader = workers[0].operator
+        return reader
 
     def context(self, stage: str, worker: int) -> Context:
         """What a worker's operator is opened with."""
@@ -147,9 +152,6 @@ class Run:
         for stage in plan.running:
             run = self.stages[stage.name]
             run.above = [self.stages[edge.stage] for edge in stage.upstream]
-            if isinstance(stage.operator, Source):
-                first = self._runtime.workers[stage.name][0].operator
-                self.sources[stage.name] = self._runtime.readers.get(stage.name, first)
             if isinstance(stage.operator, Source) and stage.operator.random_access:
                 inner = Channel(max(64, 2 * stage.workers), None, self.activity)
                 inner.pump = Pump(positions_loop(run, self._runtime.readers[stage.name], inner), [inner])
