@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from pipegraph.errors import DataError
-from pipegraph.tree import is_dataclass_value, is_namedtuple, with_fields
+from pipegraph.tree import is_dataclass_value, is_namedtuple, rebuilt, with_fields
 
 SCALARS: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64}
 ARRAYS = frozenset({np.ndarray, np.memmap})
@@ -127,7 +127,7 @@ def _pad_of(pad: Any, field: str) -> Any:
 # -- containers with the same fields in every sample -------------------------------------------------
 
 
-def _collate_mapping(items: Sequence[Any], first: Mapping[Any, Any], pad: Any, field: str) -> dict[Any, Any]:
+def _collate_mapping(items: Sequence[Any], first: Mapping[Any, Any], pad: Any, field: str) -> Any:
     for number, item in enumerate(items):
         if item.keys() != first.keys():
             odd = sorted(map(str, item.keys() ^ first.keys()))
@@ -135,7 +135,9 @@ def _collate_mapping(items: Sequence[Any], first: Mapping[Any, Any], pad: Any, f
                 f"samples of one batch must have the same fields: sample {number} and sample 0 differ in "
                 f"{', '.join(odd)}; give all samples the same fields with a Map before Batch"
             )
-    return {key: collate([item[key] for item in items], pad, _join(field, key)) for key in first}
+    made = {key: collate([item[key] for item in items], pad, _join(field, key)) for key in first}
+    alike = all(type(item) is type(first) for item in items)
+    return rebuilt(first, list(made.values())) if alike else made
 
 
 def _collate_tuples(items: Sequence[tuple[Any, ...]], pad: Any, field: str) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from itertools import islice
+from types import CoroutineType
 from typing import Any, final
 
 from pipegraph.activity import Cancelled
@@ -115,6 +116,20 @@ async def _finish_tasks() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _not_awaited(made: list[Any], start: int = 0) -> TypeError:
+    """The error for a function that makes coroutines; ends these, and leaves in ``made`` what came before them."""
+    first = next(number for number in range(start, len(made)) if made[number].__class__ is CoroutineType)
+    name = made[first].__qualname__
+    for each in made[first:]:
+        if each.__class__ is CoroutineType:
+            each.close()  # else Python warns that nobody awaited it
+    del made[first:]
+    return TypeError(
+        f"the function returned a coroutine: give the stage the async function {name} itself, or an `async def` around "
+        "it, so that the stage awaits it"
+    )
+
+
 class _Function(Operator):
     """What the three share: calling the function with what it asks for.
 
@@ -168,14 +183,16 @@ class _Function(Operator):
 
     def call(self, chunk: Chunk) -> Any:
         """The function's result for a chunk's data."""
-        if self._plain:
-            return self.function(chunk.data)
         if self.random:
             rng = generator(self._context.seed, chunk.epoch, chunk.rows[0], self._context.stage)
             result = self.function(chunk.data, rng=rng)
         else:
             result = self.function(chunk.data)
-        return self._async.call(result) if self._async is not None else result
+        if self._async is not None:
+            return self._async.call(result)
+        if result.__class__ is CoroutineType:
+            raise _not_awaited([result])
+        return result
 
 
 @final
@@ -191,8 +208,11 @@ class Map(_Function):
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
         if self._plain:
             function, add = self.function, made.append
+            before = len(made)
             for item in islice(bundle.data, start, None):
                 add(function(item))
+            if made and made[-1].__class__ is CoroutineType:
+                raise _not_awaited(made, before)
             return
         for index in range(start, len(bundle.rows)):
             made.append(self.call(bundle.one(index)))  # noqa: PERF401 (one may fail)
@@ -201,7 +221,9 @@ class Map(_Function):
         data = chunk.data
         if data.__class__ is dict and "key" in data:
             chunk.keys = chunk.keys  # identity stays with the sample, also when the function drops the field
-        chunk.data = self.function(data) if self._plain else self.call(chunk)
+        made = chunk.data = self.function(data) if self._plain else self.call(chunk)
+        if made.__class__ is CoroutineType:
+            raise _not_awaited([made])
         return chunk
 
 

@@ -7,7 +7,7 @@ shared by all copies. ``kind`` says how the engine treats what ``process`` retur
 =========== ============================================== =====================================
 kind        ``process(chunk)`` returns                     also
 =========== ============================================== =====================================
-``map``     a chunk, or None to drop it
+``map``     a chunk; with ``one_to_one = False`` or None
 ``expand``  an iterable of chunks, made by ``chunk.child`` ``flush`` is never called
             or ``chunk.row``
 ``regroup`` an iterable of chunks, made by ``Chunk.group`` ``flush()`` once at each epoch's end

@@ -12,7 +12,7 @@ from pipegraph.errors import GraphError
 from pipegraph.graph import Edge, Graph, Node, StageSpec
 from pipegraph.plan import SAMPLES_PER_QUEUE, Plan, StagePlan, lineage_above
 from pipegraph.policies import Replace, Retry, Skip, final_policy
-from pipegraph.rewrites import choose_memory, fuse, leave_out_copies, read_in_rows, shortcut
+from pipegraph.rewrites import choose_memory, fuse, leave_out_copies, part_inline, read_in_rows, shortcut
 
 BATCHES_PER_WORKER = 2
 """Default capacity of a queue of batches, per worker: one in hand, one ready."""
@@ -28,6 +28,7 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     leave_out_copies(planned, edge)
     read_in_rows(planned, edge)
     fuse(planned, edge)
+    part_inline(planned)
     choose_memory(planned)
     edge = shortcut(edge, planned)
     _pair_routes(planned, edge)
@@ -120,7 +121,7 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
                 f"reads with 1 worker instead of {workers}: {operator.name} can only be read in sequence"
             )
             workers = 1
-        if final_policy(spec.on_error) != "raise" and not operator.random_access:
+        if spec.on_error != "raise" and not operator.random_access:
             raise GraphError(
                 f"stage {spec.name!r}: on_error={spec.on_error!r} needs a random-access source (FromSequence, "
                 f"ListFiles); "

@@ -12,6 +12,9 @@ from pipegraph.contracts import Operator, Source
 from pipegraph.graph import Edge
 from pipegraph.plan import StagePlan
 
+MOST_INLINE = 64
+"""Inline stages in a row: each is driven from inside the next, by four calls of Python's 1,000."""
+
 
 def leave_out_copies(planned: dict[str, StagePlan], output: Edge) -> None:
     """A copy to one device that is only there to be scattered goes: each slice is copied straight from the host."""
@@ -101,6 +104,20 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
             if other.name != name:
                 upstream = tuple(shortcut(edge, planned) for edge in other.upstream)
                 planned[other.name] = replace(other, upstream=upstream)
+
+
+def part_inline(planned: dict[str, StagePlan]) -> None:
+    """Give a thread to every stage at which too many inline ones in a row would nest too deep."""
+    nested: dict[str, int] = {}
+    for stage in planned.values():
+        if stage.bypassed is not None:
+            continue
+        above = max([nested[shortcut(edge, planned).stage] for edge in stage.upstream], default=0)
+        nested[stage.name] = above + 1 if stage.backend == "inline" else 0
+        if nested[stage.name] > MOST_INLINE:
+            nested[stage.name] = 0
+            why = f"runs in a thread of its own: more than {MOST_INLINE} inline stages in a row would nest too deep"
+            planned[stage.name] = replace(stage, backend="thread", notes=(*stage.notes, why))
 
 
 def choose_memory(planned: dict[str, StagePlan]) -> None:

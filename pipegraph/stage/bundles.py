@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from operator import attrgetter
+from operator import index as as_int
 from time import perf_counter_ns
 from typing import Any
 
@@ -315,7 +316,9 @@ def read_in_sequence(stage: StageRun, worker: Worker) -> Loop:
                 stage.drop(reserved, ())
                 continue
             data = [pair[1] for pair in found]
-            out = Bundle(data, Rows(name, [pair[0] for pair in found]), epoch, step, named(data, None))
+            out = Bundle(
+                data, Rows(name, [as_int(pair[0]) for pair in found]), epoch, step, named(data, None)
+            )
             step += len(found)
             if snapshots and not step % SNAPSHOT_EVERY and not ended and failure is None:
                 stage.snapshots.add(epoch, step, source.snapshot())

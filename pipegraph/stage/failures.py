@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -42,8 +43,22 @@ def where(chunk: Chunk) -> str:
     return f"batch of {len(keys)} samples ({some}) at positions {positions[0]}..{positions[-1]}, epoch {chunk.epoch}"
 
 
-def not_a_chunk(out: Any, stage: str, method: str) -> TypeError:
+def is_interrupt(stage: StageRun, error: BaseException) -> bool:
+    """Whether it is Ctrl-C, which came while an inline stage ran in the main thread, and not the stage's own doing."""
+    return (
+        isinstance(error, KeyboardInterrupt)
+        and stage.plan.backend == "inline"
+        and threading.current_thread() is threading.main_thread()
+    )
+
+
+def not_a_chunk(out: Any, stage: str, method: str, kind: str = "the operator") -> TypeError:
     """The error for an operator that returned something else."""
+    if out is None:
+        return TypeError(
+            f"stage {stage!r}: {method} must return a Chunk, got None: return the chunk, or declare one_to_one = False "
+            f"on {kind} if it drops some"
+        )
     return TypeError(f"stage {stage!r}: {method} must return a Chunk or None, got {type(out).__name__}")
 
 
@@ -140,9 +155,7 @@ class Failures:
         Called inside ``except BaseException``. What ends a run passes through; so does Ctrl-C, which an
         inline stage may meet in its consumer's thread.
         """
-        if isinstance(error, Cancelled | GeneratorExit):
-            raise error
-        if self.stage.plan.backend == "inline" and not isinstance(error, Exception):
+        if isinstance(error, Cancelled) or is_interrupt(self.stage, error):
             raise error
         worker.meter.failed += 1
         if self.final == "raise" or not isinstance(error, Exception):

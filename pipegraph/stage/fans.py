@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import index as as_int
 from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.chunk import Chunk, EndOfEpoch, Mark
 from pipegraph.contracts import Merge, Route
+from pipegraph.errors import shown
 from pipegraph.stage.failures import not_a_chunk
 from pipegraph.stage.ordinals import number_item
 from pipegraph.stage.stage import StageRun, Worker
@@ -34,9 +36,7 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
             start = now()
             failed: Any = None
             try:
-                output = choose(item)
-                if output.__class__ is not int and not hasattr(output, "__index__"):
-                    raise TypeError(f"choose must return an output number, got {output!r}")
+                output = _number(choose(item))
                 if not 0 <= output < len(puts):
                     raise IndexError(f"choose returned output {output}, there are {len(puts)}")
             except BaseException as error:
@@ -75,6 +75,15 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
             for put in puts:
                 put(item)
         yield
+
+
+def _number(output: Any) -> int:
+    if output.__class__ is int:
+        return output
+    try:
+        return as_int(output)
+    except TypeError:  # an array has an __index__ too, and may refuse
+        raise TypeError(f"choose must return an output number, got {shown(output)}") from None
 
 
 def merge_loop(stage: StageRun, worker: Worker) -> Loop:

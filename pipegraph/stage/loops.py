@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import Any
 
-from pipegraph.chunk import Chunk, Failure, Mark
+from pipegraph.chunk import Chunk, Mark
 from pipegraph.contracts import RowOperator, Source
 from pipegraph.stage.bundles import collect_bundles, read_bundles, read_in_sequence, work_on_bundles
 from pipegraph.stage.cursors import same
@@ -79,6 +79,8 @@ def _map_alone(stage: StageRun, worker: Worker, process: Process) -> Loop:
             start = now()
             try:
                 out = process(item)
+                if out is not item and out.__class__ is not Chunk:
+                    stage.check_made(out)
             except BaseException as error:
                 out = stage.failures.handle(worker, item, error)
             meter.busy_ns += now() - start
@@ -88,7 +90,7 @@ def _map_alone(stage: StageRun, worker: Worker, process: Process) -> Loop:
                 stage.drop(reserved, held)
             else:
                 if out is not item:
-                    _place_of(stage, item, out)
+                    _place_of(item, out)
                 if out.__class__ is Chunk:
                     meter.items += 1
                     meter.samples += len(out.rows)
@@ -101,12 +103,10 @@ def _map_alone(stage: StageRun, worker: Worker, process: Process) -> Loop:
         yield
 
 
-def _place_of(stage: StageRun, item: Chunk, out: Any) -> None:
+def _place_of(item: Chunk, out: Any) -> None:
     """What a one-to-one operator made takes its input's place in the stream."""
     if isinstance(out, Chunk):
         out.before, out.after, out.epoch = item.before, item.after, item.epoch
-    elif not isinstance(out, Failure):
-        raise not_a_chunk(out, stage.name, "process")
 
 
 def _map_pooled(stage: StageRun, worker: Worker, process: Process) -> Loop:
@@ -124,6 +124,8 @@ def _map_pooled(stage: StageRun, worker: Worker, process: Process) -> Loop:
             start = now()
             try:
                 out = process(item)
+                if out is not item and out.__class__ is not Chunk:
+                    stage.check_made(out)
             except BaseException as error:
                 out = stage.failures.handle(worker, item, error)
             meter.busy_ns += now() - start
@@ -135,7 +137,7 @@ def _map_pooled(stage: StageRun, worker: Worker, process: Process) -> Loop:
                 stage.close_lane(ticket)
             else:
                 if out is not item:
-                    _place_of(stage, item, out)
+                    _place_of(item, out)
                 if out.__class__ is Chunk:
                     meter.items += 1
                     meter.samples += len(out.rows)
@@ -165,6 +167,8 @@ def _map_unordered(stage: StageRun, worker: Worker, process: Process) -> Loop:
             start = now()
             try:
                 out = process(item)
+                if out is not item and out.__class__ is not Chunk:
+                    stage.check_made(out)
             except BaseException as error:
                 out = stage.failures.handle(worker, item, error)
             meter.busy_ns += now() - start
@@ -175,7 +179,7 @@ def _map_unordered(stage: StageRun, worker: Worker, process: Process) -> Loop:
                 stage.drop(reserved, held)
             else:
                 if out is not item:
-                    _place_of(stage, item, out)
+                    _place_of(item, out)
                 meter.items += 1
                 meter.samples += len(out.rows)
                 stage.settle(worker, reserved, held, out)

@@ -68,6 +68,7 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
                 opened = _Job(ticket, item, operator.begin_batch(item), reserved)
             else:
                 out = process(item)
+                stage.check_made(out)
         except BaseException as error:
             out = stage.failures.handle(worker, item, error)
         meter.busy_ns += now() - start

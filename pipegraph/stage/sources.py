@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from operator import index as as_int
 from time import perf_counter_ns
 from typing import Any
 
@@ -13,6 +14,7 @@ from pipegraph.channel import Channel
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Rows
 from pipegraph.contracts import Source
 from pipegraph.errors import note
+from pipegraph.stage.failures import is_interrupt
 from pipegraph.stage.stage import StageRun, Worker
 from pipegraph.tree import ATOMS
 
@@ -55,6 +57,8 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                 stage.drop(reserved, ())
                 break
             position, data = found
+            if position.__class__ is not int:
+                position = as_int(position)  # NumPy's numbers are no JSON
             if not (step + 1) % SNAPSHOT_EVERY and (snapshot := source.snapshot()) is not None:
                 stage.snapshots.add(epoch, step + 1, snapshot)
             chunk = Chunk(data, ((name, position),), epoch, step, step + 1)
@@ -78,9 +82,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
 
 def failure_of(stage: StageRun, error: BaseException, epoch: int, step: int) -> Failure:
     """What stands where a source broke off; nothing of the epoch follows."""
-    if not isinstance(error, Exception) and (
-        isinstance(error, Cancelled | GeneratorExit) or stage.plan.backend == "inline"
-    ):
+    if isinstance(error, Cancelled) or is_interrupt(stage, error):
         raise error  # the run's end, or Ctrl-C in the consumer's thread
     if isinstance(error, StopIteration | StopAsyncIteration):
         wrapped = RuntimeError(f"stage {stage.name!r}: raised {type(error).__name__}")
@@ -114,7 +116,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                 break
             if not group:
                 break
-            places = [drawn.position for drawn in group] if source.draws else group
+            places = list(map(as_int, [drawn.position for drawn in group] if source.draws else group))
             if pace is not None:
                 inner.put(Bundle(group, Rows(name, places), epoch, step))
             else:

@@ -19,7 +19,7 @@ from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Mark
 from pipegraph.contracts import Context, Operator, Source
 from pipegraph.plan import Plan, StagePlan
 from pipegraph.policies import final_policy
-from pipegraph.stage.failures import Failures, open_substitutes
+from pipegraph.stage.failures import Failures, not_a_chunk, open_substitutes
 from pipegraph.stage.ledger import Ledger
 from pipegraph.stage.ordinals import Ordinals
 from pipegraph.stage.snapshots import Snapshots
@@ -212,6 +212,13 @@ class StageRun:
         self.stop_epoch = epoch
         for index in range(len(self.inboxes)):
             self.discard_input(index, epoch)
+
+    def check_made(self, out: Any) -> None:
+        """Raise TypeError unless a map stage may make this of an item."""
+        operator = self.plan.operator
+        drops = isinstance(operator, Operator) and not operator.one_to_one
+        if not isinstance(out, Chunk) and not (out is None and drops):
+            raise not_a_chunk(out, self.name, "process", type(operator).__name__)
 
     # -- memory --------------------------------------------------------------------------------
 

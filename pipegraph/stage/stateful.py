@@ -83,6 +83,8 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
         start = perf_counter_ns()
         try:
             made = call()
+            if operator.kind == "map":
+                stage.check_made(made)
             made = [made] if isinstance(made, Chunk) else [] if made is None else list(made)
         except BaseException as error:
             if item is not None:

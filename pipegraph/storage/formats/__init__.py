@@ -5,6 +5,8 @@ A new format is one class (docs/formats.md) and one call of `register_format`.
 
 from __future__ import annotations
 
+import re
+
 from pipegraph.errors import DataError
 from pipegraph.forks import module_lock
 from pipegraph.storage.parts import Part
@@ -17,6 +19,8 @@ from .base import Sample as Sample
 from .lines import JsonLinesFormat, PackedJsonLinesFormat
 from .parquet import ParquetFormat
 from .tar import TarFormat
+
+_PACKED_TAR = re.compile(r"\.(tar\.\w+|tgz|tbz2?|txz|tzst)$")
 
 _lock = module_lock()
 _formats: dict[str, Format] = {}
@@ -46,6 +50,11 @@ def format_of(part: Part | str) -> Format:
         suffix = max((s for s in _formats if name.endswith(s)), key=len, default=None)
         if suffix is not None:
             return _formats[suffix]
+    if _PACKED_TAR.search(name):
+        raise DataError(
+            f"part {name!r}: a compressed tar cannot be read in place; decompress it (gunzip, zstd -d), and "
+            "compress the samples inside instead where that pays"
+        )
     raise DataError(
         f"part {name!r}: no format for this suffix (known: {', '.join(known_suffixes())}); "
         "register_format(...) adds one"
