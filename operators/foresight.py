@@ -12,6 +12,7 @@ from pipegraph.order import Order
 from pipegraph.order.base import Deal as Dealt
 from pipegraph.order.visits import NEVER, NOTHING, Visits, drawn_visits, epoch_visits, foresees_epochs
 from pipegraph.storage import Manifest
+from pipegraph.storage.entries import place_of
 
 MOST_NAMES: Final = 65_536
 """Blocks of which each one's entry is named; of more, those that are read soonest. What has no name goes first."""
@@ -36,13 +37,13 @@ class Foresight:
     One thread calls `follow`; any calls `next_use`.
 
     Args:
-        name: of a block's entry in the cache.
+        place: of a block's entries in the cache (`Cacheable.place`).
     """
 
     def __init__(
-        self, order: Order, manifest: Manifest, rank: int, world_size: int, name: Callable[[int], str]
+        self, order: Order, manifest: Manifest, rank: int, world_size: int, place: Callable[[int], str]
     ) -> None:
-        self._order, self._manifest, self._name = order, manifest, name
+        self._order, self._manifest, self._place = order, manifest, place
         self._world_size, self._ranks = world_size, node_ranks(rank, world_size)
         self._whole = foresees_epochs(order)
         drawn = 8 * manifest.blocks // len(self._ranks)
@@ -50,7 +51,7 @@ class Foresight:
         self._deal: Deal | None = None
         self._then = self._now = NOTHING
         self._known_to = self._named_to = 0
-        self._names: dict[str, int] = {}
+        self._places: dict[str, int] = {}
         self._step = 0
 
     def follow(self, deal: Deal, step: int) -> None:
@@ -75,20 +76,20 @@ class Foresight:
     def _give_names(self, step: int) -> None:
         blocks = self._manifest.blocks
         if blocks <= MOST_NAMES:
-            if not self._names:
-                self._names = {self._name(number): number for number in range(blocks)}
+            if not self._places:
+                self._places = {self._place(number): number for number in range(blocks)}
             self._named_to = NEVER
             return
         soonest = self._now.soonest(step, MOST_NAMES // 4).tolist()
         if len(soonest) < MOST_NAMES // 4:
             soonest += self._then.soonest(0, MOST_NAMES // 4 - len(soonest)).tolist()
-        self._names = {self._name(number): number for number in soonest}
+        self._places = {self._place(number): number for number in soonest}
         # Asked again when half of these have begun.
         self._named_to = step + self._now.next_use(soonest[len(soonest) // 2], step) if soonest else NEVER
 
     def next_use(self, name: str) -> float:
         """Steps until the use; infinite for what is not of this data set, not of this node's ranks, or far ahead."""
-        number = self._names.get(name)
+        number = self._places.get(place_of(name))
         if number is None or self._deal is None:
             return float("inf")
         steps = self._now.next_use(number, self._step)

@@ -156,7 +156,8 @@ def find_manifest(
             f"ShardSelect: remote parts such as {remote.name!r} need a manifest: run `pipegraph index PARTS` and pass "
             "manifest=, or use order=pg.order.PartOrder(), which needs none"
         )
-    return Found(local_manifest(found, stopping), None, "made from the headers of the shards as they are now")
+    made = replace(local_manifest(found, stopping), parts=tuple(found))
+    return Found(made, None, "made from the headers of the shards as they are now")
 
 
 def _beside(parts: Sequence[Part], store: StoreClient | None) -> Found | None:

@@ -200,6 +200,7 @@ class Opening:
             with open_part(part) as file:
                 return file.read_at(offset, nbytes)
         assert self._store is not None
+        self._store.expect(part)
         pending = self._store.submit(part.uri, offset, nbytes)
         with self._lock:
             self._under_way.add(pending)

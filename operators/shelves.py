@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, final
 
-from pipegraph.errors import GraphError, MemoryLimitError
+from pipegraph.errors import DataError, GraphError, LoaderClosedError, MemoryLimitError
 from pipegraph.operators.choice import Choice, SameFields
 from pipegraph.operators.foresight import Foresight
 from pipegraph.operators.lookahead import Deal
@@ -17,6 +17,7 @@ from pipegraph.order import LaneOrder, Order
 from pipegraph.storage import Cacheable, LocalParts, Manifest, Part, ShardFile, open_block, open_part
 from pipegraph.storage.blocks import cacheable
 from pipegraph.storage.formats import Block, Format, format_of
+from pipegraph.storage.opening import identify
 
 SHARE: Final = 0.5
 """Of ``memory_limit``, what blocks held in memory may take; chunks in flight have the rest."""
@@ -194,7 +195,7 @@ class BlockShelf(Shelf):
             return
         if self._foresight is None:
             self._foresight = Foresight(
-                self._order, self._manifest, self._rank, self._world_size, lambda n: self._cacheable(n).name
+                self._order, self._manifest, self._rank, self._world_size, self._place
             )
             handle.plan(self._foresight.next_use)
         self._foresight.follow(deal, step)
@@ -205,11 +206,22 @@ class BlockShelf(Shelf):
 
     def is_here(self, number: int) -> bool:
         handle = self._near.handle
-        return handle is not None and self._cacheable(number) in handle
+        if handle is None:
+            return False
+        try:
+            return self._cacheable(number, identified=True) in handle
+        except (DataError, LoaderClosedError):
+            return False  # opening it says what is wrong
 
-    def _cacheable(self, number: int) -> Cacheable:
-        part, block = self._manifest.block(number)
-        return cacheable(self._manifest.parts[part], block, self._manifest.block_checksum(number))
+    def _place(self, number: int) -> str:
+        return self._cacheable(number).place
+
+    def _cacheable(self, number: int, identified: bool = False) -> Cacheable:
+        part_number, block = self._manifest.block(number)
+        part = self._manifest.parts[part_number]
+        if identified:
+            part = identify(part, self._near.store)
+        return cacheable(part, block, self._manifest.block_checksum(number))
 
     def interrupt(self) -> None:
         if self.opening is not None:
@@ -260,7 +272,7 @@ class PartShelf(Shelf):
             return self._local.open(part) if part.is_local else open_part(part, store)
         if part.size is None:
             assert store is not None
-            part = Part(part.uri, store.head(part.uri).size)
+            part = store.identify(part)
             self._sizes[number] = part.size or 0
         assert part.size is not None
         if self._near.handle is None and part.size > self._near.budget():

@@ -1,4 +1,4 @@
-"""Bytes that arrive in pieces: how far they cover what was asked for, and their checksum, piece by piece."""
+"""Bytes that arrive in pieces: how far they cover what was asked for, and whether they are the right ones."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import final
 
 from pipegraph.errors import DataError
 
-from .checksum import combine, crc32c_extend
-from .files import ShardFile
+from .checksum import crc32c_extend, file_crc32c
+from .files import LocalFile, ShardFile
 
 
 @final
@@ -25,38 +25,37 @@ class Coverage:
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
-        self._pieces: dict[int, tuple[int, int]] = {}
+        self._pieces: dict[int, int] = {}
 
-    def add(self, offset: int, nbytes: int, crc: int) -> None:
+    def add(self, offset: int, nbytes: int) -> None:
         """A piece has come.
 
-        Args:
-            crc: its crc32c; 0 where nobody will ask.
-
         Raises:
-            DataError: it lies outside the range, or overlaps another one in part.
+            DataError: it lies outside the range.
         """
         if offset < 0 or offset + nbytes > self._nbytes:
             raise DataError(f"download wrote bytes {offset}..{offset + nbytes} of an entry of {self._nbytes}")
         if nbytes:
-            self._pieces[offset] = (nbytes, crc)
+            self._pieces[offset] = nbytes
 
-    def mismatch(self, crc32c: int | None) -> str | None:
-        """What is wrong with what came; None if every byte did, with this checksum."""
-        covered = crc = 0
-        for offset, (nbytes, piece) in sorted(self._pieces.items()):
+    def lacks(self) -> str | None:
+        """What has not come; None if every byte did.
+
+        Raises:
+            DataError: pieces overlap in part.
+        """
+        covered = 0
+        for offset, nbytes in sorted(self._pieces.items()):
             if offset > covered:
                 break
             if offset < covered:
                 raise DataError(f"download wrote the bytes from {offset} to {covered} in pieces that overlap")
-            if crc32c is not None:
-                crc = combine(crc, piece, nbytes)
             covered += nbytes
-        if covered < self._nbytes:
-            return f"{covered} of {self._nbytes} bytes came"
-        if crc32c is not None and crc != crc32c:
-            return f"crc32c is {crc:08x}, should be {crc32c:08x}"
-        return None
+        return f"{covered} of {self._nbytes} bytes came" if covered < self._nbytes else None
+
+
+def _differs(found: int, crc32c: int) -> str | None:
+    return None if found == crc32c else f"crc32c is {found:08x}, should be {crc32c:08x}"
 
 
 @final
@@ -70,22 +69,25 @@ class FileArrival:
     """
 
     def __init__(self, fd: int, nbytes: int, crc32c: int | None) -> None:
-        self._fd, self._crc32c = fd, crc32c
+        self._fd, self._nbytes, self._crc32c = fd, nbytes, crc32c
         self._lock, self._pieces = threading.Lock(), Coverage(nbytes)
 
     def write_at(self, offset: int, data: bytes) -> None:
-        crc = 0 if self._crc32c is None else crc32c_extend()(0, data)
         with self._lock:
-            self._pieces.add(offset, len(data), crc)
+            self._pieces.add(offset, len(data))
         view, at = memoryview(data), offset
         while view:
             written = os.pwrite(self._fd, view, at)
             view, at = view[written:], at + written
 
     def mismatch(self) -> str | None:
-        """As `Coverage.mismatch`; once every call of `write_at` has returned."""
+        """What is wrong with what came, or None; once every call of `write_at` has returned."""
         with self._lock:
-            return self._pieces.mismatch(self._crc32c)
+            lacks = self._pieces.lacks()
+        if lacks or self._crc32c is None:
+            return lacks
+        with LocalFile.of(os.dup(self._fd), "download") as file:
+            return _differs(file_crc32c(file, 0, self._nbytes), self._crc32c)
 
 
 @final
@@ -104,17 +106,22 @@ class MemoryArrival(ShardFile):
         self._starts: list[int] = []
 
     def write_at(self, offset: int, data: bytes) -> None:
-        crc = 0 if self._crc32c is None else crc32c_extend()(0, data)
         with self._lock:
-            self._pieces.add(offset, len(data), crc)
+            self._pieces.add(offset, len(data))
             if data:
                 self._data[offset] = data
 
     def mismatch(self) -> str | None:
-        """As `Coverage.mismatch`; after it has found nothing wrong, bytes may be read."""
+        """As `FileArrival.mismatch`; after it has found nothing wrong, bytes may be read."""
         with self._lock:
             self._starts = sorted(self._data)
-            return self._pieces.mismatch(self._crc32c)
+            lacks = self._pieces.lacks()
+        if lacks or self._crc32c is None:
+            return lacks
+        extend, crc = crc32c_extend(), 0
+        for start in self._starts:
+            crc = extend(crc, self._data[start])
+        return _differs(crc, self._crc32c)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         self.check_range(offset, nbytes)

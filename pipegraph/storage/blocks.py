@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection
+import os
 from typing import final
 
 from pipegraph.errors import ChecksumError
 
 from .arrival import MemoryArrival
-from .cache import DOWNLOADS, Cacheable, NodeCache, Sink
+from .cache import DOWNLOADS, Cacheable, Download, NodeCache, Sink
 from .files import OverlayFile, ShardFile
 from .formats.base import Block
 from .local import LocalParts, PartFile
-from .opening import open_part
+from .opening import identify, open_part
 from .parts import Part
 from .stores import StoreClient, safe_url
-from .transfer import Transfer
 
 
-def cacheable(part: Part, block: Block, crc32c: int | None = None, version: str | None = None) -> Cacheable:
-    """The cache entry that `open_block` uses for a block."""
-    return Cacheable(part.uri, block.nbytes, block.offset, part.size, version, crc32c)
+def cacheable(part: Part, block: Block, crc32c: int | None = None) -> Cacheable:
+    """The cache entry that `open_block` uses for a block of an identified part."""
+    # The folder that a process works in is not part of a file's name for others.
+    uri = os.path.abspath(part.uri) if part.is_local else part.uri
+    return Cacheable(uri, block.nbytes, block.offset, part.size, part.version, crc32c)
 
 
 def open_block(
@@ -31,7 +32,6 @@ def open_block(
     crc32c: int | None = None,
     store: StoreClient | None = None,
     cache: NodeCache | None = None,
-    version: str | None = None,
     local: LocalParts | None = None,
 ) -> ShardFile:
     """Open a part for ``format.read(file, block)``, the block's bytes being near when this returns.
@@ -47,7 +47,6 @@ def open_block(
     Args:
         crc32c: of the block's bytes, if known: checked, and fetched again if wrong.
         store: for a remote part; it must outlive the file.
-        version: the part's etag, if known.
         local: opens local parts, and knows which blocks were found right; by default each call is on its own.
 
     Raises:
@@ -55,36 +54,39 @@ def open_block(
         DataError, ShardError: as `open_part` and `StoreClient.submit`.
     """
     local = local or LocalParts()
+    if cache is not None:
+        part = identify(part, store)
     base = local.open(part) if part.is_local else open_part(part, store)
     try:
-        what = cacheable(part, block, crc32c, version)
+        what = cacheable(part, block, crc32c)
         if isinstance(base, PartFile) and cache is None:
             if crc32c is not None and (found := local.matches(base, block, crc32c)) is not None:
                 raise _mismatch(what, f"crc32c is {found:08x}, should be {crc32c:08x}")
             return base
 
-        def pieces(sink: Sink, only: Collection[int] | None) -> None:
+        def bring(sink: Sink) -> None:
             if store is not None and not part.is_local:
-                store.download(part.uri, block.offset, block.nbytes, sink, version=version, only=only)
+                store.download(part.uri, block.offset, block.nbytes, sink)
             else:
-                _copy(base, block, sink, only)
+                _copy(base, block, sink)
+                identify(part)  # what was written to meanwhile is of no version
 
         if cache is not None:
             try:
-                return _Near(base, block, cache.fetch(what, Transfer(pieces)))
+                return _Near(base, block, cache.fetch(what, bring))
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
-        return _Near(base, block, _into_memory(what, Transfer(pieces)))
+        return _Near(base, block, _into_memory(what, bring))
     except BaseException:
         base.close()
         raise
 
 
-def _into_memory(what: Cacheable, download: Transfer) -> MemoryArrival:
-    held = MemoryArrival(safe_url(what.uri), what.nbytes, what.crc32c)
+def _into_memory(what: Cacheable, download: Download) -> MemoryArrival:
     found = None
     for _ in range(DOWNLOADS):
+        held = MemoryArrival(safe_url(what.uri), what.nbytes, what.crc32c)
         download(held)
         found = held.mismatch()
         if found is None:
@@ -99,9 +101,9 @@ def _mismatch(what: Cacheable, found: str) -> ChecksumError:
     )
 
 
-def _copy(base: ShardFile, block: Block, sink: Sink, only: Collection[int] | None) -> None:
+def _copy(base: ShardFile, block: Block, sink: Sink) -> None:
     step = 4 << 20
-    for at in range(0, block.nbytes, step) if only is None else sorted(only):
+    for at in range(0, block.nbytes, step):
         sink.write_at(at, base.read_at(block.offset + at, min(step, block.nbytes - at)))
 
 

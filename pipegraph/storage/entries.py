@@ -24,7 +24,7 @@ class Cacheable:
         nbytes: length of the range.
         offset: first byte of the range in the part.
         part_nbytes: size of the part, if known.
-        version: the store's etag, if known.
+        version: of the part, if known (`Part.version`). Of several versions of the same bytes a cache keeps the newest.
         crc32c: of the range's bytes, if known.
         sole: it exists nowhere else: never evicted.
     """
@@ -38,11 +38,24 @@ class Cacheable:
     sole: bool = False
 
     @cached_property
+    def place(self) -> str:
+        """What the names of all versions of this entry begin with: a hash of which bytes are meant."""
+        return _hash([self.uri, self.offset, self.nbytes, self.crc32c], 20)
+
+    @cached_property
     def name(self) -> str:
-        """The entry's file name: a hash, so that nothing of a URI reaches the file system."""
-        facts = [self.uri, self.offset, self.nbytes, self.part_nbytes, self.version, self.crc32c]
-        text = json.dumps(facts).encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(text, digest_size=20).hexdigest() + (SOLE if self.sole else "")
+        """The entry's file name: hashes, so that nothing of a URI reaches the file system."""
+        return self.place + _hash([self.part_nbytes, self.version], 8) + (SOLE if self.sole else "")
+
+
+def place_of(name: str) -> str:
+    """The `Cacheable.place` in an entry's name."""
+    return name[:40]
+
+
+def _hash(facts: list[str | int | None], nbytes: int) -> str:
+    text = json.dumps(facts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=nbytes).hexdigest()
 
 
 class Sink(Protocol):

@@ -80,18 +80,23 @@ class LocalFile(ShardFile):
     ``pread`` and not ``mmap``: a file cut short under a map kills the process
     (SIGBUS) where ``pread`` gives an error, and it lets go of the interpreter
     lock while the disk works.
+
+    Attributes:
+        status: of the file when it was opened.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
         self._fd = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self._fd).st_size
+        self.status = os.fstat(self._fd)
+        self.size = self.status.st_size
 
     @classmethod
     def of(cls, fd: int, name: str) -> LocalFile:
         """Take over an open file; `close` closes it."""
         file = cls.__new__(cls)
-        file.name, file._fd, file.size = name, fd, os.fstat(fd).st_size
+        file.name, file._fd, file.status = name, fd, os.fstat(fd)
+        file.size = file.status.st_size
         return file
 
     def read_at(self, offset: int, nbytes: int) -> bytes:

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 from pipegraph.errors import DataError
 
 from .files import LocalFile, ShardFile
-from .parts import Part
+from .parts import Part, file_version
 from .remote import RemoteFile
 from .stores import StoreClient, safe_url
+
+
+def identify(part: Part, store: StoreClient | None = None) -> Part:
+    """The part with its size and version; a store is asked where it has not said them yet.
+
+    Raises:
+        DataError: as `open_part`.
+    """
+    if not part.is_local:
+        return _needed(part, store).identify(part)
+    try:
+        status = os.stat(part.uri)
+    except OSError as error:
+        raise DataError(f"part {part.uri!r}: cannot be opened: {error.strerror}") from error
+    _check(part, status)
+    return replace(part, size=status.st_size, version=file_version(status))
 
 
 def open_part(part: Part, store: StoreClient | None = None, *, keep_nbytes: int = 0) -> ShardFile:
@@ -18,20 +37,35 @@ def open_part(part: Part, store: StoreClient | None = None, *, keep_nbytes: int 
         keep_nbytes: as `RemoteFile`.
 
     Raises:
-        DataError: a part is missing, or its size is not `part.size`.
+        DataError: a part is missing, or its size or version is not the one it should have.
     """
     if not part.is_local:
-        if store is None:
-            raise DataError(f"part {safe_url(part.uri)!r}: a remote part needs store=StoreClient(...)")
-        return RemoteFile(part, store, keep_nbytes=keep_nbytes)
+        return RemoteFile(part, _needed(part, store), keep_nbytes=keep_nbytes)
     try:
         file = LocalFile(part.uri)
     except OSError as error:
         raise DataError(f"part {part.uri!r}: cannot be opened: {error.strerror}") from error
-    if part.size is not None and file.size != part.size:
-        size = file.size
+    try:
+        _check(part, file.status)
+    except DataError:
         file.close()
-        raise DataError(
-            f"part {part.uri!r}: has {size} bytes, its manifest says {part.size}; it was changed, index again"
-        )
+        raise
     return file
+
+
+def _needed(part: Part, store: StoreClient | None) -> StoreClient:
+    if store is None:
+        raise DataError(f"part {safe_url(part.uri)!r}: a remote part needs store=StoreClient(...)")
+    return store
+
+
+def _check(part: Part, status: os.stat_result) -> None:
+    if part.size is not None and status.st_size != part.size:
+        raise DataError(
+            f"part {part.uri!r}: has {status.st_size} bytes, its manifest says {part.size}; it was changed, index again"
+        )
+    if part.version is not None and file_version(status) != part.version:
+        raise DataError(
+            f"part {part.uri!r}: was written again since it was looked up; index the parts again, and make the graph "
+            "and its loader anew"
+        )

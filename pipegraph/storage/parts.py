@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -38,10 +38,13 @@ class Part:
     Args:
         uri: a local path as the user gave it, or a URL.
         size: bytes, or None where nobody has asked the store yet.
+        version: tells these bytes from others under the same name, where that is known: an object's etag, a file's
+            inode and modification time. Part of what is read, not of what the part is: parts are equal without it.
     """
 
     uri: str
     size: int | None = None
+    version: str | None = field(default=None, compare=False)
 
     @property
     def is_local(self) -> bool:
@@ -52,6 +55,15 @@ class Part:
         """The last component of the path, without a URL's query."""
         path = self.uri if self.is_local else urlsplit(self.uri).path
         return path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def file_version(status: os.stat_result) -> str:
+    """The `Part.version` of a local file."""
+    return f"{status.st_ino}-{status.st_mtime_ns}"
+
+
+def _local(path: str, status: os.stat_result) -> Part:
+    return Part(path, status.st_size, file_version(status))
 
 
 def is_url(text: str) -> bool:
@@ -142,7 +154,7 @@ def _expand_one(pattern: str, store: StoreClient | None) -> Iterator[Part]:
         pattern = unquote(urlsplit(pattern).path)
     # A file of exactly this name is meant, whatever characters are in it.
     if os.path.isfile(pattern):
-        yield Part(pattern, os.path.getsize(pattern))
+        yield _local(pattern, os.stat(pattern))
     elif os.path.isdir(pattern):
         yield from _folder(pattern)
     else:
@@ -157,7 +169,7 @@ def _named(path: str, pattern: str) -> Part:
     if os.path.isdir(path):
         raise DataError(f"parts {pattern!r}: {path!r} is a folder, not a shard")
     try:
-        return Part(path, os.stat(path).st_size)
+        return _local(path, os.stat(path))
     except OSError as error:
         folder = os.path.dirname(path) or "."
         raise DataError(
@@ -173,7 +185,7 @@ def _glob(pattern: str) -> Iterator[Part]:
             f"parts {pattern!r}: no file matches {os.path.basename(pattern)!r} in folder {folder!r}"
         )
     for path in paths:
-        yield Part(path, os.path.getsize(path))
+        yield _local(path, os.stat(path))
 
 
 def _folder(folder: str) -> Iterator[Part]:
@@ -188,7 +200,7 @@ def _folder(folder: str) -> Iterator[Part]:
             f"for those of its subfolders write {os.path.join(folder, '**', '*.tar')!r}"
         )
     for entry in sorted(files, key=lambda e: e.name):
-        yield Part(entry.path, entry.stat().st_size)
+        yield _local(entry.path, entry.stat())
 
 
 def _expand_url(pattern: str, store: StoreClient | None) -> Iterator[Part]:

@@ -6,8 +6,6 @@ import threading
 from collections import OrderedDict
 from typing import final
 
-from pipegraph.errors import DataError
-
 from .files import ShardFile
 from .parts import Part
 from .stores import Pending, StoreClient, safe_url
@@ -33,36 +31,21 @@ class RemoteFile(ShardFile):
     def __init__(self, part: Part, store: StoreClient, *, keep_nbytes: int = 0) -> None:
         self.name = safe_url(part.uri)
         self._url, self._store = part.uri, store
-        self._size: int | None = part.size
-        self._version: str | None = None
-        self._identified = threading.Lock()
-        self._is_identified = False
-        self.size = part.size if part.size is not None else self._identify()
+        if part.size is None:
+            part = store.identify(part)
+        else:
+            store.expect(part)
+        assert part.size is not None
+        self.size = part.size
         self._keep = max(2, -(-keep_nbytes // store.range_nbytes))
         self._lock = threading.Lock()
         self._pieces: OrderedDict[int, Pending[bytes]] = OrderedDict()
         self._last = (0, 0)  # the range read last
 
-    def _identify(self) -> int:
-        """Ask the store which object this is, once; its size."""
-        with self._identified:
-            if not self._is_identified:
-                info = self._store.head(self._url)
-                if self._size is not None and self._size != info.size:
-                    raise DataError(
-                        f"part {self.name!r}: has {info.size} bytes, its manifest says {self._size}; "
-                        "it was changed, index again"
-                    )
-                self._size, self._version = info.size, info.version
-                self._is_identified = True
-        assert self._size is not None
-        return self._size
-
     def read_at(self, offset: int, nbytes: int) -> bytes:
         self.check_range(offset, nbytes)
         if nbytes == 0:
             return b""
-        self._identify()
         step = self._store.range_nbytes
         first, last = offset // step, (offset + nbytes - 1) // step
         with self._lock:
@@ -72,7 +55,7 @@ class RemoteFile(ShardFile):
             self._last = (offset, offset + nbytes)
             pieces = self._wanted(first, last) if known or in_order else None
         if pieces is None:
-            return self._store.read(self._url, offset, nbytes, version=self._version)
+            return self._store.read(self._url, offset, nbytes)
         try:
             data = [piece.result() for piece in pieces]
         except BaseException:
@@ -92,7 +75,7 @@ class RemoteFile(ShardFile):
             if number not in self._pieces:
                 start = number * step
                 length = min(step, self.size - start)
-                self._pieces[number] = self._store.submit(self._url, start, length, version=self._version)
+                self._pieces[number] = self._store.submit(self._url, start, length)
             self._pieces.move_to_end(number)
             if number <= last:
                 pieces.append(self._pieces[number])

@@ -13,6 +13,7 @@ from pipegraph.errors import ShardError
 from .failures import Cut, Stalled, Unasked, is_passing, plain
 from .policy import Hedge, Retry, Stall, jitter
 from .urls import safe_url
+from .versions import ObjectInfo, Versions, as_etag
 
 T = TypeVar("T")
 
@@ -29,6 +30,7 @@ class Requests:
         retry, hedge, grace_s: see `policy`.
         range_nbytes: of a full range.
         count: adds to a counter of ``StoreStats``.
+        versions: of all objects that are read.
     """
 
     def __init__(
@@ -39,17 +41,17 @@ class Requests:
         grace_s: float,
         range_nbytes: int,
         count: Callable[..., None],
+        versions: Versions,
     ) -> None:
         self._obstore, self._retry, self._hedge = obstore, retry, hedge
         self._grace, self._range_nbytes, self._count = grace_s, range_nbytes, count
+        self._versions = versions
 
-    async def read(
-        self, store: Any, path: str, url: str, offset: int, nbytes: int, version: str | None
-    ) -> bytes:
+    async def read(self, store: Any, path: str, url: str, offset: int, nbytes: int) -> bytes:
         """A range; asked for a second time where it takes long."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        tasks = {loop.create_task(self._whole(store, path, url, offset, nbytes, version))}
+        tasks = {loop.create_task(self._whole(store, path, url, offset, nbytes))}
         try:
             # Only full ranges: short ones would make their times incomparable.
             after = self._hedge.after() if nbytes == self._range_nbytes else None
@@ -58,7 +60,7 @@ class Requests:
                 if not done:
                     self._count(hedged=1)
                     self._hedge.hedged()
-                    tasks.add(loop.create_task(self._whole(store, path, url, offset, nbytes, version)))
+                    tasks.add(loop.create_task(self._whole(store, path, url, offset, nbytes)))
             left = set(tasks)
             while True:
                 done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
@@ -74,11 +76,9 @@ class Requests:
             for task in tasks:
                 task.cancel()
 
-    async def _whole(
-        self, store: Any, path: str, url: str, offset: int, nbytes: int, version: str | None
-    ) -> bytes:
+    async def _whole(self, store: Any, path: str, url: str, offset: int, nbytes: int) -> bytes:
         """One range, over as many connections as it takes."""
-        transfer = _Transfer(offset, nbytes, version)
+        transfer = _Transfer(offset, nbytes)
         loop = asyncio.get_running_loop()
         begun, failures = loop.time(), 0
         while transfer.came < nbytes:
@@ -101,9 +101,9 @@ class Requests:
         stall = Stall(loop.time(), grace_s=self._grace, min_rate=self._retry.min_rate)
         start, stop = transfer.offset, transfer.offset + transfer.nbytes
         options: dict[str, Any] = {"range": (start + transfer.came, stop)}
-        # What is continued must be the object that was begun.
-        if transfer.version is not None:
-            options["if_match"] = transfer.version
+        etag = as_etag(self._versions.of(url)[1])
+        if etag is not None:
+            options["if_match"] = etag
         self._count(requests=1)
 
         async def within(wait: Any) -> Any:
@@ -116,7 +116,11 @@ class Requests:
                 self._count(stalled=1)
                 raise Stalled from None
 
-        answer = await within(self._obstore.get_async(store, path, options=options))
+        try:
+            answer = await within(self._obstore.get_async(store, path, options=options))
+        except self._obstore.exceptions.PreconditionError:
+            raise self._versions.replaced(url) from None
+        self._versions.answered(url, ObjectInfo.of(answer.meta))
         if answer.meta["size"] < stop:
             raise ShardError(
                 f"{safe_url(url)}: bytes {start}..{stop} asked for, but the object has "
@@ -124,8 +128,6 @@ class Requests:
             )
         if tuple(answer.range) != options["range"]:
             raise Unasked
-        if transfer.version is None:
-            transfer.version = answer.meta["e_tag"]
         chunks = aiter(answer.stream(min_chunk_size=_CHUNK_NBYTES))
         while transfer.came < transfer.nbytes:
             try:
@@ -167,7 +169,6 @@ class Requests:
 class _Transfer:
     offset: int
     nbytes: int
-    version: str | None
     # `getvalue` gives its buffer away without a copy, which at this size would hold the interpreter's lock for
     # milliseconds.
     data: io.BytesIO = field(default_factory=io.BytesIO)

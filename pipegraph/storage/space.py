@@ -16,7 +16,7 @@ from typing import final
 
 from pipegraph.units import format_bytes
 
-from .entries import SOLE, Cacheable
+from .entries import SOLE, Cacheable, place_of
 from .eviction import CacheEntry, NextUse, eviction_order
 from .filelock import is_at, try_exclusive
 
@@ -87,6 +87,12 @@ class Space:
             OSError (ENOSPC): nothing more may go.
         """
         with self.locked():
+            there = []
+            for entry in _scan(self.objects):
+                # Another version of the same bytes will not be asked for again.
+                old = place_of(entry.name) == what.place and entry.name != what.name and not entry.sole
+                if not old or not self.remove(os.path.join(self.objects, entry.name)):
+                    there.append(entry)
             mine = os.fstat(fd).st_size
             need = self.usage() - mine + what.nbytes - self.limit
             if need > 0:
@@ -95,7 +101,6 @@ class Space:
             # Nothing is waited for that is not in the plan, and nothing in it: 0.
             incoming = next_use(what.name)
             arriving = {e.name: e for e in _scan(self.partial) if e.name in committing}
-            there = _scan(self.objects)
             for entry in there:
                 arriving.pop(entry.name, None)
             order = iter(

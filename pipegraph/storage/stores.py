@@ -12,8 +12,8 @@ import importlib
 import os
 import re
 import threading
-from collections.abc import Collection, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar, final
 
@@ -26,6 +26,7 @@ from .policy import Hedge, Retry
 from .requests import Requests
 from .urls import glob_regex, split_url
 from .urls import safe_url as safe_url
+from .versions import ObjectInfo, Versions
 
 T = TypeVar("T")
 
@@ -36,14 +37,6 @@ PARALLEL: Final = 8
 
 _memory_stores: dict[str, Any] = {}
 _memory_lock = module_lock()
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
-    """What a store says of an object: size in bytes, and its etag if it has one."""
-
-    size: int
-    version: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +98,9 @@ class StoreClient:
         self._lock = threading.Lock()
         self._stores: dict[str, Any] = {}
         self._counts = _Counts()
+        self._versions = Versions()
         self._requests = Requests(
-            self._obstore, self._retry, hedge or Hedge(), grace_s, range_nbytes, self._count
+            self._obstore, self._retry, hedge or Hedge(), grace_s, range_nbytes, self._count, self._versions
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -131,7 +125,7 @@ class StoreClient:
             return StoreStats(c.requests, c.retried, c.hedged, c.stalled, c.nbytes)
 
     def head(self, url: str) -> ObjectInfo:
-        """Size and etag of an object.
+        """Size and version of an object.
 
         Raises:
             StoreError: missing, not allowed, or no answer within the deadline.
@@ -142,9 +136,27 @@ class StoreClient:
         async def ask() -> ObjectInfo:
             async with asyncio.timeout(self._grace):
                 meta = await self._obstore.head_async(store, path)
-            return ObjectInfo(meta["size"], meta["e_tag"])
+            return ObjectInfo.of(meta)
 
-        return self._result(self._requests.retried(url, 0, ask))
+        info = self._result(self._requests.retried(url, 0, ask))
+        self._versions.answered(url, info)
+        return info
+
+    def expect(self, part: Part) -> None:
+        """From now on every answer must be of the part's size and version, as far as they are known.
+
+        Raises:
+            DataError, StoreError: answers were of others.
+        """
+        self._versions.expect(part)
+
+    def identify(self, part: Part) -> Part:
+        """The part with size and version; asks the store where it has not said them yet. Raises as `head`."""
+        self._versions.expect(part)
+        if None in self._versions.of(part.uri):
+            self.head(part.uri)
+        size, version = self._versions.of(part.uri)
+        return replace(part, size=size, version=version)
 
     def list(self, pattern: str) -> list[Part]:
         """The objects below a URL that ends in ``/``, or that match a glob, sorted by name.
@@ -171,7 +183,9 @@ class StoreClient:
                 if batch is None:
                     return found
                 found += [
-                    Part(f"{root}/{m['path']}", m["size"]) for m in batch if wanted.fullmatch(m["path"])
+                    Part(f"{root}/{m['path']}", m["size"], ObjectInfo.of(m).version)
+                    for m in batch
+                    if wanted.fullmatch(m["path"])
                 ]
 
         parts = sorted(self._result(self._requests.retried(pattern, 0, ask)), key=lambda p: p.uri)
@@ -181,44 +195,32 @@ class StoreClient:
             )
         return parts
 
-    def read(self, url: str, offset: int, nbytes: int, *, version: str | None = None) -> bytes:
+    def read(self, url: str, offset: int, nbytes: int) -> bytes:
         """A range of an object; a long one in parallel pieces. Raises as `submit`."""
         if nbytes <= self.range_nbytes:
-            return self.submit(url, offset, nbytes, version=version).result()
+            return self.submit(url, offset, nbytes).result()
         data = bytearray(nbytes)
 
         class Into:
             def write_at(self, at: int, piece: bytes) -> None:
                 data[at : at + len(piece)] = piece
 
-        self.download(url, offset, nbytes, Into(), version=version)
+        self.download(url, offset, nbytes, Into())
         return bytes(data)
 
-    def download(
-        self,
-        url: str,
-        offset: int,
-        nbytes: int,
-        sink: WritesAt,
-        *,
-        version: str | None = None,
-        only: Collection[int] | None = None,
-    ) -> None:
+    def download(self, url: str, offset: int, nbytes: int, sink: WritesAt) -> None:
         """Read a range in parallel pieces and hand each to `sink`, in this thread.
 
         At most `parallel` pieces are held. Positions given to the sink count from
         `offset`. Raises as `submit`.
-
-        Args:
-            only: positions, of those given to the sink before, of the pieces to read.
         """
-        starts = iter(range(0, nbytes, self.range_nbytes) if only is None else sorted(only))
+        starts = iter(range(0, nbytes, self.range_nbytes))
         pending: dict[Pending[bytes], int] = {}
         try:
             while True:
                 while len(pending) < self.parallel and (start := next(starts, None)) is not None:
                     length = min(self.range_nbytes, nbytes - start)
-                    pending[self.submit(url, offset + start, length, version=version)] = start
+                    pending[self.submit(url, offset + start, length)] = start
                 if not pending:
                     return
                 by_future = {p.future: p for p in pending}
@@ -230,15 +232,12 @@ class StoreClient:
             for piece in pending:
                 piece.cancel()
 
-    def submit(self, url: str, offset: int, nbytes: int, *, version: str | None = None) -> Pending[bytes]:
+    def submit(self, url: str, offset: int, nbytes: int) -> Pending[bytes]:
         """Begin to read one range; `Pending.result` waits for its bytes.
 
         A transfer that was cut goes on where it was, one that stalls is begun anew from
-        there, and one that is slow is asked for twice.
-
-        Args:
-            version: the etag the object must have; without it the first answer's
-                must be that of all further ones.
+        there, and one that is slow is asked for twice. All bytes of an object that a client reads are of one version:
+        that of its first answer, or of what was expected.
 
         Raises (from ``result``):
             StoreError: missing, not allowed, changed meanwhile, or no bytes within the deadline.
@@ -250,11 +249,12 @@ class StoreClient:
             done: concurrent.futures.Future[bytes] = concurrent.futures.Future()
             done.set_result(b"")
             return Pending(done)
-        return Pending(self._start(self._requests.read(store, path, url, offset, nbytes, version)))
+        return Pending(self._start(self._requests.read(store, path, url, offset, nbytes)))
 
     def put(self, url: str, data: bytes) -> None:
         """Write a small object, such as a manifest beside its shards."""
         store, path = self._store(url)
+        self._versions.forget(url)
 
         async def ask() -> None:
             limit = self._grace + len(data) / self._retry.min_rate

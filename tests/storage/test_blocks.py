@@ -3,7 +3,7 @@
 import io
 import random
 import tarfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,14 @@ from pipegraph.errors import ChecksumError
 from pipegraph.storage import LocalFile
 from pipegraph.storage.arrival import MemoryArrival
 from pipegraph.storage.blocks import cacheable, open_block
-from pipegraph.storage.cache import DOWNLOADS, Cacheable, NodeCache, Sink
+from pipegraph.storage.cache import DOWNLOADS, NodeCache
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.formats import Sample, format_of
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.manifest import Manifest
+from pipegraph.storage.opening import identify
 from pipegraph.storage.parts import Part
 from pipegraph.storage.stores import StoreClient
-from pipegraph.storage.transfer import Transfer
 
 BLOCK = 20_000
 
@@ -79,6 +79,7 @@ def test_blocks_are_the_same_from_place_memory_and_cache(
             assert samples(remote, manifest, store=store, cache=cache) == expected
             assert samples(local, manifest, cache=cache) == expected
         assert cache.stats.misses == cache.stats.hits == 2 * manifest.blocks
+        remote = identify(remote, store)
         assert all(
             cacheable(remote, manifest.block(n)[1], manifest.block_checksum(n)) in cache
             for n in range(manifest.blocks)
@@ -101,7 +102,7 @@ def test_bytes_that_never_match_are_an_error(
     with StoreClient() as store, NodeCache(tmp_path / "cache", "1 MB") as cache:
         with pytest.raises(ChecksumError, match=f"after {DOWNLOADS} downloads"):
             open_block(remote, block, crc32c=1, store=store, cache=cache if cached else None)
-        assert store.stats.requests == DOWNLOADS
+        assert store.stats.requests == DOWNLOADS + cached  # the cache needs to know the version
 
 
 def test_no_descriptor_is_left_open(
@@ -118,49 +119,6 @@ def test_no_descriptor_is_left_open(
                 open_block(manifest.parts[0], manifest.block(0)[1], crc32c=1, cache=cache)
         cache.flush()
         assert before == open_descriptors()
-
-
-class Faulty:
-    """Reads pieces of ten bytes to a sink; what `spoils(piece, time)` names comes with its first byte changed."""
-
-    def __init__(self, data: bytes, spoils: Callable[[int, int], bool]) -> None:
-        self.data, self.spoils, self.read = data, spoils, [0] * (len(data) // 10)
-
-    def __call__(self, sink: Sink, only: Collection[int] | None) -> None:
-        for at in range(0, len(self.data), 10) if only is None else sorted(only):
-            piece, time = self.data[at : at + 10], self.read[at // 10]
-            if self.spoils(at // 10, time):
-                piece = bytes([piece[0] ^ 1 + time]) + piece[1:]
-            self.read[at // 10] += 1
-            sink.write_at(at, piece)
-
-
-def test_after_a_wrong_checksum_only_pieces_that_do_not_come_twice_alike_are_read_again(
-    tmp_path: Path,
-) -> None:
-    data = random.Random(0).randbytes(200)
-    source = Faulty(data, lambda piece, time: piece == 3 and time < 2)
-    what = Cacheable("u", 200, crc32c=crc32c_extend()(0, data))
-    with NodeCache(tmp_path, 1000) as cache, cache.fetch(what, Transfer(source)) as file:
-        assert file.read_at(0, 200) == data
-        assert cache.stats.corrupt == 2
-    assert source.read == [2] * 3 + [3] + [2] * 16
-
-
-def test_with_a_fifth_of_its_pieces_spoiled_each_time_most_blocks_of_twenty_arrive_right() -> None:
-    data = random.Random(0).randbytes(200)
-    right = 0
-    for seed in range(50):
-        rng = random.Random(seed)
-        transfer = Transfer(Faulty(data, lambda piece, time: rng.random() < 0.2))  # noqa: B023
-        held = MemoryArrival("u", 200, crc32c_extend()(0, data))
-        for _ in range(DOWNLOADS):
-            transfer(held)
-            if held.mismatch() is None:
-                assert held.read_at(0, 200) == data
-                right += 1
-                break
-    assert right > 25  # bringing all of it four times would be right for two or three of them
 
 
 def test_a_block_in_memory_reads_across_its_pieces() -> None:

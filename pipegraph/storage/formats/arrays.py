@@ -12,7 +12,7 @@ from typing import Any, Final, final, overload
 import numpy as np
 import numpy.typing as npt
 
-from pipegraph.errors import DataError, ShardError
+from pipegraph.errors import DataError, LoaderClosedError, ShardError
 from pipegraph.forks import module_lock
 from pipegraph.storage.files import ShardFile
 
@@ -260,6 +260,8 @@ def _header(stream: Any, size: int, name: str) -> _Header:
             raise ValueError(f"unknown version {version}")
         with _parsing:
             shape, fortran, dtype = read[version](stream, max_header_size=_MAX_HEADER_NBYTES)
+    except (OSError, LoaderClosedError):
+        raise  # the bytes could not be had
     except Exception as error:  # a header is parsed as Python source: what it may raise is anyone's guess
         raise ShardError(f"{name}: not a .npy file: {error}") from error
     if dtype.hasobject:

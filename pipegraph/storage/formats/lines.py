@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final, final, overload
 
-from pipegraph.errors import MissingExtraError, ShardError
+from pipegraph.errors import MissingExtraError, ShardError, StoreError
 from pipegraph.storage.files import BytesFile, ShardFile
 
 from .base import BLOCK_NBYTES, Block, Format, Sample
@@ -188,6 +188,8 @@ def _gunzip(file: ShardFile) -> Iterator[bytes]:
         with file.open() as packed, gzip.GzipFile(fileobj=packed, mode="rb") as stream:
             while piece := stream.read(_CHUNK_NBYTES):
                 yield piece
+    except StoreError:
+        raise  # the bytes could not be had
     except (OSError, EOFError, zlib.error) as error:
         raise ShardError(f"{file.name}: broken gz stream: {error}") from error
 
