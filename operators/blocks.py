@@ -20,6 +20,7 @@ from typing import Any, final
 from pipegraph.activity import Cancelled
 from pipegraph.errors import LoaderClosedError
 from pipegraph.operators.held import Entry, Held
+from pipegraph.operators.loads import GaveWayError, Loads
 from pipegraph.operators.lookahead import Deal, Uses
 from pipegraph.operators.opening import FirstBlocks
 from pipegraph.operators.shelves import Shelf
@@ -56,12 +57,11 @@ class BlockReader:
         self._work = threading.Condition(self._lock)  # fetchers wait for orders
         self._planning = threading.Condition(self._lock)  # the scheduler waits for events and for its time
         self._held = Held(shelf)
+        self._loads = Loads(shelf, self._held, self._arrived)
         self._queue: deque[Entry] = deque()
         self._cancelled = self._closed = False
         self._events = 0
         self._threads: list[threading.Thread] = []
-        self._loading: list[Entry] = []  # the one begun first comes first
-        self._crowded = 0  # loads that wait for room
         self._times = Timetable(shelf, self._held, clock())
         self._switches = switches or Switches()
         self._switches.begin(clock())
@@ -100,6 +100,9 @@ class BlockReader:
         """An epoch's steps begin to be dealt, behind those of the deal before."""
         with self._lock:
             self._times.way.add(deal)
+            for entry in self._held:
+                # What was told in epochs that are over is not asked for again.
+                entry.told = {told for told in entry.told if told[0] >= deal.epoch - 1}
             self._replan()
 
     # -- workers ---------------------------------------------------------------------------------
@@ -149,8 +152,7 @@ class BlockReader:
         """The end of a use."""
         with self._lock:
             entry.pins -= 1
-            if self._crowded:
-                self._arrived.notify_all()
+            self._loads.released()
 
     def _use(self, entry: Entry, epoch: int, step: Any) -> Entry:
         self._held.use(entry)
@@ -207,8 +209,7 @@ class BlockReader:
                         self._arrived.wait()
                     finally:
                         entry.pins -= 1
-                        if self._crowded:
-                            self._arrived.notify_all()
+                        self._loads.released()
             finally:
                 if waits:
                     waited = self._standing.end(self._clock())
@@ -265,14 +266,13 @@ class BlockReader:
 
     def _load(self, entry: Entry) -> None:
         """Bring one block. Called with the lock held, which is let go of meanwhile."""
-        self._held.begin(entry, self._times.way)
-        self._loading.append(entry)
+        self._loads.begin(entry, self._times.way)
         began = self._clock()
         self._lock.release()
         gave_way = False
         try:
             entry.file, entry.value = self._shelf.open(entry.number, partial(self._grow, entry))
-        except _GaveWayError:
+        except GaveWayError:
             gave_way = True
         except LoaderClosedError:
             pass
@@ -280,7 +280,7 @@ class BlockReader:
             entry.error = caught
         finally:
             self._lock.acquire()
-            self._loading.remove(entry)
+            self._loads.end(entry)
             if gave_way:
                 self._held.put_back(entry)
                 self._queue.appendleft(entry)
@@ -302,27 +302,8 @@ class BlockReader:
             self._work.notify()
 
     def _grow(self, entry: Entry, nbytes: int) -> None:
-        """A block under way holds so many bytes by now; waits until there is room for them.
-
-        Of several that want more than there is, the one begun first goes on, as soon as those that are being read
-        from are released; the others give way, and begin again.
-
-        Raises:
-            MemoryLimitError: there is no room for it even alone.
-        """
         with self._lock:
-            while not self._held.grow(entry, nbytes, self._times.way):
-                if self._closed:
-                    raise LoaderClosedError("the pipeline was closed while a block was read")
-                if nbytes > self._shelf.budget():
-                    raise self._shelf.too_large(entry.number)
-                if self._loading[0] is not entry:
-                    raise _GaveWayError
-                self._crowded += 1
-                try:
-                    self._arrived.wait()
-                finally:
-                    self._crowded -= 1
+            self._loads.grow(entry, nbytes, self._times.way, lambda: self._closed)
 
     def _fetch(self) -> None:
         """The life of a fetch thread."""
@@ -336,12 +317,12 @@ class BlockReader:
             self._sweep()
 
     def _may_load(self, entry: Entry) -> bool:
-        if self._loading and not self._held.fits(entry):
+        if not self._loads.may_begin(entry):
             return False
         if entry.awaited:
             return True
         return not self._first.hold_back and (
-            entry.first <= self._times.way.tick or len(self._loading) < self._times.at_once()
+            entry.first <= self._times.way.tick or len(self._loads) < self._times.at_once()
         )
 
     def _sweep(self) -> None:
@@ -434,10 +415,6 @@ class BlockReader:
             states = [entry.state for entry in self._held]
         shown = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "empty"
         return f"<BlockReader {os.getpid()}: {shown}>"
-
-
-class _GaveWayError(Exception):
-    """A load made room for one that was begun before it."""
 
 
 def _again(error: Exception) -> Exception:
