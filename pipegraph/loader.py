@@ -150,10 +150,12 @@ class Loader:
             if old is not None:
                 old.over = "a new pass over the loader has begun"
             runtime = self._start()
-            with suppress(Exception):  # who asks for a state is told
-                self._digests()
             runtime.tally.end()  # before the run may be cancelled, which ends its waits
             run = self._run_from(place, runtime)
+            with suppress(
+                Exception
+            ):  # known before a signal handler may ask for it; who asks is told what is wrong
+                self._digests()
             lap = runtime.tally.begin(run)
             progress.pass_begins(place, run)
             if not progress.started_ns:

@@ -50,7 +50,7 @@ class Pass:
         self._get = run.terminal.get
         self._release = run.account.release
         self._whole = whole
-        self._counted = progress.counted
+        self._counted = progress.counted or self._place.delivered is not None
         self._agreement: Agreement | None = None
         self._step = 0
         if group is not None:

@@ -1,18 +1,22 @@
 """Random graphs, delays, failures and stop points: always the chunks of the inline reference, no hang, no leak."""
 
 import faulthandler
+import itertools
 import json
 import os
 import sys
 import threading
+import warnings
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import pipegraph as pg
+from pipegraph.errors import LoaderClosedError, PipegraphWarning
 from pipegraph.stage import pace
 from pipegraph.testing.graphs import recipes, row_recipes
-from pipegraph.testing.outcome import Outcome, assert_equal_chunks, run_pass
+from pipegraph.testing.outcome import Delivered, Outcome, assert_equal_chunks, run_pass, samples
 
 EXAMPLES = int(os.environ.get("PIPEGRAPH_FUZZ_EXAMPLES", "200"))
 DEADLINE_S = 60
@@ -126,4 +130,210 @@ def check_resume(recipe, stops, turn):
     for epoch, expected in enumerate(reference):
         found = Outcome(tuple(got[epoch]), errors[epoch])
         assert_same(expected, found, recipe.ordered, f"epoch {epoch}, stopped after {stops}")
+    assert threading.active_count() == threads
+
+
+# -- the life of a loader ---------------------------------------------------------------------------
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("go_through"), st.none() | st.integers(0, 6)),
+    st.tuples(st.just("begin"), st.integers(1, 2)),
+    st.tuples(st.just("choose"), st.integers(0, 2)),
+    st.tuples(st.just("choose_inside"), st.integers(0, 2)),
+    st.tuples(st.just("save"), st.none()),
+    st.tuples(st.just("restore"), st.integers(0, 3)),
+    st.tuples(st.just("open_anew"), st.integers(0, 5)),
+    st.tuples(st.just("interrupt"), st.integers(1, 900)),
+    st.tuples(st.just("close_from_elsewhere"), st.integers(0, 3)),
+)
+
+
+class Left:
+    """What is left of an epoch: chunks in order, or samples in none."""
+
+    def __init__(self, epoch, chunks, ordered):
+        self.epoch, self.ordered = epoch, ordered
+        self.content = chunks if ordered else samples(chunks)
+
+    def without(self, chunks):
+        """What is left after these, which must come next."""
+        rest = Left(self.epoch, (), self.ordered)
+        if self.ordered:
+            assert_equal_chunks(self.content[: len(chunks)], chunks, True, f"epoch {self.epoch}")
+            rest.content = self.content[len(chunks) :]
+        else:
+            more = samples(chunks)
+            assert more <= self.content, (self.epoch, more - self.content)
+            rest.content = self.content - more
+        return rest
+
+    def ends_with(self, rest):
+        """Whether a state from somewhere in here goes on with ``rest``."""
+        if self.ordered:
+            return rest.content == self.content[len(self.content) - len(rest.content) :]
+        return rest.content <= self.content
+
+
+class Life:
+    """A loader and what it should do, side by side."""
+
+    def __init__(self, recipe, prefetch, turn):
+        self.recipe, self.prefetch = recipe, prefetch
+        self.reference = recipe.build(inline=True).loader(recipe.output)
+        self.epochs = {}
+        self.saved = []
+        self.loader = None
+        self.open_anew(turn)
+
+    def whole(self, epoch):
+        if epoch not in self.epochs:
+            self.reference.set_epoch(epoch)
+            self.epochs[epoch] = run_pass(self.reference).chunks
+        return Left(epoch, self.epochs[epoch], self.recipe.ordered)
+
+    def new_loader(self, turn):
+        return self.recipe.build(turn=turn).loader(self.recipe.output, epochs=self.prefetch)
+
+    def open_anew(self, turn):
+        self.close()
+        self.turn = turn
+        self.loader = self.new_loader(turn)
+        self.rests_at(self.whole(0))
+
+    def close(self):
+        if self.loader is not None:
+            self.loader.close()
+
+    def rests_at(self, left, restored=False):
+        self.state = self.next = left  # what a state describes, and what the next pass delivers
+        self.restored = restored
+
+    def went_through(self, chunks, ended):
+        left = self.next.without(chunks)
+        if ended:
+            assert not left.content, f"epoch {left.epoch} ended early: {left.content}"
+            self.rests_at(self.whole(left.epoch + 1))
+        elif chunks:
+            self.state, self.next, self.restored = left, self.whole(left.epoch + 1), False
+        else:
+            self.state = self.next
+
+    def go_through(self, most):
+        outcome = run_pass(self.loader, most)
+        assert outcome.error is None, outcome.error
+        self.went_through(outcome.chunks, most is None or len(outcome.chunks) < most)
+
+    def begin(self, times):
+        for _ in range(times):
+            iter(self.loader)
+        self.state = self.next
+
+    def choose(self, epoch):
+        drops = self.restored and epoch != self.next.epoch
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            self.loader.set_epoch(epoch)
+        assert [each.category for each in told] == [PipegraphWarning] * drops
+        if epoch != self.next.epoch:
+            self.rests_at(self.whole(epoch))
+
+    def choose_inside(self, epoch):
+        running = self.next.epoch
+        passing = self.loader.chunks()
+        chunks = tuple(Delivered.of(chunk) for chunk in itertools.islice(passing, 2))
+        if len(chunks) < 2:
+            self.went_through(chunks, True)
+            self.choose(epoch)
+            return
+        self.loader.set_epoch(epoch)
+        del passing
+        self.went_through(chunks, False)
+        if epoch != running:
+            self.next = self.whole(epoch)
+
+    def save(self, _):
+        self.saved.append((json.dumps(self.loader.state_dict()), self.state))
+
+    def restore(self, number):
+        if self.saved:
+            state, left = self.saved[number % len(self.saved)]
+            self.loader.load_state_dict(json.loads(state))
+            self.rests_at(left, restored=True)
+
+    def interrupt(self, line):
+        """A state taken before any line of the engine in this thread, as by a signal handler."""
+        states, before, started = [], self.state, self.next
+        outcome = at_line(
+            line, lambda: states.append(self.loader.state_dict()), lambda: run_pass(self.loader, 3)
+        )
+        assert outcome.error is None, outcome.error
+        self.went_through(outcome.chunks, len(outcome.chunks) < 3)
+        for state in states:
+            with self.new_loader(self.turn + 1) as other:
+                other.load_state_dict(json.loads(json.dumps(state)))
+                epoch = other.epoch
+                rest = Left(epoch, run_pass(other).chunks, self.recipe.ordered)
+            after = self.whole(started.epoch + 1)
+            assert any(epoch == each.epoch and each.ends_with(rest) for each in (before, started, after)), (
+                epoch,
+                rest.content,
+            )
+
+    def close_from_elsewhere(self, stop):
+        closer = threading.Thread(target=self.loader.close)
+        closer.start()
+        try:
+            for _ in itertools.islice(self.loader.chunks(), stop):
+                pass
+        except LoaderClosedError:
+            pass
+        closer.join(DEADLINE_S)
+        assert not closer.is_alive()
+        self.open_anew(self.turn)
+
+
+def at_line(number, call, run):
+    """Runs ``run`` and calls ``call`` before the so-manieth line that the engine executes in this thread."""
+    engine = os.path.dirname(pg.__file__)
+    left = number
+
+    def trace(frame, event, argument):
+        nonlocal left
+        if left <= 0 or not frame.f_code.co_filename.startswith(engine):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                call()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return run()
+    finally:
+        sys.settrace(before)
+
+
+@fuzzed
+@given(
+    recipes(failures=False),
+    st.lists(ACTIONS, min_size=1, max_size=9),
+    st.sampled_from([1, 2, None]),
+    st.integers(0, 5),
+)
+def test_a_loader_lives_as_its_model_does(recipe, actions, prefetch, turn):
+    start_deadline()
+    threads = threading.active_count()
+    life = Life(recipe, prefetch, turn)
+    try:
+        for action, argument in actions:
+            getattr(life, action)(argument)
+            assert life.loader.epoch == life.next.epoch, (action, argument)
+        life.save(None)
+        life.go_through(None)
+    finally:
+        life.close()
+        life.reference.close()
     assert threading.active_count() == threads
