@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
@@ -77,7 +78,7 @@ class Batch(Regroup):
         self.drop_last = bool(drop_last)
         self.collate = collate
         self.cost, self.limit, self.pad = cost, limit, pad
-        self.bundles = cost is None
+        self.bundles = self.in_step = cost is None
         self.collects = cost is None and collate is None and pad is None
         self._transposes = collate is torch.utils.data.default_collate
         self._open: list[Chunk] = []
@@ -263,8 +264,27 @@ class Shuffle(Regroup):
         self._drop = 0
 
     def resume(self, cursor: Cursor) -> Cursor:
-        up, self._number, self._drop = cursor
+        up, self._number, self._drop = cursor[:3]
         return up
+
+    def handed_on(self, cursor: Cursor, more: int, draw: tuple[Any, ...]) -> tuple[Cursor, str, int] | None:
+        if cursor is None:
+            return (None, "", 0) if not more else None
+        up, number, index, *window = cursor
+        left = index + more
+        if not left:
+            return up, "", 0
+        if not window or window[0]["spans"] is None:
+            return None
+        spans = _spans(window[0]["spans"])
+        if left > len(spans) or (more and any(span.bit_count() > 1 for span in spans)):
+            return None
+        seed, epoch, stage = draw
+        order = generator(seed, epoch, ("window", number), stage).permutation(len(spans))
+        bits = 0
+        for i in order[:left].tolist():
+            bits |= spans[i]
+        return up, f"{bits:x}", 0
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
         self._open.append(chunk)
@@ -280,12 +300,40 @@ class Shuffle(Regroup):
         rng = generator(self._context.seed, chunks[0].epoch, ("window", self._number), self._context.stage)
         start, after = chunks[0].before, chunks[-1].after
         shuffled = [chunks[i] for i in rng.permutation(len(chunks))]
+        window = {"spans": _described(chunks)}  # in a dict, which cursors are not compared by
         for index, chunk in enumerate(shuffled):
-            chunk.before, chunk.after = (start, self._number, index), (start, self._number, index + 1)
+            chunk.before = (start, self._number, index, window)
+            chunk.after = (start, self._number, index + 1, window)
         self._number += 1
-        shuffled[-1].after = (after, self._number, 0)
+        shuffled[-1].after = (after, self._number, 0, {"spans": None})
         drop, self._drop = self._drop, 0
         return shuffled[drop:]
+
+
+def _described(chunks: Sequence[Chunk]) -> int | str | None:
+    """Which steps of a source the chunks of a window stand for, short enough for every cursor of it.
+
+    A number of single steps in a row; else a hexadecimal number with a bit for each step at which a chunk begins,
+    and one at their end; None where the cursors above are not steps.
+    """
+    first, last = chunks[0].before, chunks[-1].after
+    if not isinstance(first, int) or not isinstance(last, int):
+        return None
+    if last - first == len(chunks):
+        return len(chunks)
+    bits = 1 << last - first
+    for chunk in chunks:
+        bits |= 1 << chunk.before - first
+    return f"{bits:x}"
+
+
+def _spans(described: int | str) -> list[int]:
+    """The reverse of :func:`_described`: for each chunk the bits of its steps, up to where the next one begins."""
+    if isinstance(described, int):
+        return [1 << step for step in range(described)]
+    bits = int(described, 16)
+    begins = [step for step in range(bits.bit_length()) if bits >> step & 1]
+    return [(1 << stop) - (1 << start) for start, stop in pairwise(begins)]
 
 
 class _Held:

@@ -10,6 +10,7 @@ from pipegraph.operators.lookahead import Deal
 from pipegraph.operators.near import local_ranks
 from pipegraph.order import Order
 from pipegraph.order.base import Deal as Dealt
+from pipegraph.order.left import check_history
 from pipegraph.order.visits import NEVER, NOTHING, Visits, drawn_visits, epoch_visits, foresees_epochs
 from pipegraph.storage import Manifest
 from pipegraph.storage.entries import place_of
@@ -62,7 +63,9 @@ class Foresight:
             self._then = self._visits(Dealt(deal.seed, deal.epoch + 1, self._world_size, ()), 0)
         if self._known_to < 0 or (not self._whole and step > self._known_to - self._ahead // 2):
             # Half of what was drawn is used up.
-            self._now = self._visits(Dealt(deal.seed, deal.epoch, self._world_size, deal.history), step)
+            self._now = self._visits(
+                Dealt(deal.seed, deal.epoch, self._world_size, check_history(deal.history)), step
+            )
             self._known_to = step + self._ahead
         if step > self._named_to:
             self._give_names(step)

@@ -10,6 +10,7 @@ from typing import final
 
 import numpy as np
 
+from pipegraph.contracts import History
 from pipegraph.order.layout import Int64Array
 
 
@@ -31,7 +32,7 @@ class Deal:
     start: int
     stop: int
     blocks: Callable[[int, int], Int64Array]
-    history: tuple[tuple[int, int], ...] = ()
+    history: History = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,6 +60,8 @@ class Zip(Merging):
 class Concat(Merging):
     """One input after the other."""
 
+    separate = True
+
     def begin(self, inputs: int, epoch: int) -> None:
         self._inputs = inputs
         self._at = 0
@@ -93,6 +95,8 @@ class Mix(Merging):
         stop: ``"first"`` ends with the first input that ends; ``"all"`` goes on with the others, their
             weights renormalised, until all have ended.
     """
+
+    separate = True
 
     def __init__(self, weights: Sequence[float], stop: Literal["first", "all"] = "first") -> None:
         self.weights = tuple(float(weight) for weight in weights)

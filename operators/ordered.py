@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipegraph.contracts import Context, Drawn, Source
+from pipegraph.contracts import Context, Drawn, History, Source
 from pipegraph.order import Order, total_samples
 
 POSITIONS_AT_ONCE = 1024
@@ -28,7 +28,7 @@ class OrderedSource(Source):
         self.order = order
         self.seed = 0
         self._stride = 1
-        self._history: tuple[int, tuple[tuple[int, int], ...]] = (0, ())
+        self._history: tuple[int, History] = (0, ())
         self._block: tuple[tuple[int, int], list[int]] | None = None
 
     @abstractmethod
@@ -47,18 +47,18 @@ class OrderedSource(Source):
         return True
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
-        return self._left(epoch, rank, world_size, ())
+        return self._left(epoch, rank, world_size, self._consumed(epoch))
 
-    def _left(self, epoch: int, rank: int, world_size: int, history: tuple[tuple[int, int], ...]) -> int:
+    def _left(self, epoch: int, rank: int, world_size: int, history: History) -> int:
         layout = self.layout()
         if not total_samples(layout):
             return 0
         return self.order.length(layout, world_size, history, rank, self.seed, epoch)
 
-    def go_on(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
+    def go_on(self, epoch: int, history: History) -> None:
         self._history = (epoch, history)
 
-    def _consumed(self, epoch: int) -> tuple[tuple[int, int], ...]:
+    def _consumed(self, epoch: int) -> History:
         return self._history[1] if epoch == self._history[0] else ()
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:

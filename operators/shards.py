@@ -10,7 +10,7 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from pipegraph.contracts import Context, Drawn
+from pipegraph.contracts import Context, Drawn, History
 from pipegraph.errors import StateError
 from pipegraph.operators.indexed import Once, find_manifest, store_for
 from pipegraph.operators.lookahead import Deal
@@ -209,7 +209,7 @@ class ShardSelect(OrderedSource):
         self.find(context.stopping)
         self._feed = context.share("feed", lambda: Feed(self, context))
 
-    def go_on(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
+    def go_on(self, epoch: int, history: History) -> None:
         if self.random_access:
             super().go_on(epoch, history)
         elif history:
@@ -241,7 +241,7 @@ class ShardSelect(OrderedSource):
         epoch: int,
         rank: int,
         world_size: int,
-        history: tuple[tuple[int, int], ...],
+        history: History,
         first: int,
         last: int,
     ) -> Int64Array:

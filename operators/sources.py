@@ -12,10 +12,11 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from pipegraph.contracts import Drawn, Source
+from pipegraph.contracts import Drawn, History, Source
 from pipegraph.errors import GraphError, PipegraphError
 from pipegraph.operators.ordered import OrderedSource
 from pipegraph.order import Order, StridedOrder
+from pipegraph.order.left import Left, check_history, left_of
 from pipegraph.parameters import function_name
 from pipegraph.tree import ATOMS, copy_containers
 
@@ -90,7 +91,7 @@ class FromIterable(Source):
         self.shard = shard
         self.elastic = shard
         self.never_waits = type(iterable) in (list, range, tuple)
-        self._history: tuple[int, tuple[tuple[int, int], ...]] = (0, ())
+        self._history: tuple[int, History] = (0, ())
         self._one_shot = not self._callable and isinstance(iterable, Iterator)
         self._claims: dict[
             str, tuple[int, object]
@@ -108,24 +109,24 @@ class FromIterable(Source):
         if self._callable or not hasattr(self.iterable, "__len__"):
             return None
         n = len(self.iterable)
-        return max(0, -(-(n - rank) // world_size)) if self.shard else n
+        return max(0, -(-(self._left(epoch).count(n) - rank) // world_size)) if self.shard else n
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
         if not self.shard:
             return steps
-        begun = self._begun(epoch)
-        return [begun + step * world_size + rank for step in steps]
+        numbers = np.arange(steps.start, steps.stop, dtype=np.int64) * world_size + rank
+        found: list[int] = self._left(epoch).at(numbers).tolist()
+        return found
 
-    def go_on(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
+    def go_on(self, epoch: int, history: History) -> None:
         if not self.shard:
             super().go_on(epoch, history)
         self._history = (epoch, history)
         self._from = None  # of a run that ended before it began to read
 
-    def _begun(self, epoch: int) -> int:
-        """Items of the epoch consumed at other world sizes."""
-        history = self._history[1] if epoch == self._history[0] else ()
-        return sum(ranks * steps for ranks, steps in history)
+    def _left(self, epoch: int) -> Left:
+        """What was not consumed of the epoch at other world sizes."""
+        return left_of(check_history(self._history[1] if epoch == self._history[0] else ()))
 
     def _items(self, epoch: int) -> Iterable[Any]:
         if self._callable:
@@ -145,17 +146,23 @@ class FromIterable(Source):
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
         items = self._drawing.begin(self._items(epoch), epoch)
         stride, offset = (world_size, rank) if self.shard else (1, 0)
-        first = self._begun(epoch) + start * stride + offset
+        left, number = self._left(epoch), start * stride + offset
         read = 0
         if self._from is not None:
             step, state = self._from
             self._from = None
             items.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
-            read = self._begun(epoch) + (step - 1) * stride + offset + 1
+            read = int(left.at(np.array([(step - 1) * stride + offset]))[0]) + 1
         self._iterator = items
-        for number, item in enumerate(islice(items, first - read, None, stride)):
+        for position in left.front[number::stride].tolist():
+            for item in islice(items, position - read, position - read + 1):
+                yield position, item if item.__class__ in SHARED else copy_containers(item)
+            read = position + 1
+            number += stride
+        first = left.start + number - len(left.front)
+        for lap, item in enumerate(islice(items, first - read, None, stride)):
             yield (
-                first + number * stride,
+                first + lap * stride,
                 item if item.__class__ in SHARED else copy_containers(item),
             )
 

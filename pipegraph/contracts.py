@@ -22,7 +22,7 @@ declared here, or it cannot: nothing follows from a name, or from a method that 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -32,6 +32,10 @@ from pipegraph.errors import StateError
 from pipegraph.stopping import Stopping
 
 STATE_METHODS = ("state_dict", "load_state_dict")
+
+History = tuple[tuple[int, Any], ...]
+"""``(world size, steps per rank)`` consumed of an epoch at each world size that it has had; where ranks have consumed
+differently, the second is a sequence with an entry for each, as ``pipegraph.order`` takes it."""
 
 Kind = Literal["source", "map", "expand", "regroup", "merge", "route"]
 
@@ -148,6 +152,11 @@ class Source(Component):
         for place in self.positions(epoch, rank, world_size, start):
             yield place.position if isinstance(place, Drawn) else place, self.read(place, epoch)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it can go on when a part of an epoch was consumed at another world size."""
+        return self.elastic and type(self).go_on is not Source.go_on
+
     def snapshot(self) -> Any:
         """JSON from which :meth:`restore` can go on where ``iterate`` stands; None if that can only start anew."""
         return None
@@ -158,11 +167,13 @@ class Source(Component):
         What a run that ends before it reads leaves behind is to be forgotten in :meth:`go_on`.
         """
 
-    def go_on(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
+    def go_on(self, epoch: int, history: History) -> None:
         """A run begins at ``epoch``, of which ``history`` was consumed at other world sizes; steps count from there.
 
+        :meth:`length` is then what is left of that epoch.
+
         Raises:
-            StateError: this source cannot go on at another world size.
+            StateError: this source cannot go on at another world size, as one that does not override this.
         """
         if history:
             raise StateError(
@@ -215,6 +226,7 @@ class Operator(Component):
         per_sample: whether, on a batch, it works (and fails) sample by sample.
         slabs: whether it writes batches into slabs, in the memory that ``Context.memory`` says.
         collects: whether its batches are the given samples and no more, each field a column.
+        in_step: whether ranks that have received as many chunks of it have consumed as many samples.
         shareable: False for an operator that must have a single worker.
         moves: where it moves its chunks, if it does nothing else: ``"pinned"`` memory or a ``"device"``. The plan
             leaves it out where they lie there already, or where whoever reads them ``fetches``.
@@ -232,6 +244,7 @@ class Operator(Component):
     shareable: bool = True
     slabs: bool = False
     collects: bool = False
+    in_step: bool = True
     moves: Literal["", "pinned", "device"] = ""
     fetches: bool = False
 
@@ -393,6 +406,17 @@ class Regroup(Operator):
         """As ``process`` with each of its samples (of operators with ``bundles``)."""
         raise NotImplementedError(f"{type(self).__name__} does not take bundles")
 
+    def handed_on(self, cursor: Cursor, more: int, draw: tuple[Any, ...]) -> tuple[Cursor, str, int] | None:
+        """What of its input had left when a rank stood at a cursor of its output: all up to a cursor of the input; some
+        steps behind that (see ``pipegraph.order.left.Taken``), and so many samples behind both. None where that is not
+        known.
+
+        Args:
+            more: samples of its output behind ``cursor`` that have left too.
+            draw: (seed, epoch, stage).
+        """
+        return None if more and not self.consecutive else (cursor, "", more)
+
     def flush(self) -> Iterable[Chunk]:
         """What is left at the end of an epoch; the next chunk begins a new epoch."""
         return ()
@@ -406,6 +430,8 @@ class Merge(Operator):
     one_to_one = False
     shareable = False
     follows_route: bool = False
+    separate: bool = False
+    """Whether what is left of each input can be dealt to another number of ranks by itself."""
     pairs: bool = False
     """Whether it puts together what comes at the same place of each input."""
 
@@ -460,3 +486,10 @@ class Clock(ABC):
     @abstractmethod
     def now_ns(self) -> int:
         """Nanoseconds that only grow."""
+
+
+def history_of(history: History, source: str) -> History:
+    """What one source needs to know of a history."""
+    return tuple(
+        (ranks, counts[source] if isinstance(counts, Mapping) else counts) for ranks, counts in history
+    )

@@ -182,7 +182,11 @@ class Loader:
             progress.broken(failed=False)
             progress.rest_at(place)  # first: a state of the pass before needs what the ledger now forgets
             self._ledger.begin(epoch, place.begun, delivered)
-            return runtime.start_run(epoch, horizon if place.stream is None else epoch, place.resume())
+            if place.stream is not None:
+                horizon = epoch
+            elif place.nothing:
+                horizon = epoch - 1  # nothing is read
+            return runtime.start_run(epoch, horizon, place.resume())
         except Cancelled:
             self.close()
             self._refuse_closed()
@@ -217,13 +221,19 @@ class Loader:
     # -- length --------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Chunks per epoch on this rank.
+        """Chunks per epoch on this rank; of an epoch that goes on at another world size, those that were left then.
 
         Raises:
             TypeError: the data decides (a filter, a flat map, a source without a length ...).
         """
         rank, world_size = resolve(*self._asked)
-        length = self.plan.lengths(self.epoch, rank, world_size)[self.plan.output.stage]
+        progress = self._progress
+        place = progress.place if self._running() is not None else progress.next_place()
+        if place.nothing:
+            return 0
+        if place.stream is not None or place.later:
+            raise TypeError("this loader has no length in this epoch: it goes on with other ranks' parts")
+        length = self.plan.lengths(self.epoch, rank, world_size, place.history)[self.plan.output.stage]
         if length is None:
             names = ", ".join(map(repr, self.plan.unknown_counts()))
             raise TypeError(f"this loader has no length: stages {names} make it depend on the data")
@@ -268,7 +278,7 @@ class Loader:
         """
         self._refuse_closed()
         rank, world_size = resolve(*self._asked)
-        restored = states.restored(state, rank, world_size, self.plan)
+        restored = states.restored(state, rank, world_size, self.plan, self._equal_steps is not False)
         if self._graph.seed is not None and restored.seed != self._graph.seed:
             raise StateError(
                 f"the state was saved with seed={restored.seed}, graph {self._graph.name!r} has seed={self._graph.seed}"

@@ -63,7 +63,7 @@ class Pass:
         with self.turn:
             if self.over:
                 self._refuse()
-            if self._place.nothing:
+            if self._place.nothing and self._agreement is None:
                 self._finish()
             try:
                 if self._agreement is not None:
@@ -104,6 +104,8 @@ class Pass:
 
     def sure(self) -> Sure:
         """What this rank is sure of now; see :mod:`pipegraph.agreement`."""
+        if self._place.nothing:
+            return Sure(self._step, True)  # the others wait for this rank all the same
         chunks, token = self._run.terminal.ahead()
         ended = isinstance(token, EndOfEpoch) and token.epoch == self.epoch and not self._place.later
         if chunks == 0 and isinstance(token, Failure):
@@ -112,7 +114,7 @@ class Pass:
 
     def wait_for_more(self) -> None:
         """Wait for a chunk or the end of this epoch; drops the end of one that was cut short for other ranks' sake."""
-        while True:
+        while not self._place.nothing:
             self._run.terminal.peek()
             chunks, token = self._run.terminal.ahead()
             if chunks or not isinstance(token, EndOfEpoch) or token.epoch == self.epoch:

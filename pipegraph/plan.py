@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipegraph.contracts import Merge, Operator, Source
+from pipegraph.contracts import History, Merge, Operator, Source, history_of
 from pipegraph.errors import StateError
 from pipegraph.graph import Edge, StageSpec
 from pipegraph.policies import Skip, final_policy
@@ -118,12 +119,19 @@ class Plan:
                 names.append(stage.name)
         return names
 
-    def lengths(self, epoch: int, rank: int, world_size: int) -> dict[str, int | None]:
-        """Chunks per epoch that leave each stage, None where the data decides."""
+    def lengths(self, epoch: int, rank: int, world_size: int, history: History = ()) -> dict[str, int | None]:
+        """Chunks per epoch that leave each stage, None where the data decides.
+
+        Args:
+            history: what was consumed of this epoch at other world sizes.
+        """
         found: dict[str, int | None] = {}
         for stage in self.running:
             operator = stage.operator
             if isinstance(operator, Source):
+                if history:
+                    operator = copy.copy(operator)
+                    operator.go_on(epoch, history_of(history, stage.name))
                 found[stage.name] = operator.length(epoch, rank, world_size)
                 continue
             inputs = [found[edge.stage] for edge in stage.upstream]

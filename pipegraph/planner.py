@@ -310,8 +310,8 @@ def _check_replace(stage: StagePlan, planned: Mapping[str, StagePlan]) -> None:
 def _is_elastic(stage: StagePlan) -> bool:
     operator = stage.operator
     if isinstance(operator, Source):
-        return operator.elastic
-    if isinstance(final_policy(stage.spec.on_error), Skip) or not stage.spec.ordered:
+        return operator.goes_on
+    if isinstance(final_policy(stage.spec.on_error), Skip) or not operator.in_step or not stage.spec.ordered:
         return False
     return not operator.stateful and operator.elastic
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipegraph import state as states
 from pipegraph.chunk import Chunk, Cursor, Lineage
+from pipegraph.contracts import History
 from pipegraph.plan import Plan
 from pipegraph.policies import final_policy
 from pipegraph.run import Resume, Run
@@ -53,7 +54,7 @@ class Place:
         self.epoch = epoch
         self.cursor: Cursor = None
         self.delivered: states.Delivered | None = None
-        self.history: states.History = ()
+        self.history: History = ()
         self.stream: tuple[int, int] | None = None
         self.later: tuple[states.Stream, ...] = ()
         self.nothing = False

@@ -13,7 +13,7 @@ from pipegraph.account import Account
 from pipegraph.activity import Activity, Cancelled
 from pipegraph.channel import Channel
 from pipegraph.chunk import Lineage
-from pipegraph.contracts import Context, Merge, Regroup, Route, Source
+from pipegraph.contracts import Context, History, Merge, Regroup, Route, Source
 from pipegraph.errors import MemoryLimitError, PipegraphError
 from pipegraph.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
 from pipegraph.stage.cursors import earlier
@@ -339,7 +339,7 @@ class Resume:
         self,
         cursor: Any = None,
         delivered: Mapping[Path, Set[Lineage]] | None = None,
-        history: tuple[tuple[int, int], ...] = (),
+        history: History = (),
         stream: tuple[int, int] | None = None,
         iterators: Mapping[str, tuple[int, Any]] | None = None,
     ) -> None:

@@ -31,7 +31,7 @@ from time import monotonic
 from typing import Any
 
 from pipegraph.activity import Cancelled
-from pipegraph.contracts import Context, Operator, Source
+from pipegraph.contracts import Context, Operator, Source, history_of
 from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
 from pipegraph.plan import Plan, StagePlan
 from pipegraph.run import Resume, Run
@@ -156,7 +156,7 @@ class Runtime:
             if isinstance(stage.operator, Source):
                 copies = [worker.operator for worker in self.workers[stage.name]]
                 for source in (*copies, *filter(None, [self.readers.get(stage.name)])):
-                    source.go_on(epoch, resume.history)
+                    source.go_on(epoch, history_of(resume.history, stage.name))
         run = Run(self, epoch, horizon, resume)
         run.activity.attach()  # the consumer
         for stage in self.plan.running:

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
-from pipegraph.errors import StateError
+from pipegraph.contracts import History
+from pipegraph.errors import GraphError, StateError
+from pipegraph.order.left import check_history
 from pipegraph.plan import Plan
+from pipegraph.stage.consumed import Taken, Unknown, consumed, entry, stands_alone
 from pipegraph.stage.cursors import freeze
 from pipegraph.stage.restore import Path, restarts
 
@@ -19,9 +22,6 @@ FORGET_EVERY = 64
 
 FORGET_SAMPLES = 64
 """So many samples of a chunk count as another chunk, for what is kept is kept sample by sample."""
-
-History = tuple[tuple[int, int], ...]
-"""``(world size, samples per rank)`` consumed of an epoch so far, at each world size it has had."""
 
 
 Rows = Mapping[Path, Set[Lineage]]
@@ -146,8 +146,14 @@ class Restored:
     streams: tuple[Stream, ...]
 
 
-def restored(state: Any, rank: int, world_size: int, plan: Plan) -> Restored:
+def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bool = True) -> Restored:
     """What this rank goes on with from a state, or from the list of all ranks' states.
+
+    At another world size what is left is dealt anew, where the cursors say what was consumed. Where they do not, the
+    parts that are left go on whole, one or several to a rank: that is refused where ranks would differ in steps.
+
+    Args:
+        equal_steps: whether ranks must not differ in steps.
 
     Raises:
         StateError: not a loader's state, of another version or graph, or of a world size that this graph
@@ -178,24 +184,49 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan) -> Restored:
     if all(_is_whole(each) for each in parts.values()):
         # A whole epoch: there is nothing to deal anew.
         return Restored(first["seed"], part["epoch"], ledger, (Stream((rank, world_size), None),))
-    taken_over = any(each["later"] or tuple(each["stream"])[1:] != (saved,) for each in parts.values())
-    consumed: dict[str, int] = {}
-    if plan.elastic and not taken_over:
-        consumed = {key: steps_consumed(plan, freeze(each["cursor"])) for key, each in parts.items()}
-    if len(set(consumed.values())) == 1:
-        steps = next(iter(consumed.values()))
-        history = freeze(part["history"])
-        history = (*history, (saved, steps)) if steps else history
-        return Restored(first["seed"], part["epoch"], ledger, (Stream((rank, world_size), None, history),))
     missing = [r for r in range(saved) if f"rank{r}" not in parts]
-    if missing:
-        raise StateError(_why_all_are_needed(plan, saved, world_size, consumed, missing))
+    found = _consumed(parts, saved, first["seed"], plan)
+    taken = found if isinstance(found, dict) else {}
+    if missing and not (plan.elastic and len(set(map(str, taken.values()))) == 1):
+        raise StateError(_why_all_are_needed(plan, saved, world_size, taken, missing))
     if len({p["epoch"] for p in parts.values()}) > 1:
         raise StateError(
             "the ranks of these states stand in different epochs; save all ranks at the same step"
         )
+    if taken:
+        by_rank = [taken.get(f"rank{r}") or next(iter(taken.values())) for r in range(saved)]
+        history = freeze(part["history"])
+        if any(one != (0, "") for each in by_rank for one in each.values()):
+            history = (*history, entry(saved, by_rank))
+        return Restored(first["seed"], part["epoch"], ledger, (Stream((rank, world_size), None, history),))
     left = [stream for r in range(saved) for stream in _streams(parts[f"rank{r}"])]
+    if equal_steps and len(left) % world_size:
+        raise StateError(
+            f"the state was saved with world_size={saved}, this loader runs with {world_size}: {found}, so that what "
+            f"is left of the epoch can only go on in the {len(left)} parts that it was dealt in, which do not go "
+            f"evenly into {world_size} ranks. Resume with {saved} ranks (or 1), or, if ranks may differ in steps, "
+            "give loader(equal_steps=False)"
+        )
     return Restored(first["seed"], part["epoch"], ledger, tuple(left[rank::world_size]))
+
+
+def _consumed(
+    parts: Mapping[str, Any], saved: int, seed: int | None, plan: Plan
+) -> dict[str, dict[str, Taken]] | str:
+    """What each rank has consumed of each source, where what is left can be dealt anew; else why not."""
+    first = next(iter(parts.values()))
+    for each in parts.values():
+        if each["later"] or tuple(each["stream"])[1:] != (saved,) or each["history"] != first["history"]:
+            return "its ranks had taken over parts of others"
+    try:
+        return {
+            key: consumed(plan, freeze(each["cursor"]), seed or 0, each["epoch"])
+            for key, each in parts.items()
+        }
+    except Unknown as error:
+        name = str(error)
+        why = stands_alone(plan, plan.stages[name]) or "a batch or window of it was under way"
+        return f"what was consumed is not known behind stage {name!r} ({why})"
 
 
 def _part_of_another(parts: Mapping[str, Any], rank: int, plan: Plan) -> Any:
@@ -263,7 +294,7 @@ def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
             raise StateError(f"the state is damaged: {key!r} has no {name!r}")
         try:
             fits = check(part[name])
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, GraphError) as error:
             raise _damaged(f"{name!r} of {key!r}", part[name]) from error
         if not fits:
             raise _damaged(f"{name!r} of {key!r}", part[name])
@@ -279,7 +310,10 @@ def _is_place(value: Any) -> bool:
 
 
 def _is_history(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(_is_count(w) and w and _is_count(n) for w, n in value)
+    for world_size, counts in value:
+        for each in counts.values() if isinstance(counts, Mapping) else [counts]:
+            check_history([(world_size, each)])
+    return isinstance(value, list | tuple)
 
 
 def _is_delivered(value: Any) -> bool:
@@ -310,32 +344,18 @@ def _is_whole(part: Mapping[str, Any]) -> bool:
 
 
 def _why_all_are_needed(
-    plan: Plan, saved: int, world_size: int, consumed: Mapping[str, int], missing: list[int]
+    plan: Plan, saved: int, world_size: int, taken: Mapping[str, Mapping[str, Taken]], missing: list[int]
 ) -> str:
     if not plan.elastic:
         why = f"the graph can only go on at the same size because of stages {', '.join(map(repr, plan.inelastic))}"
-    elif not consumed:
+    elif not taken:
         why = "its ranks had taken over parts of others"
     else:
+        steps = {key: sum(count for count, _ in each.values()) for key, each in taken.items()}
         why = (
-            "its ranks stand at different steps ("
-            + ", ".join(f"{k} at {n}" for k, n in consumed.items())
-            + ")"
+            "its ranks stand at different steps (" + ", ".join(f"{k} at {n}" for k, n in steps.items()) + ")"
         )
     return (
         f"the state was saved with world_size={saved}, this loader runs with {world_size}, and {why}; give "
         f"load_state_dict the list of all ranks' states (missing: ranks {', '.join(map(str, missing))})"
     )
-
-
-def steps_consumed(plan: Plan, cursor: Cursor) -> int:
-    """How many samples of its epoch a rank of an elastic graph has consumed, for a cursor of the output."""
-    stage, samples = plan.stages[plan.output.stage], 0
-    while stage.upstream:
-        if cursor is None:
-            return 0
-        if stage.operator.kind == "expand":
-            cursor, done = cursor
-            samples += done
-        stage = plan.stages[stage.upstream[0].stage]
-    return samples + (0 if cursor is None else int(cursor))

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from pipegraph.order.layout import Int64Array
+from pipegraph.order.left import Taken, runs_left
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,9 +72,18 @@ class Shares:
         """Places of each rank, int64 (ranks,)."""
         return np.diff(self.bounds)
 
-    def left_after(self, steps: int) -> Spans:
-        """What is left when each rank has read this many places of its own (or all it has)."""
-        start = np.minimum(self.bounds[:-1] + steps, self.bounds[1:])
-        start = np.append(start, self.bounds[-1])
-        stop = np.append(self.bounds[1:], self.spans.total)
-        return self.spans.cut(start, stop)
+    def left_after(self, consumed: int | tuple[Taken, ...]) -> Spans:
+        """What is left when each rank has read so much of its own (or all it has)."""
+        if isinstance(consumed, int):
+            start = np.minimum(self.bounds[:-1] + consumed, self.bounds[1:])
+            stop = self.bounds[1:]
+        else:
+            runs = [
+                (low + begin, low + end)
+                for low, count, taken in zip(
+                    self.bounds.tolist(), self.counts.tolist(), consumed, strict=False
+                )
+                for begin, end in runs_left(taken, count)
+            ]
+            start, stop = np.array(runs, dtype=np.int64).reshape(-1, 2).T
+        return self.spans.cut(np.append(start, self.bounds[-1]), np.append(stop, self.spans.total))

@@ -1,6 +1,6 @@
 """One stream for all ranks: rank r of W takes positions r, r+W, r+2W ... of it.
 
-After G positions are consumed, rank r's step j is position G + j*W + r. So any
+After some were consumed, rank r takes numbers r, r+W, r+2W ... of those that are left. So any
 world size sees the same stream, and a resume at another one goes on where it was.
 """
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from pipegraph.order.base import Deal
 from pipegraph.order.layout import Int64Array
+from pipegraph.order.left import left_of
 
 Tail: TypeAlias = Literal["pad", "drop", "uneven"]
 TAILS: tuple[Tail, ...] = ("pad", "drop", "uneven")
@@ -19,7 +20,7 @@ TAILS: tuple[Tail, ...] = ("pad", "drop", "uneven")
 
 def stream_length(total: int, deal: Deal, rank: int, tail: Tail) -> int:
     """Steps left to a rank of a stream of ``total`` samples."""
-    left = max(0, total - _consumed(deal))
+    left = left_of(deal.history).count(total)
     if tail == "pad":
         return -(-left // deal.world_size)
     if tail == "drop":
@@ -29,8 +30,10 @@ def stream_length(total: int, deal: Deal, rank: int, tail: Tail) -> int:
 
 def stream_positions(deal: Deal, rank: int, start: int, stop: int) -> Int64Array:
     """Positions of a rank's steps start..stop, int64 (stop - start,)."""
-    return np.arange(start, stop, dtype=np.int64) * deal.world_size + (_consumed(deal) + rank)
+    return left_of(deal.history).at(np.arange(start, stop, dtype=np.int64) * deal.world_size + rank)
 
 
-def _consumed(deal: Deal) -> int:
-    return sum(ranks * samples for ranks, samples in deal.history)
+def stream_gone(deal: Deal) -> int:
+    """How far the stream's numbers are behind its positions, where all are left."""
+    left = left_of(deal.history)
+    return left.start - len(left.front)

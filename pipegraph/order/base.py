@@ -6,14 +6,16 @@ import abc
 import dataclasses
 import operator
 from collections.abc import Sequence
-from typing import ClassVar, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, TypeAlias, TypeVar, final
 
 from pipegraph.errors import GraphError, StateError
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
+from pipegraph.order.left import Pairs, check_history, steps_begun
 from pipegraph.order.permutation import key64
 
-History: TypeAlias = Sequence[tuple[int, int]]
-"""Pairs (world size, samples per rank) already consumed in the epoch, oldest first."""
+History: TypeAlias = Sequence[tuple[int, Any]]
+"""Pairs (world size, samples per rank) already consumed in the epoch, oldest first. Where ranks consumed
+differently, the second is a sequence with an entry for each (see ``left.Taken``)."""
 
 JsonDict: TypeAlias = dict[str, str | int | bool | None]
 
@@ -30,7 +32,7 @@ class Deal:
     seed: int
     epoch: int
     world_size: int
-    history: tuple[tuple[int, int], ...]
+    history: Pairs
 
 
 class Order(abc.ABC):
@@ -126,9 +128,10 @@ class Order(abc.ABC):
         pairs = check_history(history)
         for i, (ranks, consumed) in enumerate(pairs):
             longest = self._longest(layout, Deal(int(seed), int(epoch), ranks, pairs[:i]))
-            if consumed > longest:
+            begun = steps_begun(consumed)
+            if begun > longest:
                 raise StateError(
-                    f"{self!r}: history[{i}] says that each of {ranks} ranks consumed {consumed} samples, "
+                    f"{self!r}: history[{i}] says that each of {ranks} ranks consumed {begun} samples, "
                     f"but the epoch had only {longest} left for a rank. "
                     "The state belongs to other data or another order."
                 )
@@ -217,19 +220,6 @@ def check_rank(rank: int, world_size: int) -> None:
         raise GraphError(f"world_size must be >= 1, got {world_size!r}. Pass the number of ranks.")
     if not 0 <= operator.index(rank) < world_size:
         raise GraphError(f"rank must be of 0..{world_size - 1}, got {rank!r}. Ranks count from 0.")
-
-
-def check_history(history: History) -> tuple[tuple[int, int], ...]:
-    """The history as a tuple of pairs; JSON's lists are taken too."""
-    pairs = []
-    for entry in history:
-        if len(entry) != 2 or operator.index(entry[0]) < 1 or operator.index(entry[1]) < 0:
-            raise GraphError(
-                f"history must be pairs (world size >= 1, samples per rank >= 0), got {entry!r}. "
-                "Pass the history of the state as it is."
-            )
-        pairs.append((operator.index(entry[0]), operator.index(entry[1])))
-    return tuple(pairs)
 
 
 def check_choice(name: str, value: V, choices: tuple[V, ...]) -> None:

@@ -13,6 +13,7 @@ from pipegraph.order._libstdcxx import shuffled_by_libstdcxx
 from pipegraph.order._spans import Shares, Spans
 from pipegraph.order.base import Deal, JsonDict, Order
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
+from pipegraph.order.left import Pairs
 from pipegraph.order.permutation import key64, permute_one
 
 _shuffles: BoundedMemo[Int64Array] = BoundedMemo(64 << 20, lambda array: array.nbytes)
@@ -104,7 +105,7 @@ class BlockOrder(Order):
     def _left(self, layout: LayoutLike, deal: Deal) -> Spans:
         return self._left_of(self._listed(layout, deal), deal.history)
 
-    def _left_of(self, listed: int, history: tuple[tuple[int, int], ...]) -> Spans:
+    def _left_of(self, listed: int, history: Pairs) -> Spans:
         """What is left of the first list; each step of the history is worked out once."""
 
         def work_out() -> Spans:

@@ -13,6 +13,7 @@ from typing import final
 import numpy as np
 
 from pipegraph.order._spans import Shares
+from pipegraph.order._stream import stream_gone
 from pipegraph.order.base import Deal, Order
 from pipegraph.order.block import BlockOrder
 from pipegraph.order.lanes import LaneOrder
@@ -92,7 +93,7 @@ def epoch_visits(order: Order, layout: LayoutLike, deal: Deal, ranks: Sequence[i
         found = _of_runs(order, layout, deal, ranks)
     else:
         ends = np.cumsum(samples)
-        gone = sum(size * steps for size, steps in deal.history)
+        gone = stream_gone(deal)  # what is left before that is read at once
         first, last = ends - samples - gone, ends - 1 - gone
         found = np.arange(len(samples)), first // deal.world_size, last // deal.world_size
     return Visits.of(len(samples), found)
@@ -117,7 +118,7 @@ def drawn_visits(
 def _of_lanes(order: LaneOrder, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Found:
     epoch = order._epoch(layout, deal.seed, deal.epoch)
     table, bounds, lanes = epoch.table, epoch.bounds, epoch.lanes
-    gone = sum(size * steps for size, steps in deal.history)
+    gone = stream_gone(deal)
     shared = int(np.gcd(lanes, deal.world_size))
     wanted = np.isin((np.arange(lanes) - gone) % shared, np.unique(np.asarray(ranks) % shared))
     # The pieces that lanes cut blocks into.

@@ -221,3 +221,38 @@ def test_what_is_returned_may_be_written_to(order):
     first = order.indices(50, 1, 0, 0, 2)
     first[:] = -1
     assert Counter(order.indices(50, 1, 0, 0, 2).tolist())[-1] == 0
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+@settings(max_examples=12, deadline=None)
+@given(
+    layout=LAYOUTS,
+    sizes=st.lists(st.integers(1, 6), min_size=2, max_size=4),
+    draw=st.randoms(use_true_random=False),
+)
+def test_what_ranks_consumed_unequally_and_with_holes_is_left_out_and_the_rest_comes_once(
+    order, layout, sizes, draw
+):
+    total, seen, history = sum(layout), Counter(), []
+    for number, size in enumerate(sizes):
+        last = number == len(sizes) - 1
+        consumed = []
+        for rank in range(size):
+            positions = order.positions(layout, 3, 1, rank, size, history=history).tolist()
+            count = len(positions) if last else draw.randint(0, len(positions))
+            beyond = [step for step in range(count, min(count + 9, len(positions))) if draw.random() < 0.4]
+            seen.update(p for p in [*positions[:count], *(positions[step] for step in beyond)] if p < total)
+            consumed.append([count, f"{sum(1 << step - count for step in beyond):x}"] if beyond else count)
+        history = [*history, [size, consumed]]
+    assert not seen or max(seen.values()) == 1
+    if pads(order) or is_uneven(order):
+        assert len(seen) == total
+    json.dumps(history)
+
+
+def test_a_history_that_does_not_fit_its_ranks_is_refused():
+    for history in ([(2, [1, 2, 3])], [(2, [1, "x"])], [(2, [1, -1])], [(0, 1)], [(2,)]):
+        with pytest.raises(GraphError, match="history must be pairs"):
+            LaneOrder().length(10, history=history)
+    with pytest.raises(StateError, match="consumed 6 samples"):
+        LaneOrder().length(10, history=[(2, [1, [2, "8"]])])

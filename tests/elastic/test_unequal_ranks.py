@@ -1,0 +1,297 @@
+"""Graphs whose ranks consume unequally, resumed with another number of ranks: each sample once, in equal steps."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.order import BlockOrder, LaneOrder, PartOrder, StridedOrder
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+N = 240
+SIZES = {"low": 90, "high": 150}
+ORDERS = {
+    "strided": StridedOrder(shuffle=True),
+    "lanes": LaneOrder(),
+    "parts": PartOrder(tail="uneven"),
+    "blocks": BlockOrder(shuffle=True),
+}
+
+
+class Ranks:
+    """Ranks that agree among threads: the minimum of what each says, round by round."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+        self._barrier = threading.Barrier(size)
+        self._said: dict[int, int] = {}
+        self._lock = threading.Lock()
+        monkeypatch.setattr("pipegraph.loader.own_group", lambda world_size: self)
+        monkeypatch.setattr("pipegraph.passes.minimum_over", lambda group: group.begin)
+        self.size = size
+
+    def begin(self, value: int) -> Any:
+        me = threading.get_ident()
+        with self._lock:
+            self._said[me] = value
+
+        def read() -> int:
+            self._barrier.wait(30)
+            least = min(self._said.values())
+            self._barrier.wait(30)
+            return least
+
+        return read
+
+    def run(self, one: Any) -> list[Any]:
+        with ThreadPoolExecutor(self.size) as pool:
+            return [each.result(60) for each in [pool.submit(one, rank) for rank in range(self.size)]]
+
+
+def keep(x: int) -> bool:
+    return x % 8 != 1 and not 40 < x < 70
+
+
+def filtered(order: Any = None) -> pg.Graph:
+    graph = pg.Graph("filtered", seed=3)
+    source = ops.FromSequence(range(N), order or StridedOrder(shuffle=False))
+    graph.add(source).then(ops.Filter(keep)).then(ops.Batch(4, collate=list))
+    return graph
+
+
+def scattered() -> pg.Graph:
+    graph = pg.Graph("scattered", seed=3)
+    numbers = graph.add(ops.FromSequence(range(N), StridedOrder(shuffle=False)))
+    numbers.then(ops.Filter(lambda x: x * 7919 % 101 % 4)).then(ops.Batch(4, collate=list))
+    return graph
+
+
+def iterated() -> pg.Graph:
+    graph = pg.Graph("iterated", seed=3)
+    graph.add(ops.FromIterable(range(N))).then(ops.Filter(keep)).then(ops.Batch(4, collate=list))
+    return graph
+
+
+def shuffled(order: Any = None) -> pg.Graph:
+    graph = pg.Graph("shuffled", seed=3)
+    source = ops.FromSequence(range(N), order or StridedOrder())
+    graph.add(source).then(ops.Shuffle(11)).then(ops.Batch(4, collate=list))
+    return graph
+
+
+def shuffled_batches() -> pg.Graph:
+    graph = pg.Graph("shuffled-batches", seed=3)
+    batches = graph.add(ops.FromSequence(range(N), StridedOrder())).then(ops.Batch(3, collate=list))
+    batches.then(ops.Shuffle(5))
+    return graph
+
+
+def filtered_and_shuffled() -> pg.Graph:
+    graph = pg.Graph("both", seed=3)
+    kept = graph.add(ops.FromSequence(range(N), StridedOrder())).then(ops.Filter(keep))
+    kept.then(ops.Shuffle(11)).then(ops.Batch(4, collate=list))
+    return graph
+
+
+def mixed(stop: str = "all") -> pg.Graph:
+    graph = pg.Graph("mixed", seed=3)
+    low = graph.add(ops.FromSequence(range(90), StridedOrder()), name="low").then(ops.Filter(keep))
+    high = graph.add(ops.FromIterable(range(90, N)), name="high").then(ops.Shuffle(7))
+    graph.add(ops.Mix([1, 2], stop=stop), low, high).then(ops.Batch(4, collate=list))
+    return graph
+
+
+def chained() -> pg.Graph:
+    graph = pg.Graph("chained", seed=3)
+    low = graph.add(ops.FromSequence(range(90), StridedOrder()), name="low")
+    high = graph.add(ops.FromIterable(range(90, N)), name="high")
+    graph.add(ops.Concat(), low, high).then(ops.Batch(4, collate=list))
+    return graph
+
+
+def by_cost() -> pg.Graph:
+    graph = pg.Graph("cost", seed=3)
+    source = graph.add(ops.FromSequence(range(N), StridedOrder()))
+    source.then(ops.Batch(cost=lambda x: 1 + x % 7, limit=20, collate=list))
+    return graph
+
+
+def bucketed() -> pg.Graph:
+    graph = pg.Graph("bucketed", seed=3)
+    source = graph.add(ops.FromSequence(range(N), StridedOrder()))
+    source.then(ops.Bucket(lambda x: x % 3, [1, 2], size=4)).then(ops.Batch(4, collate=list))
+    return graph
+
+
+def flat(data: Any) -> list[int]:
+    return list(data) if isinstance(data, list) else [data]
+
+
+def part(make: Any, rank: int, size: int, state: Any, stop: int | None, equal: bool | None) -> Any:
+    """What a rank delivers, its state then, and how many chunks it said there were."""
+    with make().loader(rank=rank, world_size=size, equal_steps=equal) as loader:
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        try:
+            length: int | None = len(loader)
+        except TypeError:
+            length = None
+        got: list[list[int]] = []
+        after = loader.state_dict()
+        for chunk in loader.chunks():
+            places = zip(flat(chunk.data), chunk.positions, chunk.sources, strict=True)
+            got.append([x for x, position, source in places if position < SIZES.get(source, N)])  # no padding
+            after = loader.state_dict()
+            if len(got) == stop:
+                break
+        return got, after, length
+
+
+KNOWN = {
+    "filter": filtered,
+    "filter of an iterable": iterated,
+    "shuffle": shuffled,
+    "shuffle of batches": shuffled_batches,
+    "filter and shuffle": filtered_and_shuffled,
+    "mix": mixed,
+    "concat": chained,
+    "batch by cost": by_cost,
+    **{f"filter, {name}": lambda order=order: filtered(order) for name, order in ORDERS.items()},
+    **{f"shuffle, {name}": lambda order=order: shuffled(order) for name, order in ORDERS.items()},
+}
+
+
+@pytest.mark.parametrize("sizes", [[1, 2, 3], [2, 3, 1], [3, 2, 4]], ids=str)
+@pytest.mark.parametrize("name", KNOWN)
+def test_each_sample_comes_once_and_no_rank_is_left_with_much_more_than_another(name, sizes):
+    make, seen, state = KNOWN[name], Counter(), None
+    for turn, size in enumerate(sizes):
+        last = turn == len(sizes) - 1
+        parts = [
+            part(make, rank, size, state, None if last else 2 + rank % 2 + turn, False)
+            for rank in range(size)
+        ]
+        for got, _, _ in parts:
+            seen.update(x for chunk in got for x in chunk)
+        state = [after for _, after, _ in parts]
+    counts = [sum(map(len, got)) for got, _, _ in parts]
+    wanted = {x for x in range(N) if "filter" not in name or keep(x)}
+    if name == "mix":
+        wanted = {x for x in range(N) if x >= 90 or keep(x)}
+    assert set(seen) == wanted and set(seen.values()) == {1}
+    if "parts" not in name:
+        assert max(counts) - min(counts) <= 24
+
+
+@pytest.mark.parametrize("name", ["shuffle", "shuffle of batches", "concat", "shuffle, lanes"])
+def test_where_steps_are_known_all_ranks_have_as_many_left_as_len_says(name):
+    make = KNOWN[name]
+    for size, other in ((2, 3), (3, 2), (1, 4)):
+        states = [part(make, rank, size, None, 3, None)[1] for rank in range(size)]
+        left = [part(make, rank, other, states, None, None) for rank in range(other)]
+        assert len({len(got) for got, _, _ in left}) == 1
+        assert all(length == len(got) for got, _, length in left)
+
+
+@pytest.mark.parametrize(("size", "other"), [(1, 2), (2, 3), (3, 2), (3, 1), (2, 4)])
+@pytest.mark.parametrize(
+    "make", [scattered, mixed, lambda: mixed("first")], ids=["filter", "mix", "mix-first"]
+)
+def test_ranks_that_agree_on_equal_steps_go_on_together_at_another_size(monkeypatch, make, size, other):
+    before = Ranks(monkeypatch, size).run(lambda rank: part(make, rank, size, None, 4, size > 1))
+    states = [after for _, after, _ in before]
+    rest = Ranks(monkeypatch, other).run(lambda rank: part(make, rank, other, states, None, other > 1))
+    steps = {len(got) for got, _, _ in rest}
+    assert len(steps) == 1 and steps.pop() > 0
+    seen = Counter(x for got, _, _ in (*before, *rest) for chunk in got for x in chunk)
+    assert set(seen.values()) == {1}
+    if make is scattered:  # what agreement cuts off is the tail of some ranks, never a whole rank's part
+        assert len(seen) >= 0.85 * sum(1 for x in range(N) if x * 7919 % 101 % 4)
+
+
+def test_a_rank_that_has_nothing_left_joins_the_agreement_and_the_next_epoch(monkeypatch):
+    states = [part(bucketed, rank, 1, None, 3, False)[1] for rank in range(1)]
+    nothing = part(bucketed, 1, 2, states, None, False)
+    assert nothing[0] == [] and nothing[2] == 0
+
+    def graph() -> pg.Graph:
+        made = pg.Graph("filtered-buckets", seed=3)
+        kept = made.add(ops.FromSequence(range(48), StridedOrder())).then(ops.Filter(lambda x: x % 5))
+        kept.then(ops.Bucket(lambda x: x % 3, [1, 2], size=4)).then(ops.Batch(4, collate=list))
+        return made
+
+    first = part(graph, 0, 1, None, 2, None)[1]
+    unequal = []
+    for rank in range(2):
+        with graph().loader(rank=rank, world_size=2, equal_steps=False) as loader:
+            loader.load_state_dict([first])
+            unequal.append(loader.state_dict())
+
+    def both(rank: int) -> Any:
+        with graph().loader(rank=rank, world_size=2, equal_steps=True, epochs=2) as loader:
+            loader.load_state_dict(unequal[rank])
+            return [[len(list(loader)) for _ in range(2)], loader.epoch]
+
+    found = Ranks(monkeypatch, 2).run(both)
+    assert [each[0][0] for each in found] == [0, 0]
+    assert found[0] == found[1] and found[0][0][1] > 0 and found[0][1] == 2
+
+
+def test_after_a_pass_with_nothing_left_the_next_epoch_is_whole():
+    state = part(bucketed, 0, 1, None, 3, None)[1]
+    with bucketed().loader(rank=1, world_size=2, equal_steps=False, epochs=2) as loader:
+        loader.load_state_dict([state])
+        assert list(loader) == [] and loader.epoch == 1
+        found = [chunk.epoch for chunk in loader.chunks()]
+    assert set(found) == {1} and len(found) == 30
+
+
+@pytest.mark.parametrize(("size", "other"), [(1, 2), (2, 3), (3, 2)])
+def test_parts_that_can_only_go_on_whole_and_not_evenly_are_an_error_that_names_the_stage(size, other):
+    states = [part(bucketed, rank, size, None, 3, None)[1] for rank in range(size)]
+    with pytest.raises(pg.errors.StateError, match=r"stage 'bucket' .*equal_steps=False"):
+        part(bucketed, 0, other, states, None, None)
+    seen: Counter[int] = Counter()
+    for rank in range(size):
+        seen.update(x for chunk in part(bucketed, rank, size, None, 3, None)[0] for x in chunk)
+    for rank in range(other):
+        seen.update(x for chunk in part(bucketed, rank, other, states, None, False)[0] for x in chunk)
+    assert sorted(seen) == list(range(N)) and set(seen.values()) == {1}
+
+
+def test_a_batch_by_cost_is_not_elastic_for_ranks_take_unequal_numbers_of_samples():
+    assert "because of: batch" in str(by_cost().plan())
+    state = part(by_cost, 0, 2, None, 3, False)[1]
+    with pytest.raises(pg.errors.StateError, match=r"'batch'.*list of all ranks' states"):
+        part(by_cost, 0, 3, state, None, False)
+
+
+class Own(pg.Source):
+    """A user's source, which says nothing of other world sizes."""
+
+    def length(self, epoch, rank, world_size):
+        return len(range(rank, 24, world_size))
+
+    def iterate(self, epoch, rank, world_size, start):
+        for position in range(rank + start * world_size, 24, world_size):
+            yield position, position
+
+
+def test_a_source_of_a_user_goes_on_in_whole_parts():
+    def make() -> pg.Graph:
+        graph = pg.Graph("own")
+        graph.add(Own(), name="own").then(ops.Batch(2, collate=list))
+        return graph
+
+    assert "because of: own" in str(make().plan())
+    before = [part(make, rank, 2, None, 2, None) for rank in range(2)]
+    rest = part(make, 0, 1, [after for _, after, _ in before], None, None)
+    seen = [x for got, _, _ in (*before, rest) for chunk in got for x in chunk]
+    assert sorted(seen) == list(range(24)) and rest[2] is None
