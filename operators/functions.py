@@ -130,6 +130,14 @@ def _not_awaited(made: list[Any], start: int = 0) -> TypeError:
     )
 
 
+def _is_generator(function: Any) -> bool:
+    """Whether a call makes a generator and no value."""
+    return any(
+        inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each)
+        for each in (function, getattr(function, "__call__", None))  # noqa: B004
+    )
+
+
 class _Function(Operator):
     """What the three share: calling the function with what it asks for.
 
@@ -142,6 +150,11 @@ class _Function(Operator):
     def __init__(self, function: Callable[..., Any]) -> None:
         if not callable(function):
             raise GraphError(f"{type(self).__name__}: a function is needed, got {function!r}")
+        if type(self) is not FlatMap and _is_generator(function):
+            raise GraphError(
+                f"{type(self).__name__}: {_stem(function)} is a generator function, whose items would get lost; place "
+                "it as ops.FlatMap(function), or let it return a value"
+            )
         self.function = function
         self.random = _takes_rng(function)
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(

@@ -11,30 +11,55 @@ from pipegraph.chunk import Chunk, Cursor, Mark
 from pipegraph.contracts import Context
 from pipegraph.contracts import Merge as Merging
 from pipegraph.contracts import Route as Routing
-from pipegraph.errors import GraphError
+from pipegraph.errors import DataError, GraphError
 from pipegraph.parameters import function_name
 from pipegraph.randomness import uniform
 
 
 @final
 class Zip(Merging):
-    """Tuples of one item from each input, until the shortest ends; identity is the first input's."""
+    """Tuples of one item from each input, until the shortest ends; identity is the first input's.
+
+    Args:
+        strict: inputs of unequal lengths are an error at the epoch's end, as with Python's ``zip``; by default what the
+            longer ones have left is dropped.
+    """
 
     default_name = "zip"
     pairs = True
 
+    def __init__(self, strict: bool = False) -> None:
+        if not isinstance(strict, bool):
+            raise GraphError(f"Zip: strict must be True or False, got {strict!r}")
+        self.strict = strict
+
+    def config(self) -> dict[str, Any]:
+        return {}  # what is delivered before the end is the same
+
     def begin(self, inputs: int, epoch: int) -> None:
         self._inputs = inputs
         self._held: list[Chunk] = []
-        self._over = False
+        self._ended = 0
 
     def next_input(self) -> int | None:
-        return None if self._over else len(self._held)
+        if not self._ended:
+            return len(self._held)
+        return self._ended if self.strict and self._ended < self._inputs else None
 
     def end_input(self, index: int) -> None:
-        self._over = True
+        if self.strict and index > self._ended:  # those before it had another item
+            raise self._unequal(index, 0)
+        self._ended += 1
+
+    def _unequal(self, short: int, long: int) -> DataError:
+        return DataError(
+            f"Zip(strict=True): input {short} ended before input {long}; give all inputs one length, or let "
+            "Zip() end with the shortest"
+        )
 
     def process(self, chunk: Chunk) -> Chunk | None:
+        if self._ended:
+            raise self._unequal(0, self._ended)
         self._held.append(chunk)
         if len(self._held) < self._inputs:
             return None

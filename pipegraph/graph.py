@@ -136,12 +136,12 @@ class Graph:
             upstream: none for a source, one for most, several for a fan-in.
             name: unique in the graph; by default the operator's.
             workers: how many work on it at once.
-            backend: ``"inline"``, ``"thread"``, ``"process"`` or ``"ray"``.
+            backend: ``"inline"`` or ``"thread"``; ``"process"`` and ``"ray"`` are refused in this version.
             capacity: items its output queue may hold; by default 64 samples, or 2 batches per worker.
             max_bytes: bytes its output queue may hold; by default a share of ``memory_limit``.
             ordered: whether chunks leave in the order they came.
             on_error: ``"raise"``, ``pg.Skip``, ``pg.Retry`` or ``pg.Replace``.
-            timeout: seconds that one item may take.
+            timeout: seconds that one item may take; refused in this version.
 
         Raises:
             GraphError: an option or the wiring is wrong; the message names rule, value and remedy.
@@ -272,8 +272,8 @@ class Graph:
             epochs: how many passes will come, so that prefetching crosses their boundaries; None is endless.
             memory_limit: bytes (or ``"4 GB"``) in flight; by default half of what the machine has available.
             equal_steps: with several ranks and unknown lengths, whether the ranks agree on their steps.
-            autotune: find workers and capacities while training goes on.
-            isolate: run everything up to the pinned slab in a process of its own.
+            autotune: find workers and capacities while training goes on; refused in this version.
+            isolate: run everything up to the pinned slab in a process of its own; refused in this version.
             rank, world_size: by default those of torch.distributed, else of the environment, else 0 and 1.
             mesh: a DeviceMesh dimension to take rank and size from.
 

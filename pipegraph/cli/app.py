@@ -26,7 +26,9 @@ app = typer.Typer(
 Target = Annotated[
     str,
     typer.Argument(
-        metavar="FILE:GRAPH", help="A Python file and the graph in it, or a function that returns one."
+        metavar="FILE:GRAPH",
+        help="A Python file and the graph in it, or a function that returns one. The file is imported: what it does as "
+        "a program, such as training, belongs under if __name__ == '__main__'.",
     ),
 ]
 Output = Annotated[
@@ -70,7 +72,7 @@ def demo(
 
 @app.command(epilog="Example:  pipegraph plan train.py:graph")
 def plan(graph: Target, output: Output = None) -> None:
-    """Check a graph and print what would run: operators, workers, queues, rewrites, decoders. Runs none of it."""
+    """Check a graph and print what would run: operators, workers, queues, rewrites, decoders. Runs no stage."""
     from pipegraph.cli.planning import run_plan
     from pipegraph.cli.target import load_graph
 

@@ -32,7 +32,6 @@ PARTS = (
     Part("pyarrow", "shards", "Parquet and Arrow shards", "pyarrow"),
     Part("zstandard", "shards", "zstd-compressed shards", "zstandard"),
     Part("google_crc32c", "shards", "checksums of shards", "google-crc32c"),
-    Part("ray", "ray", "workers on other machines", "ray"),
     Part("matplotlib", "report", "figures in reports", "matplotlib"),
     Part("jinja2", "report", "report pages", "jinja2"),
     Part("rich", "cli", "progress bars", "rich"),

@@ -72,7 +72,7 @@ class Job:
             if self.epochs * self.steps > 1:
                 self._train(checkpoint, stop=True)
             profile = self._train(checkpoint, stop=False)
-        self._check_epochs()
+        self._check_epochs(len({entry.key for entry in profile.quarantined}))
         return profile
 
     def _executor(self) -> pg.ReplicaExecutor:
@@ -126,16 +126,24 @@ class Job:
         )
         return done
 
-    def _check_epochs(self) -> None:
-        """Every position of every epoch was delivered once, also in the one that was broken off."""
+    def _check_epochs(self, replaced: int) -> None:
+        """Every position of every epoch was delivered once, also in the one that was broken off.
+
+        Args:
+            replaced: files that could not be decoded, in whose place others came.
+        """
         everything = np.arange(self.data.samples)
         for epoch, parts in self.seen.items():
             if not np.array_equal(np.sort(np.concatenate(parts)), everything):
                 raise PipegraphError(f"epoch {epoch + 1} did not deliver each of its samples exactly once")
-        self.progress.say(
-            f"each of the {self.data.samples:,} images was delivered exactly once in every epoch, "
-            "also in the one that was broken off"
-        )
+        whole = "exactly once in every epoch, also in the one that was broken off"
+        if replaced:
+            self.progress.say(
+                f"each of the {self.data.samples:,} places in the data was filled {whole}; {replaced:,} files that are "
+                "no images were replaced by others, the profile names them"
+            )
+        else:
+            self.progress.say(f"each of the {self.data.samples:,} images was delivered {whole}")
 
 
 def _devices() -> list[torch.device]:

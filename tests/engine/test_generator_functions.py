@@ -1,0 +1,43 @@
+"""Generator functions belong into ``FlatMap``; elsewhere their items would get lost."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+
+
+def twice(x, times=2):
+    for _ in range(times):
+        yield x
+
+
+async def waits(x):
+    yield x
+
+
+class Calls:
+    def __call__(self, x):
+        yield x
+
+    def method(self, x):
+        yield x
+
+
+@pytest.mark.parametrize("function", [twice, partial(twice, times=3), waits, Calls(), Calls().method])
+def test_a_generator_function_is_refused_where_its_items_would_get_lost(function):
+    node = pg.Graph("g").add(ops.FromIterable(range(3)))
+    with pytest.raises(pg.errors.GraphError, match=r"is a generator function.*ops\.FlatMap"):
+        node.then(function)
+    with pytest.raises(pg.errors.GraphError, match=r"Filter: .* is a generator function"):
+        node.then(ops.Filter(function))
+
+
+def test_flat_map_takes_one():
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(2))).then(ops.FlatMap(twice))
+    with graph.loader() as loader:
+        assert list(loader) == [0, 0, 1, 1]
