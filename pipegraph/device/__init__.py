@@ -18,9 +18,25 @@ from pipegraph.device.contract import Stream as Stream
 from pipegraph.device.contract import normalised as normalised
 from pipegraph.device.contract import slots_on as slots_on
 from pipegraph.device.copy import copy_tree as copy_tree
+from pipegraph.device.copy import sent as sent
 from pipegraph.device.cpu import CpuBackend as CpuBackend
 from pipegraph.device.scattered import Scattered as Scattered
 from pipegraph.errors import DeviceError
+
+
+def every_device() -> list[torch.device]:
+    """All GPUs, or the CPU where there is none."""
+    from pipegraph.device import cuda
+
+    return cuda.devices() or [torch.device("cpu")]
+
+
+def bind_thread(device: torch.device) -> None:
+    """Make a GPU the calling thread's current device, for a thread that works for it alone."""
+    if device.type == "cuda":
+        from pipegraph.device import cuda
+
+        cuda.bind_thread(device)
 
 
 def backend_for(device: torch.device | str | int, chaos: Chaos | None = None) -> Backend:

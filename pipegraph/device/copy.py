@@ -10,6 +10,15 @@ from pipegraph.device.contract import Backend, Event, Stream
 from pipegraph.tree import map_leaves
 
 
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on a device, differentiably; the same where it lies there.
+
+    Towards a device the copy is asynchronous, on the current stream. Towards the host it is waited for: who reads host
+    memory waits for no stream, and would read what was there before.
+    """
+    return tensor.to(device, non_blocking=device.type != "cpu")
+
+
 def copy_tree(
     tree: Any, backend: Backend, stream: Stream, *, consumer: Stream | None = None, free: Event | None = None
 ) -> tuple[Any, Event]:

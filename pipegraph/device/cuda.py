@@ -21,6 +21,16 @@ def is_available() -> bool:
     return torch.cuda.is_available()
 
 
+def devices() -> list[torch.device]:
+    """All GPUs of this machine that this process may use."""
+    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+
+
+def bind_thread(device: torch.device) -> None:
+    """Make `device` the calling thread's current one: else what it asks of CUDA makes a context on device 0."""
+    torch.cuda.set_device(device)
+
+
 def has_nccl() -> bool:
     """Whether this build can sum over GPUs with NCCL."""
     return torch.cuda.is_available() and hasattr(torch._C, "_nccl_all_reduce")
@@ -29,8 +39,19 @@ def has_nccl() -> bool:
 def all_reduce(buffers: Sequence[torch.Tensor], streams: Sequence[Stream]) -> None:
     """Sum equal-sized 1-d tensors on distinct GPUs into all of them, each on its own stream."""
     torch.cuda.nccl.all_reduce(  # type: ignore[no-untyped-call]
-        list(buffers), streams=[_raw(stream) for stream in streams]
+        [_real(buffer) for buffer in buffers], streams=[_raw(stream) for stream in streams]
     )
+
+
+def reduce(buffers: Sequence[torch.Tensor], root: int, streams: Sequence[Stream]) -> None:
+    """The same sum into the buffer of `root` alone, for half of the bytes."""
+    given = [_real(buffer) for buffer in buffers]
+    torch.cuda.nccl.reduce(given, output=given[root], root=root, streams=[_raw(stream) for stream in streams])
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """NCCL knows no complex numbers; their sum is that of their two parts."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 class CudaEvent(Event):
@@ -56,11 +77,14 @@ class CudaEvent(Event):
         return torch.cuda.current_stream(self._device) if stream is None else _raw(stream)
 
     def query(self) -> bool:
-        return not self._recorded or bool(self.raw.query())  # type: ignore[no-untyped-call]
+        # The call is made for the thread's current device, and would make a context on device 0.
+        with torch.cuda.device(self._device):
+            return not self._recorded or bool(self.raw.query())  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
         if self._recorded:
-            self.raw.synchronize()
+            with torch.cuda.device(self._device):
+                self.raw.synchronize()
 
 
 class CudaStream(Stream):
@@ -152,7 +176,8 @@ class CudaBackend(Backend):
     def alloc(self, nbytes: int, kind: MemoryKind) -> torch.Tensor:
         if kind == "device":
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=kind == "pinned")
+        with torch.cuda.device(self.device):  # pinned for this device's context, not device 0's
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=kind == "pinned")
 
     def released(self, buffer: torch.Tensor) -> None:
         return None

@@ -87,3 +87,14 @@ class CallerState:
                 manager: Any = torch.autocast(kind, dtype=dtype, cache_enabled=self.autocast_cache)
                 stack.enter_context(manager)
             yield
+
+
+@contextmanager
+def no_autocast() -> Iterator[None]:
+    """The calling thread without the autocast that it may be under."""
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                manager: Any = torch.autocast(kind, enabled=False)
+                stack.enter_context(manager)
+        yield

@@ -10,6 +10,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import Module
 
 from pipegraph.replicas.build import Replicas
+from pipegraph.replicas.caller import no_autocast
 from pipegraph.replicas.compiled import compiled, warn_of_no_overlap
 from pipegraph.replicas.crew import Crew
 from pipegraph.replicas.exchange import Exchange
@@ -84,10 +85,11 @@ class Calls:
         del made, values
         if scaler is not None:
             scaled = {r: scaler.scale(share) for r, share in scaled.items()}
-        if self.joint_backward:
-            torch.autograd.backward(list(scaled.values()))
-        else:
-            self._crew.run({r: backward_job(share) for r, share in scaled.items()}, serial)
+        with no_autocast():
+            if self.joint_backward:
+                torch.autograd.backward(list(scaled.values()))
+            else:
+                self._crew.run({r: backward_job(share) for r, share in scaled.items()}, serial)
         return total, kept
 
     def _forward(self, jobs: dict[int, Job], feed: Feed) -> tuple[dict[int, Any], bool]:

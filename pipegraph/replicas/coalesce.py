@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from pipegraph.device import normalised
+from pipegraph.device import normalised, sent
 
 BUFFER_SIZE = (
     10 * 1024 * 1024
@@ -43,7 +43,7 @@ def broadcast_coalesced(
             received: dict[int, torch.Tensor] = {}
             for group in _groups(dense, buffer_size):
                 flat = torch.cat([_flat(dense[i]) for i in group])
-                there = flat.to(place, non_blocking=True) if flat.device != place else flat
+                there = sent(flat, place)
                 received.update(zip(group, _cut_like(there, [dense[i] for i in group]), strict=True))
             copies.append(join([received[i] for i in range(len(dense))]))
     return copies
@@ -77,7 +77,7 @@ def reduce_add_coalesced(
         chosen = [inputs[0][i] for i in dense]
         for group in _groups(chosen, buffer_size):
             flats = [torch.cat([_flat_as(given[dense[i]], chosen[i]) for i in group]) for given in inputs]
-            total = sum_in_order([flat.to(place, non_blocking=True) for flat in flats])
+            total = sum_in_order([sent(flat, place) for flat in flats])
             for i, part in zip(group, _cut_like(total, [chosen[i] for i in group]), strict=True):
                 sums[dense[i]] = part
     return [total for total in sums if total is not None]

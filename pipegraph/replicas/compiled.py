@@ -59,6 +59,12 @@ def unwrapped(model: Module) -> tuple[Module, Callable[[Module], Callable[..., A
     return model._orig_mod, lambda copy: OptimizedModule(copy, context)
 
 
+def own_keys(state: Mapping[str, Any], module: Module) -> dict[str, Any]:
+    """A state with plain keys under the keys that `module` has, whose submodules may be compiled."""
+    known = {key.replace(PREFIX, ""): key for key in module.state_dict()}
+    return {known.get(key, key): value for key, value in plain_keys(state).items()}
+
+
 def plain_keys(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state's keys without the compiler's prefix."""
     return {key.replace(PREFIX, ""): value for key, value in state.items()}

@@ -24,7 +24,7 @@ class Crew:
         self.slots = self._places.slots
         self._names = [f"replica {replica} on {slot}" for replica, slot in enumerate(slots)]
         width = max(1, torch.get_num_threads() // len(slots))
-        self.team = Team(self._names, width) if len(slots) > 1 else None
+        self.team = Team(self._names, width, [slot.device for slot in slots]) if len(slots) > 1 else None
         self._watched = sorted({slot.device for slot in slots if slot.index > 0}, key=str)
 
     @property

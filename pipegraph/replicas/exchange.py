@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -15,35 +15,51 @@ class Exchange:
     """Copies of stepped parameters, on one side stream per replica.
 
     Between :meth:`start` and a replica's :meth:`wait` that replica's parameters are not to be used.
+
+    Args:
+        parameters: per replica.
+        owners: by parameter.
+        indices: of the parameters that an optimizer steps.
+        slots: per replica.
+        backends: by device.
     """
 
     def __init__(
         self,
         parameters: Sequence[Sequence[Parameter]],
         owners: Sequence[int],
+        indices: Iterable[int],
         slots: Sequence[Slot],
         backends: Mapping[torch.device, Backend],
     ) -> None:
         self._parameters = parameters
         self._owners = owners
+        self._indices = sorted(indices)
         self._backends = [backends[slot.device] for slot in slots]
         self._streams = [
             backend.stream(slot, f"gather-{number}")
             for number, (slot, backend) in enumerate(zip(slots, self._backends, strict=True))
         ]
         self._arrived = [backend.event() for backend in self._backends]
+        self._read = [backend.event() for backend in self._backends]
+        self._stepped: list[int] = []
 
     def start(self) -> None:
         """After all owners' steps, as the current streams see them. Returns at once."""
+        # Frozen ones are not stepped.
+        self._stepped = [i for i in self._indices if self._parameters[0][i].requires_grad]
         stepped = [backend.current_stream().record_event() for backend in self._backends]
         for replica, stream in enumerate(self._streams):
             for event in stepped:
                 stream.wait_event(event)
             stream.run(lambda replica=replica: self._receive(replica))  # type: ignore[misc]
             stream.record_event(self._arrived[replica])
+        # A copy between devices is made by its owner's stream too, also after the owner has all it receives.
+        for stream, event in zip(self._streams, self._read, strict=True):
+            stream.record_event(event)
 
     def _receive(self, replica: int) -> None:
-        remote = [index for index, owner in enumerate(self._owners) if owner != replica]
+        remote = [index for index in self._stepped if self._owners[index] != replica]
         mine = [self._parameters[replica][index] for index in remote]
         theirs = [self._parameters[self._owners[index]][index] for index in remote]
         with ExitStack() as stack:
@@ -59,6 +75,7 @@ class Exchange:
         self._arrived[replica].wait()
 
     def settle(self) -> None:
-        """The same for all replicas."""
-        for replica in range(len(self._arrived)):
+        """The same for all replicas; and owners may write their parameters again, which nobody copies any more."""
+        for replica, event in enumerate(self._read):
             self.wait(replica)
+            event.wait()

@@ -13,17 +13,17 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import Module
 
-from pipegraph.device import Slot, normalised, slots_on
+from pipegraph.device import Slot, every_device, normalised, slots_on
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.buckets import deal_owners
 from pipegraph.replicas.build import Replicas
 from pipegraph.replicas.calls import Calls
-from pipegraph.replicas.compiled import plain_keys, unwrapped
+from pipegraph.replicas.compiled import own_keys, plain_keys, unwrapped
 from pipegraph.replicas.crew import Crew
 from pipegraph.replicas.exchange import Exchange
 from pipegraph.replicas.feed import batch_feed, call_feed
 from pipegraph.replicas.group import Ranks, refuse_own_collectives
-from pipegraph.replicas.jobs import Forward, Loss, first_argument
+from pipegraph.replicas.jobs import Forward, Loss, by_signature
 from pipegraph.replicas.losses import Reduction
 from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers, zero_grads
 from pipegraph.replicas.proxy import JointOptimizer
@@ -61,15 +61,18 @@ class ReplicaExecutor:
 
     Args:
         model: on the first device; it *is* the first replica. Its parameters may not be exchanged afterwards.
-        devices: one entry per replica; a device may stand there several times.
+        devices: one entry per replica; a device may stand there several times. By default all GPUs, or the CPU
+            where there is none.
         output_device: where ``executor(...)`` gathers; the first device by default.
         dim: the dimension that batches are cut along.
-        optimizer: makes an optimizer from a replica's parameters, or from the replica itself if its
-            parameter is named ``module``. Without it, call the executor like a module and train
-            ``model`` yourself.
-        shard_optimizer: every replica keeps the optimizer state of its share of the parameters only.
+        optimizer: makes an optimizer, or several, from a replica's parameters, or from the replica itself if
+            its parameter is named ``module``. Without it, call the executor like a module and train ``model``
+            yourself.
+        shard_optimizer: every replica keeps the optimizer state of its share of the parameters only. Not for
+            optimizers whose step of one parameter depends on others: each would see its share.
         compile: arguments for ``torch.compile``, applied to every replica in bucket-sized graphs.
         deterministic: run the replicas one after another, each seeded by (seed, call, replica).
+        process_group: whose ranks take the mean of gradients; the default group where one is initialised.
 
     Raises:
         ReplicaError: the model cannot be replicated; says what and why.
@@ -79,15 +82,16 @@ class ReplicaExecutor:
     def __init__(
         self,
         model: Module,
-        devices: Sequence[torch.device | str | int | Slot],
+        devices: Sequence[torch.device | str | int | Slot] | None = None,
         output_device: torch.device | str | int | None = None,
         dim: int = 0,
         optimizer: Factory | None = None,
         shard_optimizer: bool = False,
         compile: Mapping[str, Any] | None = None,
         deterministic: bool = False,
+        process_group: Any = None,
     ) -> None:
-        slots = slots_on(devices)
+        slots = slots_on(every_device() if devices is None else devices)
         if not slots:
             raise ReplicaError("devices is empty: name at least one, such as ['cpu']")
         if shard_optimizer and optimizer is None:
@@ -95,8 +99,10 @@ class ReplicaExecutor:
         self.module = model
         self.output_device = slots[0].device if output_device is None else normalised(output_device)
         self._dim = dim
+        self._syncing = True
+        self._usage = Usage()
         inner, wrap = unwrapped(model)
-        self._ranks = Ranks.current(slots[0].device)
+        self._ranks = Ranks.current(slots[0].device, process_group)
         if self._ranks is not None:
             if len(slots) > 1:
                 refuse_own_collectives(inner)
@@ -110,31 +116,36 @@ class ReplicaExecutor:
             None if optimizer is None else ReplicaOptimizers(optimizer, self._replicas.modules, owners)
         )
         self._crew = Crew(slots)
-        parameters = self._replicas.parameters
-        backends = self._crew.backends
-        self._reducer = (
-            Reducer(
-                parameters,
-                self._replicas.names,
-                slots,
-                backends,
-                owners,
-                self._ranks,
-                self._replicas.sparse(),
+        self._reducer: Reducer | None = None
+        try:
+            self._wire(owners)
+            self._calls = Calls(
+                self._crew, model, self._replicas, wrap, compile, deterministic, self._exchange
             )
-            if count > 1 or self._ranks is not None
-            else None
+        except BaseException:
+            if self._reducer is not None:
+                self._reducer.stop()
+                self._reducer.join()
+            self._crew.close()
+            raise
+        self._end = weakref.finalize(self, _end, self._reducer, self._crew.team, self._usage)
+
+    def _wire(self, owners: list[int] | None) -> None:
+        """The parts that stand between the replicas."""
+        parameters, slots, backends = self._replicas.parameters, self._crew.slots, self._crew.backends
+        if len(slots) > 1 or self._ranks is not None:
+            names, sparse = self._replicas.names, self._replicas.sparse()
+            self._reducer = Reducer(parameters, names, slots, backends, owners, self._ranks, sparse)
+        self._exchange = (
+            None
+            if owners is None or self._optimizers is None
+            else Exchange(parameters, owners, self._optimizers.indices, slots, backends)
         )
-        self._exchange = None if owners is None else Exchange(parameters, owners, slots, backends)
         self._update = (
             None
             if self._optimizers is None
             else Update(self, self._crew, self._replicas, self._optimizers, self._exchange, self._reducer)
         )
-        self._calls = Calls(self._crew, model, self._replicas, wrap, compile, deterministic, self._exchange)
-        self._syncing = True
-        self._usage = Usage()
-        self._end = weakref.finalize(self, _end, self._reducer, self._crew.team, self._usage)
 
     # Calling it like a module
 
@@ -183,7 +194,8 @@ class ReplicaExecutor:
             batch: plain (host or device), cut here; or already scattered by ``ops.Scatter``.
             loss: ``loss(outputs, part)``: a mean over the part's rows, a sum with ``reduction="sum"``,
                 or a pair ``(total, weight)`` where rows weigh differently.
-            forward: ``forward(module, part)``; by default ``module(part)``.
+            forward: ``forward(module, part)``; by default ``module(part)``, or ``module(**part)`` where the
+                part is a mapping whose keys the module's ``forward`` takes.
             reduction: what a plain loss is.
             clip_norm: scale the reduced gradients to at most this total norm.
             scaler: a ``GradScaler``; this step scales, unscales, checks and updates it.
@@ -209,7 +221,7 @@ class ReplicaExecutor:
                 if reducer is not None:
                     reducer.begin(list(range(len(feed.fetch))))
                 total, kept = self._calls.backward(
-                    feed, forward or first_argument, loss, reduction, scaler, outputs
+                    feed, forward or by_signature, loss, reduction, scaler, outputs
                 )
                 del feed
                 if reducer is not None:
@@ -229,6 +241,8 @@ class ReplicaExecutor:
     def _align(self) -> None:
         """Before a call: flags, buffers and, where nobody else keeps them equal, parameters."""
         replicas = self._replicas
+        if self._update is not None:
+            self._update.drop_spent()
         replicas.check_tree()
         replicas.attributes.follow()
         replicas.copy_flags()
@@ -294,7 +308,8 @@ class ReplicaExecutor:
             if optimizers is not None:
                 optimizers.check(state["optimizer"])
             try:
-                self._replicas.modules[0].load_state_dict(plain_keys(state["model"]))
+                module = self._replicas.modules[0]
+                module.load_state_dict(own_keys(state["model"], module))
             finally:
                 # What was refused may have been loaded in part, as with torch: the replicas stay alike.
                 self._copy_all()

@@ -10,7 +10,7 @@ import torch
 
 from pipegraph.device import Scattered, Slot
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas.parts import chunk_sizes_for, cut, leaves, moved, part_rows, rows_of
+from pipegraph.replicas.parts import Whole, chunk_sizes_for, cut, leaves, moved, part_rows, rows_of
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,20 @@ def _waiting(batch: Scattered, replica: int) -> Callable[[], Any]:
 
 
 def _mover(part: Any, device: torch.device) -> Callable[[], Any]:
+    if from_another_gpu(part, device):
+        # The caller's current stream of that GPU made the part; a replica's thread has another one there.
+        there = moved(part, device)
+        return lambda: there
     return lambda: moved(part, device)
+
+
+def from_another_gpu(part: Any, device: torch.device) -> bool:
+    """Whether a copy of this part depends on the stream that is current on another device than its own."""
+    return any(
+        isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu" and leaf.device != device
+        for _, given in leaves(part)
+        for _, leaf in leaves(given.value if isinstance(given, Whole) else given)
+    )
 
 
 def _as_argument(fetch: Callable[[], Any]) -> Callable[[], Any]:

@@ -15,18 +15,31 @@ BROADCAST_BYTES = 250 * 1024 * 1024  # DDP's own limit for one message of parame
 
 
 class Ranks:
-    """The default process group, seen by one rank. Every rank must make the same calls in the same order."""
+    """A process group, seen by one rank. Every rank must make the same calls in the same order.
 
-    def __init__(self, device: torch.device) -> None:
+    Raises:
+        ReplicaError: the group has no backend for the device.
+    """
+
+    def __init__(self, device: torch.device, group: Any) -> None:
         self._device = device
-        self.world_size = dist.get_world_size()
-        self.rank = dist.get_rank()
+        world: Any = dist.group.WORLD
+        self._group = world if group is None else group
+        try:
+            self._group._get_backend(device)
+        except RuntimeError as error:
+            raise ReplicaError(
+                f"the process group has no backend for {device.type!r} ({error}): initialise it with one "
+                "('nccl' for GPUs, 'gloo' for the CPU), or pass process_group="
+            ) from error
+        self.world_size = dist.get_world_size(self._group)
+        self.rank = dist.get_rank(self._group)
 
     @staticmethod
-    def current(device: torch.device) -> Ranks | None:
-        """The initialised group, or None without one or with one rank only."""
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            return Ranks(device)
+    def current(device: torch.device, group: Any = None) -> Ranks | None:
+        """The given or initialised group, or None without one or with one rank only."""
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1:
+            return Ranks(device, group)
         return None
 
     def mean(self, tensor: torch.Tensor) -> None:
@@ -35,7 +48,7 @@ class Ranks:
         Divided before the sum, as DDP does: the sum of large half-precision gradients may overflow.
         """
         tensor.div_(self.world_size)
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=self._group)
 
     def mean_of_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
         """The mean over ranks of a coalesced sparse tensor; gloo can do it, NCCL cannot.
@@ -48,27 +61,27 @@ class Ranks:
                 "sparse gradients are summed over ranks by gloo on the CPU only: use a dense embedding here"
             )
         total = tensor / self.world_size
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self._group)
         return total.coalesce()
 
     def most_of(self, flags: Sequence[int]) -> torch.Tensor:
         """Flag by flag, the greatest of any rank (int32, ordered on the current stream)."""
         told = torch.tensor(flags, dtype=torch.int32, device=self._device)
-        dist.all_reduce(told, op=dist.ReduceOp.MAX)
+        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group)
         return told
 
     def first_ranks(self, order: Sequence[int]) -> list[int]:
         """Rank 0's list, which has the same length everywhere."""
         told = torch.tensor(order, dtype=torch.int64, device=self._device)
-        dist.broadcast(told, 0)
+        dist.broadcast(told, group=self._group, group_src=0)
         return [int(index) for index in told.tolist()]
 
     def take_first_ranks(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite tensors with rank 0's, many in one message as DDP does it."""
-        whole: Any = dist.group.WORLD
-        given = [tensor.data for tensor in tensors]
+        # NCCL's broadcast knows no complex numbers.
+        given = [torch.view_as_real(t.data) if t.is_complex() else t.data for t in tensors]
         if given:
-            dist._broadcast_coalesced(whole, given, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]
+            dist._broadcast_coalesced(self._group, given, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]
 
 
 def refuse_own_collectives(model: Module) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,9 +17,20 @@ Forward = Callable[[Callable[..., Any], Any], Any]
 Loss = Callable[[Any, Any], Any]
 
 
-def first_argument(module: Callable[..., Any], part: Any) -> Any:
-    """The default ``forward``."""
+def by_signature(module: Callable[..., Any], part: Any) -> Any:
+    """The default ``forward``: a mapping as keyword arguments where the module takes them, else the part as it is."""
+    if isinstance(part, Mapping) and _takes(module, part):
+        return module(**part)
     return module(part)
+
+
+def _takes(module: Any, part: Mapping[Any, Any]) -> bool:
+    called = getattr(module, "_orig_mod", module)
+    try:
+        inspect.signature(getattr(called, "forward", called)).bind(**part)
+    except (TypeError, ValueError):  # other keys; or nothing that has a signature
+        return False
+    return True
 
 
 def call_job(module: Callable[..., Any], fetch: Callable[[], Any]) -> Job:

@@ -25,7 +25,9 @@ Observer = Callable[[int, Callable[[], None]], None]
 class LiveBucket:
     """A bucket's memory and events: buffers and views by replica, views and arrivals by parameter.
 
-    `pending` and `marked` belong to one step and are guarded by the reducer's lock.
+    `pending`, `left` and `marked` belong to one step and are guarded by the reducer's lock. `seen`: by replica the
+    streams that have written since the last launch. `arrivals`: by replica an event for each such stream, recorded
+    once the replica has brought all it will bring.
     """
 
     number: int
@@ -34,7 +36,9 @@ class LiveBucket:
     views: list[dict[int, torch.Tensor]]
     summed: Event = field(init=False)
     filled: list[Event] = field(init=False)
-    arrivals: list[dict[int, Event]] = field(init=False)
+    arrivals: list[dict[Stream, Event]] = field(init=False)
+    seen: list[set[Stream]] = field(init=False)
+    left: list[int] = field(default_factory=list)
     pending: int = 0
     marked: set[tuple[int, int]] = field(default_factory=set)
 
@@ -97,16 +101,21 @@ class Lanes:
 
     def _renew(self, live: LiveBucket) -> None:
         """Events that have not been recorded, and so carry no failure."""
-        live.summed = self._backends[live.plan.owner].event()
+        live.summed = self._backends[self._site(live)].event()
         live.filled = [backend.event() for backend in self._backends]
-        live.arrivals = [
-            {member.parameter: backend.event() for member in live.plan.members} for backend in self._backends
-        ]
+        live.arrivals = [{} for _ in self._backends]
+        live.seen = [set() for _ in self._backends]
+
+    def _site(self, live: LiveBucket) -> int:
+        """The replica on whose side stream a bucket is summed: a process group works on the first device alone."""
+        return 0 if self._ranks is not None else live.plan.owner
 
     def put(self, live: LiveBucket, replica: int, index: int, grad: torch.Tensor | None) -> None:
         """A gradient (None: zeros) into its bucket, on the current stream; called by hooks."""
         current = self._backends[replica].current_stream()
-        self._await_readers(live, current)
+        if current not in live.seen[replica]:
+            self._await_readers(live, current)
+            live.seen[replica].add(current)
         view = live.views[replica][index]
 
         def write() -> None:
@@ -117,7 +126,14 @@ class Lanes:
                     view.copy_(grad)
 
         current.run(write)
-        current.record_event(live.arrivals[replica][index])
+
+    def arrived(self, live: LiveBucket, replica: int) -> None:
+        """A replica has put all it has into a bucket."""
+        for stream in live.seen[replica]:
+            event = live.arrivals[replica].get(stream)
+            if event is None:
+                event = live.arrivals[replica][stream] = self._backends[replica].event()
+            stream.record_event(event)
 
     def used(self, replica: int) -> None:
         """The current stream has read all it wants of a replica's buckets."""
@@ -130,10 +146,12 @@ class Lanes:
 
     def launch(self, live: LiveBucket, contributors: Sequence[int]) -> None:
         """Give the sum of a bucket, and its way back, to the side streams. Waits for nothing."""
-        owner = live.plan.owner
-        lead = self._side[owner]
+        owner, site = live.plan.owner, self._site(live)
+        lead = self._side[site]
         given = list(contributors) or [owner]
         self._await_arrivals(live, given)
+        for seen in live.seen:
+            seen.clear()
         self._await_users(given)
         if self._fused:
             self._launch_fused(live, given)
@@ -143,12 +161,12 @@ class Lanes:
         if self._ranks is not None:
             ranks, wire = self._ranks, self._wire or lead
             self._await_summed(live, wire)
-            wire.run(self._observed(live, lambda: ranks.mean(live.buffers[owner])))
+            wire.run(self._observed(live, lambda: ranks.mean(live.buffers[site])))
             wire.record_event(live.summed)
-        if self._scattered_sums or (self._fused and self._ranks is None):
+        if self._fused and self._ranks is None:
             return
         for replica, stream in enumerate(self._side):
-            if replica != owner:
+            if replica != site and (replica == owner or not self._scattered_sums):
                 self._await_summed(live, stream)
                 stream.run(self._observed(live, self._copy_to(live, replica)))
                 stream.record_event(live.filled[replica])
@@ -190,20 +208,22 @@ class Lanes:
         return work if observer is None else lambda: observer(live.number, work)
 
     def _launch_fused(self, live: LiveBucket, contributors: Sequence[int]) -> None:
-        """NCCL over the replicas' own GPUs: sums into all buffers at once."""
+        """NCCL over the replicas' own GPUs: sums into all buffers at once, or into the owner's where that is enough."""
         from pipegraph.device import cuda
 
         for replica, stream in enumerate(self._side):
             if replica not in contributors:
                 stream.run(live.buffers[replica].zero_)
-        cuda.all_reduce(live.buffers, self._side)
+        if self._scattered_sums or self._ranks is not None:
+            cuda.reduce(live.buffers, self._site(live), self._side)
+        else:
+            cuda.all_reduce(live.buffers, self._side)
         for replica, stream in enumerate(self._side):
             stream.record_event(live.filled[replica])
 
     def _sum(self, live: LiveBucket, contributors: Sequence[int]) -> None:
-        """On the owner's side stream: the sum over contributors, in their order, into the owner's buffer."""
-        owner = live.plan.owner
-        target = live.buffers[owner]
+        """On the site's side stream: the sum over contributors, in their order, into the site's buffer."""
+        target = live.buffers[self._site(live)]
         with torch.no_grad():
             total = self._landed(live, contributors[0], "total")
             for replica in contributors[1:-1]:
@@ -216,32 +236,33 @@ class Lanes:
                 target.copy_(total)
 
     def _landed(self, live: LiveBucket, replica: int, space: str) -> torch.Tensor:
-        """A replica's buffer as the owner's device can read it."""
+        """A replica's buffer as the site's device can read it."""
         buffer = live.buffers[replica]
-        if buffer.device == live.buffers[live.plan.owner].device:
+        if buffer.device == live.buffers[self._site(live)].device:
             return buffer
         landing = self._space(live, space)
         # A copy between devices is ordered on both devices' current streams.
-        with self._streams(replica, live.plan.owner):
+        with self._streams(replica, self._site(live)):
             return landing.copy_(buffer, non_blocking=True)
 
     def _space(self, live: LiveBucket, use: str) -> torch.Tensor:
-        """Scratch of the owner's side stream; its order is the only guard it needs."""
-        key = (live.plan.owner, live.plan.dtype, use)
+        """Scratch of the site's side stream; its order is the only guard it needs."""
+        site = self._site(live)
+        key = (site, live.plan.dtype, use)
         space = self._scratch.get(key)
         if space is None or space.numel() < live.plan.numel:
-            device = self._slots[live.plan.owner].device
+            device = self._slots[site].device
             space = torch.empty(live.plan.numel, dtype=live.plan.dtype, device=device)
             self._scratch[key] = space
         return space.narrow(0, 0, live.plan.numel)
 
     def _copy_to(self, live: LiveBucket, replica: int) -> Callable[[], None]:
-        """For the replica's side stream: the owner's sum into its own buffer."""
-        owner = live.plan.owner
+        """For the replica's side stream: the site's sum into its own buffer."""
+        site = self._site(live)
 
         def copy() -> None:
-            with torch.no_grad(), self._streams(owner, replica):
-                live.buffers[replica].copy_(live.buffers[owner], non_blocking=True)
+            with torch.no_grad(), self._streams(site, replica):
+                live.buffers[replica].copy_(live.buffers[site], non_blocking=True)
 
         return copy
 
@@ -255,10 +276,13 @@ class Lanes:
 
     def _await_arrivals(self, live: LiveBucket, contributors: Iterable[int]) -> None:
         """The sum reads what the hooks have written."""
+        site = self._site(live)
         for replica in contributors:
-            for event in live.arrivals[replica].values():
-                self._side[replica].wait_event(event)
-                self._side[live.plan.owner].wait_event(event)
+            for stream in live.seen[replica]:
+                event = live.arrivals[replica][stream]
+                self._side[replica].wait_event(event)  # which reads the buffer for a copy to another device
+                if replica != site:
+                    self._side[site].wait_event(event)
 
     def _await_summed(self, live: LiveBucket, stream: Stream) -> None:
         """Copies, and collectives, read the sum."""
@@ -267,10 +291,10 @@ class Lanes:
     def _await_filled(self, live: LiveBucket) -> None:
         """The optimizers read what the side streams have written."""
         live.summed.wait()
-        if not self._scattered_sums:
-            for replica, event in enumerate(live.filled):
-                if replica != live.plan.owner:
-                    event.wait()
+        site = self._site(live)
+        for replica, event in enumerate(live.filled):
+            if replica != site and (replica == live.plan.owner or not self._scattered_sums):
+                event.wait()
 
     def _await_readers(self, live: LiveBucket, stream: Stream) -> None:
         """A hook overwrites what the last step's sum and copies may still read."""

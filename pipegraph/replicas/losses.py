@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from pipegraph.device import sent
 from pipegraph.errors import ReplicaError
 
 Reduction = Literal["mean", "sum"]
@@ -51,7 +52,7 @@ def shares(
             scaled = dict(values)
         else:
             scaled = {replica: value * share for replica, value, share in _by_rows(values, rows)}
-    total = torch.stack([share.detach().to(device, non_blocking=True) for share in scaled.values()]).sum()
+    total = torch.stack([sent(share.detach(), device) for share in scaled.values()]).sum()
     return scaled, total
 
 
@@ -87,7 +88,7 @@ def _pair(value: Any) -> tuple[torch.Tensor, torch.Tensor | float] | None:
 def _sum(weights: Sequence[torch.Tensor | float], device: torch.device) -> torch.Tensor | float:
     total: torch.Tensor | float = 0.0
     for weight in weights:
-        total = total + (weight.to(device, non_blocking=True) if isinstance(weight, torch.Tensor) else weight)
+        total = total + (sent(weight, device) if isinstance(weight, torch.Tensor) else weight)
     return total
 
 

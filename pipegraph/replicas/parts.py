@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from pipegraph.batches import Whole as Whole
+from pipegraph.device import sent
 from pipegraph.tree import rebuilt
 
 T = TypeVar("T")
@@ -236,7 +237,7 @@ def moved(tree: Any, device: torch.device) -> Any:
             return rule.move(leaf, device)
         if isinstance(leaf, Whole):
             return map_tree(lambda inner: _own(inner, device), leaf.value)
-        return leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
+        return sent(leaf, device) if isinstance(leaf, torch.Tensor) else leaf
 
     return map_tree(move, tree)
 
@@ -244,7 +245,7 @@ def moved(tree: Any, device: torch.device) -> Any:
 def _own(leaf: Any, device: torch.device) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    there = leaf.to(device, non_blocking=True)
+    there = sent(leaf, device)
     if there is not leaf:
         return there
     return leaf.clone() if leaf.requires_grad else leaf.data

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from pipegraph.device import Backend, Slot
+from pipegraph.device import Backend, Slot, bind_thread
 from pipegraph.device.threads import start_thread
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.buckets import Bucket
@@ -78,6 +78,7 @@ class Reducer:
         self._flags: list[int] = []
         everyone = list(range(len(self._parameters)))
         self.outside = Outside(self._parameters, lambda: self._open_for(everyone), self._finish_outside)
+        self._device = slots[0].device
         self._thread = start_thread(self._launch_in_order, "pipegraph-reducer")
 
     def prepare(self) -> None:
@@ -133,6 +134,7 @@ class Reducer:
             for live in self._layout.buckets:
                 live.marked = set()
                 live.pending = len(live.plan.members) * len(active)
+                live.left = [len(live.plan.members)] * len(self._parameters)
                 # What idle replicas have accumulated is added once all backwards have returned.
                 live.pending += any(member.parameter in late for member in live.plan.members)
 
@@ -161,10 +163,16 @@ class Reducer:
                 self._sparse.add(index)
         if not grad.is_sparse:
             self._lanes.put(live, replica, index, grad)
+            if not outside.under_way:
+                # The gradient lives on in its bucket: its own memory is free for the rest of the backward.
+                parameter.grad = live.views[replica][index]
         with self._condition:
             if (replica, index) not in live.marked:
                 live.marked.add((replica, index))
                 live.pending -= 1
+                live.left[replica] -= 1
+                if live.left[replica] == 0:
+                    self._lanes.arrived(live, replica)
                 if replica == self._leader:
                     self._layout.arrived(index)
                 if live.pending == 0:
@@ -212,6 +220,7 @@ class Reducer:
             for member in live.plan.members:
                 if (replica, member.parameter) not in live.marked:
                     self._lanes.put(live, replica, member.parameter, None)
+            self._lanes.arrived(live, replica)
 
     @property
     def _launches(self) -> int:
@@ -299,6 +308,7 @@ class Reducer:
     # The launching thread
 
     def _launch_in_order(self) -> None:
+        bind_thread(self._device)
         while True:
             with self._condition:
                 self._launching = False

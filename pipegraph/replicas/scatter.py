@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from pipegraph.device import normalised
+from pipegraph.device import normalised, sent
 from pipegraph.errors import PipegraphWarning
 from pipegraph.replicas.parts import chunk_sizes_for, cut, is_named_tuple, moved, rows_of
 
@@ -82,6 +82,11 @@ def _gather(outputs: list[Any], device: torch.device, dim: int) -> Any:
             raise ValueError(f"gather: sequences of lengths {[len(other) for other in outputs]} do not match")
         entries = [_gather(list(column), device, dim) for column in zip(*outputs, strict=True)]
         return type(first)._make(entries) if is_named_tuple(first) else type(first)(entries)  # type: ignore
+    if isinstance(first, Iterable) and not isinstance(first, (str, bytes)):
+        # As DataParallel does it: a container of another kind (a cache of keys and values) is made from its entries.
+        entries = [_gather(list(column), device, dim) for column in zip(*outputs, strict=True)]
+        kind: Any = type(first)
+        return kind(entries)
     raise TypeError(
         f"gather: cannot join objects of type {type(first).__name__}: return tensors, or nests of them"
     )
@@ -98,5 +103,5 @@ def _gather_tensors(outputs: list[torch.Tensor], device: torch.device, dim: int)
     channels_last = all(
         output.dim() == 4 and output.is_contiguous(memory_format=torch.channels_last) for output in outputs
     )
-    joined = torch.cat([output.to(device, non_blocking=True) for output in outputs], dim)
+    joined = torch.cat([sent(output, device) for output in outputs], dim)
     return joined.contiguous(memory_format=torch.channels_last) if channels_last else joined

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from pipegraph.device import backend_for, normalised
+from pipegraph.device import backend_for, bind_thread, normalised
 from pipegraph.device.threads import start_thread
 from pipegraph.errors import note
 from pipegraph.replicas.caller import CallerState
@@ -43,13 +43,20 @@ class Team:
     Args:
         names: what failures are to be noted with, one per member: ``"replica 0 on cpu#0"``.
         intra_op: the width of each thread's tensor operations.
+        devices: each thread's own.
     """
 
-    def __init__(self, names: Sequence[str], intra_op: int) -> None:
+    def __init__(
+        self, names: Sequence[str], intra_op: int, devices: Sequence[torch.device] | None = None
+    ) -> None:
         self._names = tuple(names)
         self._orders: list[SimpleQueue[_Order | None]] = [SimpleQueue() for _ in names]
         self._threads = [
-            start_thread(_Server(orders), f"pipegraph-replica-{index}", intra_op)
+            start_thread(
+                _Server(orders, None if devices is None else devices[index]),
+                f"pipegraph-replica-{index}",
+                intra_op,
+            )
             for index, orders in enumerate(self._orders)
         ]
         self._end = weakref.finalize(self, _end, self._orders)
@@ -90,10 +97,13 @@ class Team:
 class _Server:
     """Holds a member's queue and not the team, so that an unused team can be collected."""
 
-    def __init__(self, orders: SimpleQueue[_Order | None]) -> None:
+    def __init__(self, orders: SimpleQueue[_Order | None], device: torch.device | None = None) -> None:
         self._orders = orders
+        self._device = device
 
     def __call__(self) -> None:
+        if self._device is not None:
+            bind_thread(self._device)
         _serve(self._orders)
 
 

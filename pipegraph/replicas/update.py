@@ -12,6 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.build import Replicas
+from pipegraph.replicas.caller import no_autocast
 from pipegraph.replicas.crew import Crew
 from pipegraph.replicas.exchange import Exchange
 from pipegraph.replicas.optimizers import OneOptimizer, ReplicaOptimizers, zero_grads
@@ -66,11 +67,11 @@ class Update:
         self.proxies = tuple(self._proxy(part) for part in optimizers.parts)
 
     def prepare(self) -> None:
-        """Before a step's gradients are made: settings are alike, and no gradient is left that was stepped with.
-
-        An interrupt may come between a step and the dropping of its gradients.
-        """
+        """Before a step's gradients are made: settings are alike."""
         self._optimizers.align()
+
+    def drop_spent(self) -> None:
+        """Drop gradients that optimizers have stepped with: an interrupt may have come before they were dropped."""
         if self._spent:
             self.drop()
 
@@ -127,8 +128,7 @@ class Update:
 
     def _step_outside(self, part: OneOptimizer) -> None:
         """``executor.optimizer.step()``: the gradients that the replicas hold are summed first, and stay."""
-        if self._spent:
-            self.drop()
+        self.drop_spent()
         if self._exchange is not None:
             self._exchange.settle()
         part.align()
@@ -154,7 +154,8 @@ class Update:
 
     def _step(self, parts: Sequence[OneOptimizer]) -> None:
         """Step optimizers on all replicas, and begin to exchange what only the owners have."""
-        self._crew.run({r: _stepping(parts, r) for r in range(len(self._replicas.modules))})
+        with no_autocast():
+            self._crew.run({r: _stepping(parts, r) for r in range(len(self._replicas.modules))})
         if self._exchange is not None:
             self._exchange.start()
             self._exchange.wait(0)

@@ -1,0 +1,367 @@
+"""What users of DataParallel bring along: states, optimizers, autocast, containers, devices, interrupts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.device import CpuBackend, every_device, slots_on
+from pipegraph.errors import ReplicaError
+from pipegraph.replicas import ReplicaExecutor, Whole, exchange, gather, update
+from pipegraph.replicas.buckets import ParameterFacts, plan_buckets
+from pipegraph.replicas.feed import from_another_gpu
+from pipegraph.replicas.lanes import Lanes
+
+from .conftest import MakeExecutor, assert_close, assert_replicas_equal
+
+
+def mlp(dtype: torch.dtype = torch.double) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).to(dtype)
+
+
+def data(rows: int = 6, dtype: torch.dtype = torch.double) -> torch.Tensor:
+    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(0), dtype=dtype)
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def square(outputs: torch.Tensor, part: Any) -> torch.Tensor:
+    return outputs.pow(2).mean()
+
+
+# Batches
+
+
+def test_a_whole_value_and_arrays_pass_through_the_terminal_scatter(make_executor: MakeExecutor) -> None:
+    graph = pg.Graph("train")
+    batches = graph.add(ops.FromSequence([{"x": torch.ones(4), "n": i} for i in range(5)])).then(ops.Batch(5))
+    batches.then(
+        lambda batch: {**batch, "w": Whole(torch.ones(9)), "ids": np.arange(5), "names": list("abcde")}
+    ).then(ops.Scatter(["cpu", "cpu"]))
+    with graph.loader() as loader:
+        (scattered,) = loader
+    assert [len(part["w"]) for part in scattered] == [9, 9]
+    assert [part["ids"].tolist() for part in scattered] == [[0, 1, 2], [3, 4]]
+
+    class Seen(nn.Module):
+        def forward(self, x: torch.Tensor, **others: Any) -> torch.Tensor:
+            found.append((others["names"], others["ids"].tolist(), len(others["w"])))
+            return x
+
+    found: list[Any] = []
+    executor = make_executor(Seen(), 2)
+    with executor.no_sync():
+        executor.step(
+            {"x": torch.ones(5, 4), "w": Whole(torch.ones(9)), "ids": np.arange(5), "names": list("abcde")},
+            lambda outputs, part: outputs.requires_grad_().mean(),
+        )
+    assert sorted(found) == [(["a", "b", "c"], [0, 1, 2], 9), (["d", "e"], [3, 4], 9)]
+
+
+def test_a_run_goes_on_with_another_number_of_slots() -> None:
+    def graph(slots: int) -> pg.Graph:
+        made = pg.Graph("train")
+        made.add(ops.FromSequence(list(range(8)))).then(ops.Batch(2)).then(ops.Scatter(["cpu"] * slots))
+        return made
+
+    with graph(2).loader() as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with graph(1).loader() as loader:
+        loader.load_state_dict(state)
+        assert [int(batch[0][0]) for batch in loader] == [2, 4, 6]
+
+
+def test_a_mapping_is_passed_as_keyword_arguments_where_the_module_takes_them(
+    make_executor: MakeExecutor,
+) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+            out: torch.Tensor = self.net(x)
+            return out if scale is None else out * scale
+
+    class Taking(Named):
+        def forward(self, batch: Any) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(**batch)
+
+    losses = set()
+    for kind in (Named, Taking):
+        executor = make_executor(kind(), 2, optimizer=sgd)
+        losses.add(executor.step({"x": data(), "scale": torch.full((6, 1), 2.0)}, square).loss.item())
+    assert len(losses) == 1
+
+
+class Cache:
+    """As a cache of keys and values: made from pairs, iterated as pairs."""
+
+    def __init__(self, pairs: Any) -> None:
+        self.pairs = list(pairs)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.pairs)
+
+
+def test_containers_of_other_kinds_are_gathered_by_their_entries() -> None:
+    caches = [Cache([(torch.ones(2, 3), torch.zeros(2, 3))]), Cache([(torch.ones(1, 3), torch.zeros(1, 3))])]
+    joined = gather(caches, "cpu")
+    assert isinstance(joined, Cache)
+    assert [tuple(leaf.shape) for leaf in joined.pairs[0]] == [(3, 3), (3, 3)]
+
+
+# States and optimizers
+
+
+def test_a_state_of_a_compiled_submodule_is_loaded(make_executor: MakeExecutor) -> None:
+    model = nn.ModuleDict({"inner": mlp(), "outer": nn.Linear(2, 2).double()})
+    model["inner"] = torch.compile(model["inner"], backend="eager")  # type: ignore[assignment]
+    executor = make_executor(model, 1)
+    state = executor.state_dict()
+    assert "inner.0.weight" in state["model"]
+    expected = {key: value + 1 for key, value in state["model"].items()}
+    executor.load_state_dict({"model": expected})
+    assert torch.equal(executor.state_dict()["model"]["inner.0.weight"], expected["inner.0.weight"])
+
+
+def test_adagrad_with_a_sharded_state_is_saved_and_loaded(make_executor: MakeExecutor) -> None:
+    def adagrad(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(params, lr=0.1)
+
+    alone = mlp()
+    optimizer = adagrad(alone.parameters())
+    executor = make_executor(mlp(), 3, optimizer=adagrad, shard_optimizer=True)
+    for _ in range(3):
+        optimizer.zero_grad()
+        square(alone(data()), None).backward()
+        optimizer.step()
+        executor.step(data(), square)
+        executor.load_state_dict(executor.state_dict())
+    assert_close(executor, alone)
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_several_optimizers_step_together(make_executor: MakeExecutor, shard: bool) -> None:
+    def both(module: nn.Module) -> list[torch.optim.Optimizer]:
+        first, last = list(module[0].parameters()), list(module[2].parameters())  # type: ignore[index]
+        return [torch.optim.SGD(first, lr=0.1, momentum=0.9), torch.optim.AdamW(last, lr=0.01, eps=1e-3)]
+
+    alone = mlp()
+    optimizers = both(alone)
+    executor = make_executor(mlp(), 2, optimizer=both, shard_optimizer=shard)
+    for _ in range(3):
+        alone.zero_grad()
+        square(alone(data()), None).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        executor.step(data(), square)
+    assert_close(executor, alone)
+    assert len(executor.optimizers) == len(executor.state_dict()["optimizer"]) == 2
+    executor.load_state_dict(executor.state_dict())
+    with pytest.raises(ReplicaError, match="made 2 optimizers: use executor.optimizers"):
+        _ = executor.optimizer
+
+
+def test_autocast_around_a_step_ends_before_the_backward_and_the_optimizer(
+    make_executor: MakeExecutor,
+) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            seen.append(("step", torch.is_autocast_enabled("cpu")))
+            return super().step(closure)
+
+    class Watch(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.append(("forward", torch.is_autocast_enabled("cpu")))
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            seen.append(("backward", bool((grad @ grad.T).dtype == torch.bfloat16)))
+            return grad
+
+    for slots in (1, 2):
+        executor = make_executor(mlp(torch.float32), slots, optimizer=lambda p: Watched(p, lr=0.1))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            executor.step(
+                data(dtype=torch.float32),
+                lambda out, part: out.float().pow(2).mean(),
+                lambda module, part: Watch.apply(module(part)),
+            )
+    assert {("forward", True), ("step", False)} <= set(seen)
+    assert ("step", True) not in seen
+
+
+def test_an_interrupt_between_the_step_and_dropping_its_gradients_applies_them_once(
+    make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = mlp()
+    optimizer = sgd(alone.parameters())
+    executor = make_executor(mlp(), 2, optimizer=sgd)
+    for number in range(3):
+        optimizer.zero_grad()
+        square(alone(data()), None).backward()
+        optimizer.step()
+        with monkeypatch.context() as patched:
+            if number == 1:
+
+                def interrupted(parameters: Any) -> None:
+                    patched.undo()
+                    raise KeyboardInterrupt
+
+                patched.setattr(update, "zero_grads", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    executor.step(data(), square)
+            else:
+                executor.step(data(), square)
+    assert_close(executor, alone)
+
+
+def test_a_failing_constructor_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(threading.enumerate())
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no stream")
+
+    monkeypatch.setattr(exchange.Exchange, "__init__", broken)
+    with pytest.raises(RuntimeError, match="no stream"):
+        ReplicaExecutor(mlp(), ["cpu"] * 2, optimizer=sgd, shard_optimizer=True)
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_failure_after_unscaling_leaves_the_scaler_usable(
+    make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make_executor(mlp(torch.float32), 2, optimizer=sgd)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    x = data(dtype=torch.float32)
+    with monkeypatch.context() as patched:
+
+        def broken(limit: float) -> Any:
+            raise RuntimeError("norm")
+
+        assert executor._optimizers is not None
+        patched.setattr(executor._optimizers, "clip", broken)
+        with pytest.raises(RuntimeError, match="norm"):
+            executor.step(x, square, clip_norm=1.0, scaler=scaler)
+    executor.step(x, square, clip_norm=1.0, scaler=scaler)
+    assert_replicas_equal(executor)
+
+
+# Copies, waits and devices
+
+
+def test_frozen_parameters_are_not_exchanged(make_executor: MakeExecutor) -> None:
+    model = mlp()
+    model[0].requires_grad_(False)
+    executor = make_executor(model, 2, optimizer=sgd, shard_optimizer=True)
+    executor.step(data(), square)
+    assert executor._exchange is not None
+    assert executor._exchange._stepped == [2, 3]
+
+
+def test_a_bucket_waits_once_per_replica_whatever_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """161 parameters on 8 slots: as many waits as for one."""
+
+    def counted(wait: Any, made: list[Any]) -> Any:
+        def waiting(event: Any) -> None:
+            made.append(event)
+            wait(event)
+
+        return waiting
+
+    slots, waits = slots_on(["cpu"] * 8), {}
+    for count in (1, 161):
+        with CpuBackend() as backend:
+            compute = [backend.stream(slot, f"compute-{slot.index}") for slot in slots]
+            lanes = Lanes(slots, {torch.device("cpu"): backend}, scattered_sums=False, ranks=None)
+            facts = [ParameterFacts(2, torch.float64)] * count
+            given = [[torch.zeros(2, dtype=torch.float64)] * count] * 8
+            live = lanes.make(0, plan_buckets(facts, range(count), 8)[0], given)
+            made: list[Any] = []
+            for stream in (*compute, *lanes._side):
+                monkeypatch.setattr(stream, "wait_event", counted(stream.wait_event, made))
+            for replica, stream in enumerate(compute):
+                with backend.use(stream):
+                    for index in range(count):
+                        lanes.put(live, replica, index, torch.ones(2, dtype=torch.float64))
+                    lanes.arrived(live, replica)
+            lanes.launch(live, list(range(8)))
+            for event in live.filled:
+                event.synchronize()
+            assert all(torch.equal(view, torch.full_like(view, 8.0)) for view in live.views[7].values())
+            waits[count] = len(made)
+    assert waits[161] == waits[1] < 200
+
+
+def test_a_part_made_on_another_gpu_is_copied_by_the_caller() -> None:
+    elsewhere = {"x": [torch.empty(2, device="meta")], "w": Whole(torch.empty(2, device="meta"))}
+    cuda = torch.device("cuda", 1)
+    assert from_another_gpu(elsewhere, cuda)
+    assert from_another_gpu({"w": elsewhere["w"]}, cuda)
+    assert not from_another_gpu({"x": torch.empty(2)}, cuda)
+
+
+def test_all_gpus_are_the_default(make_executor: MakeExecutor) -> None:
+    executor = ReplicaExecutor(mlp().to(every_device()[0]))
+    try:
+        assert [slot.device for slot in executor._crew.slots] == every_device()
+    finally:
+        executor.close()
+
+
+def test_gradients_live_in_their_buckets_while_backward_runs(make_executor: MakeExecutor) -> None:
+    executor = make_executor(mlp(), 2, optimizer=sgd)
+    reducer = executor._reducer
+    assert reducer is not None
+    complete, shared = reducer.complete, []
+
+    def looked() -> None:
+        for live in reducer._layout.buckets:
+            for replica, views in enumerate(live.views):
+                for index, view in views.items():
+                    grad = executor._replicas.parameters[replica][index].grad
+                    shared.append(grad is not None and grad.data_ptr() == view.data_ptr())
+        complete()
+
+    reducer.complete = looked  # type: ignore[method-assign]
+    executor.step(data(), square)
+    assert len(shared) == 8
+    assert all(shared)
+
+
+def test_a_module_that_has_stored_attention_maps_is_built_with_copies_of_them() -> None:
+    class Storing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+            self.maps: list[torch.Tensor] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.net(x)
+            self.maps.append(out)
+            return out
+
+    model = Storing()
+    model(data())
+    with ReplicaExecutor(model, ["cpu"] * 2) as executor:
+        executor(data())
+        other: Any = executor._replicas.modules[1]
+        assert torch.equal(other.maps[0], model.maps[0])
+        assert not other.maps[0].requires_grad
