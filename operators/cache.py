@@ -17,6 +17,7 @@ import torch
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Memo
 from pipegraph.errors import DataError, PipegraphWarning
+from pipegraph.forks import lock_free_after_fork
 from pipegraph.operators.packing import pack, unpack
 from pipegraph.stage.caching import Hit
 from pipegraph.tree import buffers, copy_containers, map_leaves
@@ -41,7 +42,7 @@ class _Store(ABC):
 class _Memory(_Store):
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lock = threading.Lock()
+        self._lock = lock_free_after_fork()
         self._used = 0
         self._values: dict[tuple[str, int], Value] = {}
 
@@ -75,7 +76,7 @@ class _Folder(_Store):
     def __init__(self, folder: Path, limit: int) -> None:
         self._folder = folder
         self._limit = limit
-        self._lock = threading.Lock()
+        self._lock = lock_free_after_fork()
         self._used: int | None = None
 
     def _path(self, digest: str, index: int) -> Path:

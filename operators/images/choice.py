@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable
 
 from pipegraph.errors import GraphError, MissingExtraError
-from pipegraph.forks import module_lock
+from pipegraph.forks import lock_free_after_fork
 from pipegraph.operators.images.backend import Backend
 from pipegraph.operators.images.calibration import Calibration, calibrate, fastest
 from pipegraph.operators.images.nvimgcodec import NvimgcodecRegions
@@ -27,7 +27,7 @@ _DECODERS: dict[str, tuple[str, Callable[[], RegionDecoder]]] = {
     "nvimgcodec": ("nvidia.nvimgcodec", NvimgcodecRegions),
     "simplejpeg": ("simplejpeg", SimplejpegRegions),
 }
-_lock = module_lock()
+_lock = lock_free_after_fork()
 _auto: Backend | None = None
 _measured: Calibration | None = None
 

@@ -18,7 +18,7 @@ from typing import Any, final
 import numpy as np
 
 from pipegraph.errors import MissingExtraError
-from pipegraph.forks import module_lock
+from pipegraph.forks import lock_free_after_fork
 from pipegraph.operators.images.backend import Buffer, ImageHWC
 from pipegraph.operators.images.crop import Region
 from pipegraph.operators.images.header import Header
@@ -29,7 +29,7 @@ _NOTICE = re.compile(
     rb"Failed to load nv\w+ library!|Note: If using nvImageCodec's Python distribution|"
     rb"Failed to load nv\w+ library or retrieve version"
 )
-_loading = module_lock()
+_loading = lock_free_after_fork()
 
 
 def _load() -> Any:

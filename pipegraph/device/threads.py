@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import torch
 
-from pipegraph.forks import module_lock
+from pipegraph.forks import lock_free_after_fork
 
-_lock = module_lock()
+_lock = lock_free_after_fork()
 
 
 def start_thread(target: Callable[[], object], name: str, intra_op: int = 1) -> threading.Thread:

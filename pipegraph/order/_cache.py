@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from pipegraph.forks import module_lock
+from pipegraph.forks import lock_free_after_fork
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class BoundedMemo(Generic[T]):
     def __init__(self, max_bytes: int, size_of: Callable[[T], int]) -> None:
         self._max_bytes = max_bytes
         self._size_of = size_of
-        self._lock = module_lock()  # memos live as long as their modules
+        self._lock = lock_free_after_fork()
         self._values: OrderedDict[Hashable, T] = OrderedDict()
         self._held = 0
 

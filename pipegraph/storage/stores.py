@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar, final
 
 from pipegraph.errors import LoaderClosedError, MissingExtraError, StoreError
-from pipegraph.forks import module_lock
+from pipegraph.forks import lock_free_after_fork
 
 from .failures import plain
 from .parts import Part
@@ -36,7 +36,7 @@ RANGE_NBYTES: Final = 8 << 20
 PARALLEL: Final = 8
 
 _memory_stores: dict[str, Any] = {}
-_memory_lock = module_lock()
+_memory_lock = lock_free_after_fork()
 
 
 @dataclass(frozen=True, slots=True)

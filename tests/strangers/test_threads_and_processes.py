@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import pipegraph as pg
+from pipegraph import forks
 from pipegraph import operators as ops
 
 
@@ -131,6 +132,17 @@ def test_a_forked_child_waits_for_no_lock_that_a_thread_of_the_parent_holds(ask:
         if ask == "profile":
             assert "quarantined: 1" in answer
         assert [*head, *passing] == [x for x in range(99) if x != 3]
+
+
+def test_what_a_child_shares_with_its_parent_is_free_there_whoever_held_it() -> None:
+    graph = pg.Graph("shared", seed=1)
+    rows = graph.add(ops.FromSequence(range(20), order=pg.order.StridedOrder(shuffle=True)))
+    rows.then(abs).then(ops.Cache("memory", "1 MB"))
+    whole = delivered(graph)
+    locks = list(forks._locks)
+    assert len(locks) > 5
+    with held_elsewhere(locks):
+        assert in_child(lambda: str(delivered(graph))) == str(whole)
 
 
 def broken_at_3(x: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from pipegraph.errors import DataError
-from pipegraph.forks import module_lock
+from pipegraph.forks import lock_free_after_fork
 from pipegraph.storage.parts import Part
 
 from .arrays import NpyFormat, NpzFormat
@@ -22,7 +22,7 @@ from .tar import TarFormat
 
 _PACKED_TAR = re.compile(r"\.(tar\.\w+|tgz|tbz2?|txz|tzst)$")
 
-_lock = module_lock()
+_lock = lock_free_after_fork()
 _formats: dict[str, Format] = {}
 
 

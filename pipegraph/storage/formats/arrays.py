@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph.errors import DataError, LoaderClosedError, ShardError
-from pipegraph.forks import module_lock
+from pipegraph.forks import lock_free_after_fork
 from pipegraph.storage.files import ShardFile
 
 from .base import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
 
 # NumPy's own bound for headers of files that are not trusted is 10 kB.
 _MAX_HEADER_NBYTES: Final = 1 << 16
-_parsing = module_lock()
+_parsing = lock_free_after_fork()
 """NumPy reads headers with ``ast``, which up to CPython 3.11 counts its recursion for all threads together: two at
 once now and then end in "AST constructor recursion depth mismatch"."""
 
