@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from time import perf_counter_ns
 
 
 class Cancelled(BaseException):
@@ -22,6 +23,10 @@ class Activity:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running = 0
+        self.wakes = 0  # threads that have gone on after a wait,
+        self.late_ns = (
+            0  # and how long after they were woken: they waited for a core, or for the interpreter lock
+        )
         self.on_idle: Callable[[], None] = lambda: None
 
     def attach(self, threads: int = 1) -> None:
@@ -37,6 +42,12 @@ class Activity:
         if idle:
             self.on_idle()
 
+    def went_on(self, late_ns: int) -> None:
+        """The calling thread runs again, so long after it was woken."""
+        with self._lock:
+            self.wakes += 1
+            self.late_ns += late_ns
+
     def resume(self) -> None:
         """A waiting thread is about to be woken by the caller."""
         with self._lock:
@@ -51,12 +62,12 @@ class Waiter:
         nbytes: what it needs room for; None for a thread that waits for its turn and not for room.
     """
 
-    __slots__ = ("lane", "lock", "nbytes", "since_ns")
+    __slots__ = ("lane", "lock", "nbytes", "since_ns", "woken_ns")
 
     def __init__(self, since_ns: int, lane: int = -1, nbytes: int | None = None) -> None:
         self.lock = threading.Lock()
         self.lock.acquire()
-        self.since_ns = since_ns
+        self.since_ns = self.woken_ns = since_ns
         self.lane = lane
         self.nbytes = nbytes
 
@@ -64,8 +75,10 @@ class Waiter:
         """Blocks until woken. Interruptible in the main thread."""
         activity.pause()
         self.lock.acquire()
+        activity.went_on(perf_counter_ns() - self.woken_ns)
 
     def wake(self, activity: Activity) -> None:
         """Called once, by whoever took this waiter out of its queue."""
         activity.resume()
+        self.woken_ns = perf_counter_ns()
         self.lock.release()

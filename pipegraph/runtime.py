@@ -250,6 +250,7 @@ class Runtime:
         with self._condition:
             self._begun.add(threading.current_thread())
             self._condition.notify_all()
+        worker.meter.thread_begins()
         try:
             self._open(stage.name, worker)
         except BaseException as error:
@@ -286,6 +287,7 @@ class Runtime:
                     run.activity.pause()
                     run = None
         finally:
+            worker.meter.thread_ends()
             self._close_operator(stage.name, worker)
 
     def _close_operator(self, stage: str, worker: Worker) -> None:

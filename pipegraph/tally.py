@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Totals = Counter[tuple[Any, ...]]
 """Nanoseconds or numbers under ``("elapsed",)``, ``("busy", stage)``, ``("items", stage)``,
+``("cpu", stage)`` (of its threads), ``("late",)`` (between a thread's wake and its going on) and ``("wakes",)``,
 ``("memory", stage)`` (waits for room under ``memory_limit``), and for the edge into input ``index`` of
 ``consumer`` (``""`` is the training loop) ``("put", consumer, index)`` and ``("get", consumer, index)``:
 waits summed over threads."""
@@ -76,6 +77,8 @@ class Tally:
         for stage, meters in self._runtime.meters.items():
             found["busy", stage] = sum(meter.busy_ns for meter in meters)
             found["items", stage] = sum(meter.items for meter in meters)
+            found["cpu", stage] = sum(meter.cpu_ns() for meter in meters)
+        found["wakes",], found["late",] = run.activity.wakes, run.activity.late_ns
         for account in run.account.stages:
             found["memory", account.name] = account.wait_ns
         for (consumer, index), channel in run.channels.items():

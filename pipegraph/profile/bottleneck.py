@@ -18,6 +18,13 @@ CONSUMER = "consumer"
 NEGLIGIBLE = 0.02
 """A consumer that waits for less of its time than this is not held back: starting up alone takes some."""
 
+LATE_S = 1e-3
+"""Threads that take this long to go on once they are woken wait for something: tens of microseconds are usual, and
+the interpreter lock changes hands every 5 ms where many want it."""
+
+MUCH = 0.1
+"""Cores that a stage must keep running for the others to wait because of it."""
+
 
 @dataclass(frozen=True)
 class EdgeFacts:
@@ -68,3 +75,30 @@ def find_bottleneck(busy: Mapping[str, float], edges: Sequence[EdgeFacts]) -> st
         if held_back <= max(against, NEGLIGIBLE):
             return at
         at = edge.producer
+
+
+def find_lock_holder(
+    bottleneck: str, busy: Mapping[str, float], cores: Mapping[str, float], wake_s: float
+) -> str | None:
+    """The stage that sets the pace because it holds the interpreter lock; None where the lock is not the reason.
+
+    A stage that waits for the lock inside its work looks busy and is not running. Threads in general are then late
+    to go on, and it is the stage that runs most which keeps them waiting.
+
+    Args:
+        bottleneck: as the waits alone have it.
+        busy: how many of each stage's workers were busy on average.
+        cores: how many cores each stage's threads kept running on average.
+        wake_s: mean seconds between a thread's being woken and its going on.
+
+    >>> find_lock_holder("light", {"heavy": 2.0, "light": 1.0}, {"heavy": 0.95, "light": 0.02}, 4e-3)
+    'heavy'
+    """
+    if wake_s < LATE_S or bottleneck not in cores:
+        return None
+    holder = max(cores, key=lambda name: cores[name])
+    waits = busy[bottleneck] - cores[bottleneck]
+    others = holder != bottleneck and cores[bottleneck] > cores[holder] / 2
+    if cores[holder] < MUCH or waits < busy[bottleneck] / 4 or others:
+        return None
+    return holder

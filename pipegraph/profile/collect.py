@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from pipegraph.contracts import Source
 from pipegraph.plan import Plan, StagePlan
 
-from .bottleneck import CONSUMER, EdgeFacts, find_bottleneck
+from .bottleneck import CONSUMER, EdgeFacts, find_bottleneck, find_lock_holder
 from .reports import Report
-from .values import Profile, StageProfile
+from .values import LEAST_S, Profile, StageProfile
 
 if TYPE_CHECKING:
     from pipegraph.loader import Loader
@@ -33,9 +33,20 @@ def profile_of(loader: Loader) -> Profile:
     busy = {name: stage.busy + stage.memory for name, stage in stages.items()}
     busy[CONSUMER] = max(0.0, 1 - stall_ns / elapsed_ns)
     elapsed_s = totals["elapsed",] / 1e9
+    wake_s = totals["late",] / 1e9 / max(1, totals["wakes",])
+    bottleneck = CONSUMER
+    holder = None
+    if elapsed_s >= LEAST_S:
+        bottleneck = find_bottleneck(busy, _edges(plan, waits, elapsed_ns))
+        threads = {name: stage for name, stage in stages.items() if stage.running is not None}
+        occupied = {name: stage.busy * stage.workers for name, stage in threads.items()}
+        cores = {name: (stage.running or 0.0) * stage.workers for name, stage in threads.items()}
+        holder = find_lock_holder(bottleneck, occupied, cores, wake_s)
     return Profile(
         stages=stages,
-        bottleneck=find_bottleneck(busy, _edges(plan, waits, elapsed_ns)),
+        bottleneck=holder or bottleneck,
+        lock=holder is not None,
+        wake_s=wake_s,
         stall_s=stall_ns / 1e9,
         samples_per_s=progress.samples / elapsed_s if elapsed_s else 0.0,
         quarantined=quarantined,
@@ -138,6 +149,7 @@ def _stage(
         rate=totals["items", name] * 1e9 / elapsed_ns,
         service_mean_s=sum(meter.busy_ns for meter in meters) / 1e9 / max(1, calls),
         busy=_share(totals["busy", name], workers, elapsed_ns),
+        running=None if stage.backend == "inline" else _share(totals["cpu", name], workers, elapsed_ns),
         starved=_share(starved, workers, elapsed_ns),
         blocked=_share(blocked, workers, elapsed_ns),
         failed=sum(meter.failed for meter in meters),

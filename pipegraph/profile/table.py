@@ -6,7 +6,7 @@ from pipegraph.errors import shown
 from pipegraph.units import format_bytes
 
 from .bottleneck import CONSUMER
-from .values import Profile, StageProfile
+from .values import LEAST_S, Profile, StageProfile
 
 WIDTH = 100
 NAME_WIDTH = 22
@@ -35,6 +35,8 @@ def conclude(profile: Profile) -> str:
     """The bottleneck in a sentence."""
     if not profile.items:
         return "Nothing has been delivered yet."
+    if profile.elapsed_s < LEAST_S:
+        return "Passes ran too briefly to tell what sets the pace."
     waited = profile.stall_s / profile.elapsed_s if profile.elapsed_s else 0.0
     stall = f"training waited for data {_share(waited)} of the time"
     if profile.bottleneck == CONSUMER:
@@ -42,7 +44,13 @@ def conclude(profile: Profile) -> str:
         return f"Training sets the pace{keeps_up}: {stall}."
     name, stage = profile.bottleneck, profile.stages[profile.bottleneck]
     workers = "its worker is" if stage.workers == 1 else f"its {stage.workers} workers are"
-    if stage.memory > stage.busy:
+    if profile.lock:
+        cores = (stage.running or 0.0) * stage.workers
+        why = (
+            f"it holds the interpreter lock ({cores:.1f} cores' worth of running), for which other threads wait "
+            f"{_duration(profile.wake_s)} each time; more threads do not help, code that releases the lock does"
+        )
+    elif stage.memory > stage.busy:
         why = f"its workers wait for room under memory_limit {_share(stage.memory)} of the time"
     else:
         why = f"{workers} busy {_share(stage.busy)} of the time while what follows waits for it"

@@ -10,6 +10,9 @@ from typing import Any
 
 from pipegraph.stage.budgets import Quarantined
 
+LEAST_S = 0.05
+"""What ran for less than this, shown as 0.0 s, tells of starting up and not of who sets the pace."""
+
 
 @dataclass(frozen=True)
 class StageProfile:
@@ -24,7 +27,8 @@ class StageProfile:
         nbytes: bytes of arrays, tensors and encoded data that it made.
         rate: items per second while passes ran.
         service_mean_s: mean seconds of work for one item in (for a source: out).
-        busy: share 0..1 that its workers worked.
+        busy: share 0..1 that its workers worked, or waited inside their work: for data, a device, the interpreter lock.
+        running: share 0..1 that its workers' threads ran on a core; None for an inline stage, which has no threads.
         starved: share 0..1 that they waited because their input was empty.
         blocked: share 0..1 that they waited for room: in the output queue, or under ``memory_limit``.
         failed: items (on batches, samples) that failed, whatever the policy then did.
@@ -45,6 +49,7 @@ class StageProfile:
     rate: float = 0.0
     service_mean_s: float = 0.0
     busy: float = 0.0
+    running: float | None = None
     starved: float = 0.0
     blocked: float = 0.0
     failed: int = 0
@@ -65,7 +70,8 @@ class Profile:
 
     Attributes:
         stages: by name, from source to sink, stages that were left out included.
-        bottleneck: the stage that sets the pace, or ``"consumer"`` where the training loop does.
+        bottleneck: the stage that sets the pace, or ``"consumer"`` where the training loop does, or where passes ran
+            for less than :data:`LEAST_S`.
         stall_s: seconds that the training loop has waited for data, in all.
         samples_per_s: samples delivered per second while passes ran.
         quarantined: what failed and was left out or replaced, of the whole run.
@@ -74,6 +80,8 @@ class Profile:
         passes: how many have begun.
         items: chunks delivered.
         samples: samples delivered.
+        lock: whether the bottleneck is one because it holds the interpreter lock, for which the others wait.
+        wake_s: mean seconds from a thread's being woken to its running: for a core, or for the interpreter lock.
         first_batch_s: seconds from the first ``iter()`` to the first chunk; None before it.
     """
 
@@ -88,6 +96,8 @@ class Profile:
     items: int = 0
     samples: int = 0
     first_batch_s: float | None = None
+    lock: bool = False
+    wake_s: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))

@@ -7,6 +7,7 @@ A ``StageRun`` lives as long as one run (from a pass's start until it is cancell
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,9 +35,24 @@ if TYPE_CHECKING:
 class Meter:
     """One worker's counters. Written by that worker alone, read by anyone: a torn view is one item off."""
 
-    __slots__ = ("busy_ns", "calls", "dropped", "failed", "items", "nbytes", "retried", "samples")
+    __slots__ = (
+        "_clock",
+        "_cpu_ns",
+        "busy_ns",
+        "calls",
+        "dropped",
+        "failed",
+        "items",
+        "nbytes",
+        "retried",
+        "samples",
+    )
 
     def __init__(self) -> None:
+        self._clock: int | None = (
+            None  # of its thread's time on a core, read by whoever asks: items pay nothing
+        )
+        self._cpu_ns = 0
         self.busy_ns = 0
         self.calls = 0
         self.items = 0
@@ -45,6 +61,25 @@ class Meter:
         self.dropped = 0
         self.failed = 0
         self.retried = 0
+
+    def thread_begins(self) -> None:
+        """Called by the worker's own thread; an inline stage has none, nor have all systems such clocks."""
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def thread_ends(self) -> None:
+        """Called by the worker's own thread, whose clock ends with it."""
+        self._cpu_ns, self._clock = self.cpu_ns(), None
+
+    def cpu_ns(self) -> int:
+        """How long the thread has run on a core so far; 0 where that is not known."""
+        clock = self._clock
+        if clock is not None:
+            try:
+                return time.clock_gettime_ns(clock)
+            except OSError:  # the thread has just ended, or lives on in the process that forked this one
+                pass
+        return self._cpu_ns
 
 
 @dataclass

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pipegraph.profile import CONSUMER, EdgeFacts, find_bottleneck
+from pipegraph.profile import CONSUMER, EdgeFacts, find_bottleneck, find_lock_holder
 
 
 def line(costs, workers, capacity, items=400):
@@ -95,3 +95,21 @@ def test_inline_stages_take_turns_so_the_longest_turn_is_named(read, decode, tra
 def test_a_trace_of_starvation_is_nobodys_fault():
     edges = [EdgeFacts("read", CONSUMER, 0.01, 0.0)]
     assert find_bottleneck({"read": 0.5, CONSUMER: 0.99}, edges) == CONSUMER
+
+
+@pytest.mark.parametrize(
+    ("bottleneck", "busy", "cores", "wake_s", "expected"),
+    [
+        ("light", {"heavy": 2.0, "light": 1.0}, {"heavy": 0.95, "light": 0.02}, 4e-3, "heavy"),
+        ("heavy", {"heavy": 2.0, "light": 0.1}, {"heavy": 0.97, "light": 0.02}, 4e-3, "heavy"),
+        # It waits for a store or sleeps: threads go on as soon as they are woken.
+        ("light", {"heavy": 0.9, "light": 1.0}, {"heavy": 0.9, "light": 0.02}, 5e-5, None),
+        # It runs all the time that it is busy.
+        ("heavy", {"heavy": 1.0, "light": 0.1}, {"heavy": 0.98, "light": 0.02}, 4e-3, None),
+        # Nobody runs: it is not the lock that threads wait for.
+        ("light", {"heavy": 0.1, "light": 1.0}, {"heavy": 0.05, "light": 0.01}, 4e-3, None),
+        (CONSUMER, {"heavy": 1.0}, {"heavy": 0.9}, 4e-3, None),
+    ],
+)
+def test_a_stage_that_waits_for_the_interpreter_lock_is_not_blamed(bottleneck, busy, cores, wake_s, expected):
+    assert find_lock_holder(bottleneck, busy, cores, wake_s) == expected

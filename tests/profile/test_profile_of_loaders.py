@@ -1,7 +1,7 @@
 """Profiles of real graphs. Planted costs are held by gates and by spinning, never judged by the clock."""
 
 import threading
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 
 import pytest
 
@@ -269,3 +269,41 @@ def test_a_source_that_reads_groups_is_timed_by_the_item():
         source = loader.profile().stages["source"]
     assert source.items == 64
     assert source.service_mean_s * 64 == pytest.approx(source.busy * loader.profile().elapsed_s, rel=0.01)
+
+
+def test_a_workers_time_on_a_core_is_measured_beside_its_busy_time():
+    """One that computes runs while it is busy, one that waits inside its work does not."""
+    waited = threading.Event()
+
+    def compute(x):
+        end = thread_time_ns() + 3_000_000
+        while thread_time_ns() < end:
+            pass
+        return x
+
+    def wait(x):
+        waited.wait(0.02)
+        return x
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(20))).then(compute, name="compute").then(wait, name="wait").then(
+        lambda x: x, name="inline", backend="inline"
+    )
+    with graph.loader() as loader:
+        assert list(loader) == list(range(20))
+        running = loader.profile()
+    for profile in (running, loader.profile()):
+        seconds = {name: (s.running or 0.0) * profile.elapsed_s for name, s in profile.stages.items()}
+        assert seconds["compute"] >= 0.06
+        assert seconds["wait"] < profile.stages["wait"].busy * profile.elapsed_s / 2
+        assert profile.stages["inline"].running is None and profile.wake_s > 0
+
+
+def test_a_run_of_no_length_blames_nobody():
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable([1]))
+    with graph.loader() as loader:
+        list(loader)
+        tally = loader._runtime.tally
+        tally._total[("elapsed",)] = 1000
+        assert loader.profile().bottleneck == "consumer" and "too briefly" in loader.profile().conclusion

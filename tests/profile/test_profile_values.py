@@ -85,3 +85,20 @@ def test_long_names_of_stages_do_not_widen_the_table():
     with graph.loader() as loader:
         assert list(loader) == [0, 1, 2]
         assert all(len(each) <= WIDTH for each in str(loader.profile()).splitlines())
+
+
+def test_the_interpreter_lock_is_named_as_the_reason():
+    held = dataclasses.replace(profile().stages["decode"], running=0.45)
+    said = " ".join(str(profile(stages={"decode": held}, lock=True, wake_s=0.004)).split())
+    assert (
+        "Stage 'decode' holds training back: it holds the interpreter lock (0.9 cores' worth of running)"
+        in said
+    )
+    assert "other threads wait 4 ms each time" in said
+
+
+def test_a_run_that_was_too_short_blames_nobody():
+    said = str(profile(elapsed_s=0.04))
+    assert (
+        "too briefly to tell" in said and "holds training back" not in said and "sets the pace:" not in said
+    )
