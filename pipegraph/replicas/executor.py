@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,27 +27,11 @@ from pipegraph.replicas.losses import Reduction
 from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers, zero_grads
 from pipegraph.replicas.proxy import JointOptimizer
 from pipegraph.replicas.reducer import Reducer
+from pipegraph.replicas.result import StepResult as StepResult
 from pipegraph.replicas.scatter import gather
 from pipegraph.replicas.team import Abandoned, Team, note_once
 from pipegraph.replicas.update import Update
 from pipegraph.replicas.usage import Usage
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step has come to.
-
-    Attributes:
-        loss: of the whole batch, as one device would have returned it; 0-dim, detached, on the first device.
-        outputs: one entry per replica that had rows, detached, where it was computed; None unless asked for.
-        grad_norm: the total gradient norm before clipping; None without ``clip_norm``.
-        stepped: whether the optimizers stepped: not in ``no_sync``, nor after an overflow seen by the scaler.
-    """
-
-    loss: torch.Tensor
-    outputs: tuple[Any, ...] | None = None
-    grad_norm: torch.Tensor | None = None
-    stepped: bool = True
 
 
 class ReplicaExecutor:
