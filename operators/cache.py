@@ -136,6 +136,7 @@ class Cache(Memo):
     """
 
     default_name = "cache"
+    portable = False
     needs = "sample"
 
     def __init__(self, where: str | os.PathLike[str], limit: int | str) -> None:

@@ -59,6 +59,7 @@ class Pin(Operator):
 
     default_name = "pin"
     moves = "pinned"
+    portable = False
 
     def __init__(self) -> None:
         self._context = Context("")
@@ -204,6 +205,7 @@ class CopyToDevice(Operator):
 
     default_name = "copy"
     moves = "device"
+    portable = False
     shareable = False
 
     def __init__(self, device: torch.device | str | int, copy: bool = False) -> None:
@@ -265,6 +267,7 @@ class Scatter(Operator):
 
     default_name = "scatter"
     fetches = True
+    portable = False
     needs = "batch"
     shareable = False
 

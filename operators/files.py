@@ -179,6 +179,7 @@ class Load(_Reads):
         bound._select = source
         if self.choice.filter is not None:
             bound.one_to_one = bound.bundles = False
+        bound.portable = False  # its blocks are shared by the stage's workers
         return bound
 
     def config(self) -> dict[str, Any]:
@@ -268,6 +269,7 @@ class LoadParts(_Reads):
     """
 
     kind = "expand"
+    portable = False
     needs = "part"
     gives = "sample"
     one_to_one = False

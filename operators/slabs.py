@@ -26,7 +26,8 @@ class StageSlabs:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._ring: SlabRing = context.share(
-            "slabs", lambda: SlabRing(allocator(context.memory), SPARE_SLABS, count=context.count)
+            "slabs",
+            lambda: SlabRing(context.allocate or allocator(context.memory), SPARE_SLABS, count=context.count),
         )
         self._packs = context.memory != "pageable"
 

@@ -19,7 +19,7 @@ def bundle_rows(planned: dict[str, StagePlan], output: Edge) -> None:
         operator = batch.operator
         if not isinstance(operator, Regroup) or not operator.bundles or batch.spec.on_error != "raise":
             continue
-        if not _plain(batch):
+        if not _plain(batch) or batch.backend != "thread":
             continue
         chain = _chain_above(batch, planned, output)
         if not chain:
@@ -51,7 +51,7 @@ def bundle_rows(planned: dict[str, StagePlan], output: Edge) -> None:
 
 
 def _plain(stage: StagePlan) -> bool:
-    return stage.bypassed is None and stage.backend == "thread" and not stage.unordered_above
+    return stage.bypassed is None and stage.backend in ("thread", "process") and not stage.unordered_above
 
 
 def _chain_above(batch: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> list[StagePlan]:

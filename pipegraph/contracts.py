@@ -55,6 +55,7 @@ class Context:
         memory: what the stage's slabs lie in: ``"pageable"``; ``"pinned"`` or ``"staged"`` where a copy reads them.
         share: ``share(name, make)`` is one object for all workers of the stage, made by the first that asks.
         memory_limit: of the loader, in bytes; 0 where nobody has set one.
+        allocate: what slabs are made by where it is not for ``memory`` to say: in a worker's process they are shared.
     """
 
     stage: str
@@ -68,6 +69,7 @@ class Context:
     read_by_stages: bool = True
     memory: str = "pageable"
     memory_limit: int = 0
+    allocate: Callable[[int], Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copied or pickled graph describes the same stages; what belongs to a run stays behind.
@@ -79,6 +81,8 @@ class Component(ABC):
 
     kind: ClassVar[Kind]
     default_name: ClassVar[str | None] = None
+    portable: bool = True
+    """Whether it may be opened in another process; not where it hands on what only this one has."""
     bundles: bool = False
     """Whether it can be asked for several consecutive samples at once; see ``pipegraph.bundle``."""
 

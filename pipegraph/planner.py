@@ -104,14 +104,20 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         spec = replace(spec, operator=operator)
     levels = [planned[edge.stage].level for edge in upstream]
     notes: list[str] = []
-    if spec.backend in ("process", "ray"):
+    if spec.backend == "ray":
         raise GraphError(
-            f"stage {spec.name!r}: backend={spec.backend!r} is not available in this version; use backend='thread'"
+            f"stage {spec.name!r}: backend='ray' is not available in this version; use 'process'"
         )
     if spec.on_error != "raise":
         _check_policy(spec, operator)
-    if spec.timeout is not None:
-        raise GraphError(f"stage {spec.name!r}: timeout= is not available in this version; leave it out")
+    backend = spec.backend
+    if backend == "process":
+        why = _why_here(operator)
+        if why is not None:
+            notes.append(f"runs in a thread: {why}")
+            backend = "thread"
+    if spec.timeout is not None and backend != "process":
+        raise GraphError(f"stage {spec.name!r}: timeout= needs backend='process' in this version")
     workers = spec.workers
     bypassed = None
     if isinstance(operator, Source):
@@ -158,8 +164,17 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         capacity = BATCHES_PER_WORKER * workers if level == "batch" else max(SAMPLES_PER_QUEUE, 2 * workers)
         if level == "part" and not (isinstance(operator, Source) and operator.random_access):
             capacity = BATCHES_PER_WORKER  # whole shards; else single samples of shards
-    return StagePlan(
-        spec, upstream, workers, spec.backend, capacity, level, unordered, bypassed, tuple(notes)
+    return StagePlan(spec, upstream, workers, backend, capacity, level, unordered, bypassed, tuple(notes))
+
+
+def _why_here(operator: Operator | Source) -> str | None:
+    """Why an operator stays in the trainer's process, though another one was asked for."""
+    if operator.kind in ("merge", "route"):
+        return f"{operator.name} only hands items on"
+    if isinstance(operator, Source) and operator.level != "sample":
+        return f"{operator.name} only names what is to be read"
+    return (
+        None if operator.portable else f"{operator.name} works on the trainer's own devices, files or memory"
     )
 
 

@@ -80,7 +80,7 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
         if below.bypassed is not None or len(below.upstream) != 1 or isinstance(below.operator, Source):
             continue
         above = planned[below.upstream[0].stage]
-        plain = all(s.backend == "thread" and s.spec.ordered for s in (above, below))
+        plain = above.backend == below.backend != "inline" and above.spec.ordered and below.spec.ordered
         if not plain or below.spec.on_error != "raise" or not _only_reader(above, planned, output):
             continue
         if not isinstance(above.operator, Operator):
@@ -129,7 +129,7 @@ def choose_memory(planned: dict[str, StagePlan]) -> None:
         readers = [
             s for s in planned.values() if s.bypassed is None and any(e.stage == name for e in s.upstream)
         ]
-        pins = [s for s in readers if _moves(s, "pinned")]
+        pins = [s for s in readers if _moves(s, "pinned")] if stage.backend != "process" else []
         if not pins and not any(
             isinstance(s.operator, Operator) and s.operator.reads_pinned() for s in readers
         ):

@@ -28,7 +28,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegraph.activity import Cancelled
 from pipegraph.contracts import Context, Operator, Source, history_of
@@ -41,6 +41,9 @@ from pipegraph.stage.loops import loop_for
 from pipegraph.stage.stage import Meter, Worker
 from pipegraph.stopping import Stopping
 from pipegraph.tally import Tally
+
+if TYPE_CHECKING:
+    from pipegraph.engine.process.pool import Processes
 
 GRACE_S = 5.0
 """How long ``close`` waits for user code to return."""
@@ -64,6 +67,7 @@ class Runtime:
         self.grown: dict[str, int] = {}
         self.counters: dict[str, dict[str, int]] = {}
         self.stopping = Stopping()
+        self._processes: Processes | None = None
         self._sharing = threading.RLock()
         self._shared: dict[tuple[str, str], Any] = {}
         self._condition = threading.Condition()
@@ -198,8 +202,12 @@ class Runtime:
 
     def _start_workers(self) -> None:
         threads = []
+        if any(stage.backend == "process" for stage in self.plan.running):
+            from pipegraph.engine.process.pool import Processes
+
+            self._processes = Processes()
         operators = {
-            stage.name: [copy.copy(stage.operator) for _ in range(stage.workers)]
+            stage.name: [self._operator(stage, index) for index in range(stage.workers)]
             for stage in self.plan.running
         }
         for stage in self.plan.running:
@@ -236,6 +244,13 @@ class Runtime:
             error = self._open_error
         if error is not None:
             raise error
+
+    def _operator(self, stage: StagePlan, index: int) -> Any:
+        """What a worker of the stage holds: a copy of the operator, or what stands for one in a process."""
+        if stage.backend != "process":
+            return copy.copy(stage.operator)
+        assert self._processes is not None
+        return self._processes.operator(stage, self.context(stage.name, index))
 
     def _open(self, stage: str, worker: Worker) -> None:
         try:
@@ -351,6 +366,9 @@ class Runtime:
                 self._close_operator(stage, opened)
             else:
                 opened.close()
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
         self.workers, self.readers = {}, {}
         self.run = None
         for message in warned:  # last: where warnings are errors the rest is done

@@ -31,6 +31,11 @@ def bind_thread(device: torch.device) -> None:
     torch.cuda.set_device(device)
 
 
+def is_initialized() -> bool:
+    """Whether this process has a CUDA context, so that it must not fork."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def has_nccl() -> bool:
     """Whether this build can sum over GPUs with NCCL."""
     return torch.cuda.is_available() and hasattr(torch._C, "_nccl_all_reduce")

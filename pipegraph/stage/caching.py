@@ -157,8 +157,9 @@ def wire_cache(plan: Plan, operators: dict[str, list[Operator | Source]], reader
         if reader.draws:
             vars(reader)["go_on"] = misses.clearing(reader.go_on)
         for above in chain:
+            operator: Any
             for operator in operators[above.name]:
-                if isinstance(operator, Source):
+                if isinstance(above.operator, Source):
                     operator.group = 1
                     vars(operator)["read"] = read_cached(operator, caches[0].lookup, misses)
                 else:

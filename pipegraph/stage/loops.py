@@ -21,7 +21,7 @@ from pipegraph.stage.cursors import same
 from pipegraph.stage.failures import not_a_chunk
 from pipegraph.stage.fans import merge_loop, route_loop
 from pipegraph.stage.regroup import regroup_loop
-from pipegraph.stage.rows import rows_loop
+from pipegraph.stage.rows import rows_loop, whole_batches
 from pipegraph.stage.sources import groups_loop, reading, sequence_loop
 from pipegraph.stage.stage import StageRun, Worker
 from pipegraph.tree import ATOMS
@@ -50,10 +50,12 @@ def loop_for(stage: StageRun, worker: Worker) -> Loop:
         from pipegraph.stage.stateful import stateful_loop
 
         return stateful_loop(stage, worker)
-    if isinstance(operator, RowOperator):
+    if isinstance(operator, RowOperator) and stage.plan.backend != "process":
         return rows_loop(stage, worker)
     if operator.kind == "map":
         process = worker.operator.process
+        if isinstance(operator, RowOperator):
+            process = whole_batches(stage, worker)
         if stage.unordered:
             return _map_unordered(stage, worker, process)
         return (_map_pooled if stage.pooled else _map_alone)(stage, worker, process)

@@ -7,7 +7,7 @@ that, a batch that another worker opens calls it back. Whoever does a batch's la
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -157,3 +157,27 @@ def _send_token(stage: StageRun, ticket: int, item: Any) -> None:
         stage.lane_putter()(ticket, item, True)
     else:
         stage.putter()(item)
+
+
+def whole_batches(stage: StageRun, worker: Worker) -> Callable[[Chunk], Any]:
+    """``process`` of a row operator that lives elsewhere: one worker does all rows of a batch, by their policy."""
+    remote, failures = worker.operator, stage.failures
+
+    def process(chunk: Chunk) -> Any:
+        if not chunk.batched:
+            return remote.process(chunk)
+        made, failed = remote.rows(chunk)
+        if made is not None:
+            return made
+        still: dict[int, Exception] = {}
+        for row, error in failed.items():
+            try:
+                failures.try_again(worker, partial(remote.row, row, None), error)
+            except Exception as last:
+                still[row] = last
+        kept = failures.judge_rows(worker, chunk, still, remote.row)
+        if isinstance(kept, Failure):
+            return kept
+        return remote.end(kept) if kept else None
+
+    return process

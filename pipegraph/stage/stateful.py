@@ -33,7 +33,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     get, put = stage.inboxes[0].get, stage.putter()
     operator, meter = worker.operator, worker.meter
     account = stage.run.account
-    regroups = isinstance(operator, Regroup)
+    regroups = isinstance(stage.plan.operator, Regroup)
     if regroups:
         operator.begin()
     initial = encode(operator.state_dict()) if worker.initial is None else worker.initial

@@ -27,13 +27,27 @@ def _descriptors() -> frozenset[str]:
     return frozenset(found)
 
 
+def _children() -> frozenset[int]:
+    """Numbers of this process's children; without /proc only of those that ``multiprocessing`` started."""
+    children = frozenset(
+        child.pid or 0 for child in multiprocessing.active_children()
+    )  # reaps those that ended
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            listed = Path(f"/proc/self/task/{thread}/children").read_text().split()
+            children |= frozenset(map(int, listed))
+    except OSError:
+        pass
+    return children
+
+
 @dataclass(frozen=True)
 class Resources:
     """What this process holds.
 
     Attributes:
         threads: live threads, by name and identity.
-        processes: live child processes of ``multiprocessing``.
+        processes: live child processes.
         descriptors: open file descriptors and what they are.
         shared_memory: names under ``/dev/shm``.
     """
@@ -48,7 +62,7 @@ class Resources:
         """One look."""
         return cls(
             frozenset((t.name, t.ident or 0) for t in threading.enumerate()),
-            frozenset(child.pid or 0 for child in multiprocessing.active_children()),
+            _children(),
             _descriptors(),
             frozenset(os.listdir(_SHARED_MEMORY)) if _SHARED_MEMORY.is_dir() else frozenset(),
         )

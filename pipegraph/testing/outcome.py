@@ -23,7 +23,7 @@ MakeGraph = Callable[[], Graph]
 def fingerprint(data: Any) -> Any:
     """A hashable value that is equal for equal trees: arrays and tensors by dtype, shape and bytes."""
     if isinstance(data, torch.Tensor):
-        whole = data.detach().cpu().contiguous()
+        whole = data.detach().cpu().contiguous().resolve_conj().resolve_neg()
         return (
             (
                 "tensor",

@@ -30,28 +30,40 @@ def assert_same_everywhere(
     epochs: int = 2,
     workers: Sequence[int] = (1, 2, 5),
     capacities: Sequence[int | None] = (None, 1),
+    processes: int = 2,
     **loader_options: Any,
 ) -> None:
-    """Run inline, which is the reference, and on threads with several worker counts and queue sizes.
+    """Run inline, which is the reference, on threads with several worker counts and queue sizes, and in processes.
 
     What is drawn from torch's, NumPy's or Python's global generator differs by itself: all threads share these.
 
     Also checks that no operator writes into arrays that it shares with others: those of a source, and those
     that several stages get.
 
+    Args:
+        make_graph: makes the graph anew each time.
+        epochs: passes of each run.
+        workers: threads per stage, one run each.
+        capacities: of every queue, one run each.
+        processes: worker processes per stage; 0 for operators that cannot leave this one.
+        loader_options: for ``graph.loader``.
+
     Raises:
         AssertionError: an outcome differs, or a stage wrote into a shared array; says which.
     """
     ordered = is_ordered(make_graph())
     reference = _run(_watched(placed(make_graph(), "inline", 1)), epochs, loader_options)
-    for count in workers:
-        for capacity in capacities:
-            found = _run(placed(make_graph(), "thread", count, capacity), epochs, loader_options)
-            for epoch, (one, other) in enumerate(zip(reference, found, strict=True)):
-                what = f"epoch {epoch} with {count} workers per stage, capacity {capacity or 'as given'}"
-                assert one.error == other.error, f"{what}: raised {other.error}, inline {one.error}"
-                if one.error is None or ordered:
-                    assert_equal_chunks(one.chunks, other.chunks, ordered, what)
+    places = [("thread", count, capacity) for count in workers for capacity in capacities]
+    if processes:
+        places.append(("process", processes, None))
+    for backend, count, capacity in places:
+        found = _run(placed(make_graph(), backend, count, capacity), epochs, loader_options)
+        for epoch, (one, other) in enumerate(zip(reference, found, strict=True)):
+            workers_word = "workers" if backend == "thread" else "processes"
+            what = f"epoch {epoch} with {count} {workers_word} per stage, capacity {capacity or 'as given'}"
+            assert one.error == other.error, f"{what}: raised {other.error}, inline {one.error}"
+            if one.error is None or ordered:
+                assert_equal_chunks(one.chunks, other.chunks, ordered, what)
 
 
 def _run(graph: Graph, epochs: int, options: dict[str, Any]) -> list[Outcome]:

@@ -1,0 +1,1 @@
+"""Worker processes: a stage whose operator lives in other processes. See ``host`` for the contract."""

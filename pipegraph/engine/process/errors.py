@@ -1,0 +1,89 @@
+"""How an exception crosses from one process to another: as itself, with the text of its traceback."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import Any
+
+import cloudpickle
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an error in a worker process, as text: the cause of the error that is raised here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+class Carried:
+    """An exception on its way.
+
+    It is made again without its ``__init__``, which may want other arguments than ``args``: by its class, ``args``
+    and attributes. An attribute that cannot be pickled stays behind; an exception whose class cannot arrives as a
+    ``RuntimeError`` with its name and text.
+    """
+
+    __slots__ = ("_pickled", "_text", "_what")
+
+    def __init__(self, error: BaseException) -> None:
+        self._text = "".join(_formatted(error))
+        self._what = f"{type(error).__qualname__}: {_text_of(error)}"
+        self._pickled = _dumped(error)
+
+    def error(self) -> BaseException:
+        """The exception, with the worker's traceback as its cause."""
+        try:
+            kind, args, attributes, notes = pickle.loads(self._pickled)
+            error: BaseException = kind.__new__(kind, *args)
+            if notes:
+                attributes["__notes__"] = notes
+            for name, value in {"args": args, **attributes}.items():
+                object.__setattr__(error, name, value)  # a frozen dataclass refuses the plain way
+        except Exception:
+            error = RuntimeError(self._what)
+        if error.__cause__ is None:
+            object.__setattr__(error, "__cause__", RemoteTraceback(self._text))
+        return error
+
+
+def _formatted(error: BaseException) -> list[str]:
+    try:
+        return traceback.format_exception(error)
+    except Exception:  # its __str__ raises
+        return [*traceback.format_tb(error.__traceback__), type(error).__qualname__]
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its text cannot be had)"
+
+
+def _dumped(error: BaseException) -> bytes:
+    attributes = {**getattr(error, "__dict__", {})}
+    notes = attributes.pop("__notes__", None)
+    if isinstance(error, OSError | StopIteration | SystemExit | UnicodeError | SyntaxError | ImportError):
+        # Their fields lie in slots of their own, which their constructor sets.
+        for name in ("filename", "filename2", "errno", "strerror", "value", "code", "name", "path"):
+            if getattr(error, name, None) is not None and not callable(getattr(error, name)):
+                attributes[name] = getattr(error, name)
+    kept = {name: value for name, value in attributes.items() if _can(value)}
+    args = tuple([each if _can(each) else repr(each) for each in error.args])
+    try:
+        return bytes(cloudpickle.dumps((type(error), args, kept, notes)))
+    except Exception:
+        return b""
+
+
+def _can(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,308 @@
+"""The trainer's side of one worker process: calls with deadlines, deaths, new processes, the end.
+
+Behaviour contract (what differs from this is a bug):
+
+* One thread calls; ``cancel`` may come from any thread at any moment, and ends a call that waits with ``Cancelled``.
+  The answer of such a call is dropped when it comes: before the next call, or never.
+* A process that ends by itself is noticed by its sentinel, not by a timeout: the call raises :class:`Died`, with the
+  reason and the row that was in work. The next call finds a new process, with the operator opened anew.
+* Past the deadline of a row the process is asked for its stack, ended, and the call raises :class:`Overdue`.
+* ``close`` waits a grace for the process to close its operator, then ends it, also in the middle of an item.
+
+Waiting is one ``poll`` on three descriptors: the answer, the process's end, the trainer's wish to stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pipegraph.activity import Cancelled
+from pipegraph.contracts import Context
+from pipegraph.engine.process import zygote
+from pipegraph.engine.process.errors import Carried
+from pipegraph.engine.process.sealed import Sealed
+from pipegraph.engine.process.segments import anonymous_file
+from pipegraph.engine.process.wire import Port
+from pipegraph.engine.process.worker import PAGE, Page
+
+ENTRY = "pipegraph.engine.process.worker:main"
+
+GRACE_S = 3.0
+"""How long a process may take to close its operator; less than the grace of the loader's own ``close``."""
+
+STACK_S = 1.0
+"""How long a hanging process may take to write its stack."""
+
+
+class Died(Exception):
+    """The process has ended in the middle of a call.
+
+    Attributes:
+        reason: in words.
+        row: that was in work.
+        stack: of Python, where the process could still write it (a segmentation fault), else "".
+    """
+
+    def __init__(self, reason: str, row: int, stack: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.row = row
+        self.stack = stack
+
+
+class Overdue(Exception):
+    """A row took longer than the stage's timeout; its process was ended.
+
+    Attributes:
+        row: that was in work.
+        stack: of Python, at its deadline.
+    """
+
+    def __init__(self, row: int, stack: str) -> None:
+        super().__init__(row)
+        self.row = row
+        self.stack = stack
+
+
+class Host:
+    """See the module docstring.
+
+    Args:
+        parent: whose fork the process is.
+        sealed: the operator.
+        context: what it is opened with there.
+        timeout_s: for one row; None waits for ever.
+        count: told of what the operator counts.
+    """
+
+    def __init__(
+        self,
+        parent: zygote.Zygote,
+        sealed: Sealed,
+        context: Context,
+        timeout_s: float | None,
+        count: Callable[[str, int], None],
+    ) -> None:
+        self._zygote = parent
+        self._sealed = sealed
+        self._context = context
+        self._timeout_s = timeout_s
+        self._count = count
+        self._wake = -1  # made with the first process
+        self._waking = threading.Lock()  # whoever writes to _wake finds it open
+        self._child: zygote.Child | None = None
+        self._port: Port | None = None
+        self._page: Page | None = None
+        self._stack = -1
+        self._poll = select.poll()
+        self._unanswered = 0
+        self.deaths = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process that there is."""
+        return None if self._child is None else self._child.pid
+
+    def start(self) -> None:
+        """Start the process and open the operator in it.
+
+        Raises:
+            Exception: what ``open`` raised there.
+            Cancelled: the trainer stops.
+        """
+        if self._wake < 0:
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        page_fd, self._stack = anonymous_file(PAGE), anonymous_file(0)
+        try:
+            self._child = self._zygote.spawn(ENTRY, [page_fd, self._stack, self._sealed.fd])
+            self._page = Page(page_fd)
+        finally:
+            os.close(page_fd)
+        self._port = Port(self._child.sock)
+        self._poll = select.poll()
+        for fd in (self._child.sock.fileno(), self._child.sentinel, self._wake):
+            self._poll.register(fd, select.POLLIN)
+        self._unanswered = 0
+        try:
+            self._port.send((self._sealed.spans, self._context))
+            self._unanswered = 1
+            self._result(None)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._died() from None
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call a method of the worker there; see ``worker.Worker``.
+
+        Raises:
+            Exception: what it raised there, with the text of its traceback as cause.
+            Died, Overdue, Cancelled: see the module docstring.
+        """
+        if self._port is None:
+            self.start()
+        assert self._port is not None
+        while self._unanswered:  # of a call that was cancelled
+            with contextlib.suppress(Exception):
+                self._result(self._timeout_s)
+        if self._port is None:  # it died of that
+            self.start()
+        try:
+            self._port.send((name, args))
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._died() from None
+        self._unanswered += 1
+        return self._result(self._timeout_s)
+
+    def _result(self, timeout_s: float | None) -> Any:
+        self._await(timeout_s)
+        assert self._port is not None
+        try:
+            result, counts = self._port.receive()
+        except (EOFError, ConnectionResetError):
+            raise self._died() from None
+        self._unanswered -= 1
+        for name, n in counts.items():
+            self._count(name, n)
+        if result.__class__ is Carried:
+            raise result.error()
+        return result
+
+    def _await(self, timeout_s: float | None) -> None:
+        """Blocks until there is an answer."""
+        assert self._child is not None
+        assert self._page is not None
+        sock = self._child.sock.fileno()
+        left_ms: float | None = None
+        if timeout_s is not None:
+            left_ms = timeout_s * 1000
+        while True:
+            ready = {fd for fd, _ in self._poll.poll(left_ms)}
+            if self._wake in ready:
+                raise Cancelled
+            if sock in ready:
+                return
+            if self._child.sentinel in ready:
+                raise self._died()
+            assert timeout_s is not None
+            row, since_ns = self._page.look()
+            spent_s = (time.monotonic_ns() - since_ns) / 1e9
+            if spent_s >= timeout_s:
+                raise self._overdue(row)
+            left_ms = max(1.0, (timeout_s - spent_s) * 1000)
+
+    def _died(self) -> Died:
+        assert self._page is not None
+        row, _ = self._page.look()
+        stack = self._read_stack()
+        reason = exit_reason(self._end())
+        self.deaths += 1
+        return Died(reason, row, stack)
+
+    def _overdue(self, row: int) -> Overdue:
+        """End a process that hangs. It writes its stack on the way: that handler runs whatever the process does."""
+        assert self._child is not None
+        self._child.interrupt(signal.SIGABRT)
+        ended = select.poll()
+        ended.register(self._child.sentinel, select.POLLIN)
+        ended.poll(STACK_S * 1000)
+        stack = self._read_stack()
+        self._child.kill()
+        self._end()
+        return Overdue(row, stack)
+
+    def _read_stack(self) -> str:
+        nbytes = os.fstat(self._stack).st_size
+        return os.pread(self._stack, min(nbytes, 1 << 16), 0).decode(errors="replace")
+
+    def _end(self) -> int:
+        """The process has ended, or is about to: its exit status. A later call starts another one."""
+        assert self._child is not None
+        assert self._port is not None
+        self._port.close()
+        os.close(self._stack)
+        child, self._child, self._port, self._page, self._stack = self._child, None, None, None, -1
+        self._unanswered = 0
+        return self._zygote.reap(child)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """End a call that waits, and those to come until :meth:`uncancel`. Any thread."""
+        with self._waking:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+
+    def uncancel(self) -> None:
+        """Calls may wait again."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    def close(self) -> None:
+        """End the process; idempotent.
+
+        Raises:
+            Exception: what the operator's ``close`` raised there.
+        """
+        if self._wake < 0:
+            return
+        error: BaseException | None = None
+        try:
+            if self._port is not None:
+                error = self._close_operator()
+        finally:
+            if self._child is not None:
+                self._child.kill()
+                self._end()
+            with self._waking:
+                wake, self._wake = self._wake, -1
+                os.close(wake)
+        if error is not None:
+            raise error
+
+    def _close_operator(self) -> BaseException | None:
+        assert self._port is not None
+        assert self._child is not None
+        self._poll.unregister(self._wake)
+        deadline = time.monotonic() + GRACE_S
+        try:
+            self._port.send(("close", ()))
+            self._unanswered += 1
+            while self._unanswered:
+                if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                    return None  # it is in the middle of a long item, which nobody waits for: it is killed
+                result, _ = self._port.receive()
+                self._unanswered -= 1
+            return result.error() if isinstance(result, Carried) else None
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return None  # it was dead already
+
+
+def exit_reason(status: int) -> str:
+    """An exit status in words.
+
+    >>> exit_reason(-9)
+    'was killed by SIGKILL (by the kernel where memory ran out, or by somebody)'
+    >>> exit_reason(3)
+    'called exit(3)'
+    """
+    if status >= 0:
+        return f"called exit({status})"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hints = {
+        "SIGKILL": " (by the kernel where memory ran out, or by somebody)",
+        "SIGSEGV": " (a fault in native code)",
+        "SIGBUS": " (a file that shrank while it was mapped, or no memory)",
+        "SIGABRT": " (native code gave up)",
+    }
+    return f"was killed by {name}{hints.get(name, '')}"

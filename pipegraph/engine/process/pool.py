@@ -1,0 +1,38 @@
+"""The worker processes of one loader: what starts them, and what they are given."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from pipegraph.contracts import Context
+from pipegraph.engine.process import zygote
+from pipegraph.engine.process.host import Host
+from pipegraph.engine.process.remote import remote
+from pipegraph.engine.process.sealed import Sealed
+from pipegraph.plan import StagePlan
+
+
+class Processes:
+    """Made before the loader has threads: then the zygote can be a fork of this process."""
+
+    def __init__(self) -> None:
+        self._zygote = zygote.borrow()
+        self._sealed: dict[str, Sealed] = {}
+
+    def operator(self, stage: StagePlan, context: Context) -> Any:
+        """What one worker of a stage holds in place of its operator.
+
+        Raises:
+            GraphError: the operator cannot be sent to another process.
+        """
+        if stage.name not in self._sealed:
+            self._sealed[stage.name] = Sealed(stage.operator, stage.name)
+        host = Host(self._zygote, self._sealed[stage.name], context, stage.spec.timeout, context.count)
+        return remote(copy.copy(stage.operator), host, stage.name, stage.spec.timeout)
+
+    def close(self) -> None:
+        """Once every worker has closed its own."""
+        for sealed in self._sealed.values():
+            sealed.close()
+        zygote.release()

@@ -1,0 +1,346 @@
+"""What a worker's thread holds in place of an operator that lives in a process.
+
+It has the methods of an operator that the stage's loops call, and no others: tickets, order, memory, policies, cursors
+and states stay in the trainer and do not know. Here is decided what a death costs: work that can be done again is given
+to a new process; the row that was in work when two processes died is blamed; what held something that is lost with
+the process ends the run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pipegraph.bundle import Bundle
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Context, RowOperator
+from pipegraph.engine.process.errors import Carried
+from pipegraph.engine.process.host import Died, Host, Overdue
+from pipegraph.errors import StageTimeoutError, WorkerDiedError
+
+TRIES = 2
+"""Processes that a row may take down before it is blamed."""
+
+
+class _Remote:
+    """What all kinds share: the life of the process, and what a death is called.
+
+    Args:
+        host: the process.
+        operator: the operator as the plan has it; only asked for facts and for what is decided in the trainer.
+        stage: its name, for messages.
+        timeout_s: of the stage, for messages.
+    """
+
+    def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
+        self._host = host
+        self._operator = operator
+        self._stage = stage
+        self._timeout_s = timeout_s
+
+    def open(self, context: Context) -> None:
+        """Start the process; it opens the operator."""
+        try:
+            self._host.start()
+        except BaseException:
+            self._host.close()
+            raise
+
+    def close(self) -> None:
+        """End the process."""
+        self._host.close()
+
+    def cancel(self) -> None:
+        """End a call that waits."""
+        self._host.cancel()
+
+    def uncancel(self) -> None:
+        """Calls may wait again."""
+        self._host.uncancel()
+
+    def _blame(self, died: Died) -> WorkerDiedError:
+        error = WorkerDiedError(f"stage {self._stage!r}: the worker's process {died.reason}")
+        if died.stack:
+            error.add_note(f"pipegraph: it stood at\n{died.stack}")
+        return error
+
+    def _late(self, late: Overdue) -> StageTimeoutError:
+        error = StageTimeoutError(
+            f"stage {self._stage!r}: an item took longer than timeout={self._timeout_s:g} s; its process was ended"
+        )
+        error.add_note(f"pipegraph: it stood at\n{late.stack}")
+        return error
+
+    def _extend(self, made: list[Any], name: str, given: Any, start: int, count: int) -> None:
+        """Append what a process makes of ``given``, from ``start`` on, until an item fails."""
+        deaths: Counter[int] = Counter()
+        late: dict[int, Overdue] = {}
+        at, stop = start, count
+        while at < count:
+            if at in late:
+                raise self._late(late[at])
+            try:
+                found, error = self._host.call(name, given, at, stop)
+            except Died as died:
+                row = min(max(died.row, at), stop - 1)
+                deaths[row] += 1
+                if deaths[row] >= TRIES:
+                    raise self._blame(died) from None
+                # What was made before it went with the process and is made again; then it comes alone.
+                stop = row if row > at else row + 1
+            except Overdue as overdue:
+                row = min(max(overdue.row, at), stop - 1)
+                late[row] = overdue
+                stop = max(row, at + 1)
+            else:
+                made += found
+                at += len(found)
+                if error is not None:
+                    raise error.error()
+                stop = count
+
+
+class RemoteMap(_Remote):
+    """One to one, and filters."""
+
+    def process(self, chunk: Chunk) -> Any:
+        """One item."""
+        for _ in range(TRIES):
+            try:
+                return self._host.call("process", chunk)
+            except Died as died:
+                last = died
+            except Overdue as late:
+                raise self._late(late) from None
+        raise self._blame(last)
+
+    def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
+        """Append what is made of a bundle's rows, until one fails."""
+        self._extend(made, "work", bundle, start, len(bundle.rows))
+
+
+class RemoteRows(RemoteMap):
+    """A ``RowOperator``: a whole batch in one process, its rows still with their own errors."""
+
+    _chunk: Any = None
+    _without: dict[int, Any]
+    _replaced: list[tuple[int, Any]]
+
+    def rows(self, chunk: Chunk) -> tuple[Any, dict[int, Exception]]:
+        """All rows of a batch: ``(the batch, {})``, or ``(None, the errors by row)``; then :meth:`row`, :meth:`end`."""
+        self._chunk, self._without, self._replaced = chunk, {}, []
+        made, failed = self._rows()
+        if made is None:
+            self._without = failed
+        return made, {row: error.error() for row, error in failed.items()}
+
+    def _rows(self) -> tuple[Any, dict[int, Any]]:
+        deaths: Counter[int] = Counter()
+        without = dict(self._without)
+        while True:
+            try:
+                made, failed = self._host.call("rows", self._chunk, without)
+                for row, sample in self._replaced:
+                    self._host.call("row", row, sample)
+                return made, failed
+            except Died as died:
+                deaths[died.row] += 1
+                if deaths[died.row] >= TRIES:
+                    without[died.row] = Carried(self._blame(died))
+            except Overdue as late:
+                without[late.row] = Carried(self._late(late))
+
+    def row(self, index: int, sample: Any) -> None:
+        """One row of the batch again, on a substitute where one is given."""
+        try:
+            self._host.call("row", index, sample)
+        except Died as died:
+            self._rows()
+            raise self._blame(died) from None
+        except Overdue as late:
+            self._rows()
+            raise self._late(late) from None
+        self._replaced.append((index, sample))
+
+    def end(self, kept: Sequence[int]) -> Chunk:
+        """The batch of the rows that stay."""
+        while True:
+            try:
+                made: Chunk = self._host.call("end", list(kept))
+                return made
+            except Died:
+                self._rows()
+
+
+class RemoteExpand(_Remote):
+    """One to many."""
+
+    def process(self, chunk: Chunk) -> Iterator[Chunk]:
+        """The children of a chunk; after a death the new process begins behind those that are out."""
+        done, deaths = 0, 0
+        name, args = "expand", (chunk, 0)
+        while True:
+            try:
+                children, ended, error = self._host.call(name, *args)
+            except Died as died:
+                deaths += 1
+                if deaths >= TRIES:
+                    raise self._blame(died) from None
+                name, args = "expand", (chunk, done)
+                continue
+            except Overdue as late:
+                raise self._late(late) from None
+            deaths = 0
+            done += len(children)
+            yield from children
+            if error is not None:
+                raise error.error()
+            if ended:
+                return
+            name, args = "more", ()  # type: ignore[assignment]
+
+
+class RemoteSource(_Remote):
+    """A source, random-access or not. Orders and samplers are asked in the trainer, where positions come from."""
+
+    def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
+        super().__init__(host, operator, stage, timeout_s)
+        self.group = operator.group
+        self._snapshot: Any = None
+        self._restored: Any = None
+
+    def open(self, context: Context) -> None:
+        """Open the operator here too, for what it knows of positions."""
+        self._operator.open(context)
+        super().open(context)
+
+    def close(self) -> None:
+        """End both."""
+        try:
+            super().close()
+        finally:
+            self._operator.close()
+
+    def go_on(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
+        """A run begins."""
+        self._operator.go_on(epoch, history)
+        if not self._operator.random_access:
+            self._host.call("invoke", "go_on", epoch, history)
+
+    def index_of(self, position: Any, epoch: int) -> Any:
+        """The operator's."""
+        return self._operator.index_of(position, epoch)
+
+    def read(self, position: Any, epoch: int) -> Any:
+        """The item at a position."""
+        found: list[Any] = []
+        self.read_into(found, self._operator.indices_of([position], epoch), 0)
+        return found[0]
+
+    def read_many(self, positions: Sequence[Any], epoch: int) -> list[Any]:
+        """The items at several positions."""
+        found: list[Any] = []
+        self.read_into(found, self._operator.indices_of(positions, epoch), 0)
+        return found
+
+    def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
+        """Decided in the trainer, where samplers draw."""
+        found: Sequence[Any] = self._operator.indices_of(positions, epoch)
+        return found
+
+    def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
+        """Append items, until one fails."""
+        self._extend(found, "read", list(indices), start, len(indices))
+
+    def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
+        """``(position, item)`` from a step on; after a death the new process goes on at the step that is next."""
+        from pipegraph.engine.process.worker import PULL
+
+        step, deaths, begun = start, 0, False
+        while True:
+            try:
+                if not begun:
+                    restored, self._restored = self._restored, None
+                    self._host.call("iterate", epoch, rank, world_size, step, restored)
+                    begun = True
+                pairs, ended, error, snapshot = self._host.call("next", PULL - step % PULL)
+            except Died as died:
+                deaths, begun = deaths + 1, False
+                if deaths >= TRIES:
+                    raise self._blame(died) from None
+                continue
+            except Overdue as late:
+                raise self._late(late) from None
+            deaths = 0
+            self._snapshot = snapshot
+            for pair in pairs:
+                step += 1
+                yield pair
+            if error is not None:
+                raise error.error()
+            if ended:
+                return
+
+    def snapshot(self) -> Any:
+        """Of where the items stood when the last were sent: at multiples of ``PULL`` that is where they stand."""
+        return self._snapshot
+
+    def restore(self, step: int, snapshot: Any) -> None:
+        """The next ``iterate`` goes on from a snapshot."""
+        self._restored = (step, snapshot)
+
+
+class RemoteHolder(_Remote):
+    """An operator that holds something between its calls: it regroups, or keeps a state."""
+
+    failing: Sequence[Chunk] = ()
+
+    def begin(self) -> None:
+        """A run begins."""
+        self._keep("begin")
+
+    def process(self, chunk: Chunk) -> Any:
+        """``process`` of a regrouping or stateful operator."""
+        return self._keep("process", chunk)
+
+    def flush(self) -> list[Any]:
+        """What is left at the end of an epoch."""
+        return list(self._keep("flush"))
+
+    def resume(self, cursor: Any) -> Any:
+        """Go on at a cursor."""
+        return self._keep("resume", cursor)
+
+    def emits_next(self) -> bool:
+        """Asking costs more than reserving once too often."""
+        return True
+
+    def state_dict(self) -> Any:
+        """Of the operator."""
+        return self._keep("state_dict")
+
+    def load_state_dict(self, state: Any) -> None:
+        """Of the operator."""
+        self._keep("load_state_dict", state)
+
+    def _keep(self, name: str, *args: Any) -> Any:
+        try:
+            return self._host.call("invoke", name, *args)
+        except Died as died:
+            error = self._blame(died)
+            error.add_note("pipegraph: what the operator held is lost with its process; resume from a state")
+            raise error from None
+        except Overdue as late:
+            raise self._late(late) from None
+
+
+def remote(operator: Any, host: Host, stage: str, timeout_s: float | None) -> Any:
+    """What stands in for an operator whose process is ``host``."""
+    kinds: dict[str, type[_Remote]] = {"source": RemoteSource, "map": RemoteMap, "expand": RemoteExpand}
+    kind = kinds.get(operator.kind, RemoteHolder)
+    if operator.stateful:
+        kind = RemoteHolder
+    elif isinstance(operator, RowOperator):
+        kind = RemoteRows
+    return kind(host, operator, stage, timeout_s)

@@ -1,0 +1,107 @@
+"""An object that many worker processes need, pickled once into memory that they share.
+
+Arrays in it (a data set that lies in memory) are mapped copy-on-write: however many workers there are, they lie there
+once, until a worker writes to them.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+from typing import Any
+
+import numpy as np
+
+from pipegraph.engine.process.segments import aligned, anonymous_file
+from pipegraph.engine.process.wire import APART, TreePickler
+from pipegraph.errors import GraphError
+
+
+class Sealed:
+    """A pickled object in an anonymous file, whose descriptor is given to every process that is to have it.
+
+    Args:
+        value: what to pickle.
+        stage: whose it is, for the message.
+
+    Raises:
+        GraphError: it cannot be pickled; says what in it cannot.
+    """
+
+    def __init__(self, value: Any, stage: str) -> None:
+        buffers: list[memoryview] = []
+
+        def take(buffer: pickle.PickleBuffer) -> bool:
+            raw = buffer.raw()
+            if raw.nbytes < APART:
+                return True
+            buffers.append(raw)
+            return False
+
+        file = io.BytesIO()
+        try:
+            TreePickler(file, take).dump(value)
+        except Exception as error:
+            raise GraphError(
+                f"stage {stage!r}: the operator cannot be sent to another process: {_culprit(value, error)}. "
+                "Make it in open(context) or at first use, or use backend='thread'"
+            ) from error
+        parts = [file.getbuffer(), *buffers]
+        self.spans: list[tuple[int, int]] = []
+        end = 0
+        for part in parts:
+            self.spans.append((end, part.nbytes))
+            end += aligned(part.nbytes)
+        self.fd = anonymous_file(max(end, 1))
+        try:
+            with mmap.mmap(self.fd, max(end, 1)) as memory:
+                for (start, nbytes), part in zip(self.spans, parts, strict=True):
+                    memory[start : start + nbytes] = part
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close our descriptor; the processes that were given it keep theirs."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def unseal(fd: int, spans: list[tuple[int, int]]) -> Any:
+    """The object in another process; closes ``fd``."""
+    memory: Any = np.frombuffer(
+        mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE), np.uint8
+    )
+    os.close(fd)
+    parts = [memoryview(memory)[start : start + nbytes] for start, nbytes in spans]
+    return pickle.loads(parts[0], buffers=parts[1:])
+
+
+def _culprit(value: Any, error: Exception) -> str:
+    """Which attribute cannot be pickled, on the way down from ``value``."""
+    path, seen = type(value).__name__, 0
+    while seen < 8:
+        seen += 1
+        for name, inner in _inside(value):
+            try:
+                TreePickler(io.BytesIO(), lambda buffer: False).dump(inner)
+            except Exception as why:
+                path, value, error = f"{path}{name}", inner, why
+                break
+        else:
+            break
+    return f"{path} (a {type(value).__name__}): {error}"
+
+
+def _inside(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", inner) for key, inner in value.items()]
+    if isinstance(value, list | tuple):
+        return [(f"[{index}]", inner) for index, inner in enumerate(value)]
+    found = [(f".{name}", inner) for name, inner in getattr(value, "__dict__", {}).items()]
+    closure = getattr(value, "__closure__", None) or ()
+    names = value.__code__.co_freevars if closure else ()
+    return found + [(f" -> {name}", cell.cell_contents) for name, cell in zip(names, closure, strict=True)]

@@ -1,0 +1,304 @@
+"""Messages between two processes: small things over a socket, arrays and tensors in shared memory.
+
+A message is pickled (protocol 5); buffers of some size are taken out of the pickle and laid into one segment, each
+written once. Tensors whose memory is shared already (a stage's slabs) are not written at all: they are named by
+segment and offset. Functions, classes and exceptions of ``__main__`` and of notebooks travel by value (cloudpickle).
+
+A frame on the socket is a fixed header, a description of leases (``marshal``), and the pickle, if that is small; a
+large one lies in the segment too.
+"""
+
+from __future__ import annotations
+
+import array
+import io
+import marshal
+import pickle
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+
+from pipegraph.engine.process.segments import Arena, Leases, Segment, aligned
+
+APART = 1 << 12
+"""Buffers of at least so many bytes leave the pickle: below that a copy costs less than the book-keeping."""
+
+IN_SOCKET = 1 << 15
+"""Pickles up to this size go over the socket, whose buffer holds several."""
+
+SMALL_PART = 16
+"""A buffer of less than this part of its message is copied out of it."""
+
+_HEADER = struct.Struct("<III")
+
+
+def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], grad: bool) -> torch.Tensor:
+    """A tensor over received bytes."""
+    count = 1
+    for size in shape:
+        count *= size
+    made = torch.frombuffer(buffer, dtype=dtype, count=count) if count else torch.empty(0, dtype=dtype)
+    made = made.view(shape)
+    return made.requires_grad_() if grad else made
+
+
+class TreePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles plain CPU tensors as their bytes."""
+
+    def __init__(self, file: Any, take: Callable[[pickle.PickleBuffer], bool]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=take)
+
+    def reducer_override(self, value: Any) -> Any:
+        if value.__class__ is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided:
+            plain = value.detach()
+            if plain.is_conj() or plain.is_neg():
+                plain = plain.resolve_conj().resolve_neg()
+            flat = plain.contiguous().reshape(-1).view(torch.uint8) if plain.numel() else plain
+            raw: Any = flat.numpy() if plain.numel() else np.empty(0, np.uint8)
+            grad = value.requires_grad and value.is_leaf
+            return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape), grad)
+        return super().reducer_override(value)
+
+
+class _SlabPickler(TreePickler):
+    """Pickles the tensors of shared slabs by their place. Apart, for it looks at every object."""
+
+    def __init__(self, file: Any, take: Callable[[pickle.PickleBuffer], bool], slabs: _Slabs) -> None:
+        super().__init__(file, take)
+        self._slabs = slabs
+
+    def persistent_id(self, value: Any) -> Any:
+        return self._slabs.place_of(value) if value.__class__ is torch.Tensor else None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds the tensors of shared slabs."""
+
+    def __init__(self, file: Any, buffers: Sequence[Any], slabs: Sequence[Any]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._slabs = slabs
+
+    def persistent_load(self, place: Any) -> torch.Tensor:
+        which, offset, dtype, shape, strides = place
+        span = self._slabs[which][offset:]
+        flat = torch.frombuffer(span, dtype=dtype)
+        return flat.as_strided(shape, strides)
+
+
+class _Slabs:
+    """The shared slabs of a sender, and those that the message being written names."""
+
+    def __init__(self) -> None:
+        self._by_address: dict[int, Segment] = {}
+        self.named: list[tuple[Segment, list[torch.Tensor]]] = []
+        self.some = False
+
+    def add(self, segment: Segment) -> None:
+        """Tensors in this segment's memory are named from now on."""
+        self._by_address[segment.memory.ctypes.data] = segment
+        self.some = True
+
+    def close(self) -> None:
+        """Close every descriptor; slabs that somebody holds stay."""
+        for segment in self._by_address.values():
+            segment.close()
+        self._by_address.clear()
+        self.some = False
+
+    def place_of(self, tensor: torch.Tensor) -> Any:
+        """How the receiver finds a tensor; None if it lies in no slab."""
+        if tensor.layout != torch.strided or not tensor.numel() or tensor.device.type != "cpu":
+            return None
+        address = tensor.data_ptr()
+        for start, segment in self._by_address.items():
+            if start <= address < start + segment.nbytes:
+                break
+        else:
+            return None
+        known = [named for named, _ in self.named]
+        if segment not in known:
+            self.named.append((segment, []))
+            known.append(segment)
+        which = known.index(segment)
+        self.named[which][1].append(tensor)
+        return which, address - start, tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+class Port:
+    """One end of a connection. One thread at a time; the two ends take turns.
+
+    Args:
+        sock: a connected stream socket (``AF_UNIX``), which the port owns.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.slabs = _Slabs()
+        self._arena = Arena()
+        self._leases = Leases()
+        self._known: set[int] = set()  # our segments that the other end has mapped
+        self._mapped: dict[int, Segment] = {}  # the other end's
+        self._out: dict[int, Any] = {}  # by lease: what the other end still reads
+        self._forgotten: list[int] = []
+        self._lease = 0
+        self._slab_number = -1
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def send(self, message: Any) -> int:
+        """Send a message; returns the bytes written to shared memory.
+
+        Raises:
+            BrokenPipeError, ConnectionResetError: the other end is gone.
+        """
+        buffers: list[memoryview] = []
+
+        def take(buffer: pickle.PickleBuffer) -> bool:
+            raw = buffer.raw()
+            if raw.nbytes < APART:
+                return True
+            buffers.append(raw)
+            return False
+
+        file = io.BytesIO()
+        self.slabs.named = []
+        (_SlabPickler(file, take, self.slabs) if self.slabs.some else TreePickler(file, take)).dump(message)
+        stream = file.getbuffer()
+        inline = stream.nbytes <= IN_SOCKET
+        parts = buffers if inline else [stream, *buffers]
+        leases: list[tuple[int, int, int]] = []
+        new: list[Segment] = []
+        spans: list[tuple[int, int]] = []
+        written = 0
+        if parts:
+            sizes = [part.nbytes for part in parts]
+            segment = self._arena.take(sum(map(aligned, sizes)))
+            for part, nbytes in zip(parts, sizes, strict=True):
+                np.copyto(segment.memory[written : written + nbytes], np.frombuffer(part, np.uint8))
+                spans.append((written, nbytes))
+                written += aligned(nbytes)
+            leases.append(self._lend(segment, new, None))
+        leases += [self._lend(segment, new, tensors) for segment, tensors in self.slabs.named]
+        fds = [segment.fd for segment in new]
+        self.slabs.named = []
+        back = self._leases.returned()
+        about = marshal.dumps((leases, spans, inline, back, self._forgotten))
+        self._forgotten = []
+        head = _HEADER.pack(len(about), stream.nbytes if inline else 0, len(fds))
+        self._send([head, about, *([stream] if inline else [])], fds)
+        for segment in new:
+            segment.close()  # what it was kept for
+        return written
+
+    def _lend(self, segment: Segment, new: list[Segment], tensors: Any) -> tuple[int, int, int]:
+        """``(lease, segment, its size if the other end has yet to map it, else 0)``."""
+        self._lease += 1
+        self._out[self._lease] = segment if tensors is None else tensors
+        if segment.number in self._known:
+            return self._lease, segment.number, 0
+        self._known.add(segment.number)
+        new.append(segment)
+        return self._lease, segment.number, segment.nbytes
+
+    def _send(self, parts: Sequence[Any], fds: list[int]) -> None:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        whole = b"".join(parts)
+        sent = self.sock.sendmsg([whole], ancillary)
+        if sent < len(whole):
+            self.sock.sendall(memoryview(whole)[sent:])
+
+    def _ended(self, leases: Sequence[int]) -> None:
+        for number in leases:
+            segment = self._out.pop(number)
+            if isinstance(segment, Segment):
+                dropped = self._arena.give_back(segment)
+                if dropped is not None:
+                    self._known.discard(dropped.number)
+                    self._forgotten.append(dropped.number)
+
+    # -- receiving -----------------------------------------------------------------------------
+
+    def receive(self) -> Any:
+        """The next message; blocks while there is none.
+
+        Arrays and tensors in it are writable and lie in shared memory, which the sender uses again once the last
+        of them is gone.
+
+        Raises:
+            EOFError: the other end is gone.
+        """
+        head, fds = self._receive_head()
+        about_nbytes, stream_nbytes, _ = _HEADER.unpack(head)
+        leases, spans, inline, back, forgotten = marshal.loads(self._receive(about_nbytes))
+        stream: Any = self._receive(stream_nbytes) if inline else None
+        self._ended(back)
+        for number in forgotten:
+            del self._mapped[number]
+        views = []
+        for lease, number, new in leases:
+            if new:
+                self._mapped[number] = Segment(number, new, fds.pop(0))
+            views.append(self._leases.lend(lease, self._mapped[number]))
+        buffers: list[Any] = []
+        if spans:
+            memory = views.pop(0)
+            light = sum(nbytes for _, nbytes in spans) // SMALL_PART
+            small = [nbytes for _, nbytes in spans if nbytes < light]
+            if sum(small) > light:  # many of a size: copying them would copy nearly all
+                light = 0
+            for start, nbytes in spans:
+                span = memory[start : start + nbytes]
+                # A label that is kept must not keep the images that came with it.
+                buffers.append(bytearray(span) if nbytes < light else span)
+            if not inline:
+                stream = buffers.pop(0)
+            del memory
+        return _Unpickler(io.BytesIO(stream), buffers, views).load()
+
+    def _receive_head(self) -> tuple[bytes, list[int]]:
+        found: list[int] = []
+        head = b""
+        while len(head) < _HEADER.size:
+            room = socket.CMSG_SPACE(16 * 4)
+            data, ancillary, _, _ = self.sock.recvmsg(_HEADER.size - len(head), room, socket.MSG_CMSG_CLOEXEC)
+            for level, kind, raw in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    fds = array.array("i")
+                    fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
+                    found += fds
+            if not data:
+                raise EOFError("the other end of the connection is gone")
+            head += data
+        return head, found
+
+    def _receive(self, nbytes: int) -> bytearray:
+        data = bytearray(nbytes)
+        view = memoryview(data)
+        while view.nbytes:
+            got = self.sock.recv_into(view)
+            if not got:
+                raise EOFError("the other end of the connection is gone")
+            view = view[got:]
+        return data
+
+    # -- slabs ---------------------------------------------------------------------------------
+
+    def slab(self, nbytes: int) -> torch.Tensor:
+        """Memory (uint8, one dimension) for a slab: what lies in it is sent without being written again."""
+        segment = Segment(self._slab_number, nbytes)
+        self._slab_number -= 1
+        self.slabs.add(segment)
+        return torch.from_numpy(segment.memory)
+
+    def close(self) -> None:
+        """Close the socket and every descriptor; what was received stays readable."""
+        self.sock.close()
+        self._arena.close()
+        self.slabs.close()
+        self._mapped.clear()
+        self._out.clear()

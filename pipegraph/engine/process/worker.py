@@ -1,0 +1,239 @@
+"""A worker process: opens the operator of its stage and does what the trainer's thread asks, one call at a time.
+
+Rows and batches are worked on here exactly as a thread worker's loop does; what differs is only where. Before each row
+the worker writes its number and the time into a page that the trainer can read, so that a death or a deadline is
+blamed on the row that was in work, and what comes back of a failed bundle is what was made before the failure.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import pickle
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from pipegraph.bundle import Bundle
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Context
+from pipegraph.engine.process.errors import Carried
+from pipegraph.engine.process.sealed import unseal
+from pipegraph.engine.process.wire import Port
+
+PAGE = 32
+"""Bytes of the page that tells what is in work: row, and the time at which it was begun (``monotonic_ns``)."""
+
+PULL_NS = 2_000_000
+"""What a source yields is sent after this time, so that it is not held back long, or in groups of ``PULL``."""
+
+PULL = 64
+"""Items between two snapshots of a source (``SNAPSHOT_EVERY``), and so the most that are sent together."""
+
+CHILDREN = 64
+"""Items of an expanding operator that are sent together, at most."""
+
+
+class Page:
+    """The row in work and when it was begun; written by the worker, read by the trainer."""
+
+    def __init__(self, fd: int) -> None:
+        self._words = memoryview(mmap.mmap(fd, PAGE)).cast("q")
+
+    def begin(self, row: int) -> None:
+        """A row is begun."""
+        self._words[1] = time.monotonic_ns()
+        self._words[0] = row
+
+    def look(self) -> tuple[int, int]:
+        """``(row, monotonic ns at which it was begun)``."""
+        return self._words[0], self._words[1]
+
+
+class _Made(list[Any]):
+    """The results of a bundle's rows, which tells of each that is done."""
+
+    def __init__(self, page: Page, start: int) -> None:
+        super().__init__()
+        self._page = page
+        self._next = start
+
+    def append(self, item: Any) -> None:
+        list.append(self, item)
+        self._next += 1
+        self._page.begin(self._next)
+
+
+class Worker:
+    """The methods are what the trainer calls by name; see ``remote``."""
+
+    def __init__(self, port: Port, page: Page, operator: Any, context: Context) -> None:
+        self._port = port
+        self._page = page
+        self._operator = operator
+        self._counts: dict[str, int] = {}
+        self._batch: Any = None
+        self._items: Iterator[Any] = iter(())
+        context.count = self._count
+        shared: dict[str, Any] = {}
+        context.share = lambda name, make: shared[name] if name in shared else shared.setdefault(name, make())
+        context.allocate = port.slab
+        operator.open(context)
+
+    def _count(self, name: str, n: int) -> None:
+        self._counts[name] = self._counts.get(name, 0) + n
+
+    def counts(self) -> dict[str, int]:
+        """What was counted since the last call."""
+        counts, self._counts = self._counts, {}
+        return counts
+
+    # -- one-to-one ----------------------------------------------------------------------------
+
+    def process(self, chunk: Chunk) -> Any:
+        """One item."""
+        return self._operator.process(chunk)
+
+    def work(self, bundle: Bundle, start: int, stop: int) -> tuple[list[Any], Carried | None]:
+        """Rows of a bundle: what was made of them, and the error that ended it."""
+        made = _Made(self._page, start)
+        rows = bundle if stop == len(bundle.rows) else bundle.part(0, stop)
+        try:
+            self._operator.work_into(made, rows, start)
+        except Exception as error:
+            return list(made), Carried(error)
+        return list(made), None
+
+    def read(self, indices: list[Any], start: int, stop: int) -> tuple[list[Any], Carried | None]:
+        """Items of a random-access source."""
+        made = _Made(self._page, start)
+        try:
+            self._operator.read_into(made, indices[:stop], start)
+        except Exception as error:
+            return list(made), Carried(error)
+        return list(made), None
+
+    # -- rows of a batch -----------------------------------------------------------------------
+
+    def rows(self, chunk: Chunk, without: dict[int, Carried]) -> tuple[Any, dict[int, Carried]]:
+        """All rows of a batch but ``without``: the batch if none failed, else the errors by row."""
+        operator = self._operator
+        self._batch = operator.begin_batch(chunk)
+        failed = dict(without)
+        for index in range(len(chunk.rows)):
+            if index in without:
+                continue
+            self._page.begin(index)
+            try:
+                operator.do_row(self._batch, index, None)
+            except Exception as error:
+                failed[index] = Carried(error)
+        if failed:
+            return None, failed
+        return self.end(list(range(len(chunk.rows)))), {}
+
+    def row(self, index: int, sample: Any) -> None:
+        """A row again, on a substitute where one is given."""
+        self._page.begin(index)
+        self._operator.do_row(self._batch, index, sample)
+
+    def end(self, kept: list[int]) -> Any:
+        """The batch of the rows that stay."""
+        batch, self._batch = self._batch, None
+        return self._operator.end_batch(batch, kept)
+
+    # -- one to many ---------------------------------------------------------------------------
+
+    def expand(self, chunk: Chunk, drop: int) -> tuple[list[Any], bool, Carried | None]:
+        """Begin an item; its first children but ``drop``. See :meth:`more`."""
+        self._items = islice(self._operator.process(chunk), drop, None)
+        return self.more()
+
+    def more(self) -> tuple[list[Any], bool, Carried | None]:
+        """``(children, whether these were the last, the error that ended them)``."""
+        return self._pull(self._items, CHILDREN)
+
+    def _pull(self, items: Iterator[Any], most: int) -> tuple[list[Any], bool, Carried | None]:
+        found: list[Any] = []
+        start = time.monotonic_ns()
+        try:
+            for item in items:
+                found.append(item)
+                now = time.monotonic_ns()
+                self._page.begin(len(found))
+                if len(found) >= most or now - start > PULL_NS:
+                    return found, False, None
+        except Exception as error:
+            return found, True, Carried(error)
+        return found, True, None
+
+    # -- sources that are read in sequence -----------------------------------------------------
+
+    def iterate(self, epoch: int, rank: int, world_size: int, step: int, snapshot: Any) -> None:
+        """Begin an epoch at a step, from a snapshot taken there where one is given."""
+        if snapshot is not None:
+            self._operator.restore(*snapshot)
+        self._items = iter(self._operator.iterate(epoch, rank, world_size, step))
+
+    def next(self, most: int) -> tuple[list[Any], bool, Carried | None, Any]:
+        """``(pairs, whether these were the last, the error that ended them, a snapshot)``."""
+        found, ended, error = self._pull(self._items, most)
+        return found, ended, error, None if ended else self._operator.snapshot()
+
+    # -- operators that hold something ---------------------------------------------------------
+
+    def invoke(self, name: str, *args: Any) -> Any:
+        """Any method; what it returns as a list where it is lazy."""
+        made = getattr(self._operator, name)(*args)
+        return list(made) if isinstance(made, Iterator) else made
+
+    def close(self) -> None:
+        """The end."""
+        self._items = iter(())
+        self._operator.close()
+
+
+def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> None:
+    """The life of a worker process. Called by the zygote's fork."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.enable(stack_fd)  # of faults, and of SIGABRT, by which the trainer ends a process that hangs
+    port, page = Port(sock), Page(page_fd)
+    try:
+        spans, context = port.receive()
+        try:
+            worker = Worker(port, page, unseal(sealed_fd, spans), context)
+        except BaseException as error:
+            _answer(port, Carried(error), {})
+            return
+        _answer(port, None, worker.counts())
+        _serve(port, page, worker)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the trainer is gone
+
+
+def _serve(port: Port, page: Page, worker: Worker) -> None:
+    name = ""
+    while name != "close":
+        name, args = port.receive()
+        page.begin(0)
+        call: Callable[..., Any] = getattr(worker, name)
+        try:
+            result = call(*args)
+        except BaseException as error:
+            result = Carried(error)
+        del args
+        _answer(port, result, worker.counts())
+        del result
+
+
+def _answer(port: Port, result: Any, counts: dict[str, int]) -> None:
+    try:
+        port.send((result, counts))
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        error.add_note("pipegraph: what the function returned cannot be sent from its process")
+        port.send((Carried(error), counts))

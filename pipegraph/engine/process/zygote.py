@@ -1,0 +1,289 @@
+"""Where worker processes come from: one process without threads that has imported torch once, and forks.
+
+A fresh interpreter takes seconds to import torch; a fork of one that has it takes milliseconds. A process with threads
+or a CUDA context must not fork, and a trainer has both: so a *zygote*, which has neither, forks on its behalf. It is
+itself a fork of the trainer where that has no thread of Python's and no CUDA context yet, and a fresh interpreter
+otherwise. It lives while some loader has processes.
+
+Nobody outlives the trainer: the zygote ends when its socket does, and the kernel then ends its children
+(``PR_SET_PDEATHSIG``), also those that hang.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_SPAWN, _REAP = b"s", b"r"
+_ROOM = 1 << 16
+
+
+@dataclass
+class Child:
+    """A worker process as the trainer knows it.
+
+    Attributes:
+        pid: its number.
+        sentinel: a descriptor that becomes readable when it ends.
+        sock: the trainer's end of its socket.
+    """
+
+    pid: int
+    sentinel: int
+    sock: socket.socket
+
+    def kill(self) -> None:
+        """End it at once, whatever it does. Its number cannot have been given to another process: it was not reaped."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def interrupt(self, signum: int) -> None:
+        """Send it a signal."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signum)
+
+
+class Zygote:
+    """The trainer's handle. Thread-safe: requests are made one at a time under ``_lock``."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self.forked = may_fork()
+            self._process: subprocess.Popen[bytes] | None = None
+            if self.forked:
+                self.pid = _fork_zygote(ours, theirs)
+            else:
+                self._process = _start_interpreter(theirs)
+                self.pid = self._process.pid
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._sock = ours
+
+    def spawn(self, entry: str, fds: list[int]) -> Child:
+        """A worker process that runs ``entry`` (``"module:function"``) with its socket and ``fds``.
+
+        Raises:
+            EOFError: the zygote is gone.
+            OSError: no process could be made.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with self._lock:
+                _send(self._sock, _SPAWN + entry.encode(), [theirs.fileno(), *fds])
+                answer, found = _receive(self._sock)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        pid, error = pickle.loads(answer)
+        if error is not None:
+            ours.close()
+            raise error
+        return Child(pid, found[0], ours)
+
+    def reap(self, child: Child) -> int:
+        """The exit status of a child that has ended (or is about to), as ``os.waitstatus_to_exitcode`` has it."""
+        with self._lock:
+            _send(self._sock, _REAP + str(child.pid).encode(), [])
+            status: int = pickle.loads(_receive(self._sock)[0])
+        os.close(child.sentinel)
+        return status
+
+    def close(self) -> None:
+        """End the zygote and what is left of its children."""
+        with self._lock:
+            self._sock.close()
+            if self._process is not None:
+                self._process.wait()
+            else:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(self.pid, 0)
+
+
+_lock = threading.Lock()
+_shared: Zygote | None = None
+_users = 0
+
+
+def borrow() -> Zygote:
+    """The zygote that all loaders of this process share; started at first need. Every call wants a :func:`release`."""
+    global _shared, _users
+    with _lock:
+        if _shared is None:
+            _shared = Zygote()
+        _users += 1
+        return _shared
+
+
+def release() -> None:
+    """The last one to be done with the zygote ends it."""
+    global _shared, _users
+    with _lock:
+        _users -= 1
+        if _users or _shared is None:
+            return
+        ending, _shared = _shared, None
+    ending.close()
+
+
+def _after_fork() -> None:
+    """In a forked child the zygote is the parent's."""
+    global _lock, _shared, _users
+    _lock, _shared, _users = threading.Lock(), None, 0
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def may_fork() -> bool:
+    """Whether this process may be forked: no other thread of Python's, and no CUDA context.
+
+    Threads of native libraries' pools do not count: OpenBLAS ends and restarts its own around a fork, and the zygote
+    sets the others' pools to one thread, as ``DataLoader``'s workers do.
+    """
+    if not hasattr(os, "fork") or sys.platform == "darwin" or threading.active_count() > 1:
+        return False
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    from pipegraph.device import cuda
+
+    return not cuda.is_initialized()
+
+
+def _fork_zygote(ours: socket.socket, theirs: socket.socket) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of native threads; see may_fork
+        pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _release_files(theirs.fileno())
+        serve(theirs.detach())
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _start_interpreter(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    fd = theirs.fileno()
+    known = json.dumps(sys.path)
+    code = f"import sys, json; sys.path[:] = json.loads({known!r}); from {__name__} import serve; serve({fd})"
+    return subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd], stdin=subprocess.DEVNULL)
+
+
+def _release_files(but: int) -> None:
+    """Point every inherited descriptor at nothing: the trainer's files and sockets end when the trainer closes them.
+
+    Not closed, for objects that still have their numbers would close what gets these numbers next.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in (but, nothing):
+            with contextlib.suppress(OSError):  # the listing's own
+                os.fstat(fd)
+                os.dup2(nothing, fd, inheritable=False)
+
+
+# -- in the zygote ---------------------------------------------------------------------------------
+
+
+def serve(fd: int) -> None:
+    """The zygote's life: fork on request until the trainer is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=fd)
+    import torch
+
+    import pipegraph.operators  # noqa: F401 (what workers need is here when they are forked)
+
+    torch.set_num_threads(1)
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)
+    gc.collect()
+    gc.freeze()  # what is here already is never collected: its pages stay shared
+    while True:
+        try:
+            request, fds = _receive(sock)
+        except (EOFError, ConnectionResetError):
+            return
+        try:
+            if request[:1] == _REAP:
+                _, status = os.waitpid(int(request[1:]), 0)
+                _send(sock, pickle.dumps(os.waitstatus_to_exitcode(status)), [])
+                continue
+            entry = request[1:].decode()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                _send(sock, pickle.dumps((0, error)), [])
+                continue
+            if not pid:
+                _become_worker(sock, entry, fds)
+            sentinel = os.pidfd_open(pid)
+            _send(sock, pickle.dumps((pid, None)), [sentinel])
+            os.close(sentinel)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        finally:
+            for each in fds:
+                os.close(each)
+
+
+def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
+    code = 1
+    try:
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            return
+        zygote.close()
+        module, _, name = entry.partition(":")
+        import importlib
+
+        code = getattr(importlib.import_module(module), name)(socket.socket(fileno=fds[0]), *fds[1:]) or 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _send(sock: socket.socket, data: bytes, fds: list[int]) -> None:
+    ancillary: list[Any] = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sock.sendmsg([data], ancillary)
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    data, fds, _, _ = socket.recv_fds(sock, _ROOM, 16)
+    if not data:
+        raise EOFError("the process that starts workers is gone")
+    return data, fds

@@ -1,0 +1,433 @@
+"""Stages whose operators live in processes: what users write, and what goes wrong with it."""
+
+import ctypes
+import dataclasses
+import functools
+import itertools
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import GraphError, StageTimeoutError, WorkerDiedError
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def pipeline(fn, items=range(20), workers=2, **options):
+    graph = pg.Graph("g", seed=3)
+    source = graph.add(ops.FromSequence(items))
+    graph.tail = graph.add(ops.Map(fn), source, name="work", workers=workers, backend="process", **options)
+    return graph
+
+
+def delivered(graph, **options):
+    with graph.loader(**options) as loader:
+        return list(loader)
+
+
+def test_functions_run_in_other_processes_and_in_order():
+    found = delivered(pipeline(lambda x: (x, os.getpid())))
+    assert [x for x, _ in found] == list(range(20))
+    pids = {pid for _, pid in found}
+    assert os.getpid() not in pids
+    assert len(pids) <= 2
+
+
+class Adder:
+    def __init__(self, n):
+        self.n = n
+
+    def __call__(self, x):
+        return x + self.n
+
+    def method(self, x):
+        return x + self.n
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x: x + 1, functools.partial(lambda a, x: a + x, 1), Adder(1), Adder(1).method, np.sin, int],
+    ids=["lambda", "partial", "object", "method", "ufunc", "type"],
+)
+def test_any_kind_of_callable(fn):
+    assert delivered(pipeline(fn)) == [fn(x) for x in range(20)]
+
+
+def test_a_function_that_closes_over_other_functions_and_classes():
+    @dataclasses.dataclass
+    class Point:
+        x: int
+
+    def double(x):
+        return 2 * x
+
+    found = delivered(pipeline(lambda x: Point(double(x))))
+    assert found == [Point(2 * x) for x in range(20)]
+    assert all(type(each) is Point for each in found)
+
+
+def test_async_functions():
+    async def work(x):
+        return x + 1
+
+    assert delivered(pipeline(work)) == list(range(1, 21))
+
+
+def test_the_generator_of_a_sample_is_the_same_as_inline():
+    def draw(x, rng):
+        return float(rng.random())
+
+    inline = pipeline(draw)
+    spec = inline.stages["work"]
+    inline.stages["work"] = dataclasses.replace(spec, backend="inline", workers=1)
+    assert delivered(pipeline(draw)) == delivered(inline)
+
+
+class Lazy(torch.utils.data.Dataset):
+    """As people write it: the connection is opened at first use and kept."""
+
+    def __init__(self, path):
+        self.path = path
+        self.db = None
+
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, i):
+        if self.db is None:
+            self.db = sqlite3.connect(self.path)
+        return self.db.execute("select y from t where x = ?", (i,)).fetchone()[0]
+
+
+def test_a_data_set_with_a_lazy_handle_has_one_in_each_process(tmp_path):
+    path = str(tmp_path / "data.sqlite")
+    with sqlite3.connect(path) as db:
+        db.execute("create table t (x int, y int)")
+        db.executemany("insert into t values (?, ?)", [(x, x * x) for x in range(50)])
+    db.close()
+    graph = pg.Graph("g")
+    source = graph.add(ops.FromSequence(Lazy(path)), workers=3, backend="process")
+    source.then(ops.Batch(7))
+    with graph.loader(epochs=2) as one, graph.loader() as two:
+        for loader in (one, two, one):
+            assert torch.cat(list(loader)).tolist() == [x * x for x in range(50)]
+
+
+def test_what_cannot_be_sent_is_named():
+    lock = threading.Lock()
+    graph = pipeline(lambda x: lock)
+    with pytest.raises(GraphError, match=r"stage 'work'.*cannot be sent to another process.*lock"):
+        delivered(graph)
+
+
+def test_a_result_that_cannot_be_sent_is_the_items_own_error():
+    graph = pipeline(lambda x: threading.Lock() if x == 3 else x, on_error=pg.Skip(1))
+    assert 3 not in delivered(graph)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+class Picky(Exception):
+    def __init__(self, *, code, where):
+        super().__init__(f"{code} at {where}")
+        self.code = code
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: KeyError("k"),
+        lambda: Frozen(3),
+        lambda: Picky(code=3, where="x"),
+        lambda: Unprintable(),
+        lambda: FileNotFoundError(2, "no", "f"),
+        lambda: StopIteration(),
+    ],
+)
+def test_errors_arrive_as_themselves_at_their_place(make):
+    error = make()
+
+    def work(x):
+        if x == 5:
+            raise make()
+        return x
+
+    with pipeline(work).loader() as loader:
+        found = []
+        expected = RuntimeError if isinstance(error, StopIteration) else type(error)
+        with pytest.raises(expected) as caught:
+            for x in loader:
+                found.append(x)
+    assert found == [0, 1, 2, 3, 4]
+    for name in ("code", "errno", "filename"):
+        assert getattr(caught.value, name, None) == getattr(error, name, None)
+
+
+def test_the_workers_traceback_is_told():
+    def work(x):
+        raise ValueError("deep down")
+
+    with pytest.raises(ValueError, match="deep down") as caught:
+        delivered(pipeline(work))
+    assert "in work" in str(caught.value.__cause__)
+    assert any("stage 'work', sample 0" in note for note in caught.value.__notes__)
+
+
+class FailsToOpen(pg.Operator):
+    kind = "map"
+
+    def open(self, context):
+        raise OSError("no licence")
+
+    def process(self, chunk):
+        return chunk
+
+
+def test_an_operator_that_cannot_be_opened_says_so_at_once():
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(3))).then(FailsToOpen(), name="work", backend="process")
+    with pytest.raises(OSError, match="no licence") as caught:
+        delivered(graph)
+    assert any("stage 'work'" in note for note in caught.value.__notes__)
+
+
+# -- deaths ----------------------------------------------------------------------------------------
+
+
+def exits(x):
+    if x == 5:
+        os._exit(3)
+    return x
+
+
+def faults(x):
+    if x == 5:
+        ctypes.string_at(0)
+    return x
+
+
+def killed(x):
+    if x == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+DEATHS = [(exits, r"called exit\(3\)"), (faults, "SIGSEGV"), (killed, "SIGKILL")]
+
+
+@pytest.mark.parametrize(("fn", "reason"), DEATHS, ids=["exit", "segfault", "kill"])
+@pytest.mark.parametrize("batched", [False, True], ids=["rows alone", "rows in bundles"])
+def test_a_sample_that_ends_its_process_twice_is_blamed(fn, reason, batched):
+    def make(policy):
+        graph = pipeline(fn, on_error=policy)
+        if batched:
+            graph.add(ops.Batch(4, collate=list), graph.tail)
+        return graph
+
+    with make("raise").loader() as loader, pytest.raises(WorkerDiedError, match=f"stage 'work'.*{reason}"):
+        list(loader)
+    with make(pg.Skip(1)).loader() as loader:
+        found = list(loader)
+        assert ([*itertools.chain(*found)] if batched else found) == [x for x in range(20) if x != 5]
+        (quarantined,) = loader.profile().quarantined
+    assert quarantined.key == 5
+    assert quarantined.stage == "work"
+
+
+def test_the_stack_of_a_fault_is_told():
+    with pytest.raises(WorkerDiedError) as caught:
+        delivered(pipeline(faults))
+    assert any("in faults" in note for note in caught.value.__notes__)
+
+
+def test_memory_that_runs_out_in_a_process_is_the_samples_error():
+    def hungry(x):
+        import resource
+
+        if x == 3:
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 33, 1 << 33))
+            return len(bytearray(1 << 36))
+        return x
+
+    with pytest.raises(MemoryError):
+        delivered(pipeline(hungry))
+
+
+def workers_of(loader):
+    return [worker.operator._host.pid for worker in loader._runtime.workers["work"]]
+
+
+def test_processes_that_are_killed_at_any_moment_lose_nothing():
+    graph = pipeline(lambda x: np.full(2000, x), items=range(300), workers=2)
+    graph.add(ops.Batch(5), graph.tail)
+    with graph.loader(epochs=2) as loader:
+        for epoch in range(2):
+            found = []
+            for step, batch in enumerate(loader):
+                found += batch[:, 0].tolist()
+                if not step % 20:
+                    os.kill(workers_of(loader)[step // 20 % 2] or 0, signal.SIGKILL)
+            assert found == list(range(300)), epoch
+
+
+class Counting(pg.Operator):
+    kind = "map"
+
+    def __init__(self):
+        self.count = 0
+
+    def process(self, chunk):
+        self.count += 1
+        if self.count == 5:
+            os._exit(1)
+        return chunk
+
+    def state_dict(self):
+        return self.count
+
+    def load_state_dict(self, state):
+        self.count = state
+
+
+def test_a_death_takes_what_an_operator_held_and_ends_the_run():
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(30))).then(Counting(), name="work", backend="process")
+    with pytest.raises(WorkerDiedError) as caught:
+        delivered(graph)
+    assert any("resume from a state" in note for note in caught.value.__notes__)
+
+
+# -- deadlines -------------------------------------------------------------------------------------
+
+
+def hangs(x):
+    if x == 5:
+        threading.Event().wait()
+    return x
+
+
+def hangs_in_c(x):
+    if x == 5:
+        ctypes.PyDLL(None).pause()  # with the interpreter lock
+    return x
+
+
+@pytest.mark.parametrize("fn", [hangs, hangs_in_c])
+@pytest.mark.parametrize("batched", [False, True], ids=["rows alone", "rows in bundles"])
+def test_a_sample_that_takes_too_long_is_named_with_its_stack_and_can_be_skipped(fn, batched):
+    def make(policy):
+        graph = pipeline(fn, on_error=policy, timeout=0.5)
+        if batched:
+            graph.add(ops.Batch(4, collate=list), graph.tail)
+        return graph
+
+    with make("raise").loader() as loader:
+        with pytest.raises(StageTimeoutError, match=r"stage 'work'.*timeout=0.5 s") as caught:
+            list(loader)
+        assert any(f"in {fn.__name__}" in note for note in caught.value.__notes__)
+    with make(pg.Skip(1)).loader() as loader:
+        found = list(loader)
+        assert ([*itertools.chain(*found)] if batched else found) == [x for x in range(20) if x != 5]
+        assert [each.key for each in loader.profile().quarantined] == [5]
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def test_break_and_close_do_not_wait_for_long_items():
+    started = time.monotonic()
+    with pipeline(hangs).loader() as loader:
+        for x in loader:
+            if x == 2:
+                break
+    assert time.monotonic() - started < 30
+
+
+SCRIPT = """
+import os, sys, threading
+import pipegraph as pg
+from pipegraph import operators as ops
+
+def work(x):
+    if x == 3:
+        print(os.getpid(), os.getppid(), flush=True)
+        threading.Event().wait()
+    return x
+
+graph = pg.Graph("g")
+graph.add(ops.FromSequence(range(10))).then(work, workers=2, backend="process")
+{threads}
+for x in graph.loader():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "threads", ["", "threading.Thread(target=threading.Event().wait, daemon=True).start()"]
+)
+def test_no_process_outlives_a_trainer_that_is_killed(threads):
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(threads=threads)], stdout=subprocess.PIPE, text=True
+    )
+    worker, zygote = map(int, trainer.stdout.readline().split())
+    ends = [os.pidfd_open(pid) for pid in (worker, zygote)]
+    trainer.kill()
+    trainer.communicate(timeout=30)
+    import select
+
+    for end in ends:
+        poll = select.poll()
+        poll.register(end, select.POLLIN)
+        assert poll.poll(10_000)
+        os.close(end)
+
+
+def test_ctrl_c_ends_the_trainer_and_its_processes():
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(threads="")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    worker, _ = map(int, trainer.stdout.readline().split())
+    end = os.pidfd_open(worker)
+    os.killpg(trainer.pid, signal.SIGINT)
+    _, errors = trainer.communicate(timeout=30)
+    assert "KeyboardInterrupt" in errors
+    import select
+
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    assert poll.poll(10_000)
+    os.close(end)
+
+
+def test_two_loaders_share_one_zygote_and_the_last_ends_it():
+    from pipegraph.engine.process import zygote
+
+    graph = pipeline(lambda x: os.getppid())
+    with graph.loader() as one:
+        first = {*one}
+        with graph.loader() as two:
+            assert {*two} == first
+        assert zygote._users == 1
+    assert zygote._shared is None
