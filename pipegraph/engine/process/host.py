@@ -26,7 +26,7 @@ from typing import Any
 from pipegraph.activity import Cancelled
 from pipegraph.contracts import Context
 from pipegraph.engine.process import zygote
-from pipegraph.engine.process.errors import Carried
+from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.segments import anonymous_file
 from pipegraph.engine.process.wire import Port

@@ -8,7 +8,7 @@ from typing import Any
 from pipegraph.contracts import Context
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.host import Host
-from pipegraph.engine.process.remote import remote
+from pipegraph.engine.process.remote_operator import remote
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.plan import StagePlan
 

@@ -21,7 +21,7 @@ from typing import Any
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
-from pipegraph.engine.process.errors import Carried
+from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import unseal
 from pipegraph.engine.process.wire import Port
 
@@ -69,7 +69,7 @@ class _Made(list[Any]):
 
 
 class Worker:
-    """The methods are what the trainer calls by name; see ``remote``."""
+    """The methods are what the trainer calls by name; see ``remote_operator``."""
 
     def __init__(self, port: Port, page: Page, operator: Any, context: Context) -> None:
         self._port = port

@@ -14,8 +14,8 @@ from typing import Any
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, RowOperator
-from pipegraph.engine.process.errors import Carried
+from pipegraph.contracts import Context, Operator, RowOperator
+from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.host import Died, Host, Overdue
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 
@@ -339,8 +339,8 @@ def remote(operator: Any, host: Host, stage: str, timeout_s: float | None) -> An
     """What stands in for an operator whose process is ``host``."""
     kinds: dict[str, type[_Remote]] = {"source": RemoteSource, "map": RemoteMap, "expand": RemoteExpand}
     kind = kinds.get(operator.kind, RemoteHolder)
-    if operator.stateful:
-        kind = RemoteHolder
-    elif isinstance(operator, RowOperator):
+    if isinstance(operator, RowOperator):
         kind = RemoteRows
+    elif isinstance(operator, Operator) and operator.stateful:
+        kind = RemoteHolder
     return kind(host, operator, stage, timeout_s)
