@@ -38,6 +38,7 @@ class _Remote:
         self._operator = operator
         self._stage = stage
         self._timeout_s = timeout_s
+        self.kind = operator.kind
 
     def open(self, context: Context) -> None:
         """Start the process; it opens the operator."""
