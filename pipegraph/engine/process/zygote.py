@@ -15,6 +15,7 @@ import array
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import pickle
@@ -31,6 +32,9 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _SPAWN, _REAP = b"s", b"r"
 _ROOM = 1 << 16
+
+PRELOADED = ("torch", "pipegraph.operators")
+"""What workers need, imported once."""
 
 
 @dataclass
@@ -217,11 +221,9 @@ def serve(fd: int) -> None:
     """The zygote's life: fork on request until the trainer is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
-    import torch
-
-    import pipegraph.operators  # noqa: F401 (what workers need is here when they are forked)
-
-    torch.set_num_threads(1)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    sys.modules["torch"].set_num_threads(1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
     gc.collect()
@@ -263,8 +265,6 @@ def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
             return
         zygote.close()
         module, _, name = entry.partition(":")
-        import importlib
-
         code = getattr(importlib.import_module(module), name)(socket.socket(fileno=fds[0]), *fds[1:]) or 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
