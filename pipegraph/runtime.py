@@ -22,6 +22,7 @@ last one; and nothing is closed while a thread is starting workers (``_starter``
 from __future__ import annotations
 
 import copy
+import logging
 import sys
 import threading
 import traceback
@@ -45,8 +46,10 @@ from pipegraph.tally import Tally
 if TYPE_CHECKING:
     from pipegraph.engine.process.pool import Processes
 
+log = logging.getLogger("pipegraph")
+
 GRACE_S = 5.0
-"""How long ``close`` waits for user code to return."""
+"""How long ``close`` waits for user code to return, and a new pass before it says for whom it waits."""
 
 
 class Runtime:
@@ -79,7 +82,7 @@ class Runtime:
         self._begun: set[threading.Thread] = set()
         self._opened: list[tuple[str, Worker | Source]] = []  # by the starter, and not in a worker's thread
         self._run_number = 0
-        self._inside = 0
+        self._inside: set[threading.Thread] = set()  # workers that are in the current run
         self._opening = 0
         self._open_error: BaseException | None = None
         self._close_errors: list[str] = []
@@ -171,7 +174,7 @@ class Runtime:
                 raise Cancelled
             count = len(self._threads)
             run.activity.attach(count)
-            self._inside = count
+            self._inside = set(self._threads)
             self.run = run
             self._run_number += 1
             self._condition.notify_all()
@@ -184,8 +187,15 @@ class Runtime:
             return
         self._cancel(run)
         with self._condition:
-            while self._inside and not self._closed:
-                self._condition.wait()
+            left = self._condition.wait_for(lambda: not self._inside or self._closed, GRACE_S)
+            stuck = [] if left else list(self._inside)
+        for thread in stuck:
+            log.warning(
+                "stage %r: a new pass waits for its worker, which is still in the one before; it stands at:\n%s",
+                *(self._stage_of(thread), _stack_of(thread)),
+            )
+        with self._condition:
+            self._condition.wait_for(lambda: not self._inside or self._closed)
             if self._closed:
                 return
             self.run = None
@@ -215,7 +225,11 @@ class Runtime:
                 self.readers[stage.name] = copy.copy(stage.operator)
         wire_cache(self.plan, operators, self.readers)
         for name, reader in self.readers.items():
-            reader.open(self.context(name, 0))
+            try:
+                reader.open(self.context(name, 0))
+            except BaseException as failure:
+                note(failure, f"pipegraph: stage {name!r}: what deals its positions could not be started")
+                raise
             self._opened.append((name, reader))
         workers = {
             stage.name: [Worker(i, operator) for i, operator in enumerate(operators[stage.name])]
@@ -297,16 +311,18 @@ class Runtime:
                     run.fail(error)
                 finally:
                     with self._condition:
-                        self._inside -= 1
+                        self._inside.discard(threading.current_thread())
                         self._condition.notify_all()
                     run.activity.pause()
                     run = None
         finally:
             worker.meter.thread_ends()
-            self._close_operator(stage.name, worker)
+            self._close_operators(stage.name, worker)
 
-    def _close_operator(self, stage: str, worker: Worker) -> None:
-        for operator in (worker.operator, *(worker.chain or ())):
+    def _close_operators(self, stage: str, opened: Worker | Source) -> None:
+        """Close what was opened, each once; what that raises is warned of at the end."""
+        operators = [opened.operator, *opened.substituting] if isinstance(opened, Worker) else [opened]
+        for operator in operators:
             try:
                 operator.close()
             except BaseException as error:
@@ -353,19 +369,15 @@ class Runtime:
         while self._threads:
             thread = self._threads[-1]
             if not self._joined(thread, deadline):
-                stage = thread.name.removeprefix(f"pipegraph-{self.plan.graph_name}-").rpartition("-")[0]
                 warned.append(
-                    f"stage {stage!r}: a worker did not return within {grace_s:g} s and was abandoned; it "
-                    f"stands at:\n{_stack_of(thread)}"
+                    f"stage {self._stage_of(thread)!r}: a worker did not return within {grace_s:g} s and was "
+                    f"abandoned; it stands at:\n{_stack_of(thread)}"
                 )
             if thread in self._threads:
                 self._threads.remove(thread)
         while self._opened:
             stage, opened = self._opened.pop()
-            if isinstance(opened, Worker):
-                self._close_operator(stage, opened)
-            else:
-                opened.close()
+            self._close_operators(stage, opened)
         if self._processes is not None:
             self._processes.close()
             self._processes = None
@@ -376,6 +388,9 @@ class Runtime:
         errors, self._close_errors = self._close_errors, []
         for message in errors:
             warnings.warn(message, PipegraphWarning, stacklevel=4)
+
+    def _stage_of(self, thread: threading.Thread) -> str:
+        return thread.name.removeprefix(f"pipegraph-{self.plan.graph_name}-").rpartition("-")[0]
 
     def _joined(self, thread: threading.Thread, deadline: float) -> bool:
         """Whether a worker's thread has ended, waited for until ``deadline``."""

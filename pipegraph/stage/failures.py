@@ -357,6 +357,7 @@ def open_substitutes(stage: StageRun, worker: Worker) -> list[Operator | Source]
         if above.bypassed is None and above.operator.kind in ("source", "map"):
             operator = copy.copy(above.operator)
             operator.open(stage.run.context(above.name, worker.index))
+            worker.substituting.append(operator)
             chain.append(operator)
     if isinstance(stage.plan.operator, Source):
         chain = [worker.operator]

@@ -92,6 +92,8 @@ class Worker:
     ticket: int = 0
     opened: bool = False
     chain: list[Operator | Source] | None = None
+    substituting: list[Operator | Source] = field(default_factory=list)
+    """What was opened for substitutes, besides the operator."""
     initial: Any = None
     """The state a stateful operator starts each epoch with."""
 

@@ -1,0 +1,183 @@
+"""However a stage begins and ends: its open() and close() are called once, and what they raise is said alike."""
+
+import logging
+import threading
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph import runtime
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+class Numbers(pg.Source):
+    """A random-access source that counts how often each of its copies is opened and closed."""
+
+    random_access = True
+    opened: list
+    closed: list
+
+    def __init__(self, fails=(), breaks_at="never"):
+        self.opened, self.closed, self.fails, self.breaks_at = [], [], fails, breaks_at
+
+    def length(self, epoch, rank, world_size):
+        return 8
+
+    def positions(self, epoch, rank, world_size, start):
+        return iter(range(start, 8))
+
+    def read(self, position, epoch):
+        if position in self.fails:
+            raise ValueError(position)
+        return position
+
+    def substitute(self, position, epoch, attempt):
+        return (position + 1 + attempt) % 8
+
+    def open(self, context):
+        if self.breaks_at == "open":
+            raise OSError("cannot open")
+        self.opened.append(id(self))
+
+    def close(self):
+        self.closed.append(id(self))
+        if self.breaks_at == "close":
+            raise OSError("cannot close")
+
+
+@pytest.mark.parametrize("options", [{"backend": "inline"}, {"workers": 3}], ids=str)
+def test_every_copy_that_was_opened_is_closed_once(options):
+    source = Numbers(fails=(2, 5))
+    graph = pg.Graph("g")
+    graph.add(source, name="source", on_error=pg.Replace(), **options)
+    with graph.loader() as loader:
+        assert len(list(loader)) == 8
+    assert sorted(source.closed) == sorted(source.opened)
+    assert len(set(source.closed)) == len(source.closed)
+
+
+@pytest.mark.parametrize("options", [{"backend": "inline"}, {"workers": 2}], ids=str)
+def test_the_chain_of_substitutes_is_closed_once_too(options):
+    def fail(x):
+        if x == 3:
+            raise ValueError(x)
+        return x
+
+    source = Numbers()
+    graph = pg.Graph("g")
+    graph.add(source, name="source").then(fail, name="work", on_error=pg.Replace(), **options)
+    with graph.loader() as loader:
+        assert len(list(loader)) == 8
+    assert sorted(source.closed) == sorted(source.opened)
+
+
+def test_an_operator_that_cannot_be_opened_for_substitutes_leaves_none_open():
+    class Opens(pg.Operator):
+        def __init__(self):
+            self.count = [0]
+
+        def open(self, context):
+            self.count[0] += 1
+            if self.count[0] > 1:
+                raise OSError("only once")
+
+        def process(self, chunk):
+            return chunk
+
+    def fail(x):
+        raise ValueError(x)
+
+    source = Numbers()
+    graph = pg.Graph("g")
+    graph.add(source, name="source").then(Opens(), name="once").then(fail, name="work", on_error=pg.Replace())
+    with graph.loader() as loader, pytest.raises(OSError, match="only once"):
+        list(loader)
+    assert sorted(source.closed) == sorted(source.opened)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_source_that_cannot_be_opened_names_its_stage(backend):
+    graph = pg.Graph("g")
+    graph.add(Numbers(breaks_at="open"), name="numbers", backend=backend)
+    with graph.loader() as loader, pytest.raises(OSError, match="cannot open") as caught:
+        list(loader)
+    assert any("stage 'numbers'" in text for text in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_source_that_cannot_be_closed_is_a_warning(backend):
+    graph = pg.Graph("g")
+    graph.add(Numbers(breaks_at="close"), name="numbers", backend=backend)
+    loader = graph.loader()
+    assert list(loader) == list(range(8))
+    with pytest.warns(
+        pg.errors.PipegraphWarning, match=r"stage 'numbers': close\(\) raised OSError: cannot close"
+    ):
+        loader.close()
+    loader.close()
+
+
+def test_a_close_that_was_interrupted_is_finished_by_the_next():
+    closed = []
+
+    class Slow(pg.Operator):
+        def process(self, chunk):
+            return chunk
+
+        def close(self):
+            closed.append(self)
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(3))).then(Slow(), workers=2).then(Slow(), backend="inline")
+    loader = graph.loader()
+    list(loader)
+    joined = runtime.Runtime._joined
+
+    def interrupted(self, thread, deadline):
+        runtime.Runtime._joined = joined
+        raise KeyboardInterrupt
+
+    runtime.Runtime._joined = interrupted
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loader.close()
+    finally:
+        runtime.Runtime._joined = joined
+    loader.close()
+    assert len(closed) == 3
+
+
+def test_a_pass_that_waits_for_a_function_of_the_one_before_says_so(caplog, monkeypatch):
+    monkeypatch.setattr(runtime, "GRACE_S", 0.0)
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Says(logging.Handler):
+        def emit(self, record):
+            if "stage 'waits'" in record.getMessage():  # others may not have left it yet either
+                go_on.set()  # only now can the new pass begin
+
+    def work(x):
+        if x == 1 and not inside.is_set():
+            inside.set()
+            go_on.wait()
+        return x
+
+    log, handler = logging.getLogger("pipegraph"), Says()
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(3))).then(work, name="waits")
+    log.addHandler(handler)
+    try:
+        with caplog.at_level(logging.WARNING, logger="pipegraph"), graph.loader() as loader:
+            assert next(iter(loader)) == 0
+            assert inside.wait(20)
+            assert list(loader) == [0, 1, 2]
+    finally:
+        log.removeHandler(handler)
+        go_on.set()
+    (record,) = [record for record in caplog.records if "stage 'waits'" in record.getMessage()]
+    assert record.getMessage().startswith(
+        "stage 'waits': a new pass waits for its worker, which is still in the one"
+    )
+    assert "go_on.wait()" in record.getMessage()
