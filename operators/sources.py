@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, final
 
@@ -64,6 +64,17 @@ def _iterator(items: Any) -> Iterator[Any]:
     return iter(items)
 
 
+def _length_of(items: Any) -> int | None:
+    """How many there are; None where that is not known, which ``len`` may say only when it is asked."""
+    try:
+        return len(items)
+    except (
+        TypeError,
+        NotImplementedError,
+    ):  # torch's DataLoader over an IterableDataset has a ``__len__`` too
+        return None
+
+
 @final
 class FromIterable(Source):
     """The items of an iterable, or those of what a callable returns, anew for each epoch.
@@ -101,14 +112,14 @@ class FromIterable(Source):
         self._from: tuple[int, Any] | None = None
 
     def config(self) -> dict[str, Any]:
-        length = len(self.iterable) if not self._callable and hasattr(self.iterable, "__len__") else None
+        length = None if self._callable else _length_of(self.iterable)
         name = function_name(self.iterable) if self._callable else type(self.iterable).__qualname__
         return {"items": name, "length": length, "shard": self.shard}
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
-        if self._callable or not hasattr(self.iterable, "__len__"):
+        n = None if self._callable else _length_of(self.iterable)
+        if n is None:
             return None
-        n = len(self.iterable)
         return max(0, -(-(self._left(epoch).count(n) - rank) // world_size)) if self.shard else n
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
@@ -263,12 +274,12 @@ class FromSequence(OrderedSource):
             add(item if item.__class__ in SHARED else copy_containers(item))
 
     def has_length(self) -> bool:
-        return self.sampler is None or hasattr(self.sampler, "__len__")
+        return self.sampler is None or _length_of(self.sampler) is not None
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
         if self.sampler is None:
             return super().length(epoch, rank, world_size)
-        return len(self.sampler) if isinstance(self.sampler, Sized) else None
+        return _length_of(self.sampler)
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
         if self.sampler is None:

@@ -107,14 +107,18 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
         filled = 0
         positions: Iterator[Any] | None = None
         while stage.stop_epoch < epoch:
+            group: list[Any] = []
+            failure: Failure | None = None
             try:
                 if positions is None:
                     positions = iter(source.positions(epoch, run.rank, run.world_size, step))
-                group = list(islice(positions, source.group if pace is None else pace.rows(step - began)))
+                # What was drawn before an error stays.
+                group.extend(islice(positions, source.group if pace is None else pace.rows(step - began)))
             except BaseException as error:
-                inner.put(failure_of(stage, error, epoch, step))
-                break
+                failure = failure_of(stage, error, epoch, step + len(group))
             if not group:
+                if failure is not None:
+                    inner.put(failure)
                 break
             places = list(map(as_int, [drawn.position for drawn in group] if source.draws else group))
             if pace is not None:
@@ -124,6 +128,9 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                 data = group if source.group > 1 else group[0]
                 inner.put(Chunk(data, rows, epoch, step, step + len(group)))
             step += len(group)
+            if failure is not None:
+                inner.put(failure)
+                break
             filled += 1
             if filled == room:
                 filled = 0

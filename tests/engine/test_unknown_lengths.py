@@ -1,0 +1,85 @@
+"""Data whose length is not known until it is asked for, and samplers that fail half-way."""
+
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(6))
+
+
+def loader_of_a_stream():
+    """It has a ``__len__``, which raises TypeError."""
+    return torch.utils.data.DataLoader(Stream(), batch_size=None)
+
+
+class Refuses(list):
+    def __len__(self):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "make", [loader_of_a_stream, lambda: Refuses(range(6))], ids=["DataLoader", "refuses"]
+)
+def test_a_source_whose_len_refuses_has_no_length_and_a_state(make):
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(make()))
+    with graph.loader() as loader:
+        with pytest.raises(TypeError, match="no length"):
+            len(loader)
+        passing = iter(loader)
+        head = [int(next(passing)) for _ in range(2)]
+        state = loader.state_dict()
+    again = pg.Graph("g")
+    again.add(ops.FromIterable(make()))
+    with again.loader() as loader:
+        loader.load_state_dict(state)
+        assert head + [int(x) for x in loader] == list(range(6))
+    with again.loader(rank=1, world_size=2, equal_steps=False) as loader:
+        assert [int(x) for x in loader] == [1, 3, 5]
+
+
+def test_a_sampler_whose_len_refuses_has_no_length():
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence("abcdef", sampler=Refuses([2, 0, 5])))
+    with graph.loader(rank=0, world_size=2, equal_steps=False) as loader:
+        assert list(loader) == ["c", "a", "f"]
+        loader.state_dict()
+
+
+class Fails:
+    """A sampler that fails after so many draws."""
+
+    def __init__(self, draws):
+        self.draws = draws
+
+    def __iter__(self):
+        yield from range(self.draws)
+        raise OSError("the index is gone")
+
+
+class Grouped(list):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("draws", [0, 5, 16, 37])
+@pytest.mark.parametrize("data", [Grouped, list], ids=["in groups", "one by one"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_what_a_sampler_drew_before_it_failed_is_delivered(data, draws, batched):
+    graph = pg.Graph("g")
+    node = graph.add(ops.FromSequence(data(range(100)), sampler=Fails(draws)), workers=2)
+    if batched:
+        node.then(ops.Batch(1, collate=list)).then(ops.Unbatch())
+    got = []
+    with graph.loader() as loader, pytest.raises(OSError, match="the index is gone") as failed:
+        for x in loader:
+            got.append(x)
+    assert got == list(range(draws))
+    assert any(f"item {draws} of this rank" in note for note in failed.value.__notes__)
