@@ -244,6 +244,8 @@ class Shuffle(Regroup):
         window: items per window; they are held until it is full.
     """
 
+    inputs_in = (0, 1)
+
     def __init__(self, window: int) -> None:
         self.window = _positive(window, "Shuffle: window")
         self._context = Context("")
@@ -262,6 +264,9 @@ class Shuffle(Regroup):
         self._open: list[Chunk] = []
         self._number = 0
         self._drop = 0
+
+    def begin_at(self, cursor: Cursor) -> Cursor:
+        return (cursor, 0, 0)
 
     def resume(self, cursor: Cursor) -> Cursor:
         up, self._number, self._drop = cursor[:3]
@@ -362,6 +367,7 @@ class Bucket(Regroup):
     """
 
     needs = "sample"
+    inputs_in = (1, 2)
 
     def __init__(self, length: Callable[[Any], float], boundaries: Sequence[float], size: int = 32) -> None:
         bounds = list(boundaries)
@@ -386,6 +392,9 @@ class Bucket(Regroup):
         self._emitted = 0
         self._drop = 0
         self._last: Cursor = None
+
+    def begin_at(self, cursor: Cursor) -> Cursor:
+        return (0, cursor, (0,) * (len(self.boundaries) + 1), 0)
 
     def resume(self, cursor: Cursor) -> Cursor:
         emitted, start, counts, drop = cursor

@@ -27,6 +27,7 @@ class Zip(Merging):
 
     default_name = "zip"
     pairs = True
+    inputs_in = (0, None)
 
     def __init__(self, strict: bool = False) -> None:
         if not isinstance(strict, bool):
@@ -86,6 +87,7 @@ class Concat(Merging):
     """One input after the other."""
 
     separate = True
+    inputs_in = (1, None)
 
     def begin(self, inputs: int, epoch: int) -> None:
         self._inputs = inputs
@@ -122,6 +124,7 @@ class Mix(Merging):
     """
 
     separate = True
+    inputs_in = (2, None)
 
     def __init__(self, weights: Sequence[float], stop: Literal["first", "all"] = "first") -> None:
         self.weights = tuple(float(weight) for weight in weights)
@@ -229,6 +232,7 @@ class Merge(Merging):
     """
 
     follows_route = True
+    inputs_in = (0, -1)
 
     def follow(self, route: str, outputs: tuple[int, ...]) -> None:
         self._route = route

@@ -319,6 +319,14 @@ class Operator(Component):
         """As :meth:`length`, for operators to which the number of ranks matters."""
         return self.length(n)
 
+    inputs_in: tuple[int, int | None] | None = None
+    """Where in the cursors of a fan-in or a regrouping operator those of its inputs lie: from, to. None is for a cursor
+    that is the input's as it is. Known, a state also holds where a graph was changed at this stage."""
+
+    def begin_at(self, cursor: Cursor) -> Cursor:
+        """A cursor with which :meth:`resume` begins anew where the input stands at ``cursor``, holding nothing."""
+        return cursor
+
     def resume(self, cursor: Cursor) -> Cursor:
         """Prepare to go on at ``cursor`` (made by this operator's own chunks); returns the cursor
         at which the input must restart. Called before the first item of a restored epoch."""

@@ -18,7 +18,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from time import perf_counter_ns
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipegraph import state as states
 from pipegraph.activity import Cancelled
+from pipegraph.adapt import Wiring, adapted_all, wiring
 from pipegraph.agreement import own_group
 from pipegraph.chunk import Chunk
 from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning, StateError
@@ -84,7 +85,7 @@ class Loader:
         self._progress = Progress(self.plan, self._ledger)
         self._pass: weakref.ref[Pass] | None = None
         self._group: Any = None  # for the agreement on equal steps
-        self._digest: dict[str, str] | None = None
+        self._digest: tuple[dict[str, str], Wiring] | None = None
         self._closed = ""  # why
         self._turn = threading.RLock()  # who begins a pass or takes the next chunk
         self._left_behind: Runtime | None = None  # of the process that forked this one
@@ -252,32 +253,46 @@ class Loader:
         """
         rank, world_size = resolve(*self._asked)
         part = self._progress.part((rank, world_size))
+        digests, wired = self._digests()
         return {
             "version": states.VERSION,
             "seed": self._seed,
             "world_size": world_size,
-            "digest": self._digests(),
+            "digest": dict(digests),
+            "graph": dict(wired),
             f"rank{rank}": part,
         }
 
-    def _digests(self) -> dict[str, str]:
+    def _digests(self) -> tuple[dict[str, str], Wiring]:
+        """What a state says of its graph."""
         if self._digest is None:
-            self._digest = self.plan.digests()
-        return dict(self._digest)
+            self._digest = self.plan.digests(), wiring(self.plan)
+        return self._digest
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: Any, allow: Sequence[str] = ()) -> None:
         """Go on from a state: the next pass delivers exactly what followed it.
 
         Args:
             state: what :meth:`state_dict` returned on this rank (parts of other ranks may be in it too); or the
                 list of all ranks' states, with which also a graph that is not elastic goes on at another world
                 size: each sample exactly once, in another order.
+            allow: names of stages that were changed, added or removed since. What is kept and what begins anew is
+                said in a warning; ``docs/resuming.md`` has the rules.
 
         Raises:
             StateError: the state is of another graph, version or world size; says what differs.
         """
         self._refuse_closed()
         rank, world_size = resolve(*self._asked)
+        if allow:
+            names = (allow,) if isinstance(allow, str) else tuple(allow)
+            state, said = adapted_all(state, self.plan, names)
+            if said:
+                warnings.warn(
+                    f"the state is of a graph that was changed since: {'; '.join(said)}",
+                    PipegraphWarning,
+                    stacklevel=2,
+                )
         restored = states.restored(state, rank, world_size, self.plan, self._equal_steps is not False)
         if self._graph.seed is not None and restored.seed != self._graph.seed:
             raise StateError(

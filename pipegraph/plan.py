@@ -152,19 +152,28 @@ class Plan:
         A stage whose work another one does counts as if it ran: a state holds whatever the plan fuses.
         """
         found = {}
-        for stage in self.stages.values():
-            if stage.bypassed is not None and stage.within is None:
-                continue
+        for stage in self.described():
             operator = stage.spec.operator
             kind = f"{type(operator).__module__}.{type(operator).__qualname__}"
-            edges = map(self._described, stage.spec.upstream)
-            upstream = [[edge.stage, edge.output] for edge in edges]
+            upstream = [[edge.stage, edge.output] for edge in self.described_upstream(stage)]
             parts = [kind, parameters(stage.spec), upstream, *([] if stage.spec.ordered else ["unordered"])]
             text = json.dumps(parts, sort_keys=True, default=repr)
             found[stage.name] = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-        output = self._described(self.asked or self.output)
+        output = self.described_output()
         found["(output)"] = f"{output.stage}:{output.output}"
         return found
+
+    def described(self) -> list[StagePlan]:
+        """The stages that decide what is delivered, whoever does their work; in topological order."""
+        return [s for s in self.stages.values() if s.bypassed is None or s.within is not None]
+
+    def described_upstream(self, stage: StagePlan) -> list[Edge]:
+        """What a stage reads from, as the graph has it."""
+        return [self._described(edge) for edge in stage.spec.upstream]
+
+    def described_output(self) -> Edge:
+        """What the loader delivers, as the graph has it."""
+        return self._described(self.asked or self.output)
 
     def _described(self, edge: Edge) -> Edge:
         """The edge as the graph has it, once stages that were left out are passed over."""
@@ -198,7 +207,10 @@ class Plan:
         words += [f"stage {name!r} is not in the state" for name in added]
         if "(output)" in changed:
             words.append(f"it delivered from {saved['(output)']}, this graph from {ours['(output)']}")
-        raise StateError(f"the state is of another graph than {self.graph_name!r}: " + "; ".join(words))
+        raise StateError(
+            f"the state is of another graph than {self.graph_name!r}: {'; '.join(words)}. If that is meant, name these "
+            "stages in load_state_dict(state, allow=(...))"
+        )
 
     def consumers(self, name: str) -> list[tuple[str, int, int]]:
         """``(stage, input index, output index)`` of each running stage that reads from ``name``."""

@@ -252,7 +252,8 @@ def _part_of_another(parts: Mapping[str, Any], rank: int, plan: Plan) -> Any:
     return {**first, "stream": (rank, world_size), "ledger": [[], []], "iterators": {}}
 
 
-def _check(state: Any, plan: Plan) -> None:
+def check_state(state: Any) -> None:
+    """Raises StateError for what is not the state of a loader, or of another version."""
     if not isinstance(state, Mapping) or "version" not in state or "digest" not in state:
         raise StateError("this is not the state of a loader: it has no 'version' and 'digest'")
     if state["version"] != VERSION:
@@ -261,6 +262,10 @@ def _check(state: Any, plan: Plan) -> None:
         )
     if not isinstance(state["digest"], Mapping):
         raise _damaged("'digest'", state["digest"])
+
+
+def _check(state: Any, plan: Plan) -> None:
+    check_state(state)
     plan.check_digests(state["digest"])
     if not isinstance(state.get("seed", ""), int | None):  # None: saved before a seed was drawn
         raise _damaged("'seed'", state.get("seed"))
