@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 from pipegraph.errors import DataError, LoaderClosedError, ShardError
 from pipegraph.storage import BytesFile, Manifest, OverlayFile, Part, ShardFile, StoreClient, open_part
@@ -21,6 +21,8 @@ from pipegraph.storage.formats import format_of
 from pipegraph.storage.formats.parquet import ParquetFormat
 from pipegraph.storage.pieces import Piece, PieceFolder, Pieces, fixed_pieces
 from pipegraph.storage.stores import Pending, safe_url
+
+T = TypeVar("T")
 
 TWICE: Final = 4
 """At most one byte in so many of a block is fetched by pieces, and then again with the block."""
@@ -108,7 +110,7 @@ class Opening:
         self._spent: dict[int, int] = {}
         self._kept: OrderedDict[tuple[int, int], _Shared] = OrderedDict()
         self._parts: OrderedDict[int, _Ranges] = OrderedDict()
-        self._under_way: set[Pending[bytes]] = set()
+        self._under_way: set[Pending[Any]] = set()
         self._cancelled = False
         self.nbytes = 0
 
@@ -201,7 +203,18 @@ class Opening:
                 return file.read_at(offset, nbytes)
         assert self._store is not None
         self._store.expect(part)
-        pending = self._store.submit(part.uri, offset, nbytes)
+        return self._within(self._store.submit(part.uri, offset, nbytes))
+
+    def identify(self, part: Part) -> None:
+        """Ask the store for a remote part's version, unless it is known; `cancel` ends the wait.
+
+        Raises:
+            LoaderClosedError: `cancel` was called.
+        """
+        if self._store is not None and not part.is_local and not self._store.knows(part.uri):
+            self._within(self._store.submit_head(part.uri))
+
+    def _within(self, pending: Pending[T]) -> T:
         with self._lock:
             self._under_way.add(pending)
             cancelled = self._cancelled

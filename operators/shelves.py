@@ -209,6 +209,8 @@ class BlockShelf(Shelf):
         if handle is None:
             return False
         try:
+            if self.opening is not None:  # a worker waits for this: where the store is silent, a stop ends it
+                self.opening.identify(self._manifest.parts[self._manifest.block(number)[0]])
             return self._cacheable(number, identified=True) in handle
         except (DataError, LoaderClosedError):
             return False  # opening it says what is wrong

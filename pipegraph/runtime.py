@@ -255,9 +255,11 @@ class Runtime:
         with self._condition:
             while self._opening and self._open_error is None and not self._closed:
                 self._condition.wait()
-            error = self._open_error
+            error, closed = self._open_error, self._closed
         if error is not None:
             raise error
+        if closed:  # what a source was to find in `open` must not be looked for again, where nothing ends it
+            raise Cancelled
 
     def _operator(self, stage: StagePlan, index: int) -> Any:
         """What a worker of the stage holds: a copy of the operator, or what stands for one in a process."""

@@ -131,6 +131,10 @@ class StoreClient:
             StoreError: missing, not allowed, or no answer within the deadline.
             LoaderClosedError: the client was closed.
         """
+        return self.submit_head(url).result()
+
+    def submit_head(self, url: str) -> Pending[ObjectInfo]:
+        """As `head`, without waiting; its result raises what `head` raises."""
         store, path = self._store(url)
 
         async def ask() -> ObjectInfo:
@@ -138,9 +142,16 @@ class StoreClient:
                 meta = await self._obstore.head_async(store, path)
             return ObjectInfo.of(meta)
 
-        info = self._result(self._requests.retried(url, 0, ask))
-        self._versions.answered(url, info)
-        return info
+        async def told() -> ObjectInfo:
+            info = await self._requests.retried(url, 0, ask)
+            self._versions.answered(url, info)
+            return info
+
+        return Pending(self._start(told()))
+
+    def knows(self, url: str) -> bool:
+        """Whether the store has said an object's size and version."""
+        return None not in self._versions.of(url)
 
     def expect(self, part: Part) -> None:
         """From now on every answer must be of the part's size and version, as far as they are known.
@@ -153,7 +164,7 @@ class StoreClient:
     def identify(self, part: Part) -> Part:
         """The part with size and version; asks the store where it has not said them yet. Raises as `head`."""
         self._versions.expect(part)
-        if None in self._versions.of(part.uri):
+        if not self.knows(part.uri):
             self.head(part.uri)
         size, version = self._versions.of(part.uri)
         return replace(part, size=size, version=version)
