@@ -6,7 +6,9 @@ functions are pure functions of their item, so that only the engine can make a d
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler, Sampler
 
 from pipegraph import operators as ops
 from pipegraph.contracts import Operator, Source
@@ -55,6 +58,13 @@ def transform(item: Any, factor: int, delay: int) -> Any:
     if isinstance(item, np.ndarray):
         return item * factor % 251
     return (item * 31 + factor) % 10007
+
+
+async def later(item: Any, factor: int, delay: int) -> Any:
+    """As :func:`transform`, once others have had their turns."""
+    for _ in range(delay % 3):
+        await asyncio.sleep(0)
+    return transform(item, factor, delay)
 
 
 def draw(item: Any, delay: int, rng: np.random.Generator) -> Any:
@@ -104,6 +114,31 @@ class Rough:
     def several(self, indices: list[int]) -> list[Any]:
         """The items of several indices, if all can be read."""
         return [self[index] for index in indices]
+
+
+class Turning(Sampler[int]):
+    """Draws with replacement, and looks at its epoch as late as it may."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch is drawn next."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        rng = np.random.default_rng(self.epoch)
+        yield from (int(rng.integers(self.count)) for _ in range(self.count))
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def _sampled(count: int, turning: bool) -> ops.FromSequence:
+    items = _items("ints", count)
+    drawn = Turning(count) if turning else DistributedSampler(items, 1, 0, seed=count)  # type: ignore[arg-type]
+    return ops.FromSequence(items, sampler=drawn)
 
 
 class Flaky:
@@ -202,6 +237,8 @@ class Recipe:
 def _items(kind: str, count: int) -> list[Any]:
     if kind == "arrays":
         return [{"key": f"k{i}", "x": np.full(1 + i % 5, i % 250, np.int64)} for i in range(count)]
+    if kind == "keyed":
+        return [{"key": np.array([i, i % 3]), "x": np.full(3, i % 250, np.int64)} for i in range(count)]
     return list(range(count))
 
 
@@ -210,9 +247,12 @@ def _operator(step: Step) -> Operator | Source:
     made: dict[str, Any] = {
         "iterable": lambda: ops.FromIterable(_items("ints", size)),
         "arrays": lambda: ops.FromSequence([{"x": each["x"]} for each in _items("arrays", size)]),
+        "keyed": lambda: ops.FromSequence(_items("keyed", size)),
+        "sampled": lambda: _sampled(size, bool(delay % 2)),
         "rough": lambda: ops.FromSequence(Rough(size, 4 + delay % 3, bool(delay % 2))),
         "sequence": lambda: ops.FromSequence(_items("ints", size), order=StridedOrder(shuffle=True)),
         "map": lambda: ops.Map(partial(transform, factor=size, delay=delay)),
+        "async": lambda: ops.Map(partial(later, factor=size, delay=delay)),
         "random": lambda: ops.Map(partial(draw, delay=delay)),
         "filter": lambda: ops.Filter(partial(keep, modulus=size + 1)),
         "flat": lambda: ops.FlatMap(partial(several, most=min(size, 3))),
@@ -251,12 +291,15 @@ class _Sketch:
         unordered = any(self.unordered[up] for up, _ in ups)
         parallel = kind in (
             "map",
+            "async",
             "random",
             "filter",
             "flat",
             "fail",
             "flaky",
             "arrays",
+            "keyed",
+            "sampled",
             "rough",
             "sequence",
             "unbatch",
@@ -292,9 +335,11 @@ class _Sketch:
 
     def rows(self) -> int:
         """A source, one-to-one stages and a batch: where rows are handed over in bundles."""
-        last = self.add(self.draw(st.sampled_from(["iterable", "sequence", "rough"])), wide=True)
+        last = self.add(
+            self.draw(st.sampled_from(["iterable", "sequence", "rough", "keyed", "sampled"])), wide=True
+        )
         for _ in range(self.draw(st.integers(0, 2))):
-            kind = self.draw(st.sampled_from(["map", "random", "fail", "flaky"]))
+            kind = self.draw(st.sampled_from(["map", "random", "fail", "flaky", "async"]))
             last = self.add(kind, (last, 0), wide=True)
         return self.add(
             self.draw(st.sampled_from(["batch", "stack", "stack"])), (last, 0), level="batch", wide=True
@@ -303,13 +348,13 @@ class _Sketch:
     def one_input(self, up: tuple[int, int]) -> int:
         """A drawn stage behind ``up``."""
         level, unordered = self.level[up[0]], self.unordered[up[0]]
-        kinds = ["map", "map", "random", "shuffle"]
+        kinds = ["map", "map", "async", "random", "shuffle"]
         if level == "sample":
             kinds += ["filter", "flat", "fail", "fail", "flaky", "batch-all"]
             kinds += [] if unordered else ["batch", "bucket", "sum"]
         else:
             kinds += ["unbatch", "unbatch"]
-            kinds = [k for k in kinds if k not in ("map", "random")] if unordered else kinds
+            kinds = [k for k in kinds if k not in ("map", "async", "random")] if unordered else kinds
         kind = self.draw(st.sampled_from(kinds))
         changes = {"batch": "batch", "batch-all": "batch", "unbatch": "sample", "flat": "sample"}
         return self.add(kind, up, level=changes.get(kind, ""))
@@ -373,7 +418,7 @@ def recipes(draw_from: Any, failures: bool = True) -> Recipe:
         if draw_from(st.integers(0, 3)) == 0:
             sketch.rows()
         else:
-            sketch.add(draw_from(st.sampled_from(["iterable", "sequence", "arrays"])))
+            sketch.add(draw_from(st.sampled_from(["iterable", "sequence", "arrays", "keyed", "sampled"])))
     for _ in range(draw_from(st.integers(0, MOST_STAGES - 3))):
         if len(sketch.steps) >= MOST_STAGES - 1:
             break

@@ -76,7 +76,8 @@ class Delivered:
     @classmethod
     def of(cls, chunk: Chunk) -> Delivered:
         """The chunk as a value."""
-        return cls(chunk.epoch, tuple(chunk.rows), chunk.keys, fingerprint(chunk.data), chunk.batched)
+        keys = tuple(map(fingerprint, chunk.keys))
+        return cls(chunk.epoch, tuple(chunk.rows), keys, fingerprint(chunk.data), chunk.batched)
 
     def differs(self, other: Delivered) -> str:
         """The first difference from another chunk, in words."""
@@ -84,7 +85,7 @@ class Delivered:
             return f"should be {self}, is {other}"
         if self.rows != other.rows:
             return f"should hold the samples {_short(self.rows)}, holds {_short(other.rows)}"
-        if fingerprint(self.keys) != fingerprint(other.keys):
+        if self.keys != other.keys:
             return f"should have the keys {_short(self.keys)}, has {_short(other.keys)}"
         return difference(self.data, other.data)
 

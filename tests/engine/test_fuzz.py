@@ -133,6 +133,44 @@ def check_resume(recipe, stops, turn):
     assert threading.active_count() == threads
 
 
+@fuzzed
+@given(recipes(), st.integers(0, 12), st.integers(0, 5))
+def test_several_loaders_of_one_graph_deliver_as_if_each_were_alone(recipe, stop, turn):
+    start_deadline()
+    threads = threading.active_count()
+    expected = all_passes(recipe.build(inline=True), recipe, 2, 1)
+    graph = recipe.build(turn=turn)
+    beside = []
+    thread = threading.Thread(target=lambda: beside.extend(all_passes(graph, recipe, 2, 1)))
+    with graph.loader(recipe.output) as one, graph.loader(recipe.output) as other:
+        passing = one.chunks()
+        head, error = [], None
+        thread.start()
+        try:
+            head = [Delivered.of(chunk) for chunk in itertools.islice(passing, stop)]
+            state = json.dumps(one.state_dict())
+            whole = [run_pass(other) for _ in range(2)]
+            other.load_state_dict(json.loads(state))
+            epoch = other.epoch  # the next one, where the first loader was through
+            resumed = run_pass(other)
+            other.close()
+            tail = tuple(map(Delivered.of, passing))
+        except Exception as failure:  # of the first loader's pass
+            error = (type(failure).__name__, str(failure))
+        if error is None:
+            assert_same(expected[0], Outcome((*head, *tail)), recipe.ordered, "the loader that went on")
+            together = Outcome((*(head if epoch == 0 else ()), *resumed.chunks), resumed.error)
+            assert_same(expected[epoch], together, recipe.ordered, "the one that resumed")
+            for epoch in range(2):
+                assert_same(expected[epoch], whole[epoch], recipe.ordered, f"the other, epoch {epoch}")
+        else:
+            assert expected[0].error is not None, error
+        thread.join(DEADLINE_S)
+    for epoch in range(2):
+        assert_same(expected[epoch], beside[epoch], recipe.ordered, f"the one in a thread, epoch {epoch}")
+    assert threading.active_count() == threads
+
+
 # -- the life of a loader ---------------------------------------------------------------------------
 
 
