@@ -7,12 +7,14 @@ before it is published (``Progress.place``, one assignment), and what then chang
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pipegraph import state as states
 from pipegraph.chunk import Chunk, Cursor, Lineage
-from pipegraph.contracts import History
+from pipegraph.contracts import History, Source
 from pipegraph.plan import Plan
 from pipegraph.policies import final_policy
 from pipegraph.run import Resume, Run
@@ -178,9 +180,20 @@ class Progress:
         if self.tracked and place.delivered is None:
             place.delivered = states.Delivered(place.cursor, {})
         place.snapshots = {name: stage.snapshots for name, stage in run.stages.items()}
+        mine = weakref.ref(self)
+        for name, snapshots in place.snapshots.items():
+            if isinstance(self._plan.stages[name].operator, Source):
+                snapshots.needed = partial(_restart_of, mine, name)
         place.floors = {}
         self._since_prune = 0
         self.place = place
+
+    def restart_of(self, source: str) -> tuple[int, int]:
+        """Epoch and step at which a source would restart from here."""
+        place = self.place
+        delivered = place.delivered
+        cursor = place.cursor if delivered is None else delivered.cursor
+        return place.epoch, restarts(self._plan, cursor).steps[source]
 
     def pass_finished(self, place: Place) -> None:
         """The pass over this epoch has run to its end."""
@@ -257,3 +270,8 @@ class Progress:
                 behind += [(name, position) for position in positions]
                 place.floors[name] = step
         delivered.forget(behind)
+
+
+def _restart_of(progress: weakref.ref[Progress], source: str) -> tuple[int, int] | None:
+    found = progress()
+    return None if found is None else found.restart_of(source)

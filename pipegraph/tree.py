@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -17,6 +18,10 @@ import torch
 ATOMS = frozenset(
     {int, float, bool, complex, type(None), np.float32, np.float64, np.int64, np.int32, np.bool_}
 )
+
+
+LONG_TEXT = 64
+"""Characters from which on text counts: shorter ones, such as keys, are no more than the objects around them."""
 
 
 def is_dataclass_value(data: Any) -> bool:
@@ -117,14 +122,16 @@ def copy_containers(data: Any) -> Any:
 
 
 def buffers(data: Any) -> tuple[tuple[int, int], ...]:
-    """``(identity, nbytes)`` of each distinct buffer under a tree; scalars and text hold none.
+    """``(identity, nbytes)`` of each distinct buffer under a tree; scalars and short text hold none.
 
     A view counts with its own extent, not with all it is cut from: a row of a data set that lies
     in memory anyway is as large as the row.
     """
     kind = type(data)
-    if kind in ATOMS or kind is str:
+    if kind in ATOMS:
         return ()
+    if kind is str:
+        return ((id(data), sys.getsizeof(data)),) if len(data) >= LONG_TEXT else ()
     if kind is bytes or kind is bytearray:
         return ((id(data), len(data)),) if data else ()
     found: dict[int, int] = {}
@@ -138,9 +145,12 @@ def buffers(data: Any) -> tuple[tuple[int, int], ...]:
 
 def _collect(data: Any, found: dict[int, int]) -> None:
     kind = type(data)
-    if kind in ATOMS or kind is str:
+    if kind in ATOMS:
         return
-    if kind is np.ndarray:
+    if kind is str:
+        if len(data) >= LONG_TEXT:
+            found[id(data)] = sys.getsizeof(data)
+    elif kind is np.ndarray:
         nbytes = data.nbytes
         if nbytes:
             # The object stands for its memory: asking numpy for the address costs more than all the rest.

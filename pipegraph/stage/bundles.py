@@ -28,7 +28,7 @@ from pipegraph.stage.pace import LIGHT_ROW_BYTES
 from pipegraph.stage.regroup import HeldBundles, regrouped
 from pipegraph.stage.sources import SNAPSHOT_EVERY, failure_of, reading
 from pipegraph.stage.stage import StageRun, Worker
-from pipegraph.tree import ATOMS, buffers, copy_containers
+from pipegraph.tree import ATOMS, LONG_TEXT, buffers, copy_containers
 
 Loop = Iterator[None]
 Send = Callable[[int, Any, bool], bool]
@@ -37,7 +37,7 @@ SMALL_BYTES = LIGHT_ROW_BYTES
 """Buffers up to this size count with their bundle, one by one above: what they may share does not matter then."""
 
 _nbytes = attrgetter("nbytes")
-_EMPTY = ATOMS | {str}
+_PLAIN = ATOMS | {str}
 
 
 def read_bundles(stage: StageRun, worker: Worker) -> Loop:
@@ -243,8 +243,11 @@ def measured(bundle: Bundle) -> Buffers:
 def _light(items: Any) -> int | None:
     """The bytes under the same field of several samples; None where they must be looked at one by one."""
     kinds = set(map(type, items))
-    if kinds <= _EMPTY:
+    if kinds <= ATOMS:
         return 0
+    if kinds <= _PLAIN:
+        sizes = [len(item) for item in items if item.__class__ is str]
+        return (sum(sizes) if max(sizes) >= LONG_TEXT else 0) if max(sizes) <= SMALL_BYTES else None
     if len(kinds) > 1:
         return None
     kind = kinds.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 MOST = 256
@@ -19,6 +20,9 @@ class Snapshots:
 
     def __init__(self) -> None:
         self.first: tuple[int, Any] | None = None
+        self.needed: Callable[[], tuple[int, int] | None] = lambda: (
+            None
+        )  # (epoch, step) of a restart from now
         self._taken: tuple[tuple[int, int, Any], ...] = ()
 
     def begin(self, epoch: int, first: tuple[int, Any] | None) -> None:
@@ -30,6 +34,11 @@ class Snapshots:
     def add(self, epoch: int, step: int, snapshot: Any) -> None:
         """In ``epoch``, with ``step`` as the next item, the iterator stood like this."""
         taken = (*self._taken, (epoch, step, copy.deepcopy(snapshot)))
+        needed = self.needed()
+        if needed is not None:
+            # One more than needed: somebody may be taking a state of the chunk before.
+            behind = sum(1 for each in taken if each[:2] <= needed)
+            taken = taken[max(0, behind - 2) :]
         if len(taken) > MOST:
             half = MOST // 2
             taken = taken[:half:2] + taken[half:]

@@ -176,3 +176,20 @@ def test_views_count_with_their_own_extent_and_the_same_buffer_once():
     assert sum(n for _, n in buffers([whole[0], whole[1]])) == 200
     assert buffers({"a": 1, "b": "text", "c": None}) == ()
     assert sum(n for _, n in buffers({"a": b"12345", "b": [bytearray(7)]})) == 12
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"key": "k", "text": t}, lambda t: [t, 1]])
+def test_text_counts(wrap, batch):
+    graph = pg.Graph("g")
+    node = graph.add(ops.FromIterable(range(200)), capacity=64).then(
+        lambda i: wrap(chr(97 + i % 26) * 10 * KB), name="make", capacity=64
+    )
+    if batch:
+        node.then(ops.Batch(4, collate=list))
+    assert 10 * KB < peak(graph, 200 * KB) <= 200 * KB
+
+
+def test_short_text_costs_nothing_and_wide_characters_count_in_full():
+    assert buffers({"key": "short", "path": "/a/b"}) == ()
+    assert buffers("\N{GRINNING FACE}" * 1000)[0][1] >= 4000

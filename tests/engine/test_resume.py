@@ -1,5 +1,8 @@
 """Exact resume of every operator, and of one graph that holds them all: saved at every step, through JSON, twice."""
 
+import gc
+import json
+import weakref
 from collections import namedtuple
 
 import numpy as np
@@ -418,6 +421,46 @@ def test_an_iterator_with_a_state_goes_on_from_it():
         loader.load_state_dict({**state, "digest": graph.plan().digests()})
         assert list(loader) == list(range(100, 150))
     assert len(Unread.started) == 1 and Unread.started[0] > 0
+
+
+class HeavyState(CountedIterator):
+    """An iterator whose state is large: each snapshot of it is an object that is counted."""
+
+    alive = weakref.WeakSet()
+
+    def state_dict(self):
+        made = HeavyPosition({"at": self.at})
+        self.alive.add(made)
+        return made
+
+
+class HeavyPosition(dict):
+    __hash__ = object.__hash__
+
+    def __deepcopy__(self, memo):
+        made = HeavyPosition(self)
+        HeavyState.alive.add(made)
+        return made
+
+
+@pytest.mark.parametrize("bundles", [False, True])
+def test_snapshots_of_an_iterator_that_no_restart_would_need_are_forgotten(bundles):
+    graph = pg.Graph("g")
+    node = graph.add(ops.FromIterable(lambda: HeavyState(6400)), capacity=8)
+    if bundles:
+        node.then(ops.Batch(8))
+    with graph.loader() as loader:
+        for _ in loader:
+            loader.state_dict()
+        gc.collect()
+        assert len(HeavyState.alive) <= 60
+    with graph.loader() as loader:
+        loader.load_state_dict({**loader.state_dict()})
+        passing = iter(loader)
+        head = [next(passing) for _ in range(300)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert state["rank0"]["iterators"]["fromiterable"][0] > 64
+        del head
 
 
 def test_an_iterator_with_a_state_resumes_exactly_at_every_step():
