@@ -22,199 +22,20 @@ declared here, or it cannot: nothing follows from a name, or from a method that 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Literal
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor
-from pipegraph.errors import StateError
-from pipegraph.stopping import Stopping
+from pipegraph.components import Component as Component
+from pipegraph.components import Context as Context
+from pipegraph.components import Drawn as Drawn
+from pipegraph.components import History as History
+from pipegraph.components import Kind as Kind
+from pipegraph.components import Source as Source
+from pipegraph.components import history_of as history_of
 
 STATE_METHODS = ("state_dict", "load_state_dict")
-
-History = tuple[tuple[int, Any], ...]
-"""``(world size, steps per rank)`` consumed of an epoch at each world size that it has had; where ranks have consumed
-differently, the second is a sequence with an entry for each, as ``pipegraph.order`` takes it."""
-
-Kind = Literal["source", "map", "expand", "regroup", "merge", "route"]
-
-
-@dataclass
-class Context:
-    """What a worker's copy of an operator may know of where it runs.
-
-    Attributes:
-        stage: the stage's name.
-        seed: the graph's seed.
-        rank, world_size: this process's place.
-        worker: 0 .. workers-1.
-        stopping: set when the pipeline stops; long waits should wait on it too, or use its ``ending``.
-        count: adds to a named counter of the stage.
-        read_by_stages: whether another stage reads this one's output, and not only the loader (or a ``Scatter``).
-        memory: what the stage's slabs lie in: ``"pageable"``; ``"pinned"`` or ``"staged"`` where a copy reads them.
-        share: ``share(name, make)`` is one object for all workers of the stage, made by the first that asks.
-        memory_limit: of the loader, in bytes; 0 where nobody has set one.
-        allocate: what slabs are made by where it is not for ``memory`` to say: in a worker's process they are shared.
-    """
-
-    stage: str
-    seed: int = 0
-    rank: int = 0
-    world_size: int = 1
-    worker: int = 0
-    stopping: Stopping = field(default_factory=Stopping)
-    count: Callable[[str, int], None] = lambda name, n: None
-    share: Callable[[str, Callable[[], Any]], Any] = lambda name, make: make()
-    read_by_stages: bool = True
-    memory: str = "pageable"
-    memory_limit: int = 0
-    allocate: Callable[[int], Any] | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A copied or pickled graph describes the same stages; what belongs to a run stays behind.
-        return Context, (self.stage, self.seed, self.rank, self.world_size, self.worker)
-
-
-class Component(ABC):
-    """What operators and sources share: they sit in a graph, are opened, and are closed."""
-
-    kind: ClassVar[Kind]
-    default_name: ClassVar[str | None] = None
-    portable: bool = True
-    """Whether it may be opened in another process; not where it hands on what only this one has."""
-    bundles: bool = False
-    """Whether it can be asked for several consecutive samples at once; see ``pipegraph.bundle``."""
-
-    def open(self, context: Context) -> None:  # noqa: B027
-        """Called once by each worker, on its own copy, in its own thread, before the first item."""
-
-    def close(self) -> None:  # noqa: B027
-        """Called once by each worker when the loader closes."""
-
-    def cancel(self) -> None:  # noqa: B027
-        """Called from another thread when the pipeline stops: end a ``process`` that waits, now or later."""
-
-    def uncancel(self) -> None:  # noqa: B027
-        """Called between runs, when no worker is inside: ``process`` may wait again."""
-
-    def config(self) -> dict[str, Any]:
-        """JSON of the parameters that change what is delivered; part of the graph's digest.
-
-        Where this is not defined, the plain values among the attributes stand for them, as they were when the operator
-        was placed in the graph: numbers, texts, functions, and lists, tuples and dicts of these.
-        """
-        return {}
-
-    def origin(self) -> str:
-        """What besides the graph's text has decided ``config``, for the error that says it differs; often nothing."""
-        return ""
-
-    @property
-    def name(self) -> str:
-        """The stem of this node's default stage name."""
-        return self.default_name or type(self).__name__.lower()
-
-
-class Drawn(NamedTuple):
-    """What a sampler has drawn for a position."""
-
-    position: int
-    index: Any
-
-
-class Source(Component):
-    """Where samples come from.
-
-    A source numbers the items of one rank's epoch 0, 1, 2 ...: its *steps*. ``iterate`` yields
-    ``(global position, item)`` from step ``start`` on. A random-access source gives ``positions``
-    and ``read`` instead, and is then read by all its stage's workers.
-    """
-
-    kind: ClassVar[Kind] = "source"
-    random_access: bool = False
-    group: int = 1
-    """Positions that ``read_many`` reads in one call; 1 where there is nothing to gain."""
-    elastic: bool = True
-    draws: bool = False
-    """Whether what lies at a position is known only once it is drawn. ``positions`` then gives a :class:`Drawn` each,
-    and ``read``, ``read_many``, ``indices_of`` and ``index_of`` get these in place of positions: nobody keeps them."""
-    never_waits: bool = False
-    """Whether its items are there already: none may be waiting for what the consumer does with those before."""
-    level: str = "sample"
-
-    def length(self, epoch: int, rank: int, world_size: int) -> int | None:
-        """This rank's items in ``epoch``; None where it is not known without running."""
-        return None
-
-    def has_length(self) -> bool:
-        """Whether :meth:`length` is known without running; the plan asks this, which must touch no data."""
-        return self.length(0, 0, 1) is not None
-
-    def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
-        """``(position, item)`` from step ``start`` on; called by the stage's first worker."""
-        for place in self.positions(epoch, rank, world_size, start):
-            yield place.position if isinstance(place, Drawn) else place, self.read(place, epoch)
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether it can go on when a part of an epoch was consumed at another world size."""
-        return self.elastic and type(self).go_on is not Source.go_on
-
-    def snapshot(self) -> Any:
-        """JSON from which :meth:`restore` can go on where ``iterate`` stands; None if that can only start anew."""
-        return None
-
-    def restore(self, step: int, snapshot: Any) -> None:
-        """The ``iterate`` that is called at once may go on from ``snapshot``, taken when the item of ``step`` was next.
-
-        What a run that ends before it reads leaves behind is to be forgotten in :meth:`go_on`.
-        """
-
-    def go_on(self, epoch: int, history: History) -> None:
-        """A run begins at ``epoch``, of which ``history`` was consumed at other world sizes; steps count from there.
-
-        :meth:`length` is then what is left of that epoch.
-
-        Raises:
-            StateError: this source cannot go on at another world size, as one that does not override this.
-        """
-        if history:
-            raise StateError(
-                f"{self.name} cannot go on at another world size; resume with {history[-1][0]} ranks"
-            )
-
-    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
-        """The global positions of this rank's steps from ``start`` on, growing (random-access sources)."""
-        raise NotImplementedError(f"{type(self).__name__} is not random-access")
-
-    def read(self, position: Any, epoch: int) -> Any:
-        """The item at a global position of an epoch (random-access sources); any worker calls it."""
-        raise NotImplementedError(f"{type(self).__name__} is not random-access")
-
-    def read_many(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
-        """The items at several positions, for sources with a ``group`` above 1."""
-        return [self.read(position, epoch) for position in positions]
-
-    def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
-        """What :meth:`read_into` needs to know of some positions (random-access sources with ``bundles``)."""
-        return positions
-
-    def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
-        """Append the items of ``indices[start:]`` one by one; one that fails ends it with its error."""
-        raise NotImplementedError(f"{type(self).__name__} is not read in bundles")
-
-    def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
-        """The global positions of some steps: by default dealt out in turn, r, r+W, r+2W ..."""
-        return [step * world_size + rank for step in steps]
-
-    def index_of(self, position: Any, epoch: int) -> Any:
-        """What stays the same of a sample when the order changes: its number in the data (for ``Cache``)."""
-        return position
-
-    def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
-        """A position near by whose sample ``Replace`` may put at ``position``: a keyed draw, try by try."""
-        return None
 
 
 class Operator(Component):
@@ -498,10 +319,3 @@ class Clock(ABC):
     @abstractmethod
     def now_ns(self) -> int:
         """Nanoseconds that only grow."""
-
-
-def history_of(history: History, source: str) -> History:
-    """What one source needs to know of a history."""
-    return tuple(
-        (ranks, counts[source] if isinstance(counts, Mapping) else counts) for ranks, counts in history
-    )
