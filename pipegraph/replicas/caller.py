@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -89,9 +89,18 @@ class CallerState:
             yield
 
 
-@contextmanager
-def no_autocast() -> Iterator[None]:
+_NOTHING = nullcontext()
+
+
+def no_autocast() -> AbstractContextManager[None]:
     """The calling thread without the autocast that it may be under."""
+    if not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
+        return _NOTHING
+    return _left_autocast()
+
+
+@contextmanager
+def _left_autocast() -> Iterator[None]:
     with ExitStack() as stack:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):

@@ -71,7 +71,7 @@ def is_named_tuple(obj: object) -> bool:
 
 def children(obj: Any) -> list[tuple[str, Any]] | None:
     """The entries of a container with the path of each, or None for a leaf."""
-    if rule_for(obj) is not None or isinstance(obj, (torch.Tensor, Whole)):
+    if isinstance(obj, (torch.Tensor, Whole)) or rule_for(obj) is not None:
         return None
     if is_named_tuple(obj):
         return [(f".{name}", getattr(obj, name)) for name in obj._fields]
@@ -215,7 +215,7 @@ def _cut_array(array: np.ndarray[Any, Any], sizes: Sequence[int], dim: int) -> l
 def _cut_tensor(tensor: torch.Tensor, sizes: Sequence[int], dim: int) -> list[torch.Tensor]:
     parts, start = [], 0
     for size in sizes:
-        part = tensor.narrow(dim, start, size)
+        part = tensor if len(sizes) == 1 else tensor.narrow(dim, start, size)
         # `.data` has a version counter of its own; a view that needs gradients has not.
         differentiable = torch.is_grad_enabled() and part.requires_grad
         parts.append(part.clone() if differentiable else part.data)
