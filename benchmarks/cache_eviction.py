@@ -27,14 +27,14 @@ from typing import NamedTuple
 import harness
 import numpy as np
 
-from pipegraph.operators.foresight import Foresight
-from pipegraph.operators.lookahead import Deal
 from pipegraph.order import BlockOrder, LaneOrder, Order, PartOrder, StridedOrder
+from pipegraph.reader.next_use import Foresight
+from pipegraph.reader.uses import Deal
 from pipegraph.storage import Manifest, Part
-from pipegraph.storage.cache import Cacheable, NodeCache
 from pipegraph.storage.eviction import CacheEntry, NextUse, UsePlan, eviction_order
 from pipegraph.storage.formats import Block
 from pipegraph.storage.manifest import PartIndex
+from pipegraph.storage.node_cache import Cacheable, NodeCache
 
 CLAIM = "plan-based eviction hits as often as the offline optimum, on scans many times as often as LRU"
 BLOCKS, SAMPLES, EPOCHS = 480, 16, 6

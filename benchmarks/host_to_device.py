@@ -34,7 +34,7 @@ from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.device import Backend, Slot, backend_for, normalised
-from pipegraph.operators.slabs import StageSlabs
+from pipegraph.operators.batch_slabs import StageSlabs
 
 CLAIM = "copies to the device: >= 0.95 of a bare pinned copy loop; the compute stream never waits; memory as planned"
 ROW = (224, 224, 3)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pipegraph.order import LaneOrder, PartOrder
 from pipegraph.order.base import Deal
 from pipegraph.order.visits import epoch_visits
-from pipegraph.storage.preload import Durations, preload
+from pipegraph.reader.prefetch_policy import Durations, preload
 
 PARTS, PART_BYTES, SAMPLES = 16_000, 16 * 10**9, 156_250
 BLOCKS_PER_PART, LANES, OPENING = 125, 15, 256

@@ -22,8 +22,8 @@ import torch
 from PIL import Image, ImageOps
 
 from pipegraph.operators.images import CenterCrop, open_backend, probe
-from pipegraph.operators.images.backend import INTERPOLATIONS, Interpolation
 from pipegraph.operators.images.crop import cut_of
+from pipegraph.operators.images.decoder import INTERPOLATIONS, Interpolation
 
 RESIZE, SIZE, FILES, TURNS = 256, 224, 60, 5
 

@@ -10,16 +10,13 @@ from pipegraph.operators.batching import Unbatch as Unbatch
 from pipegraph.operators.cache import Cache as Cache
 from pipegraph.operators.dali import Dali as Dali
 from pipegraph.operators.decode import DecodeImage as DecodeImage
-from pipegraph.operators.device import CopyToDevice as CopyToDevice
-from pipegraph.operators.device import Pin as Pin
-from pipegraph.operators.device import Scatter as Scatter
-from pipegraph.operators.files import ListFiles as ListFiles
-from pipegraph.operators.files import Load as Load
 from pipegraph.operators.functions import Filter as Filter
 from pipegraph.operators.functions import FlatMap as FlatMap
 from pipegraph.operators.functions import Map as Map
 from pipegraph.operators.images import CenterCrop as CenterCrop
 from pipegraph.operators.images import RandomResizedCrop as RandomResizedCrop
+from pipegraph.operators.load import ListFiles as ListFiles
+from pipegraph.operators.load import Load as Load
 from pipegraph.operators.merging import Concat as Concat
 from pipegraph.operators.merging import Merge as Merge
 from pipegraph.operators.merging import Mix as Mix
@@ -31,3 +28,6 @@ from pipegraph.operators.normalize import ToLayout as ToLayout
 from pipegraph.operators.shards import ShardSelect as ShardSelect
 from pipegraph.operators.sources import FromIterable as FromIterable
 from pipegraph.operators.sources import FromSequence as FromSequence
+from pipegraph.operators.to_device import CopyToDevice as CopyToDevice
+from pipegraph.operators.to_device import Pin as Pin
+from pipegraph.operators.to_device import Scatter as Scatter

@@ -16,10 +16,10 @@ import torch
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Memo
+from pipegraph.engine.stage.cache_wiring import Hit
 from pipegraph.errors import DataError, PipegraphWarning
 from pipegraph.forks import lock_free_after_fork
-from pipegraph.operators.packing import pack, unpack
-from pipegraph.stage.caching import Hit
+from pipegraph.operators.row_packing import pack, unpack
 from pipegraph.tree import buffers, copy_containers, map_leaves
 from pipegraph.units import parse_bytes
 

@@ -8,7 +8,7 @@ from typing import Any, final
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.errors import DataError, GraphError, shown
-from pipegraph.operators.images.dali import DaliError, DaliRunner, open_dali
+from pipegraph.operators.images.dali_runners import DaliError, DaliRunner, open_dali
 from pipegraph.parameters import function_name
 from pipegraph.randomness import generator
 

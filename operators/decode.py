@@ -14,7 +14,7 @@ from pipegraph.batches import resolved, select_rows, with_row
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator, Source
 from pipegraph.errors import DataError, GraphError, note
-from pipegraph.operators.files import Load, no_path, read_file
+from pipegraph.operators.batch_slabs import StageSlabs
 from pipegraph.operators.images import (
     Crop,
     Cut,
@@ -28,10 +28,10 @@ from pipegraph.operators.images import (
 )
 from pipegraph.operators.images.choice import BACKENDS, family_of, note_of
 from pipegraph.operators.images.crop import DRAWS
-from pipegraph.operators.images.normalize import bits_of, row_filler
+from pipegraph.operators.images.normalize_tables import bits_of, row_filler
 from pipegraph.operators.images.scratch import Scratch
+from pipegraph.operators.load import Load, no_path, read_file
 from pipegraph.operators.normalize import Normalize
-from pipegraph.operators.slabs import StageSlabs
 from pipegraph.randomness import uniforms
 
 FIELDS = ("image", "jpg", "jpeg", "png", "webp", "bytes")

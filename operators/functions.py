@@ -11,10 +11,10 @@ from itertools import islice
 from types import CoroutineType
 from typing import Any, final
 
-from pipegraph.activity import Cancelled
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
+from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import GraphError
 from pipegraph.parameters import function_name
 from pipegraph.randomness import generator

@@ -12,8 +12,8 @@ from pipegraph.batches import select_rows
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator
 from pipegraph.errors import DataError, GraphError
-from pipegraph.operators.images.normalize import Layout, check_normalisation, normalize_into
-from pipegraph.operators.slabs import StageSlabs
+from pipegraph.operators.batch_slabs import StageSlabs
+from pipegraph.operators.images.normalize_tables import Layout, check_normalisation, normalize_into
 
 
 def _image_of(data: Any, what: str) -> torch.Tensor:

@@ -12,11 +12,11 @@ import numpy as np
 
 from pipegraph.contracts import Context, Drawn, History
 from pipegraph.errors import StateError
-from pipegraph.operators.indexed import Once, find_manifest, store_for
-from pipegraph.operators.lookahead import Deal
 from pipegraph.operators.ordered import OrderedSource
 from pipegraph.order import LaneOrder, Order, PartOrder
 from pipegraph.order.layout import Int64Array
+from pipegraph.reader.manifests import Once, find_manifest, store_for
+from pipegraph.reader.uses import Deal
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part, expand_parts
 

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from pipegraph import order as order
     from pipegraph import replicas as replicas
     from pipegraph.device.scattered import Scattered as Scattered
-    from pipegraph.loader import Loader as Loader
-    from pipegraph.plan import Plan as Plan
+    from pipegraph.engine.stage.budgets import Quarantined as Quarantined
+    from pipegraph.loader.loader import Loader as Loader
+    from pipegraph.planning.plan import Plan as Plan
     from pipegraph.profile import Profile as Profile
     from pipegraph.profile import StageProfile as StageProfile
     from pipegraph.replicas import ReplicaExecutor as ReplicaExecutor
-    from pipegraph.stage.budgets import Quarantined as Quarantined
-    from pipegraph.storage.cache import NodeCache as NodeCache
+    from pipegraph.storage.node_cache import NodeCache as NodeCache
 
 __version__ = "0.1.0"
 
@@ -45,11 +45,11 @@ _LATER = {
     "replicas": "pipegraph.replicas",
     "testing": "pipegraph.testing",
     "errors": "pipegraph.errors",
-    "Loader": "pipegraph.loader:Loader",
-    "NodeCache": "pipegraph.storage.cache:NodeCache",
-    "Plan": "pipegraph.plan:Plan",
+    "Loader": "pipegraph.loader.loader:Loader",
+    "NodeCache": "pipegraph.storage.node_cache:NodeCache",
+    "Plan": "pipegraph.planning.plan:Plan",
     "Profile": "pipegraph.profile:Profile",
-    "Quarantined": "pipegraph.stage.budgets:Quarantined",
+    "Quarantined": "pipegraph.engine.stage.budgets:Quarantined",
     "ReplicaExecutor": "pipegraph.replicas:ReplicaExecutor",
     "Scattered": "pipegraph.device.scattered:Scattered",
     "StageProfile": "pipegraph.profile:StageProfile",

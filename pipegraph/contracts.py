@@ -183,7 +183,8 @@ class RowOperator(Operator):
 
 class Memo(Operator):
     """Knows what the stages above made of a sample before: the source then skips these, and their items come as
-    ``pipegraph.stage.caching.Hit``. It follows a random-access source by one-to-one stages without randomness."""
+    ``pipegraph.engine.stage.cache_wiring.Hit``. It follows a random-access source by one-to-one stages without
+    randomness."""
 
     @abstractmethod
     def attach(self, index_of: Callable[[int, int], Any], digest: str) -> None:

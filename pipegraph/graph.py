@@ -15,8 +15,8 @@ from pipegraph.policies import Policy, check_policy
 if TYPE_CHECKING:
     import networkx
 
-    from pipegraph.loader import Loader
-    from pipegraph.plan import Plan
+    from pipegraph.loader.loader import Loader
+    from pipegraph.planning.plan import Plan
 
 BACKENDS = ("inline", "thread", "process", "ray")
 RESERVED = ("(output)", "consumer")
@@ -248,7 +248,7 @@ class Graph:
         Raises:
             GraphError: the graph cannot run; says why and what would help.
         """
-        from pipegraph.planner import make_plan
+        from pipegraph.planning.planner import make_plan
 
         return make_plan(self, output)
 
@@ -280,7 +280,7 @@ class Graph:
         Raises:
             GraphError: as :meth:`plan`, or an option is wrong.
         """
-        from pipegraph.loader import Loader
+        from pipegraph.loader.loader import Loader
 
         return Loader(
             self,

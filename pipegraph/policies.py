@@ -1,6 +1,6 @@
 """What a stage does with an item that fails: ``on_error="raise"``, ``Skip``, ``Retry``, ``Replace``.
 
-Frozen values that say *what*; ``stage/failures.py`` does it.
+Frozen values that say *what*; ``engine/stage/failure_policy.py`` does it.
 """
 
 from __future__ import annotations

@@ -5,10 +5,6 @@ and the sample's own generator, and let a ``Backend`` decode that cut into a
 slot of the batch. ``normalize_into`` turns a batch of uint8 into normalised floats.
 """
 
-from pipegraph.operators.images.backend import INTERPOLATIONS as INTERPOLATIONS
-from pipegraph.operators.images.backend import Backend as Backend
-from pipegraph.operators.images.backend import Interpolation as Interpolation
-from pipegraph.operators.images.backend import check_interpolation as check_interpolation
 from pipegraph.operators.images.choice import BACKENDS as BACKENDS
 from pipegraph.operators.images.choice import family_of as family_of
 from pipegraph.operators.images.choice import known_calibration as known_calibration
@@ -22,6 +18,10 @@ from pipegraph.operators.images.crop import Region as Region
 from pipegraph.operators.images.crop import check_crop as check_crop
 from pipegraph.operators.images.crop import cut_of as cut_of
 from pipegraph.operators.images.crop import draw as draw
+from pipegraph.operators.images.decoder import INTERPOLATIONS as INTERPOLATIONS
+from pipegraph.operators.images.decoder import Backend as Backend
+from pipegraph.operators.images.decoder import Interpolation as Interpolation
+from pipegraph.operators.images.decoder import check_interpolation as check_interpolation
 from pipegraph.operators.images.header import MAX_PIXELS as MAX_PIXELS
 from pipegraph.operators.images.header import Header as Header
 from pipegraph.operators.images.header import probe as probe

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from pipegraph.errors import MissingExtraError
-from pipegraph.operators.images.backend import ImageHWC
 from pipegraph.operators.images.crop import Cut
+from pipegraph.operators.images.decoder import ImageHWC
 from pipegraph.operators.images.orientation import oriented
 
 

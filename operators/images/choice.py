@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from pipegraph.errors import GraphError, MissingExtraError
 from pipegraph.forks import lock_free_after_fork
-from pipegraph.operators.images.backend import Backend
 from pipegraph.operators.images.calibration import Calibration, calibrate, fastest
+from pipegraph.operators.images.decoder import Backend
 from pipegraph.operators.images.nvimgcodec import NvimgcodecRegions
 from pipegraph.operators.images.opencv import OpencvRegions
 from pipegraph.operators.images.pillow import PillowBackend

@@ -19,8 +19,8 @@ import numpy as np
 
 from pipegraph.errors import MissingExtraError
 from pipegraph.forks import lock_free_after_fork
-from pipegraph.operators.images.backend import Buffer, ImageHWC
 from pipegraph.operators.images.crop import Region
+from pipegraph.operators.images.decoder import Buffer, ImageHWC
 from pipegraph.operators.images.header import Header
 from pipegraph.operators.images.scratch import KEPT_NBYTES
 

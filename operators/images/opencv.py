@@ -6,8 +6,8 @@ from typing import final
 
 import numpy as np
 
-from pipegraph.operators.images.backend import Buffer, ImageHWC
 from pipegraph.operators.images.crop import Region
+from pipegraph.operators.images.decoder import Buffer, ImageHWC
 from pipegraph.operators.images.header import Header
 from pipegraph.operators.images.scaling import opencv, reduced_region
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from pipegraph.errors import DecodeError, MissingExtraError
 from pipegraph.operators.images.antialias import resized
-from pipegraph.operators.images.backend import Buffer, ImageHWC, Interpolation
 from pipegraph.operators.images.crop import Cut
+from pipegraph.operators.images.decoder import Buffer, ImageHWC, Interpolation
 from pipegraph.operators.images.header import Header, check_size
 from pipegraph.operators.images.orientation import stored_region
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Protocol, final
 
 from pipegraph.operators.images.antialias import antialias_into
-from pipegraph.operators.images.backend import Buffer, ImageHWC, Interpolation
 from pipegraph.operators.images.crop import Cut, Region
+from pipegraph.operators.images.decoder import Buffer, ImageHWC, Interpolation
 from pipegraph.operators.images.header import Header
 from pipegraph.operators.images.orientation import stored_region, swaps_sides
 from pipegraph.operators.images.pillow import PillowBackend

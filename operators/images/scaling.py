@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from pipegraph.errors import MissingExtraError
-from pipegraph.operators.images.backend import ImageHWC, Interpolation
 from pipegraph.operators.images.crop import Region
+from pipegraph.operators.images.decoder import ImageHWC, Interpolation
 from pipegraph.operators.images.orientation import oriented, swaps_sides
 
 

@@ -14,8 +14,8 @@ from typing import Any, final
 import numpy as np
 
 from pipegraph.errors import MissingExtraError
-from pipegraph.operators.images.backend import Buffer, ImageHWC
 from pipegraph.operators.images.crop import Region
+from pipegraph.operators.images.decoder import Buffer, ImageHWC
 from pipegraph.operators.images.header import Header
 from pipegraph.operators.images.scaling import reduced_region
 from pipegraph.operators.images.scratch import Scratch

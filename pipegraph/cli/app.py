@@ -73,7 +73,7 @@ def demo(
 @app.command(epilog="Example:  pipegraph plan train.py:graph")
 def plan(graph: Target, output: Output = None) -> None:
     """Check a graph and print what would run: operators, workers, queues, rewrites, decoders. Runs no stage."""
-    from pipegraph.cli.planning import run_plan
+    from pipegraph.cli.plan_command import run_plan
     from pipegraph.cli.target import load_graph
 
     run_plan(load_graph(graph), output)
@@ -87,7 +87,7 @@ def profile(
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON only.")] = False,
 ) -> None:
     """Run a graph without training and print the throughput of every stage and the bottleneck."""
-    from pipegraph.cli.profiling import run_profile
+    from pipegraph.cli.profile_command import run_profile
     from pipegraph.cli.target import load_graph
 
     run_profile(load_graph(graph), seconds, output, json)
@@ -106,7 +106,7 @@ def index(
     ] = True,
 ) -> None:
     """Index shards once, so that any order over them can start at any sample. A stopped run goes on."""
-    from pipegraph.cli.indexing import run_index
+    from pipegraph.cli.index_command import run_index
 
     run_index(parts, out, checksums, pieces and checksums)
 
@@ -119,7 +119,7 @@ def quality(
     ] = 1000,
 ) -> None:
     """How well a graph's order shuffles: measures of one epoch, beside those of a global shuffle."""
-    from pipegraph.cli.quality import run_quality
+    from pipegraph.cli.quality_command import run_quality
     from pipegraph.cli.target import load_graph
 
     run_quality(load_graph(graph), classes)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pipegraph.device.contract import Backend, Event, Stream
+from pipegraph.device.backend import Backend, Event, Stream
 from pipegraph.tree import map_leaves
 
 

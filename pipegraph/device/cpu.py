@@ -1,6 +1,6 @@
 """CPU backend: one FIFO thread per stream, with real events.
 
-It follows CUDA's rules (see :mod:`pipegraph.device.contract`), so everything
+It follows CUDA's rules (see :mod:`pipegraph.device.backend`), so everything
 built on slots runs, and is tested, on machines without a GPU. A thread that
 has no current stream of its own *is* a stream, the host's: its work runs when
 called, so a wait on it makes the thread wait.
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pipegraph.device.backend import Backend, DeviceFacts, Event, MemoryKind, Slot, Stream
 from pipegraph.device.chaos import Chaos
-from pipegraph.device.contract import Backend, DeviceFacts, Event, MemoryKind, Slot, Stream
 from pipegraph.device.threads import start_thread
 from pipegraph.errors import DeviceError
 

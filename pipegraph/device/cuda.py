@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 import torch.cuda.nccl
 
-from pipegraph.device.contract import Backend, DeviceFacts, Event, MemoryKind, Slot, Stream, normalised
+from pipegraph.device.backend import Backend, DeviceFacts, Event, MemoryKind, Slot, Stream, normalised
 from pipegraph.errors import DeviceError
 
 

@@ -7,7 +7,7 @@ from typing import Any, overload
 
 import torch
 
-from pipegraph.device.contract import Event, normalised
+from pipegraph.device.backend import Event, normalised
 
 
 class Scattered(Sequence[Any]):

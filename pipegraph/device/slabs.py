@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pipegraph.device.contract import Event, Stream
+from pipegraph.device.backend import Event, Stream
 from pipegraph.errors import DeviceError
 
 ALIGNMENT = 64

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from pipegraph.errors import GraphError, MemoryLimitError
-from pipegraph.order.lanes import LanedEpoch, LaneOrder
+from pipegraph.order.lane_order import LanedEpoch, LaneOrder
 from pipegraph.order.layout import LayoutLike, block_samples
 
 # From 16 lanes per rank on batches come near a global shuffle, and more than 32 gain

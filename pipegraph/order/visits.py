@@ -15,11 +15,11 @@ import numpy as np
 from pipegraph.order._spans import Shares
 from pipegraph.order._stream import stream_gone
 from pipegraph.order.base import Deal, Order
-from pipegraph.order.block import BlockOrder
-from pipegraph.order.lanes import LaneOrder
+from pipegraph.order.block_order import BlockOrder
+from pipegraph.order.lane_order import LaneOrder
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, part_samples, total_samples
-from pipegraph.order.parts import PartOrder
-from pipegraph.order.strided import StridedOrder
+from pipegraph.order.part_order import PartOrder
+from pipegraph.order.strided_order import StridedOrder
 
 NEVER = 1 << 62
 

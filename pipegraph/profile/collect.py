@@ -6,16 +6,16 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pipegraph.contracts import Source
-from pipegraph.plan import Plan, StagePlan
+from pipegraph.planning.plan import Plan, StagePlan
 
 from .bottleneck import CONSUMER, EdgeFacts, find_bottleneck, find_lock_holder
 from .reports import Report
 from .values import LEAST_S, Profile, StageProfile
 
 if TYPE_CHECKING:
-    from pipegraph.loader import Loader
-    from pipegraph.runtime import Runtime
-    from pipegraph.tally import Totals
+    from pipegraph.engine.pass_totals import Totals
+    from pipegraph.engine.runtime import Runtime
+    from pipegraph.loader.loader import Loader
 
 
 def profile_of(loader: Loader) -> Profile:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from pipegraph.stage.budgets import Quarantined
+from pipegraph.engine.stage.budgets import Quarantined
 
 LEAST_S = 0.05
 """What ran for less than this, shown as 0.0 s, tells of starting up and not of who sets the pace."""

@@ -6,10 +6,10 @@ from pipegraph.replicas.coalesce import broadcast_coalesced as broadcast_coalesc
 from pipegraph.replicas.coalesce import reduce_add_coalesced as reduce_add_coalesced
 from pipegraph.replicas.executor import ReplicaExecutor as ReplicaExecutor
 from pipegraph.replicas.executor import StepResult as StepResult
-from pipegraph.replicas.parts import Whole as Whole
-from pipegraph.replicas.parts import register_scatter as register_scatter
+from pipegraph.replicas.replica_threads import parallel_apply as parallel_apply
 from pipegraph.replicas.replicate import replicate as replicate
 from pipegraph.replicas.scatter import gather as gather
 from pipegraph.replicas.scatter import scatter as scatter
 from pipegraph.replicas.seeds import replica_seed as replica_seed
-from pipegraph.replicas.team import parallel_apply as parallel_apply
+from pipegraph.replicas.split import Whole as Whole
+from pipegraph.replicas.split import register_scatter as register_scatter

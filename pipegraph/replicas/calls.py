@@ -12,14 +12,14 @@ from torch.nn import Module
 from pipegraph.replicas.build import Replicas
 from pipegraph.replicas.caller import no_autocast
 from pipegraph.replicas.compiled import compiled, warn_of_no_overlap
-from pipegraph.replicas.crew import Crew
-from pipegraph.replicas.exchange import Exchange
 from pipegraph.replicas.feed import Feed
 from pipegraph.replicas.jobs import Forward, Loss, after, backward_job, call_job, step_job
 from pipegraph.replicas.losses import Reduction, shares
-from pipegraph.replicas.parts import map_tree
+from pipegraph.replicas.parameter_gather import Exchange
+from pipegraph.replicas.replica_threads import Job
+from pipegraph.replicas.runner import Crew
 from pipegraph.replicas.seeds import forked_seed, replica_seed
-from pipegraph.replicas.team import Job
+from pipegraph.replicas.split import map_tree
 
 
 class Calls:

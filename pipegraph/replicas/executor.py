@@ -18,18 +18,18 @@ from pipegraph.replicas.buckets import deal_owners
 from pipegraph.replicas.build import Replicas
 from pipegraph.replicas.calls import Calls
 from pipegraph.replicas.compiled import own_keys, plain_keys, unwrapped
-from pipegraph.replicas.crew import Crew
-from pipegraph.replicas.exchange import Exchange
 from pipegraph.replicas.feed import batch_feed, call_feed
 from pipegraph.replicas.group import Ranks, refuse_own_collectives
 from pipegraph.replicas.jobs import Forward, Loss, by_signature
 from pipegraph.replicas.losses import Reduction
 from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers, zero_grads
+from pipegraph.replicas.parameter_gather import Exchange
 from pipegraph.replicas.proxy import JointOptimizer
 from pipegraph.replicas.reducer import Reducer
+from pipegraph.replicas.replica_threads import Abandoned, Team, note_once
 from pipegraph.replicas.result import StepResult as StepResult
+from pipegraph.replicas.runner import Crew
 from pipegraph.replicas.scatter import gather
-from pipegraph.replicas.team import Abandoned, Team, note_once
 from pipegraph.replicas.update import Update
 from pipegraph.replicas.usage import Usage
 

@@ -10,7 +10,7 @@ import torch
 
 from pipegraph.device import Scattered, Slot
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas.parts import Whole, chunk_sizes_for, cut, leaves, moved, part_rows, rows_of
+from pipegraph.replicas.split import Whole, chunk_sizes_for, cut, leaves, moved, part_rows, rows_of
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from pipegraph.replicas.exchange import Exchange
-from pipegraph.replicas.team import Job
+from pipegraph.replicas.parameter_gather import Exchange
+from pipegraph.replicas.replica_threads import Job
 
 #: ``forward(module, part)``
 Forward = Callable[[Callable[..., Any], Any], Any]

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas.parts import leaves
+from pipegraph.replicas.split import leaves
 
 GONE = "the executor was closed, or nobody held it any more, before this backward: make gradients while it is open"
 

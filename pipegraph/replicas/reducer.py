@@ -27,12 +27,12 @@ from torch.nn import Parameter
 from pipegraph.device import Backend, Slot, bind_thread
 from pipegraph.device.threads import start_thread
 from pipegraph.errors import ReplicaError
+from pipegraph.replicas.assign_grads import DENSE, SPARSE, Sums, kinds
+from pipegraph.replicas.bucket_layout import Layout
 from pipegraph.replicas.buckets import Bucket
 from pipegraph.replicas.group import Ranks
-from pipegraph.replicas.lanes import Lanes, LiveBucket, Observer
-from pipegraph.replicas.layout import Layout
 from pipegraph.replicas.outside import Outside, refuse_gone
-from pipegraph.replicas.sums import DENSE, SPARSE, Sums, kinds
+from pipegraph.replicas.reduce_streams import Lanes, LiveBucket, Observer
 
 
 class Reducer:

@@ -10,7 +10,7 @@ import torch
 
 from pipegraph.device import normalised, sent
 from pipegraph.errors import PipegraphWarning
-from pipegraph.replicas.parts import chunk_sizes_for, cut, is_named_tuple, moved, rows_of
+from pipegraph.replicas.split import chunk_sizes_for, cut, is_named_tuple, moved, rows_of
 
 
 def scatter(
@@ -22,7 +22,7 @@ def scatter(
     """Cut `inputs` and put part i on device i. Differentiable: its backward gathers.
 
     Args:
-        inputs: any tree; see :mod:`pipegraph.replicas.parts` for what is cut and what goes whole.
+        inputs: any tree; see :mod:`pipegraph.replicas.split` for what is cut and what goes whole.
         devices: a device per part; the same device may stand there several times.
         dim: the dimension that is cut.
         chunk_sizes: rows per part; by default those of ``torch.chunk``.

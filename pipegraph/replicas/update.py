@@ -13,12 +13,12 @@ from torch.amp.grad_scaler import GradScaler
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.build import Replicas
 from pipegraph.replicas.caller import no_autocast
-from pipegraph.replicas.crew import Crew
-from pipegraph.replicas.exchange import Exchange
 from pipegraph.replicas.optimizers import OneOptimizer, ReplicaOptimizers, zero_grads
+from pipegraph.replicas.parameter_gather import Exchange
 from pipegraph.replicas.proxy import JointOptimizer
 from pipegraph.replicas.reducer import Reducer
-from pipegraph.replicas.team import note_once
+from pipegraph.replicas.replica_threads import note_once
+from pipegraph.replicas.runner import Crew
 
 DIFFER = "the executor is closed: its replicas may differ after a failed optimizer step"
 

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from pipegraph.errors import StoreError as StoreError
 
-from .blocks import open_block as open_block
-from .cache import Cacheable as Cacheable
-from .cache import CachedFile as CachedFile
-from .cache import CacheStats as CacheStats
-from .cache import NodeCache as NodeCache
 from .eviction import UsePlan as UsePlan
-from .files import BytesFile as BytesFile
-from .files import LocalFile as LocalFile
-from .files import OverlayFile as OverlayFile
-from .files import ShardFile as ShardFile
 from .indexing import IndexProgress as IndexProgress
 from .indexing import build_manifest as build_manifest
 from .local import LocalParts as LocalParts
 from .manifest import Manifest as Manifest
+from .node_cache import Cacheable as Cacheable
+from .node_cache import CachedFile as CachedFile
+from .node_cache import CacheStats as CacheStats
+from .node_cache import NodeCache as NodeCache
+from .object_file import RemoteFile as RemoteFile
+from .open_blocks import open_block as open_block
 from .opening import open_part as open_part
 from .parts import Part as Part
 from .parts import expand_parts as expand_parts
-from .policy import Retry as Retry
-from .remote import RemoteFile as RemoteFile
+from .retries import Retry as Retry
+from .shard_files import BytesFile as BytesFile
+from .shard_files import LocalFile as LocalFile
+from .shard_files import OverlayFile as OverlayFile
+from .shard_files import ShardFile as ShardFile
 from .stores import StoreClient as StoreClient

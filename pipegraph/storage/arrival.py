@@ -10,7 +10,7 @@ from typing import final
 from pipegraph.errors import DataError
 
 from .checksum import crc32c_extend, file_crc32c
-from .files import LocalFile, ShardFile
+from .shard_files import LocalFile, ShardFile
 
 
 @final

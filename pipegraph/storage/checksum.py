@@ -9,7 +9,7 @@ from typing import Final
 
 from pipegraph.errors import MissingExtraError
 
-from .files import ShardFile
+from .shard_files import ShardFile
 
 # Large enough that calls do not count, small enough to stay in a core's cache.
 _PIECE_NBYTES: Final = 1 << 20

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Protocol, final
 
-from .files import LocalFile, ShardFile
+from .shard_files import LocalFile, ShardFile
 
 SOLE: Final = ".sole"
 """Ends the file names of entries that exist nowhere else."""

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from pipegraph.errors import DataError, note
+from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, Block
 
 from .checksum import crc32c_extend, file_crc32c
-from .files import ShardFile
 from .formats import Format, format_of
-from .formats.base import BLOCK_NBYTES, Block
 from .manifest import Manifest, PartIndex
 from .opening import open_part
 from .parts import Part, PartsLike, expand_parts
 from .pieces import SUFFIX, PieceWriter
+from .shard_files import ShardFile
 from .stores import StoreClient
 
 

@@ -8,12 +8,12 @@ from typing import final
 
 from pipegraph.errors import ShardError
 from pipegraph.machine import open_files_limit
+from pipegraph.storage.formats.shard_format import Block
 
 from .checksum import file_crc32c
-from .files import LocalFile, ShardFile
-from .formats.base import Block
 from .opening import open_part
 from .parts import Part
+from .shard_files import LocalFile, ShardFile
 
 Identity = tuple[int, int, int, int]
 """Device, inode, size and modification time in ns: what tells that a file is the one it was."""

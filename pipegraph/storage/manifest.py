@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph.errors import DataError
+from pipegraph.storage.formats.shard_format import Block
 
-from .formats.base import Block
 from .parts import Part, is_url
 
 if TYPE_CHECKING:

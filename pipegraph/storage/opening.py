@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from pipegraph.errors import DataError
 
-from .files import LocalFile, ShardFile
+from .object_file import RemoteFile
 from .parts import Part, file_version
-from .remote import RemoteFile
+from .shard_files import LocalFile, ShardFile
 from .stores import StoreClient, safe_url
 
 

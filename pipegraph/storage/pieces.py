@@ -23,14 +23,14 @@ from typing import Final, NamedTuple, final
 import numpy as np
 
 from pipegraph.errors import DataError
+from pipegraph.storage.formats.shard_format import Block
 
 from .checksum import crc32c_extend, file_crc32c
-from .files import ShardFile
 from .formats import Format, TokenFormat
 from .formats.arrays import NpyFormat
-from .formats.base import Block
 from .manifest import Manifest, PartIndex, write_atomically
 from .parts import is_url
+from .shard_files import ShardFile
 from .stores import StoreClient
 
 PIECE_NBYTES: Final = 1 << 16

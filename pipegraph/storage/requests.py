@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar, final
 from pipegraph.errors import ShardError
 
 from .failures import Cut, Stalled, Unasked, is_passing, plain
-from .policy import Hedge, Retry, Stall, jitter
+from .retries import Hedge, Retry, Stall, jitter
 from .urls import safe_url
 from .versions import ObjectInfo, Versions, as_etag
 

@@ -22,8 +22,8 @@ from pipegraph.forks import lock_free_after_fork
 
 from .failures import plain
 from .parts import Part
-from .policy import Hedge, Retry
 from .requests import Requests
+from .retries import Hedge, Retry
 from .urls import glob_regex, split_url
 from .urls import safe_url as safe_url
 from .versions import ObjectInfo, Versions

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
 
-from pipegraph.activity import Cancelled
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
+from pipegraph.engine.activity import Cancelled
 
 
 class _Door:

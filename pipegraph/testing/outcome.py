@@ -14,7 +14,7 @@ import torch
 
 from pipegraph.chunk import Chunk
 from pipegraph.graph import Graph
-from pipegraph.loader import Loader
+from pipegraph.loader.loader import Loader
 from pipegraph.testing.difference import difference
 
 MakeGraph = Callable[[], Graph]

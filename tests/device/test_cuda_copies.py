@@ -14,8 +14,8 @@ from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.device.cuda import CudaBackend, is_available
-from pipegraph.device.landing import Arrival, Landing
-from pipegraph.operators.slabs import StageSlabs
+from pipegraph.device.device_slabs import Arrival, Landing
+from pipegraph.operators.batch_slabs import StageSlabs
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not is_available(), reason="needs a CUDA device")]
 ROWS, WIDTH = 8, 4096

@@ -33,8 +33,8 @@ class Ranks:
         self._barrier = threading.Barrier(size)
         self._said: dict[int, int] = {}
         self._lock = threading.Lock()
-        monkeypatch.setattr("pipegraph.loader.own_group", lambda world_size: self)
-        monkeypatch.setattr("pipegraph.passes.minimum_over", lambda group: group.begin)
+        monkeypatch.setattr("pipegraph.loader.loader.own_group", lambda world_size: self)
+        monkeypatch.setattr("pipegraph.loader.epoch_pass.minimum_over", lambda group: group.begin)
         self.size = size
 
     def begin(self, value: int) -> Any:

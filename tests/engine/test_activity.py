@@ -2,7 +2,7 @@
 
 import threading
 
-from pipegraph.activity import Activity, Waiter
+from pipegraph.engine.activity import Activity, Waiter
 
 
 def test_idle_is_told_once_when_the_last_running_thread_waits():

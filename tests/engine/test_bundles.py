@@ -9,12 +9,12 @@ import torch
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.bundle import UNNAMED, Bundle, joined
-from pipegraph.channel import LIGHT_BYTES, Channel
 from pipegraph.chunk import Chunk, Rows
+from pipegraph.engine.channel import LIGHT_BYTES, Channel
+from pipegraph.engine.stage import bundle_size as pacing
+from pipegraph.engine.stage.bundle_size import Pace
 from pipegraph.operators.collate import collate
 from pipegraph.operators.columns import batch_of, pack
-from pipegraph.stage import pace as pacing
-from pipegraph.stage.pace import Pace
 
 
 def bundle(count, before=0, nbytes=0, epoch=0):

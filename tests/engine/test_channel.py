@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from pipegraph.activity import Activity, Cancelled
-from pipegraph.channel import Channel
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
+from pipegraph.engine.activity import Activity, Cancelled
+from pipegraph.engine.channel import Channel
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -1,11 +1,11 @@
-"""stage/cursors.py: which of two cursors of one edge comes first."""
+"""engine/stage/cursors.py: which of two cursors of one edge comes first."""
 
 import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.stage.cursors import earlier, freeze, same
-from pipegraph.stage.restore import unique_paths
+from pipegraph.engine.stage.cursors import earlier, freeze, same
+from pipegraph.engine.stage.restore import unique_paths
 
 
 class Number(int):

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pipegraph as pg
+from pipegraph.engine.stage import bundle_size as pace
 from pipegraph.errors import LoaderClosedError, PipegraphWarning
-from pipegraph.stage import pace
 from pipegraph.testing.graphs import recipes, row_recipes
 from pipegraph.testing.outcome import Delivered, Outcome, assert_equal_chunks, run_pass, samples
 

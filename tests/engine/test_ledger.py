@@ -1,4 +1,4 @@
-"""stage/ledger.py and stage/budgets.py: what was quarantined stays, budgets end with their epoch, states stay small."""
+"""engine/stage/ledger.py and engine/stage/budgets.py: what was quarantined stays, budgets end with their epoch, states stay small."""
 
 import json
 import sys
@@ -8,8 +8,8 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.loader.state import FORGET_EVERY
 from pipegraph.order import BlockOrder, StridedOrder
-from pipegraph.state import FORGET_EVERY
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

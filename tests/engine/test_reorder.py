@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipegraph.reorder import ReorderBuffer
+from pipegraph.engine.reorder import ReorderBuffer
 
 
 def test_items_wait_for_every_lower_lane():

@@ -241,8 +241,8 @@ def python(code, sigint=False, **options):
 def test_ctrl_c_reaches_the_training_loop_and_everything_ends(waits):
     code, out, err = python(
         f"""
-        import pipegraph.runtime
-        pipegraph.runtime.Runtime.close.__defaults__ = (0.2,)
+        import pipegraph.engine.runtime
+        pipegraph.engine.runtime.Runtime.close.__defaults__ = (0.2,)
         warnings.simplefilter("ignore", pg.errors.StuckWorker)
         work = {waits}
         with graph(work).loader(epochs=None) as loader:
@@ -303,8 +303,8 @@ def test_the_interpreter_exits_with_a_loader_that_nobody_closed():
 def test_the_interpreters_exit_does_not_wait_for_stuck_user_code():
     code, out, err = python(
         """
-        import pipegraph.runtime
-        pipegraph.runtime.Runtime.close.__defaults__ = (0.2,)
+        import pipegraph.engine.runtime
+        pipegraph.engine.runtime.Runtime.close.__defaults__ = (0.2,)
         warnings.simplefilter("default")
         inside = threading.Event()
 

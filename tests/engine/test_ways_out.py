@@ -7,7 +7,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph import runtime
+from pipegraph.engine import runtime
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

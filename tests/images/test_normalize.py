@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pipegraph.errors import GraphError
-from pipegraph.operators.images import normalize
-from pipegraph.operators.images.normalize import DTYPES, check_normalisation, normalize_into
+from pipegraph.operators.images import normalize_tables as normalize
+from pipegraph.operators.images.normalize_tables import DTYPES, check_normalisation, normalize_into
 
 MEAN, STD = (0.485, 0.456, 0.406, 0.5), (0.229, 0.224, 0.225, 0.25)
 

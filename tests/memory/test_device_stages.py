@@ -51,8 +51,8 @@ def slabs_made(loader: pg.Loader, stage: str) -> int:
 def poisoned(monkeypatch):
     """Slabs are filled with garbage before they are used again."""
     ring = functools.partial(SlabRing, on_return=lambda slab: slab.fill_(0xAB))
-    monkeypatch.setattr("pipegraph.operators.slabs.SlabRing", ring)
-    monkeypatch.setattr("pipegraph.operators.device.SlabRing", ring)
+    monkeypatch.setattr("pipegraph.operators.batch_slabs.SlabRing", ring)
+    monkeypatch.setattr("pipegraph.operators.to_device.SlabRing", ring)
 
 
 class LikeADevice(CpuBackend):
@@ -68,7 +68,7 @@ def delayed(monkeypatch):
     """Streams whose work is held back at random, as a busy device's is."""
     seeds = iter(range(1000))
     monkeypatch.setattr(
-        "pipegraph.operators.device.backend_for", lambda device: LikeADevice(Chaos(next(seeds)))
+        "pipegraph.operators.to_device.backend_for", lambda device: LikeADevice(Chaos(next(seeds)))
     )
 
 
@@ -93,13 +93,13 @@ def test_delayed_streams_and_poisoned_slabs_deliver_only_right_numbers(poisoned,
 
 @pytest.mark.parametrize("steps", STEPS)
 def test_a_slab_that_goes_back_before_its_copy_is_done_is_found(poisoned, delayed, monkeypatch, steps):
-    monkeypatch.setattr("pipegraph.device.landing.Landing.hold", lambda self, copied, source: None)
+    monkeypatch.setattr("pipegraph.device.device_slabs.Landing.hold", lambda self, copied, source: None)
     assert wrong_batches(steps, ops.CopyToDevice("cpu", copy=True)) > 0
 
 
 def test_a_batch_delivered_before_its_copy_is_done_is_found(monkeypatch):
     # Not by address: the copy goes to a batch that the consumer has dropped by then.
-    monkeypatch.setattr("pipegraph.operators.device.backend_for", lambda device: CpuBackend(Chaos(0)))
+    monkeypatch.setattr("pipegraph.operators.to_device.backend_for", lambda device: CpuBackend(Chaos(0)))
     monkeypatch.setattr("pipegraph.device.cpu.CpuEvent.wait", lambda self, stream=None: None)
     assert wrong_batches(500, ops.CopyToDevice("cpu", copy=True)) > 0
 

@@ -15,7 +15,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
 from pipegraph.device import CpuBackend, Slot
 from pipegraph.device.chaos import Chaos
-from pipegraph.device.packing import pack, pack_behind, places_for, room_behind
+from pipegraph.device.packed_copy import pack, pack_behind, places_for, room_behind
 from pipegraph.device.slabs import SlabRing, aligned, pageable, power_of_two, slabs_together
 
 ROWS = 8
@@ -34,7 +34,7 @@ class Counted(CpuBackend):
 @pytest.fixture
 def counted(monkeypatch):
     Counted.sizes = []
-    monkeypatch.setattr("pipegraph.operators.device.backend_for", lambda device: Counted())
+    monkeypatch.setattr("pipegraph.operators.to_device.backend_for", lambda device: Counted())
     return Counted
 
 
@@ -258,10 +258,10 @@ def wrongly_read(monkeypatch, steps: int, scatter: bool) -> int:
     """Batches that work of a late stream reads, by address, after the host has let go of them."""
     seeds = iter(range(100))
     monkeypatch.setattr(
-        "pipegraph.operators.device.backend_for", lambda device: LikeADevice(Chaos(next(seeds)))
+        "pipegraph.operators.to_device.backend_for", lambda device: LikeADevice(Chaos(next(seeds)))
     )
     # None is given back to the system, where reading by address would find anything.
-    monkeypatch.setattr("pipegraph.device.landing.SPARE_DEVICE_SLABS", 1_000)
+    monkeypatch.setattr("pipegraph.device.device_slabs.SPARE_DEVICE_SLABS", 1_000)
     graph = pg.Graph()
     node = graph.add(ops.FromSequence([{"x": torch.full((64,), i)} for i in range(4 * steps)])).then(
         ops.Batch(4)
@@ -295,7 +295,7 @@ def test_a_slab_is_not_written_while_a_late_stream_reads_it(monkeypatch, steps, 
 @pytest.mark.parametrize("scatter", [False, True], ids=["copied", "scattered"])
 @pytest.mark.parametrize("steps", STEPS)
 def test_without_the_wait_for_late_readers_wrong_numbers_are_found(monkeypatch, steps, scatter):
-    monkeypatch.setattr("pipegraph.device.landing.Arrival.read_on", lambda self, stream: None)
+    monkeypatch.setattr("pipegraph.device.device_slabs.Arrival.read_on", lambda self, stream: None)
     assert wrongly_read(monkeypatch, steps, scatter) > 0
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipegraph.errors import GraphError
 from pipegraph.order import LaneOrder, ManifestLike
-from pipegraph.order.lanes import LanedEpoch
+from pipegraph.order.lane_order import LanedEpoch
 
 
 @dataclasses.dataclass(frozen=True)

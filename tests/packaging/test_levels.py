@@ -1,100 +1,116 @@
-"""The map in docs/architecture.md is true: who imports whom, and what there is."""
+"""The tree in docs/architecture.md is true: what there is, and who imports whom."""
 
 import ast
 import re
-from graphlib import TopologicalSorter
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MAP = (ROOT / "docs" / "architecture.md").read_text()
 
-# The doors that docs/architecture.md names: imports at the moment of use, downwards.
-DOORS = {("graph", "planner"), ("graph", "loader"), ("graph", "operators"), ("loader", "profile")}
+# The doors that docs/architecture.md names: imports at the moment of use of what lies further down.
+DOORS = {
+    tuple(re.findall(r"`([\w.]+)`", row)[:2])
+    for row in re.findall(r"^\| `[\w.]+` \| `[\w.]+` \|.*$", MAP, re.M)
+}
+
+MOST_FOLDERS = 12
+"""At the top of the package: a newcomer should take them in at a glance."""
 
 
-def levels():
-    found, level = {}, None
-    for row in re.findall(r"^\| (\d[^|]*|)\| `(\w+)` \|", MAP, re.M):
-        level = int(row[0].split()[0]) if row[0].strip() else level
-        found[row[1]] = level
+def tree():
+    """The dotted names in the tree, from the top to the bottom."""
+    block = re.search(r"```text\n(pipegraph/\n.*?)```", MAP, re.S).group(1)
+    found, above = [], []
+    for line in block.splitlines()[1:]:
+        indent, name = re.match(r"( *)(\S+)", line).groups()
+        depth = len(indent) // 4 - 1
+        above = [*above[:depth], name.rstrip("/")]
+        found.append(".".join(above))
     return found
 
 
 def modules():
-    """``(unit, file, dotted name)`` of every module; a unit is what stands directly under pipegraph."""
+    """``dotted name -> file``, without the leading ``pipegraph``; packages are their ``__init__``."""
+    found = {}
     for folder, prefix in ((ROOT / "pipegraph", ()), (ROOT / "operators", ("operators",))):
         for path in sorted(folder.rglob("*.py")):
-            inside = path.relative_to(folder)
-            if prefix == () and inside.parts[0] == "operators":
-                continue
-            parts = (*prefix, *inside.with_suffix("").parts)
-            if parts != ("__init__",):
-                yield parts[0], path, parts
+            parts = (*prefix, *path.relative_to(folder).with_suffix("").parts)
+            if prefix or parts[0] != "operators":
+                found[".".join(part for part in parts if part != "__init__")] = path
+    found.pop("")
+    return found
 
 
-def imports(path, parts):
-    """``(unit imported, whether at the moment of use)``; what only the type checker sees is left out."""
-    package = parts[:-1]
+def imports(name, path, known):
+    """``(module imported, whether at the moment of use)``; what only the type checker sees is left out."""
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
 
     def walk(node, lazy):
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
                 continue
+            targets = []
             if isinstance(child, ast.Import):
-                for alias in child.names:
-                    names = alias.name.split(".")
-                    if names[0] == "pipegraph" and len(names) > 1:
-                        yield names[1], lazy
+                targets = [alias.name.split(".") for alias in child.names]
             elif isinstance(child, ast.ImportFrom):
-                names = (child.module or "").split(".") if child.module else []
+                base = (child.module or "").split(".") if child.module else []
                 if child.level:
-                    names = ["pipegraph", *package[: len(package) - child.level + 1], *names]
-                if names[:1] == ["pipegraph"]:
-                    if len(names) > 1:
-                        yield names[1], lazy
-                    else:
-                        yield from ((alias.name, lazy) for alias in child.names)
+                    base = ["pipegraph", *package[: len(package) - child.level + 1], *base]
+                targets = [[*base, alias.name] for alias in child.names]
+            for parts in targets:
+                if parts[0] == "pipegraph":
+                    dotted = ".".join(parts[1:])
+                    dotted = dotted if dotted in known else dotted.rpartition(".")[0]
+                    if dotted and dotted != name:
+                        yield dotted, lazy
             inner = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             yield from walk(child, inner)
 
     yield from walk(ast.parse(path.read_text()), False)
 
 
-def test_the_map_names_exactly_the_modules_that_there_are():
-    assert {unit for unit, _, _ in modules()} == set(levels())
+def test_the_tree_names_exactly_the_modules_that_there_are():
+    assert set(tree()) == set(modules())
+    assert [name for name, times in Counter(tree()).items() if times > 1] == []
 
 
-def test_every_module_imports_only_from_its_level_or_above_and_the_doors_are_the_documented_ones():
-    level, used, wrong = levels(), set(), []
-    for unit, path, parts in modules():
-        for other, lazy in imports(path, parts):
-            if other not in level or other == unit:
-                continue
-            if lazy and (unit, other) in DOORS:
-                used.add((unit, other))
-            elif level[other] > level[unit]:
-                wrong.append(
-                    f"{path.relative_to(ROOT)} ({unit}, level {level[unit]}) imports {other} ({level[other]})"
-                )
+def test_every_module_imports_only_from_lines_above_its_own_but_for_the_documented_doors():
+    known, used, wrong = modules(), set(), []
+    line = {name: number for number, name in enumerate(tree())}
+    for name, path in known.items():
+        for other, lazy in imports(name, path, known):
+            if name.startswith(f"{other}.") or other.startswith(f"{name}."):
+                continue  # a package's door is its own modules' list
+            if line[other] > line[name]:
+                door = (name, other)
+                if lazy and door in DOORS:
+                    used.add(door)
+                else:
+                    wrong.append(f"{path.relative_to(ROOT)} imports {other}, which stands below it")
     assert not wrong, "\n".join(wrong)
     assert used == DOORS
-    documented = set(re.findall(r"^\| `(\w+)\.\w+` \| `(\w+)` \|", MAP, re.M))
-    assert {(first.lower(), second) for first, second in documented} == DOORS
 
 
-def test_there_is_no_circle_of_modules():
-    level, sorter = levels(), TopologicalSorter()
-    for unit, path, parts in modules():
-        for other, _ in imports(path, parts):
-            if other in level and other != unit and (unit, other) not in DOORS:
-                sorter.add(unit, other)
-    sorter.prepare()
+def test_a_newcomer_finds_few_folders_at_the_top_and_no_file_name_twice():
+    top = {
+        name.split(".")[0] for name, path in modules().items() if path.name == "__init__.py" or "." in name
+    }
+    assert len(top) <= MOST_FOLDERS
+    names = Counter(path.name for path in modules().values())
+    assert [name for name, times in names.items() if times > 1 and name != "__init__.py"] == []
+
+
+def test_every_folder_says_what_lies_in_it():
+    for name, path in modules().items():
+        if path.name == "__init__.py":
+            assert ast.get_docstring(ast.parse(path.read_text())), name
 
 
 def test_only_the_cuda_backend_mentions_torch_cuda():
-    told = [
+    found = [
         str(path.relative_to(ROOT))
-        for _, path, _ in modules()
+        for path in modules().values()
         if any(
             isinstance(node, ast.Attribute)
             and node.attr == "cuda"
@@ -103,4 +119,4 @@ def test_only_the_cuda_backend_mentions_torch_cuda():
             for node in ast.walk(ast.parse(path.read_text()))
         )
     ]
-    assert told == ["pipegraph/device/cuda.py"]
+    assert found == ["pipegraph/device/cuda.py"]

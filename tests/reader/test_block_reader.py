@@ -10,12 +10,12 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.activity import Cancelled
+from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import MemoryLimitError, ShardError
-from pipegraph.operators.blocks import BlockReader
-from pipegraph.operators.lookahead import Deal, Uses
-from pipegraph.operators.near import Near
-from pipegraph.operators.shelves import BlockShelf, Shelf
+from pipegraph.reader.block_reader import BlockReader
+from pipegraph.reader.block_sources import BlockShelf, Shelf
+from pipegraph.reader.fetcher import Near
+from pipegraph.reader.uses import Deal, Uses
 from pipegraph.storage import BytesFile, ShardFile
 from pipegraph.testing import Resources
 

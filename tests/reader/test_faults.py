@@ -12,8 +12,8 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import ChecksumError, LoaderClosedError
-from pipegraph.operators import near
-from pipegraph.operators.indexed import Once
+from pipegraph.reader import fetcher as near
+from pipegraph.reader.manifests import Once
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Retry, StoreClient, StoreError
 from pipegraph.testing import Resources

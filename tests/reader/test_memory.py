@@ -7,8 +7,8 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.operators.blocks import BlockReader
-from pipegraph.operators.reading import Reading
+from pipegraph.operators.shared_reader import Reading
+from pipegraph.reader.block_reader import BlockReader
 from pipegraph.storage import Manifest
 
 LIMIT = 400_000

@@ -9,10 +9,10 @@ import pytest
 from pipegraph.storage import LocalFile, Manifest, build_manifest
 from pipegraph.storage import pieces as module
 from pipegraph.storage.checksum import file_crc32c
-from pipegraph.storage.files import ShardFile
 from pipegraph.storage.formats import Block, Format, format_of, register_format
-from pipegraph.storage.formats.base import Sample
+from pipegraph.storage.formats.shard_format import Sample
 from pipegraph.storage.pieces import SUFFIX, PieceFolder
+from pipegraph.storage.shard_files import ShardFile
 
 
 def indexed(folder: Path, out: Path, **more: Any) -> tuple[Manifest, PieceFolder]:

@@ -19,7 +19,7 @@ from pipegraph.device import backend_for, copy_tree, slots_on
 from pipegraph.device.cuda import is_available
 from pipegraph.device.scattered import Scattered
 from pipegraph.replicas import ReplicaExecutor, gather, parallel_apply, replicate, scatter
-from pipegraph.replicas.lanes import Lanes
+from pipegraph.replicas.reduce_streams import Lanes
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 

@@ -15,7 +15,7 @@ from torch import nn
 from pipegraph.device import Chaos, CpuBackend, DeviceFacts, Scattered
 from pipegraph.errors import PipegraphWarning, ReplicaError
 from pipegraph.replicas import ReplicaExecutor
-from pipegraph.replicas.places import warn_if_unequal
+from pipegraph.replicas.replica_streams import warn_if_unequal
 
 from .conftest import MakeExecutor
 

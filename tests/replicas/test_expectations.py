@@ -15,10 +15,11 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.device import CpuBackend, every_device, slots_on
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas import ReplicaExecutor, Whole, exchange, gather, update
+from pipegraph.replicas import ReplicaExecutor, Whole, gather, update
+from pipegraph.replicas import parameter_gather as exchange
 from pipegraph.replicas.buckets import ParameterFacts, plan_buckets
 from pipegraph.replicas.feed import from_another_gpu
-from pipegraph.replicas.lanes import Lanes
+from pipegraph.replicas.reduce_streams import Lanes
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 

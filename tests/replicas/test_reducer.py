@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pipegraph.device import Chaos, CpuBackend, backend_for, slots_on
-from pipegraph.replicas import places
+from pipegraph.replicas import replica_streams as places
 from pipegraph.replicas.buckets import ParameterFacts, deal_owners, plan_buckets
-from pipegraph.replicas.lanes import Lanes, LiveBucket
+from pipegraph.replicas.reduce_streams import Lanes, LiveBucket
 from pipegraph.replicas.reducer import Reducer
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
@@ -273,7 +273,7 @@ def test_one_wait_removed_from_training_is_found(
 def test_the_wait_for_other_owners_parameters_removed_is_found(
     make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    from pipegraph.replicas.exchange import Exchange
+    from pipegraph.replicas.parameter_gather import Exchange
 
     chaotic(monkeypatch, seed=1)
     monkeypatch.setattr(Exchange, "wait", lambda *_: None)

@@ -11,7 +11,7 @@ import torch
 
 from pipegraph.errors import PipegraphWarning
 from pipegraph.replicas import Whole, gather, register_scatter, scatter
-from pipegraph.replicas.parts import chunk_sizes_for, cut, rows_of
+from pipegraph.replicas.split import chunk_sizes_for, cut, rows_of
 
 
 class Pair(NamedTuple):

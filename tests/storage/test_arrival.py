@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipegraph.errors import ChecksumError, DataError
-from pipegraph.storage.cache import Cacheable, NodeCache, Sink
+from pipegraph.storage.node_cache import Cacheable, NodeCache, Sink
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import pytest
 from pipegraph.errors import ChecksumError
 from pipegraph.storage import LocalFile
 from pipegraph.storage.arrival import MemoryArrival
-from pipegraph.storage.blocks import cacheable, open_block
-from pipegraph.storage.cache import DOWNLOADS, NodeCache
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.formats import Sample, format_of
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.manifest import Manifest
+from pipegraph.storage.node_cache import DOWNLOADS, NodeCache
+from pipegraph.storage.open_blocks import cacheable, open_block
 from pipegraph.storage.opening import identify
 from pipegraph.storage.parts import Part
 from pipegraph.storage.stores import StoreClient

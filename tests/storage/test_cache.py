@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from pipegraph.errors import ChecksumError, GraphError, LoaderClosedError
-from pipegraph.storage.cache import DOWNLOADS, Cacheable, NodeCache, Sink
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.eviction import UsePlan
+from pipegraph.storage.node_cache import DOWNLOADS, Cacheable, NodeCache, Sink
 
 
 def content(number: int, nbytes: int = 1000) -> bytes:
@@ -283,7 +283,7 @@ def test_close_leaves_open_files_readable(cache: NodeCache) -> None:
 
 DOWNLOADER = """
 import sys
-from pipegraph.storage.cache import Cacheable, NodeCache
+from pipegraph.storage.node_cache import Cacheable, NodeCache
 cache = NodeCache(sys.argv[1], 10_000)
 def download(sink):
     sink.write_at(0, b"half")

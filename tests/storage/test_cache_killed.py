@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipegraph.storage.cache import NodeCache
 from pipegraph.storage.filelock import try_exclusive
+from pipegraph.storage.node_cache import NodeCache
 
 ENTRIES, ENTRY_NBYTES, LIMIT = 12, 40_000, 200_000
 
@@ -15,8 +15,9 @@ ENTRIES, ENTRY_NBYTES, LIMIT = 12, 40_000, 200_000
 # of the cache's code, in whichever thread that runs. Three live at any time, so that they meet at every lock.
 READERS = """
 import os, random, signal, sys, threading
-from pipegraph.storage import arrival, cache as cache_module, commits, filelock, space
-from pipegraph.storage.cache import Cacheable, NodeCache
+from pipegraph.storage import arrival, commits, filelock, space
+from pipegraph.storage import node_cache as cache_module
+from pipegraph.storage.node_cache import Cacheable, NodeCache
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.eviction import UsePlan
 

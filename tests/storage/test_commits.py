@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pipegraph.errors import LoaderClosedError
-from pipegraph.storage.cache import Cacheable, NodeCache
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.commits import MOST
+from pipegraph.storage.node_cache import Cacheable, NodeCache
 
 Read = Callable[..., bytes]
 

@@ -11,10 +11,10 @@ import pytest
 
 from pipegraph.errors import DataError, ShardError
 from pipegraph.storage import LocalFile, OverlayFile
-from pipegraph.storage.files import BytesFile
 from pipegraph.storage.folders import list_files
 from pipegraph.storage.formats import Format, Sample, TokenFormat, format_of
 from pipegraph.storage.formats.parquetfooter import row_groups
+from pipegraph.storage.shard_files import BytesFile
 
 
 def plain(sample: Sample) -> dict[str, object]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pipegraph.errors import ShardError
-from pipegraph.storage.files import BytesFile
 from pipegraph.storage.formats import format_of, known_suffixes
+from pipegraph.storage.shard_files import BytesFile
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 

@@ -12,8 +12,8 @@ import pytest
 
 from pipegraph.errors import ShardError
 from pipegraph.storage import LocalFile
-from pipegraph.storage.files import BytesFile
 from pipegraph.storage.formats import Sample, format_of
+from pipegraph.storage.shard_files import BytesFile
 
 MakeTar = Callable[..., Path]
 

@@ -11,7 +11,7 @@ from pipegraph.errors import ChecksumError, ShardError
 from pipegraph.storage import LocalParts, Part, open_block
 from pipegraph.storage import local as module
 from pipegraph.storage.checksum import crc32c_extend
-from pipegraph.storage.formats.base import Block
+from pipegraph.storage.formats.shard_format import Block
 
 DATA = bytes(range(256)) * 40
 BLOCK = Block(100, 5_000, 0, 1)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pipegraph.errors import DataError, GraphError, ShardError
-from pipegraph.storage.files import BytesFile
 from pipegraph.storage.formats import Block, format_of
 from pipegraph.storage.formats.parquet import ParquetFormat
+from pipegraph.storage.shard_files import BytesFile
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

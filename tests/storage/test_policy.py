@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipegraph.storage.policy import Hedge, Retry, Stall
+from pipegraph.storage.retries import Hedge, Retry, Stall
 
 
 def test_delays_double_up_to_a_bound_and_are_drawn_from_zero_on() -> None:

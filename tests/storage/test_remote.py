@@ -9,15 +9,15 @@ import pytest
 
 from pipegraph.errors import DataError, StoreError
 from pipegraph.storage import LocalFile
-from pipegraph.storage.cache import Cacheable, NodeCache
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.manifest import Manifest
+from pipegraph.storage.node_cache import Cacheable, NodeCache
+from pipegraph.storage.object_file import RemoteFile
 from pipegraph.storage.opening import open_part
 from pipegraph.storage.parts import Part
-from pipegraph.storage.policy import Retry
-from pipegraph.storage.remote import RemoteFile
+from pipegraph.storage.retries import Retry
 from pipegraph.storage.stores import StoreClient
 
 Connect = Callable[..., StoreClient]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipegraph.storage.policy import Retry
+from pipegraph.storage.retries import Retry
 from pipegraph.storage.stores import StoreClient
 
 Connect = Callable[..., StoreClient]
@@ -23,7 +23,7 @@ DATA = random.Random(0).randbytes(1_000_000)
 
 RANK = """
 import sys
-from pipegraph.storage.cache import Cacheable, NodeCache
+from pipegraph.storage.node_cache import Cacheable, NodeCache
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.stores import StoreClient
 folder, url, port, path = sys.argv[1:]

@@ -15,7 +15,7 @@ import pytest
 from pipegraph.errors import DataError, LoaderClosedError, ShardError, StoreError
 from pipegraph.storage.failures import is_passing, plain
 from pipegraph.storage.parts import expand_parts
-from pipegraph.storage.policy import Hedge, Retry
+from pipegraph.storage.retries import Hedge, Retry
 from pipegraph.storage.stores import StoreClient
 from pipegraph.storage.urls import safe_url, split_url
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pipegraph.errors import ShardError
 from pipegraph.storage import LocalFile, OverlayFile
-from pipegraph.storage.files import BytesFile
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.formats.tar import split_key
+from pipegraph.storage.shard_files import BytesFile
 
 MakeTar = Callable[..., Path]
 TAR = format_of("a.tar")

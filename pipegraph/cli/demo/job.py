@@ -15,7 +15,7 @@ import pipegraph as pg
 from pipegraph.cli.demo.data import SEED, DataSet, find_data, own_images
 from pipegraph.cli.demo.network import Autoencoder, Classifier
 from pipegraph.cli.demo.shapes import IMAGES, shapes_folder
-from pipegraph.cli.progress import Progress
+from pipegraph.cli.progress_bars import Progress
 from pipegraph.errors import PipegraphError
 from pipegraph.machine import cores
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipegraph.errors import MissingExtraError
-from pipegraph.operators.indexed import cache_folder
+from pipegraph.reader.manifests import cache_folder
 
 CLASSES = ("circle", "ring", "square", "triangle", "star", "cross", "bar", "half-moon")
 IMAGES = 3200

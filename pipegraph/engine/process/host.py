@@ -23,8 +23,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pipegraph.activity import Cancelled
 from pipegraph.contracts import Context
+from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import Sealed

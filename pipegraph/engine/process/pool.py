@@ -10,7 +10,7 @@ from pipegraph.engine.process import zygote
 from pipegraph.engine.process.host import Host
 from pipegraph.engine.process.remote_operator import remote
 from pipegraph.engine.process.sealed import Sealed
-from pipegraph.plan import StagePlan
+from pipegraph.planning.plan import StagePlan
 
 
 class Processes:

@@ -13,11 +13,11 @@ from pipegraph.storage.parts import Part
 
 from .arrays import NpyFormat, NpzFormat
 from .arrays import TokenFormat as TokenFormat
-from .base import Block as Block
-from .base import Format as Format
-from .base import Sample as Sample
 from .lines import JsonLinesFormat, PackedJsonLinesFormat
 from .parquet import ParquetFormat
+from .shard_format import Block as Block
+from .shard_format import Format as Format
+from .shard_format import Sample as Sample
 from .tar import TarFormat
 
 _PACKED_TAR = re.compile(r"\.(tar\.\w+|tgz|tbz2?|txz|tzst)$")

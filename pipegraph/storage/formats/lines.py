@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final, final, overload
 
 from pipegraph.errors import MissingExtraError, ShardError, StoreError
-from pipegraph.storage.files import BytesFile, ShardFile
+from pipegraph.storage.shard_files import BytesFile, ShardFile
 
-from .base import BLOCK_NBYTES, Block, Format, Sample
+from .shard_format import BLOCK_NBYTES, Block, Format, Sample
 
 # A line is held in memory whole; without this a bomb of one endless line grows
 # until the machine ends.

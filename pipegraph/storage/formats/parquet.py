@@ -10,11 +10,11 @@ from typing import Any, Final, final, overload
 import numpy as np
 
 from pipegraph.errors import DataError, GraphError, MissingExtraError, PipegraphError, ShardError
-from pipegraph.storage.files import ShardFile
+from pipegraph.storage.shard_files import ShardFile
 
 from .arrowvalues import arrow_errors, converter, kind_of
-from .base import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
 from .parquetfooter import row_groups
+from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
 
 _BATCH_NBYTES: Final = 1 << 22
 """About what a batch of rows may decode to; what is held is counted batch by batch."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from pipegraph.errors import ShardError
-from pipegraph.storage.files import ShardFile
+from pipegraph.storage.shard_files import ShardFile
 
 # Field numbers in parquet.thrift.
 _SCHEMA, _ROWS, _ROW_GROUPS = 2, 3, 4  # of FileMetaData, which has all of them in every file

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final, final, overload
 
 from pipegraph.errors import ShardError
-from pipegraph.storage.files import ShardFile
+from pipegraph.storage.shard_files import ShardFile
 
-from .base import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block, Format, Sample
+from .shard_format import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block, Format, Sample
 from .tarheader import Member, members
 
 # A sample with more fields than this is taken for an attack: a million tiny

@@ -1,0 +1,332 @@
+"""Samples from files and shards: ``ListFiles``, ``Load``."""
+
+from __future__ import annotations
+
+import copy
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Literal, final
+
+import numpy as np
+
+from pipegraph.bundle import Bundle
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Context, Operator, Source
+from pipegraph.errors import DataError, GraphError
+from pipegraph.loader.ranks import resolve
+from pipegraph.operators.ordered import OrderedSource
+from pipegraph.operators.shards import Feed, ShardPart, ShardSample, ShardSelect
+from pipegraph.operators.shared_reader import Reading, blocks_nbytes, check_memory, holds_blocks
+from pipegraph.order import LaneOrder, Order, PartOrder, StridedOrder
+from pipegraph.order.lane_plan import lane_plan
+from pipegraph.reader.block_reader import BlockReader
+from pipegraph.reader.columns_filter import Choice
+from pipegraph.reader.manifests import Once
+from pipegraph.storage import NodeCache, ShardFile
+from pipegraph.storage.folders import FileList, list_files
+from pipegraph.storage.formats import Format
+
+
+@final
+class ListFiles(OrderedSource):
+    """Files of a folder as samples ``{"key", "path"}``; with class folders ``"label"`` too.
+
+    Args:
+        root: the folder; it is listed at the first pass (or ``len``), below it too, hidden files left out.
+        pattern: a glob on file names, such as ``"*.jpg"``, or several: ``("*.jpg", "*.png")``, without regard to case.
+            By default every file but those that are left beside samples: READMEs, licences, checksums, ``Thumbs.db``.
+        classes: whether the first folder of a path is the file's class; ``"auto"`` where all files lie in such folders.
+        order: which file at which position.
+    """
+
+    default_name = "listfiles"
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        pattern: str | Sequence[str] | None = None,
+        classes: Literal["auto", True, False] = "auto",
+        order: Order | None = None,
+    ) -> None:
+        super().__init__(order or StridedOrder(shuffle=False))
+        if classes not in ("auto", True, False):
+            raise GraphError(f'ListFiles: classes must be "auto", True or False, got {classes!r}')
+        texts = [pattern] if isinstance(pattern, str) else pattern
+        if texts is not None and not (
+            isinstance(texts, list | tuple) and texts and all(isinstance(text, str) for text in texts)
+        ):
+            raise GraphError(
+                f"ListFiles: pattern must be a glob such as '*.jpg', or several, got {pattern!r}"
+            )
+        self.root = os.fspath(root)
+        self.pattern = pattern
+        self.classes = classes
+        self._files = Once(partial(list_files, self.root, self.pattern, self.classes))
+
+    def files(self) -> FileList:
+        """The files, in the order of their paths."""
+        return self._files.get()
+
+    def layout(self) -> int:
+        return len(self.files())
+
+    def item(self, index: int) -> Any:
+        return self.files()[index]
+
+    def config(self) -> dict[str, Any]:
+        return {"files": len(self.files()), "pattern": self.pattern, **self.order.config()}
+
+
+class _Reads(Operator):
+    """What the two forms of ``Load`` share: the stage's reader and its life."""
+
+    default_name = "load"
+    _select: ShardSelect | None = None
+
+    def __init__(
+        self,
+        cache: NodeCache | None = None,
+        preload: bool = True,
+        columns: Sequence[str] | None = None,
+        filter: Sequence[Any] | None = None,
+    ) -> None:
+        if isinstance(columns, str):
+            raise GraphError(
+                f"Load: columns must be a list of names, got {columns!r}: write columns=[{columns!r}]"
+            )
+        self.cache = cache
+        self.preload = preload
+        self.choice = Choice(None if columns is None else tuple(columns), filter)
+        self._context = Context("")
+        self._reading: Reading | None = None
+
+    def config(self) -> dict[str, Any]:
+        return {}  # where bytes lie on their way does not change what is delivered
+
+    def holds(self, memory_limit: int) -> int:
+        if self._select is None or not holds_blocks(self._select, self.cache):
+            return 0
+        return blocks_nbytes(self._select, memory_limit)
+
+    def open(self, context: Context) -> None:
+        if self._select is not None:
+            self._select.find(context.stopping)
+        self._context = context
+        self._reading = context.share(
+            "reading", lambda: Reading(self.cache, self.preload, self.choice, context)
+        )
+        self._reading.enter()
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.leave()
+
+    def cancel(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel(True)
+
+    def uncancel(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel(False)
+
+    def _reader(self, feed: Feed) -> BlockReader:
+        assert self._reading is not None
+        return self._reading.reader or self._reading.of(feed)
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens without waiting: a pipe that nobody writes to would hold the worker for ever."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+@final
+class Load(_Reads):
+    """Bytes into samples.
+
+    A sample with ``"path"`` comes out with the file's bytes under ``"bytes"``; a sample of a shard with the
+    shard's fields (tar: by extension, as bytes; ``cls`` becomes the int ``"label"``; typed formats keep
+    their types); a whole shard as its samples, one after the other.
+
+    Local shards are read in place. Remote ones are fetched block by block, into the cache, else into memory (at
+    most half of ``memory_limit``, which chunks then have less), each just in time for its first use. The first
+    samples of a run are read by ranges where ``pipegraph index`` has written where they lie.
+
+    Args:
+        cache: a ``pg.NodeCache``, shared by all ranks of a node; with one, local shards are taken to lie on slow
+            storage and are copied to it too. The loader uses a handle of its own on the same folder.
+        preload: whether blocks are fetched before they are asked for.
+        columns: of shards that have columns (Parquet): read these only.
+        filter: of the same: read the rows only that let it pass, as ``pyarrow.parquet.read_table`` takes it, such as
+            ``[("label", "<", 10), ("split", "=", "train")]``; the others are left out, as by a ``Filter``.
+    """
+
+    needs = "sample|part"
+    gives = "sample"
+    bundles = True
+
+    def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
+        source = upstream[0]
+        if not isinstance(source, ShardSelect):
+            return self
+        if source.whole_parts:
+            whole = LoadParts(source.order, self.cache, self.preload, self.choice.columns, self.choice.filter)
+            whole._select = source
+            return whole
+        bound = copy.copy(self)
+        bound._select = source
+        if self.choice.filter is not None:
+            bound.one_to_one = bound.bundles = False
+        bound.portable = False  # its blocks are shared by the stage's workers
+        return bound
+
+    def config(self) -> dict[str, Any]:
+        return self.choice.config()
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether its samples are files, and not parts of shards."""
+        return self._select is None
+
+    def notes(self) -> list[str]:
+        select = self._select
+        manifest = select.known_manifest() if select is not None else None
+        if (
+            select is None
+            or manifest is None
+            or not isinstance(select.order, LaneOrder)
+            or not manifest.blocks
+        ):
+            return []
+        _, world_size = resolve(None, None)
+        largest = int(manifest.block_nbytes.max())
+        text = str(lane_plan(select.order, manifest, world_size, largest))
+        if self.cache is not None:
+            return [f"{text}; in the node cache"]
+        if holds_blocks(select, None):
+            return [f"{text}; in memory" + ("" if select.is_remote() else ", decoded")]
+        return [f"{text}; read in place, nothing is held"]
+
+    def open(self, context: Context) -> None:
+        select = self._select
+        if select is not None and self.cache is None and isinstance(select.order, LaneOrder):
+            select.find(context.stopping)
+            check_memory(select.order, select, context)
+        super().open(context)
+
+    def process(self, chunk: Chunk) -> Chunk | None:
+        data = chunk.data
+        if data.__class__ is ShardSample:
+            sample = self._reader(data.feed).sample(data.number, data.index, chunk.epoch, chunk.before)
+            if sample is None:
+                return None
+            chunk.data = sample
+            if "key" in sample:
+                chunk.keys = (sample["key"],)
+            return chunk
+        chunk.keys = chunk.own_keys
+        chunk.data = _with_bytes(data)
+        return chunk
+
+    def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
+        made.extend(map(_with_bytes, islice(bundle.data, start, None)))
+
+
+def read_file(path: Any) -> bytes:
+    """All of a regular file.
+
+    Raises:
+        DataError: it is a pipe or a device.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb", buffering=0, opener=_at_once) as file:
+        content: bytes = file.readall()
+        if not content and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise DataError(f"Load: {os.fspath(path)!r} is no regular file (a pipe or a device)")
+    return content
+
+
+def no_path(sample: Any) -> GraphError:
+    """The error for what is neither a sample of a file nor a shard."""
+    given = f"fields {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else type(sample).__name__
+    return GraphError(f"Load: a sample with a 'path' or a shard is needed, got {given}")
+
+
+def _with_bytes(sample: Any) -> dict[str, Any]:
+    if not isinstance(sample, Mapping) or "path" not in sample:
+        raise no_path(sample)
+    return {**sample, "bytes": read_file(sample["path"])}
+
+
+@final
+class LoadParts(_Reads):
+    """What ``Load`` is behind a ``ShardSelect`` of whole parts: each part's samples in the part's own order.
+
+    Where samples are shuffled inside the part, a remote part is brought near whole, the next one while this one
+    is read; else it is read as a stream.
+    """
+
+    kind = "expand"
+    portable = False
+    needs = "part"
+    gives = "sample"
+    one_to_one = False
+
+    def __init__(
+        self,
+        order: Order,
+        cache: NodeCache | None = None,
+        preload: bool = True,
+        columns: Sequence[str] | None = None,
+        filter: Sequence[Any] | None = None,
+    ) -> None:
+        super().__init__(cache, preload, columns, filter)
+        self._order = order
+
+    def config(self) -> dict[str, Any]:
+        return {**self._order.config(), **self.choice.config()}
+
+    def process(self, chunk: Chunk) -> Iterator[Chunk]:
+        given: ShardPart = chunk.data
+        form = self.choice.form(given.part)
+        reader = self._reader(given.feed)
+        entry = reader.acquire(given.number, chunk.epoch, chunk.before)
+        try:
+            file = entry.file
+            assert file is not None
+            samples: Iterable[tuple[int, Any]]
+            if isinstance(self._order, PartOrder) and self._order.shuffle:
+                samples = self._permuted(form, file, given.number, chunk.epoch)
+            else:
+                samples = enumerate(form.samples(file))
+            for index, sample in samples:
+                child = chunk.child(index, sample)
+                if "key" in sample:
+                    child.keys = (sample["key"],)
+                yield child
+        finally:
+            reader.release(entry)
+            assert self._reading is not None
+            self._reading.release(given.number)
+
+    def _permuted(self, form: Format, file: ShardFile, part: int, epoch: int) -> Iterator[tuple[int, Any]]:
+        """The part's samples by a permutation keyed by seed, epoch and part."""
+        assert isinstance(self._order, PartOrder)
+        blocks = list(form.index(file))
+        starts = np.concatenate([[0], np.cumsum([block.samples for block in blocks])])
+        readers: dict[int, Any] = {}
+        held, reading = 0, self._reading
+        assert reading is not None
+        places = self._order.within(part, int(starts[-1]), self._context.seed, epoch)
+        for place in places.tolist():
+            number = int(np.searchsorted(starts, place, side="right")) - 1
+            if number not in readers:
+                bounded = form.within(lambda nbytes: reading.hold(part, held + nbytes))  # noqa: B023 (called here)
+                readers[number] = bounded.read(file, blocks[number])
+                held += form.held_nbytes(readers[number], blocks[number])
+                reading.hold(part, held)
+            sample = readers[number][place - int(starts[number])]
+            if sample is not None:
+                yield place, sample

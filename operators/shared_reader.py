@@ -1,0 +1,174 @@
+"""The block reader of a stage and what it may hold, between ``Load`` and the reader."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import final
+
+from pipegraph.contracts import Context
+from pipegraph.errors import MemoryLimitError, PipegraphWarning
+from pipegraph.machine import available_memory
+from pipegraph.operators.shards import Feed, ShardSelect
+from pipegraph.order import LaneOrder, PartOrder
+from pipegraph.order.lane_plan import BLOCKS_PER_LANE, lane_plan, largest_lanes, require_memory
+from pipegraph.reader.block_reader import BlockReader
+from pipegraph.reader.block_sources import SHARE, BlockShelf, PartShelf, is_decoded
+from pipegraph.reader.columns_filter import Choice
+from pipegraph.reader.fetcher import Near
+from pipegraph.reader.late_blocks import Switches
+from pipegraph.storage import NodeCache
+
+
+@final
+class Reading:
+    """The block reader of a stage, shared by its workers: made at the first sample, closed by the last worker."""
+
+    def __init__(self, cache: NodeCache | None, ahead: bool, choice: Choice, context: Context) -> None:
+        self._cache, self._ahead, self._choice, self._context = cache, ahead, choice, context
+        self._lock = threading.Lock()
+        self._users = 0
+        self._decoded: dict[int, int] = {}  # bytes of decoded blocks by part
+        self._cancelled = False
+        self.reader: BlockReader | None = None
+
+    def enter(self) -> None:
+        """A worker opens."""
+        with self._lock:
+            self._users += 1
+
+    def leave(self) -> None:
+        """A worker closes; the last one closes the reader."""
+        with self._lock:
+            self._users -= 1
+            reader = None
+            if not self._users:
+                reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.close()
+
+    def of(self, feed: Feed) -> BlockReader:
+        """The reader of what this feed deals."""
+        with self._lock:
+            if self.reader is None:
+                self.reader = self._make(feed)
+                feed.subscribe(self.reader)
+                if self._cancelled:
+                    self.reader.cancel()
+            return self.reader
+
+    def _make(self, feed: Feed) -> BlockReader:
+        select, context = feed.select, self._context
+        memory = memory_of(context)
+        near = Near(
+            select.store, select.is_remote(), self._cache, blocks_nbytes(select, memory), context.count
+        )
+        shelf: BlockShelf | PartShelf
+        if select.whole_parts:
+            assert isinstance(select.order, PartOrder)
+            whole = select.order.shuffle or self._cache is not None
+            shelf = PartShelf(select.part_list(), whole, near, self._choice)
+        else:
+            shelf = BlockShelf(
+                select.manifest(),
+                select.order,
+                feed.rank,
+                feed.world_size,
+                near,
+                select.pieces(),
+                self._choice,
+            )
+        return BlockReader(shelf, self._ahead, context.count, context.share("blocks", Switches))
+
+    def hold(self, part: int, nbytes: int) -> None:
+        """A part that is read out of order holds so many bytes of decoded blocks.
+
+        Raises:
+            MemoryLimitError: together with what else is held that is more than blocks may take.
+        """
+        most = int(memory_of(self._context) * SHARE)
+        with self._lock:
+            self._decoded[part] = nbytes
+            total = sum(self._decoded.values()) + (self.reader.nbytes if self.reader is not None else 0)
+        if total > most:
+            raise MemoryLimitError(
+                f"stage {self._context.stage!r}: parts take {total} bytes of memory while they are read out of order, "
+                f"more than the {most} that they may ({SHARE:.0%} of memory_limit): raise memory_limit, use fewer "
+                "workers, PartOrder(shuffle=False), which reads parts as streams, or a manifest="
+            )
+
+    def release(self, part: int) -> None:
+        """The end of a part."""
+        with self._lock:
+            self._decoded.pop(part, None)
+
+    def cancel(self, cancelled: bool) -> None:
+        """End the waits of workers, or allow them again."""
+        with self._lock:
+            self._cancelled = cancelled
+            if self.reader is not None:
+                (self.reader.cancel if cancelled else self.reader.uncancel)()
+
+
+def memory_of(context: Context) -> int:
+    """The loader's ``memory_limit``."""
+    return context.memory_limit or max(1, available_memory() // 2)
+
+
+def blocks_nbytes(select: ShardSelect, memory_limit: int) -> int:
+    """Bytes of ``memory_limit`` that blocks held in memory may take: half of it, less if there is less data.
+
+    Where a node cache is used, or parts are read in place, nothing is held but what is decoded; what a full cache
+    has no room for goes to memory all the same, up to this. How large decoded blocks are is known once they are read.
+    """
+    most = int(memory_limit * SHARE)
+    if _decodes(select):
+        return most
+    if select.whole_parts:
+        sizes = [part.size for part in select.part_list()]
+        return most if None in sizes else min(most, sum(size or 0 for size in sizes))
+    return min(most, int(select.manifest().block_nbytes.sum()))
+
+
+def _decodes(select: ShardSelect) -> bool:
+    return any(map(is_decoded, select.part_list() if select.whole_parts else select.manifest().parts))
+
+
+def holds_blocks(select: ShardSelect, cache: NodeCache | None) -> bool:
+    """Whether blocks are held in memory: remote ones without a cache, and decoded ones."""
+    if select.whole_parts:
+        assert isinstance(select.order, PartOrder)
+        return select.order.shuffle and ((cache is None and select.is_remote()) or _decodes(select))
+    return (cache is None and select.is_remote()) or _decodes(select)
+
+
+def check_memory(order: LaneOrder, select: ShardSelect, context: Context) -> None:
+    """Raise MemoryLimitError, before anything is read, if a rank's blocks cannot be held in memory.
+
+    Local ones, which are decoded again where they had to go, are worth a warning.
+    """
+    manifest, limit = select.manifest(), int(memory_of(context) * SHARE)
+    if int(manifest.block_nbytes.sum()) <= limit:
+        return
+    largest, ranks = int(manifest.block_nbytes.max()), context.world_size
+    if select.is_remote():
+        try:
+            require_memory(order, manifest, ranks, largest, limit)
+        except MemoryLimitError as error:
+            error.add_note(
+                f"pipegraph: blocks in memory may take {SHARE:.0%} of the loader's memory_limit; "
+                "with Load(cache=pg.NodeCache(...)) they lie on disk instead"
+            )
+            raise
+    elif _decodes(select):
+        held = lane_plan(order, manifest, ranks, largest).bytes_held // BLOCKS_PER_LANE
+        if held > limit:
+            fits = largest_lanes(manifest.blocks, ranks, largest, limit, order.window)
+            remedy = f"LaneOrder(lanes={fits})" if fits else "smaller row groups or parts"
+            warnings.warn(
+                f"stage {context.stage!r}: the blocks that samples are read from in turn take {held} bytes and more "
+                f"in memory, of which blocks may take {limit} ({SHARE:.0%} of memory_limit), so that they are decoded "
+                f"again and again. Use {remedy} or a larger memory_limit",
+                PipegraphWarning,
+                stacklevel=2,
+            )

@@ -1,0 +1,358 @@
+"""To the device: ``Pin``, ``CopyToDevice``, ``Scatter``.
+
+Copies run on a stream of the stage's own. What leaves carries an event (``chunk.ready``) that the loader makes
+its consumer's current stream wait for: the host never waits. Where an ordinary stage reads the copy, it is
+waited for before the chunk leaves, because that stage knows of no streams.
+
+The fields of a batch go in one copy. Where the stage above has laid them in one slab (``chunk.packed``) that is read
+in place; else they are written to one here, in pinned memory for CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, final
+
+import torch
+
+from pipegraph.batches import map_rows, resolved
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Context, Operator
+from pipegraph.device import Backend, Event, Scattered, Slot, backend_for, copy_tree, normalised, slots_on
+from pipegraph.device.device_slabs import Arrival, Landing
+from pipegraph.device.packed_copy import Packed, Place, pack, packable, places_for
+from pipegraph.device.slabs import SPARE_SLABS, SlabRing, aligned, allocator
+from pipegraph.errors import GraphError
+from pipegraph.operators.batch_slabs import exchanged, tensors_of
+from pipegraph.replicas.split import (
+    Whole,
+    chunk_sizes_for,
+    cut,
+    map_tree,
+    register_scatter,
+    rows_of,
+    rule_for,
+)
+
+
+def _device(device: torch.device | str | int, what: str) -> torch.device:
+    try:
+        return normalised(device)
+    except RuntimeError as error:
+        raise GraphError(f"{what}: {device!r} names no device; use 'cpu', 'cuda' or 'cuda:1'") from error
+
+
+def _cuda_here() -> bool:
+    from pipegraph.device.cuda import is_available
+
+    return is_available()
+
+
+@final
+class Pin(Operator):
+    """Tensors into pinned host memory, from which the device copies without the host's help.
+
+    All fields of a chunk lie in one slab then. Behind a stage whose slabs the plan has made pinned there is nothing
+    left to do, nor without a CUDA device: the plan leaves this stage out.
+    """
+
+    default_name = "pin"
+    moves = "pinned"
+    portable = False
+
+    def __init__(self) -> None:
+        self._context = Context("")
+        self._ring: SlabRing | None = None
+
+    def config(self) -> dict[str, Any]:
+        return {}  # where data lies does not change what is delivered
+
+    def bypass(self) -> str | None:
+        return None if _cuda_here() else "no CUDA device here, so nothing is pinned"
+
+    def notes(self) -> list[str]:
+        return ["all fields of a chunk are written into one pinned slab"] if _cuda_here() else []
+
+    def open(self, context: Context) -> None:
+        self._context = context
+        memory = allocator("pinned" if _cuda_here() else "pageable")
+        self._ring = context.share("slabs", lambda: SlabRing(memory, SPARE_SLABS, count=context.count))
+
+    def process(self, chunk: Chunk) -> Chunk:
+        assert self._ring is not None
+        chunk.keys = chunk.own_keys
+        tensors = tensors_of(chunk.data, packable)
+        if tensors:
+            chunk.packed, pinned = pack(tensors, self._ring, _pinned)
+            written = sum(new.nbytes for old, new in zip(tensors, pinned, strict=True) if old is not new)
+            self._context.count("bytes_written", written)
+            chunk.data = exchanged(chunk.data, tensors, pinned)
+        return chunk
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory() if _cuda_here() else tensor
+
+
+class _Landings:
+    """One worker's streams, where its batches land, and where fields are gathered that lie apart."""
+
+    def __init__(self, places: Sequence[Slot], context: Context) -> None:
+        self._context = context
+        self._backends: dict[torch.device, Backend] = {}
+        self._landings: list[Landing] = []
+        for slot in places:
+            backend = self._backends.get(slot.device)
+            if backend is None:
+                backend = self._backends[slot.device] = backend_for(slot.device)
+            stream = backend.stream(slot, f"{context.stage}-{slot}")
+            self._landings.append(Landing(backend, stream, context.count))
+        cuda = any(device.type == "cuda" for device in self._backends)
+        memory = allocator("pinned" if cuda else "pageable")
+        self._ring = SlabRing(memory, SPARE_SLABS, count=context.count)
+
+    def send(
+        self, place: int, data: Any, packed: Packed | None, in_place: Callable[[torch.Tensor], bool]
+    ) -> tuple[Any, Event | None]:
+        """The tree on its device, and the event after which it may be read. Returns at once.
+
+        Args:
+            place: number of the stream.
+            packed: where the tree's tensors lie together, if they do.
+            in_place: whether a large tensor is copied from where it lies, rather than gathered with the others.
+        """
+        landing = self._landings[place]
+        event: Event | None = None
+        here = landing.backend.device
+        tensors = tensors_of(data, packable)
+        others = tensors_of(data, lambda t: not packable(t) and (t.device != here or here.type == "cpu"))
+        if others:
+            copies, event = copy_tree(others, landing.backend, landing.stream)
+            landing.hold(event, others)
+            data = exchanged(data, others, copies)
+            self._context.count("copies", len(others))
+        if tensors:
+            arrived, event = self._land(landing, tensors, packed, in_place)  # comes after the others' copies
+            data = exchanged(data, tensors, arrived)
+        return data, event
+
+    def _land(
+        self,
+        landing: Landing,
+        tensors: list[torch.Tensor],
+        packed: Packed | None,
+        in_place: Callable[[torch.Tensor], bool],
+    ) -> tuple[list[torch.Tensor], Arrival]:
+        places = None if packed is None else packed.places(tensors)
+        if packed is not None and places is not None:
+            self._context.count("bytes_written", packed.write_small())
+            spans, nbytes, source = [(packed.memory, 0)], packed.nbytes, [packed]
+        else:
+            places, spans, nbytes, source = self._gather(tensors, in_place)
+        arrived = landing.land(spans, places, nbytes, source)
+        self._context.count("copies", len(spans))
+        self._context.count("bytes_copied", sum(memory.numel() for memory, _ in spans))
+        return arrived
+
+    def _gather(
+        self, tensors: list[torch.Tensor], in_place: Callable[[torch.Tensor], bool]
+    ) -> tuple[list[Place], list[tuple[torch.Tensor, int]], int, list[Any]]:
+        """Places in the order of ``tensors``, the spans to copy, their bytes, and what these spans read."""
+        whole = sum(tensor.nbytes for tensor in tensors)
+        straight = [
+            tensor
+            for tensor, place in zip(tensors, places_for(tensors)[0], strict=True)
+            if tensor.nbytes and place.strides is None and not place.small_in(whole) and in_place(tensor)
+        ]
+        places, end = places_for(straight)
+        known = {id(tensor): place for tensor, place in zip(straight, places, strict=True)}
+        spans = [
+            (tensor.detach().view(-1).view(torch.uint8), known[id(tensor)].offset) for tensor in straight
+        ]
+        source: list[Any] = list(straight)
+        rest = [tensor for tensor in tensors if id(tensor) not in known]
+        if rest:
+            start = aligned(end)
+            packed, laid = pack(rest, self._ring, lambda tensor: tensor)
+            packed.write_small()
+            self._context.count("bytes_written", sum(tensor.nbytes for tensor in rest))
+            places = packed.places(laid) or []
+            known |= {id(t): place.moved(start) for t, place in zip(rest, places, strict=True)}
+            spans.append((packed.memory, start))
+            source.append(packed)
+            end = start + packed.nbytes
+        return [known[id(tensor)] for tensor in tensors], spans, end, source
+
+    def close(self) -> None:
+        for landing in self._landings:
+            landing.close()
+        for backend in self._backends.values():
+            backend.close()
+
+
+@final
+class CopyToDevice(Operator):
+    """Tensors to a device, on the stage's own stream: all fields of a chunk in one copy.
+
+    What arrives lies in one slab of the device, which is used again once nobody holds a part of it any more and the
+    streams that read it are done. A field under a sixteenth of its batch lies in memory of its own.
+
+    Args:
+        device: ``"cuda"``, ``"cuda:1"``, ``"cpu"`` ...
+        copy: make the copy on the CPU too; by default the plan leaves it out there.
+    """
+
+    default_name = "copy"
+    moves = "device"
+    portable = False
+    shareable = False
+
+    def __init__(self, device: torch.device | str | int, copy: bool = False) -> None:
+        self.device = _device(device, "CopyToDevice")
+        self.copy = copy
+        self._landings: _Landings | None = None
+        self._wait = True
+
+    def config(self) -> dict[str, Any]:
+        return {}  # where data lies does not change what is delivered
+
+    def bypass(self) -> str | None:
+        if self.device.type == "cpu" and not self.copy:
+            return "the device is the CPU, where the batch lies already"
+        return None
+
+    def reads_pinned(self) -> bool:
+        return self.device.type == "cuda"
+
+    def open(self, context: Context) -> None:
+        self._landings = _Landings(slots_on([self.device]), context)
+        self._wait = context.read_by_stages
+
+    def close(self) -> None:
+        if self._landings is not None:
+            self._landings.close()
+            self._landings = None
+
+    def process(self, chunk: Chunk) -> Chunk:
+        assert self._landings is not None
+        chunk.keys = chunk.own_keys
+        packed, chunk.packed = chunk.packed, None
+        chunk.data, event = self._landings.send(0, chunk.data, packed, self._pinned)
+        if event is not None and self._wait:
+            event.wait()  # on CUDA this thread's stream is the one that stages below use
+            event.synchronize()
+        elif event is not None:
+            chunk.ready = (*chunk.ready, event)
+        return chunk
+
+    def _pinned(self, tensor: torch.Tensor) -> bool:
+        return self.device.type == "cuda" and tensor.is_pinned()
+
+
+@final
+class Scatter(Operator):
+    """A slice of each batch for each device, copied straight from the host: the loader yields a ``pg.Scattered``.
+
+    Rows are cut as ``torch.chunk`` does (9 over 4 gives 3, 3, 3). What has rows is decided by the rule of
+    ``pipegraph.batches``: lists and arrays are cut too, ``pg.replicas.Whole`` and the rest go to every device.
+    ``CopyToDevice`` right before it is left out.
+    The rows of a large field that lies in a slab are copied from there; the other fields of a part are gathered and go
+    in one copy.
+
+    Args:
+        devices: one per slice; the same one may be named several times.
+        copy: make copies on CPU slots too; by default their slices are views of the batch.
+    """
+
+    default_name = "scatter"
+    fetches = True
+    portable = False
+    needs = "batch"
+    shareable = False
+
+    def __init__(self, devices: Sequence[torch.device | str | int], copy: bool = False) -> None:
+        if isinstance(devices, str) or not devices:
+            raise GraphError(f"Scatter: devices must be a sequence of at least one device, got {devices!r}")
+        self.devices = tuple(_device(device, "Scatter") for device in devices)
+        self.copy = copy
+        self._landings: _Landings | None = None
+
+    def config(self) -> dict[str, Any]:
+        return {}  # on how many devices a batch lies does not change it: a run may go on with another number
+
+    def reads_pinned(self) -> bool:
+        return any(device.type == "cuda" for device in self.devices)
+
+    def open(self, context: Context) -> None:
+        self._landings = _Landings(slots_on(self.devices), context)
+
+    def close(self) -> None:
+        if self._landings is not None:
+            self._landings.close()
+            self._landings = None
+
+    def process(self, chunk: Chunk) -> Chunk:
+        assert self._landings is not None
+        chunk.keys = chunk.own_keys
+        for copied in chunk.ready:
+            copied.synchronize()
+        batch, chunk.packed = _marked(chunk), None
+        rows = rows_of(batch, 0, "batch")
+        sizes = chunk_sizes_for(len(chunk.rows) if rows is None else rows, len(self.devices))
+        parts: list[Any] = []
+        ready: list[Event | None] = []
+        for place, part in enumerate(cut(batch, sizes)):
+            opened = map_tree(lambda leaf: leaf.value if isinstance(leaf, Whole) else leaf, part)
+            device = self.devices[place]
+            if device.type == "cpu" and not self.copy:
+                parts.append(opened)
+                ready.append(None)
+            else:
+                in_place = _anywhere if device.type == "cpu" else torch.Tensor.is_pinned
+                arrived, event = self._landings.send(place, opened, None, in_place)
+                parts.append(arrived)
+                ready.append(event)
+        chunk.data = Scattered(parts, self.devices[: len(parts)], ready)
+        chunk.ready = tuple(event for event in ready if event is not None)
+        return chunk
+
+
+def _anywhere(tensor: torch.Tensor) -> bool:
+    return True
+
+
+class _Column:
+    """A list, tuple or array with an entry per row."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def cut(self, sizes: Sequence[int]) -> list[Any]:
+        ends = list(accumulate(sizes))
+        return [self.rows[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+register_scatter(
+    _Column,
+    rows=lambda column, dim: len(column.rows),
+    cut=lambda column, sizes, dim: column.cut(sizes),
+    move=lambda column, device: column,
+)
+
+
+def _marked(chunk: Chunk) -> Any:
+    """The batch for :func:`cut`, which by itself knows the rows of tensors only."""
+
+    def known(part: Any) -> bool:
+        return rule_for(part) is not None
+
+    parts = resolved(chunk.data, chunk.layout, None, known)
+    return map_rows(
+        lambda part: part if isinstance(part, torch.Tensor) else _Column(part),
+        chunk.data,
+        parts,
+        lambda part: part if known(part) or isinstance(part, Whole) else Whole(part),
+    )

@@ -1,0 +1,50 @@
+"""``pipegraph profile``: run a graph for a while without a training loop."""
+
+from __future__ import annotations
+
+import threading
+from time import perf_counter
+
+from pipegraph.cli.progress_bars import Progress
+from pipegraph.errors import DataError, LoaderClosedError
+from pipegraph.graph import Graph
+
+
+def run_profile(graph: Graph, seconds: float, output: str | None, as_json: bool) -> None:
+    """Iterate ``graph`` over and over for ``seconds``, then print its profile.
+
+    Raises:
+        DataError: a whole epoch delivered nothing.
+    """
+    over = threading.Event()
+    with graph.loader(output, epochs=None) as loader:
+
+        def stop() -> None:
+            over.set()
+            loader.close()
+
+        # Not a check per batch: a pipeline that stands still must be told of too.
+        clock = threading.Timer(seconds, stop)
+        clock.daemon = True
+        clock.name = "pipegraph-profile-clock"
+        progress = Progress(f"profiling {graph.name}", quiet=as_json)
+        started = perf_counter()
+        clock.start()
+        try:
+            with progress:
+                progress.start("running", seconds, unit="s")
+                while not over.is_set():
+                    before = loader.profile().items
+                    for chunk in loader.chunks():
+                        progress.advance(perf_counter() - started, len(chunk))
+                    if loader.profile().items == before:
+                        raise DataError(f"graph {graph.name!r} delivered nothing in a whole epoch")
+        except LoaderClosedError:
+            if not over.is_set():
+                raise
+        finally:
+            clock.cancel()
+            if clock.is_alive():
+                clock.join()
+    found = loader.profile()
+    print(found.to_json(indent=2) if as_json else found)

@@ -1,0 +1,116 @@
+"""Where batches land: slabs on a device, filled by one stream, read by whichever streams the consumer uses."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pipegraph.device.backend import Backend, Event, Stream
+from pipegraph.device.packed_copy import Place
+from pipegraph.device.slabs import Lease, SlabRing
+
+COPIES_IN_FLIGHT = 3
+"""Copies whose sources are kept while the device may still read them; one more waits for the oldest."""
+
+SPARE_DEVICE_SLABS = 4
+"""Free slabs kept on a device, where memory is dear: one just back, one to be filled, and two for jitter."""
+
+
+class Arrival(Event):
+    """The event of a copy. A stream that waits for it is a reader of the slab, and noted as one."""
+
+    def __init__(
+        self, copied: Event, backend: Backend, lease: Lease, buffers: Sequence[torch.Tensor]
+    ) -> None:
+        self._copied = copied
+        self._backend = backend
+        self._readers = lease.readers
+        self._buffers = buffers
+
+    def record(self, stream: Stream | None = None) -> None:
+        raise NotImplementedError("an arrival is recorded once, by the copy")
+
+    def wait(self, stream: Stream | None = None) -> None:
+        reader = self._backend.current_stream() if stream is None else stream
+        self._copied.wait(reader)
+        self.read_on(reader)
+
+    def read_on(self, stream: Stream) -> None:
+        """Note that ``stream`` reads what has arrived."""
+        if stream not in self._readers:
+            self._readers.append(stream)
+        for buffer in self._buffers:
+            self._backend.read_on(buffer, stream)
+
+    def query(self) -> bool:
+        return self._copied.query()
+
+    def synchronize(self) -> None:
+        self._copied.synchronize()
+
+
+class Landing:
+    """The slabs of one copy stream on its device. One thread uses it, and it ends with the stream.
+
+    A slab is written again only behind everything that the streams which read it had been given when it came back.
+    """
+
+    def __init__(self, backend: Backend, stream: Stream, count: Callable[[str, int], None]) -> None:
+        self.backend = backend
+        self.stream = stream
+        self._ring = SlabRing(self._allocate, SPARE_DEVICE_SLABS, count=count)
+        self._reading: deque[tuple[Event, Any]] = deque()
+
+    def _allocate(self, nbytes: int) -> torch.Tensor:
+        slab = self.backend.alloc(nbytes, "device")
+        # The new memory may be a block that earlier work of this thread's current stream still uses.
+        self.stream.wait_event(self.backend.current_stream().record_event())
+        return slab
+
+    def land(
+        self, spans: Sequence[tuple[torch.Tensor, int]], places: Sequence[Place], nbytes: int, source: Any
+    ) -> tuple[list[torch.Tensor], Arrival]:
+        """Copy a batch to a slab. Returns at once, unless too many copies are under way.
+
+        Args:
+            spans: host memory (uint8, one dimension) and where in the slab it goes: one copy each.
+            places: of the batch's tensors in the slab.
+            nbytes: of the batch.
+            source: is kept until the copies are done: reused earlier, they would read the next batch.
+
+        Returns:
+            the tensors, small ones in memory of their own, and the event after which they may be read.
+        """
+        slab = self._ring.take(nbytes, self.stream)
+        for memory, offset in spans:
+            self.backend.copy_async(slab[offset : offset + memory.numel()], memory, self.stream)
+        lease = self._ring.lend(slab)
+        tensors = [lease.tensor(place.dtype, place.shape, place.offset, place.strides) for place in places]
+        copied_out = []
+        for index, place in enumerate(places):
+            if place.nbytes and place.small_in(nbytes):
+                with self.backend.use(self.stream):
+                    own = torch.empty_like(tensors[index])
+                self.backend.copy_async(own, tensors[index], self.stream)
+                tensors[index] = own
+                copied_out.append(own)
+        copied = self.stream.record_event()
+        self.hold(copied, (source, slab, copied_out))
+        return tensors, Arrival(copied, self.backend, lease, (slab, *copied_out))
+
+    def hold(self, copied: Event, source: Any) -> None:
+        """Keep ``source`` until ``copied`` is reached."""
+        self._reading.append((copied, source))
+        while self._reading and self._reading[0][0].query():
+            self._reading.popleft()
+        while len(self._reading) > COPIES_IN_FLIGHT:
+            self._reading[0][0].synchronize()
+            self._reading.popleft()
+
+    def close(self) -> None:
+        """Wait for the copies under way; the stream and the backend are their maker's to end."""
+        self.stream.synchronize()
+        self._reading.clear()

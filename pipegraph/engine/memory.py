@@ -1,0 +1,265 @@
+"""The memory account of one loader: which buffers are alive, and who must wait for room.
+
+Rules (what differs from them is a bug):
+
+* A buffer counts once, from the moment a stage has made it until the last chunk that refers to it
+  has been delivered or dropped.
+* Before a worker makes something, it *reserves* what the largest such thing has taken so far. It
+  waits while ``used + reservation`` is above its stage's ceiling: the limit less one item of every
+  stage further down, so that what lies downstream can always go on and make room; and less one item of
+  its own stage if an earlier item of that is still to come, so that the head of the line always fits.
+* Of the waiting workers the one furthest down goes first.
+* So ``used`` exceeds the limit only by what items are larger than every one that their stage has finished
+  before; the first ones of its workers count as such.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import perf_counter_ns
+
+from pipegraph.engine.activity import Activity, Cancelled, Waiter
+from pipegraph.errors import MemoryLimitError
+from pipegraph.units import format_bytes
+
+Buffers = tuple[tuple[int, int], ...]
+First = Callable[[int], bool]
+
+
+class StageAccount:
+    """One stage's part of the account.
+
+    Attributes:
+        depth: 0 for the stage next to the consumer, growing upstream.
+        largest: the most bytes that one item has added so far (of a bundle: its samples on average).
+        call: the most that one call has added: that of a bundle is several items'.
+        headroom: what one call of every stage further down needs.
+        guarded: whether a worker must reserve before it makes something: not for stages whose items hold no bytes.
+        wait_ns: nanoseconds that its workers have waited for room.
+    """
+
+    __slots__ = ("call", "depth", "guarded", "headroom", "largest", "name", "wait_ns")
+
+    def __init__(self, name: str, depth: int) -> None:
+        self.name = name
+        self.depth = depth
+        self.largest = 0
+        self.call = 0
+        self.headroom = 0
+        self.guarded = False
+        self.wait_ns = 0
+
+
+class _Request:
+    """A worker that waits for room. Whoever makes the room reserves it on its behalf."""
+
+    __slots__ = ("first", "granted", "items", "reserved", "stage", "ticket", "waiter")
+
+    def __init__(self, stage: StageAccount, first: First | None, ticket: int, items: int) -> None:
+        self.stage = stage
+        self.items = items
+        self.first = first
+        self.ticket = ticket
+        self.waiter = Waiter(perf_counter_ns())
+        self.granted = False
+        self.reserved = 0
+
+    def rank(self) -> tuple[int, bool]:
+        """Furthest down first, and in a stage the one whose item leaves first."""
+        return self.stage.depth, self.first is not None and not self.first(self.ticket)
+
+
+class Account:
+    """See the module docstring. One lock; room is handed to waiters under it.
+
+    Args:
+        limit: bytes.
+        activity: counts the waiting threads.
+    """
+
+    def __init__(self, limit: int, activity: Activity) -> None:
+        self.limit = limit
+        self.activity = activity
+        self.used = 0
+        self.peak = 0
+        self.stages: list[StageAccount] = []
+        self._lock = threading.Lock()
+        self._references: dict[int, list[int]] = {}
+        self._waiting: list[_Request] = []
+        self._cancelled = False
+
+    def stage(self, name: str, depth: int) -> StageAccount:
+        """Open the account of a stage."""
+        stage = StageAccount(name, depth)
+        self.stages.append(stage)
+        return stage
+
+    def reserve(
+        self, stage: StageAccount, first: First | None = None, ticket: int = 0, items: int = 1
+    ) -> int:
+        """Blocks until one more item (or ``items``) of the stage fits; returns the bytes reserved.
+
+        ``first(ticket)`` tells whether this item is next to leave its stage; others must leave room for that one.
+
+        Raises:
+            Cancelled: the run is over.
+        """
+        with self._lock:
+            if self._cancelled:
+                raise Cancelled
+            if self._fits(stage, first, ticket, items):
+                return self._take(stage, items)
+            request = _Request(stage, first, ticket, items)
+            self._waiting.append(request)
+        try:
+            request.waiter.wait(self.activity)
+        except BaseException:
+            with self._lock:
+                if request in self._waiting:
+                    self._waiting.remove(request)
+                    self.activity.resume()
+                elif request.granted:
+                    self.used -= request.reserved
+                    self._wake()
+            raise
+        with self._lock:
+            stage.wait_ns += perf_counter_ns() - request.waiter.since_ns
+        if not request.granted:
+            raise Cancelled
+        return request.reserved
+
+    def _fits(self, stage: StageAccount, first: First | None, ticket: int, items: int) -> bool:
+        free = self.limit - stage.headroom - self.used
+        need = items * stage.largest
+        return free >= need + max(stage.call, stage.largest) or (
+            free >= need and (first is None or first(ticket))
+        )
+
+    def _take(self, stage: StageAccount, items: int) -> int:
+        self._use(items * stage.largest)
+        return items * stage.largest
+
+    def _use(self, nbytes: int) -> None:
+        self.used += nbytes
+        if self.used > self.peak:
+            self.peak = self.used
+
+    def settle(self, stage: StageAccount, reserved: int, old: Buffers, new: Buffers, items: int = 1) -> None:
+        """A stage has made ``new`` (of ``items``) out of ``old``: give the reservation back and count what is there.
+
+        Raises:
+            MemoryLimitError: one item alone is larger than the limit.
+        """
+        with self._lock:
+            self.used -= reserved
+            added = self._add(new)
+            self._remove(old)
+            if added > stage.call:
+                if sum(nbytes for _, nbytes in new) > self.limit:
+                    raise MemoryLimitError(
+                        f"stage {stage.name!r}: one item of {format_bytes(sum(n for _, n in new))} is larger than "
+                        f"memory_limit={format_bytes(self.limit)}; raise memory_limit or make smaller items"
+                    )
+                stage.call = added
+                stage.guarded = True
+                self._raise_headroom()
+            if added > stage.largest * items:
+                stage.largest = -(-added // items)
+            self._wake()
+
+    def _raise_headroom(self) -> None:
+        for stage in self.stages:
+            below = sum(other.call for other in self.stages if other.depth < stage.depth)
+            stage.headroom = min(below, self.limit)
+
+    def _add(self, buffers: Buffers) -> int:
+        added = 0
+        references = self._references
+        for identity, nbytes in buffers:
+            entry = references.get(identity)
+            if entry is None:
+                references[identity] = [1, nbytes]
+                added += nbytes
+            else:
+                entry[0] += 1
+        self._use(added)
+        return added
+
+    def _remove(self, buffers: Buffers) -> None:
+        references = self._references
+        for identity, _ in buffers:
+            entry = references.get(identity)
+            if entry is None:
+                continue
+            entry[0] -= 1
+            if entry[0] == 0:
+                del references[identity]
+                self.used -= entry[1]
+
+    def hold(self, buffers: Buffers, times: int = 1) -> None:
+        """More chunks refer to these buffers."""
+        with self._lock:
+            for _ in range(times):
+                self._add(buffers)
+
+    def release(self, buffers: Buffers) -> None:
+        """A chunk that referred to these buffers is gone."""
+        if not buffers:
+            return
+        with self._lock:
+            self._remove(buffers)
+            self._wake()
+
+    def cancel_reservation(self, reserved: int) -> None:
+        """Nothing was made after all."""
+        if reserved:
+            with self._lock:
+                self.used -= reserved
+                self._wake()
+
+    def nudge(self) -> None:
+        """An item has left its stage: another one is the first now."""
+        with self._lock:
+            self._wake()
+
+    def _wake(self) -> None:
+        if not self._waiting:
+            return
+        for request in sorted(self._waiting, key=_Request.rank):
+            if not self._fits(request.stage, request.first, request.ticket, request.items):
+                break
+            self._grant(request)
+
+    def _grant(self, request: _Request) -> None:
+        self._waiting.remove(request)
+        request.granted = True
+        request.reserved = self._take(request.stage, request.items)
+        request.waiter.wake(self.activity)
+
+    def waiting(self) -> list[str]:
+        """The stages that wait for memory, the one furthest down first."""
+        with self._lock:
+            return [request.stage.name for request in sorted(self._waiting, key=_Request.rank)]
+
+    def admit_one(self) -> bool:
+        """Everything stands still: let the waiter furthest down go on if the limit itself allows it.
+
+        Its ceiling kept room for items that, as nothing moves, are not coming.
+        """
+        with self._lock:
+            for request in sorted(self._waiting, key=_Request.rank):
+                if self.used + request.items * request.stage.largest <= self.limit:
+                    self._grant(request)
+                    return True
+            return False
+
+    def cancel(self) -> None:
+        """Wake every waiter with ``Cancelled`` and forget all buffers."""
+        with self._lock:
+            self._cancelled = True
+            for request in self._waiting:
+                request.waiter.wake(self.activity)
+            self._waiting.clear()
+            self._references.clear()
+            self.used = 0

@@ -1,0 +1,88 @@
+"""What the counters of a loader have come to while its passes ran.
+
+Workers' meters live as long as the loader and channels as long as a run; the training loop may rest
+between passes. So a pass is a *lap*: what the counters grew by from its beginning to its end is
+added to the total, and the rest between passes dilutes nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipegraph.engine.run import Run
+    from pipegraph.engine.runtime import Runtime
+
+Totals = Counter[tuple[Any, ...]]
+"""Nanoseconds or numbers under ``("elapsed",)``, ``("busy", stage)``, ``("items", stage)``,
+``("cpu", stage)`` (of its threads), ``("late",)`` (between a thread's wake and its going on) and ``("wakes",)``,
+``("memory", stage)`` (waits for room under ``memory_limit``), and for the edge into input ``index`` of
+``consumer`` (``""`` is the training loop) ``("put", consumer, index)`` and ``("get", consumer, index)``:
+waits summed over threads."""
+
+
+class Lap:
+    """One pass over one run."""
+
+    def __init__(self, run: Run, start: Totals) -> None:
+        self.run = run
+        self.start = start
+        self.left_ns: int | None = None
+
+    def leave(self) -> None:
+        """The pass was left. Takes no lock: the garbage collector may call this anywhere."""
+        self.left_ns = perf_counter_ns()
+
+
+class Tally:
+    """Thread-safe; one per runtime."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._lock = threading.Lock()
+        self._total: Totals = Counter()
+        self._lap: Lap | None = None
+        self.passes = 0
+
+    def begin(self, run: Run) -> Lap:
+        """A pass over ``run`` begins; ends the one before."""
+        self.end()
+        with self._lock:
+            self._lap = Lap(run, self._look(run, perf_counter_ns()))
+            self.passes += 1
+            return self._lap
+
+    def end(self) -> None:
+        """The pass is over, if one is: add its lap to the total."""
+        with self._lock:
+            self._total = self._so_far()
+            self._lap = None
+
+    def totals(self) -> Totals:
+        """All laps, the running one included."""
+        with self._lock:
+            return self._so_far()
+
+    def _so_far(self) -> Totals:
+        lap = self._lap
+        if lap is None:
+            return self._total
+        return self._total + (self._look(lap.run, lap.left_ns or perf_counter_ns()) - lap.start)
+
+    def _look(self, run: Run, now_ns: int) -> Totals:
+        found: Totals = Counter({("elapsed",): now_ns})
+        for stage, meters in self._runtime.meters.items():
+            found["busy", stage] = sum(meter.busy_ns for meter in meters)
+            found["items", stage] = sum(meter.items for meter in meters)
+            found["cpu", stage] = sum(meter.cpu_ns() for meter in meters)
+        found["wakes",], found["late",] = run.activity.wakes, run.activity.late_ns
+        for account in run.account.stages:
+            found["memory", account.name] = account.wait_ns
+        for (consumer, index), channel in run.channels.items():
+            stats = channel.stats(now_ns)
+            found["put", consumer, index] = stats.put_wait_ns
+            found["get", consumer, index] = stats.get_wait_ns
+        return found

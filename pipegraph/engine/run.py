@@ -1,0 +1,350 @@
+"""One wiring of a graph: channels, account and stages of consecutive epochs, and what to do when they stand still.
+
+The behaviour contract is at the head of ``runtime``, which starts and ends runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import TYPE_CHECKING, Any
+
+from pipegraph.chunk import Lineage
+from pipegraph.contracts import Context, History, Merge, Regroup, Route, Source
+from pipegraph.engine.activity import Activity, Cancelled
+from pipegraph.engine.channel import Channel
+from pipegraph.engine.memory import Account
+from pipegraph.engine.stage.bundle_size import Pace
+from pipegraph.engine.stage.cursors import earlier
+from pipegraph.engine.stage.epoch_limit import Horizon
+from pipegraph.engine.stage.loops import loop_for
+from pipegraph.engine.stage.restore import (
+    Path,
+    expands_below,
+    may_filter,
+    restarts,
+    unique_paths,
+    was_delivered,
+)
+from pipegraph.engine.stage.source_loops import positions_loop
+from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.errors import MemoryLimitError, PipegraphError
+from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
+from pipegraph.units import format_bytes
+
+if TYPE_CHECKING:
+    from pipegraph.engine.runtime import Runtime
+
+BUNDLES_PER_LIMIT = 64
+"""A bundle of rows is at most this part of the memory limit, for it is made, counted and waited for as one."""
+
+LEAST_BYTES = 512
+"""What an item in a queue takes at the very least, with its chunk object: bounds growth where data holds no buffers."""
+
+
+class Pump:
+    """Lets one waiting thread at a time step an inline stage. See ``channel.Pump``."""
+
+    def __init__(self, loop: Iterator[None], channels: list[Channel]) -> None:
+        self._loop = loop
+        self._channels = channels
+        self._lock = threading.Lock()
+        self._busy = False
+
+    def try_enter(self) -> bool:
+        """Become the driver."""
+        with self._lock:
+            if self._busy:
+                return False
+            self._busy = True
+            return True
+
+    def step(self) -> None:
+        """One unit of work."""
+        for _ in self._loop:
+            return
+        raise Cancelled  # it has ended by an error, which its driver had
+
+    def leave(self) -> None:
+        """Free the role, then let a waiter of each channel look again: it may have found us busy."""
+        with self._lock:
+            self._busy = False
+        for channel in self._channels:
+            channel.nudge()
+
+
+class Run:
+    """One wiring of the graph; see the module docstring."""
+
+    def __init__(self, runtime: Runtime, epoch: int, horizon: float, resume: Resume) -> None:
+        self.plan = runtime.plan
+        self.seed = runtime.seed
+        self.rank, self.world_size = resume.stream or (runtime.rank, runtime.world_size)
+        self.ledger = runtime.ledger
+        self.first_epoch = epoch
+        self.activity = Activity()
+        self.activity.on_idle = self._resolve
+        self.account = Account(_for_chunks(runtime), self.activity)
+        self.horizon = Horizon(self.activity, horizon)
+        self.stopping = threading.Event()
+        self.error: BaseException | None = None
+        self.grown: dict[str, int] = {}
+        self.channels: dict[tuple[str, int], Channel] = {}
+        self.stages: dict[str, StageRun] = {}
+        self._runtime = runtime
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._inner: list[Channel] = []
+        self._wire(resume)
+
+    @property
+    def terminal(self) -> Channel:
+        """The queue that the consumer reads."""
+        return self.channels["", 0]
+
+    def source(self, stage: str) -> Source | None:
+        """A source as it was opened, to be asked what is where; None once the runtime has closed."""
+        reader = self._runtime.readers.get(stage)
+        if reader is None and (workers := self._runtime.workers.get(stage)):
+            reader = workers[0].operator
+        return reader
+
+    def context(self, stage: str, worker: int) -> Context:
+        """What a worker's operator is opened with."""
+        return self._runtime.context(stage, worker)
+
+    # -- wiring --------------------------------------------------------------------------------
+
+    def _wire(self, resume: Resume) -> None:
+        plan = self.plan
+        depths = _depths(plan)
+        for stage in plan.running:
+            self.stages[stage.name] = StageRun(stage, self, depths[stage.name])
+        share = max(1, self.account.limit // max(1, len(plan.running)))
+        self._pace_bundles()
+        for stage in plan.running:
+            run = self.stages[stage.name]
+            outputs = stage.operator.outputs if isinstance(stage.operator, Route) else 1
+            run.outboxes = [[] for _ in range(outputs)]
+            run.inboxes = [None] * len(stage.upstream)  # type: ignore[list-item]
+        edges = [
+            (consumer.name, index, edge)
+            for consumer in plan.running
+            for index, edge in enumerate(consumer.upstream)
+        ]
+        for consumer, index, edge in [*edges, ("", 0, plan.output)]:
+            producer = plan.stages[edge.stage]
+            channel = Channel(
+                self._runtime.capacity(producer.name),
+                producer.spec.max_bytes or share,
+                self.activity,
+                lanes=self.stages[producer.name].pooled,
+                most=producer.most_rows,
+                few=SAMPLES_PER_QUEUE if producer.most_rows > 1 and producer.spec.capacity is None else None,
+            )
+            self.channels[consumer, index] = channel
+            self.stages[producer.name].outboxes[edge.output].append(channel)
+            if consumer:
+                self.stages[consumer].inboxes[index] = channel
+        self._restore(resume)
+        for name, snapshot in resume.iterators.items():
+            self.stages[name].snapshots.begin(self.first_epoch, snapshot)
+        for stage in plan.running:
+            run = self.stages[stage.name]
+            run.above = [self.stages[edge.stage] for edge in stage.upstream]
+            if isinstance(stage.operator, Source) and stage.operator.random_access:
+                inner = Channel(max(64, 2 * stage.workers), None, self.activity)
+                inner.pump = Pump(positions_loop(run, self._runtime.readers[stage.name], inner), [inner])
+                run.inboxes = [inner]
+                self._inner.append(inner)
+            if run.pooled and run.budgeted:
+                run.on_take(run.ordinals.number)
+            if run.unordered:
+                run.track_tickets()
+
+    def _pace_bundles(self) -> None:
+        """One pace for the stages of each chain that hands rows over in bundles."""
+        paces: dict[str, Pace] = {}
+        for stage in self.plan.running:
+            if stage.bundle is None:
+                continue
+            if isinstance(stage.operator, Source):  # a chain's first
+                batch = self.plan.stages[stage.bundle].operator
+                assert isinstance(batch, Regroup)
+                size = batch.group_size(self.world_size)
+                if stage.most_rows > batch.group_size():
+                    size *= stage.most_rows // size  # several batches' rows, which are there already
+                limit = max(1, self.account.limit // BUNDLES_PER_LIMIT)
+                paces[stage.bundle] = Pace(stage.most_rows, stage.operator.group, size, limit)
+            self.stages[stage.name].pace = paces[stage.bundle]
+            if isinstance(stage.operator, Regroup):
+                self.stages[stage.upstream[0].stage].pack = stage.operator.packing()
+
+    def _restore(self, resume: Resume) -> None:
+        if resume.cursor is None and not resume.delivered:
+            return
+        found = restarts(self.plan, resume.cursor)
+        for name, restart in found.stages.items():
+            self.stages[name].restart = restart
+        for edge, cursor in found.skips.items():
+            self.channels[edge].skip(self.first_epoch, _before(cursor))
+        delivered = {path: frozenset(rows) for path, rows in resume.delivered.items()}
+        if delivered:
+            for edge, path in unique_paths(self.plan).items():
+                consumer = self.plan.stages[edge[0]] if edge[0] else None
+                below = self.plan.stages[
+                    self.plan.output.stage if consumer is None else consumer.upstream[edge[1]].stage
+                ]
+                filterable = below.unordered_above or (
+                    consumer is not None and consumer.unordered_above and may_filter(consumer.operator)
+                )
+                if filterable:
+                    shorten = below.unordered_above and not expands_below(self.plan, edge)
+                    self.channels[edge].skip(self.first_epoch, was_delivered(delivered, path, shorten))
+
+    # -- conduct -------------------------------------------------------------------------------
+
+    def pumps(self, stage: StagePlan, worker: Worker) -> None:
+        """Make an inline stage step when its output is waited for."""
+        run = self.stages[stage.name]
+        channels = [channel for output in run.outboxes for channel in output]
+        pump = Pump(loop_for(run, worker), channels)
+        for channel in channels:
+            channel.pump = pump
+
+    def discard_output(self, epoch: int) -> None:
+        """Nothing more of ``epoch`` is wanted: the stages above stop making it."""
+        for chunk in self.terminal.discard(epoch):
+            self.account.release(chunk.buffers)
+        self.stages[self.plan.output.stage].stop(epoch)
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with this error, unless it has ended already."""
+        with self._lock:
+            if self._cancelled:
+                return
+            if self.error is None:
+                self.error = error
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Wake everybody with ``Cancelled``."""
+        with self._lock:
+            self._cancelled = True
+        self.stopping.set()
+        self.horizon.cancel()
+        self.account.cancel()
+        for channel in (*self.channels.values(), *self._inner):
+            channel.cancel()
+
+    # -- standing still ------------------------------------------------------------------------
+
+    def _resolve(self) -> None:
+        """Every thread waits. Runs in the thread that noticed, which holds no lock."""
+        with self._lock:
+            if self._cancelled:
+                return
+        if self.account.admit_one():
+            return
+        full = [
+            (channel.stats().capacity, *edge, channel)
+            for edge, channel in self.channels.items()
+            if channel.full() and self._read_in_turn(edge[0])
+        ]
+        if full:
+            capacity, consumer, index, channel = min(full, key=lambda entry: entry[:3])
+            if capacity * LEAST_BYTES <= self.account.limit:
+                producer = self._producer(consumer, index)
+                self.grown[producer] = channel.grow()
+                self._runtime.note_growth(producer, self.grown[producer])
+            else:
+                self.fail(self._too_long(consumer, index, capacity))
+        elif self.account.waiting():
+            self.fail(self._no_memory())
+        else:
+            self.fail(
+                PipegraphError(
+                    "the pipeline stands still: every stage waits for another (a defect of pipegraph)"
+                )
+            )
+
+    def _read_in_turn(self, consumer: str) -> bool:
+        """Whether a fan-in decides when this stage's input is read: only there more room brings anything on.
+
+        Everywhere else a full queue waits for its consumer, which itself waits further down.
+        """
+        if not consumer:
+            return False
+        stage = self.plan.stages[consumer]
+        if isinstance(stage.operator, Merge):
+            return True
+        below = [name for name, _, _ in self.plan.consumers(consumer)]
+        return stage.backend == "inline" and any(self._read_in_turn(name) for name in below)
+
+    def _producer(self, consumer: str, index: int) -> str:
+        edge = self.plan.stages[consumer].upstream[index] if consumer else self.plan.output
+        return edge.stage
+
+    def _too_long(self, consumer: str, index: int, capacity: int) -> MemoryLimitError:
+        return MemoryLimitError(
+            f"memory_limit={format_bytes(self.account.limit)}: the queue {self._producer(consumer, index)} -> "
+            f"{consumer or 'the loader'} has had to hold {capacity} items, because the branches of a fan-out that "
+            "meet again advance at very different rates. Bring their rates together, or read the source twice"
+        )
+
+    def _no_memory(self) -> MemoryLimitError:
+        waiting = self.account.waiting()
+        held = {}
+        for (consumer, index), channel in self.channels.items():
+            stats = channel.stats()
+            if stats.nbytes:
+                held[f"{self._producer(consumer, index)} -> {consumer or 'the loader'}"] = stats.nbytes
+        queues = ", ".join(
+            f"{edge} {format_bytes(n)}" for edge, n in sorted(held.items(), key=lambda e: -e[1])[:4]
+        )
+        inside = self.account.used - sum(held.values())
+        return MemoryLimitError(
+            f"memory_limit={format_bytes(self.account.limit)} is too small for this graph: "
+            f"{format_bytes(self.account.used)} are in flight, stages {', '.join(map(repr, dict.fromkeys(waiting)))} "
+            f"wait for room and nothing moves (in queues: {queues or 'none'}; inside stages, as open batches and "
+            f"windows: {format_bytes(max(0, inside))}). Raise memory_limit, or make batches, "
+            "windows or capacities smaller"
+        )
+
+
+def _for_chunks(runtime: Runtime) -> int:
+    """Bytes of the limit that are left to chunks beside what operators hold themselves, such as blocks of shards."""
+    limit = runtime.memory_limit
+    operators = [stage.operator for stage in runtime.plan.running]
+    return max(1, limit - sum(0 if isinstance(each, Source) else each.holds(limit) for each in operators))
+
+
+def _before(cursor: Any) -> Callable[[Any], bool]:
+    return lambda item: earlier(item.before, cursor)
+
+
+def _depths(plan: Plan) -> dict[str, int]:
+    """Stages between each stage and the consumer, on the longest way."""
+    depths = {plan.output.stage: 0}
+    for stage in reversed(plan.running):
+        for edge in stage.upstream:
+            depths[edge.stage] = max(depths.get(edge.stage, 0), depths[stage.name] + 1)
+    return depths
+
+
+class Resume:
+    """Where a run starts inside its first epoch."""
+
+    def __init__(
+        self,
+        cursor: Any = None,
+        delivered: Mapping[Path, Set[Lineage]] | None = None,
+        history: History = (),
+        stream: tuple[int, int] | None = None,
+        iterators: Mapping[str, tuple[int, Any]] | None = None,
+    ) -> None:
+        self.cursor = cursor
+        self.delivered = delivered or {}
+        self.history = history
+        self.iterators = iterators or {}
+        self.stream = stream  # (rank, world size) whose part of the epoch is run, where it is not this rank's

@@ -1,0 +1,413 @@
+"""Start, stop, join; the first failure wins.
+
+Behaviour contract (what differs from this is a bug):
+
+* A ``Runtime`` owns every thread of a loader. They start with the first run and live until ``close``;
+  each worker opens its own copy of its operator once, in its own thread.
+* A ``Run`` is the wiring for consecutive epochs: fresh channels, account and stages. A pass that
+  follows the one before continues the run; any other (after a ``break``, ``set_epoch`` or
+  ``load_state_dict``) cancels it, waits until every worker has left it, and starts another.
+* Whoever fails outside an item's place calls ``Run.fail``: the first error is kept, everything is
+  cancelled, and the consumer raises it.
+* When every thread of a run waits (``activity``), the thread that noticed enlarges the smallest full
+  queue (Parks, "Bounded Scheduling of Process Networks", 1995), or lets the worker furthest
+  down exceed its ceiling within the limit, or ends the run with the reason. It never hangs.
+* ``close`` may come from any thread at any moment. It cancels, wakes, and joins for ``GRACE_S``; what does not
+  return by then is named with its stack in a ``StuckWorker`` warning and abandoned (its thread is a daemon).
+
+Invariants, all under ``_condition``: no run is published once ``_closed`` is set, so whoever sets it cancels the
+last one; and nothing is closed while a thread is starting workers (``_starter``), which finds ``_closed`` and leaves.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from pipegraph.contracts import Context, Operator, Source, history_of
+from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.pass_totals import Tally
+from pipegraph.engine.run import Resume, Run
+from pipegraph.engine.stage.cache_wiring import wire_cache
+from pipegraph.engine.stage.ledger import Ledger
+from pipegraph.engine.stage.loops import loop_for
+from pipegraph.engine.stage.stage_run import Meter, Worker
+from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
+from pipegraph.planning.plan import Plan, StagePlan
+from pipegraph.stopping import Stopping
+
+if TYPE_CHECKING:
+    from pipegraph.engine.process.pool import Processes
+
+log = logging.getLogger("pipegraph")
+
+GRACE_S = 5.0
+"""How long ``close`` waits for user code to return, and a new pass before it says for whom it waits."""
+
+
+class Runtime:
+    """Owns the threads of one loader. The consumer's thread calls its methods; any may ``close`` it."""
+
+    def __init__(self, plan: Plan, memory_limit: int, seed: int, rank: int, world_size: int) -> None:
+        self.plan = plan
+        self.memory_limit = memory_limit
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.ledger = Ledger()
+        self.run: Run | None = None
+        self.workers: dict[str, list[Worker]] = {}
+        self.meters: dict[str, list[Meter]] = {}  # kept after close
+        self.tally = Tally(self)
+        self.readers: dict[str, Source] = {}  # deal the positions of random-access sources
+        self.grown: dict[str, int] = {}
+        self.counters: dict[str, dict[str, int]] = {}
+        self.stopping = Stopping()
+        self._processes: Processes | None = None
+        self._sharing = threading.RLock()
+        self._shared: dict[tuple[str, str], Any] = {}
+        self._condition = threading.Condition()
+        self._ending = (
+            threading.RLock()
+        )  # one thread closes what is open; a signal handler may begin anew inside
+        self._starter: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._begun: set[threading.Thread] = set()
+        self._opened: list[tuple[str, Worker | Source]] = []  # by the starter, and not in a worker's thread
+        self._run_number = 0
+        self._inside: set[threading.Thread] = set()  # workers that are in the current run
+        self._opening = 0
+        self._open_error: BaseException | None = None
+        self._close_errors: list[str] = []
+        self._closed = False
+
+    # -- facts for runs --------------------------------------------------------------------------
+
+    def capacity(self, stage: str) -> int:
+        """A stage's queue capacity, as it has grown."""
+        return self.grown.get(stage, self.plan.stages[stage].capacity)
+
+    def note_growth(self, stage: str, capacity: int) -> None:
+        """Parks' rule enlarged a queue: later runs start with it."""
+        self.grown[stage] = max(capacity, self.grown.get(stage, 0))
+
+    def context(self, stage: str, worker: int) -> Context:
+        """What a worker's operator is opened with."""
+        counters = self.counters.setdefault(stage, {})
+
+        def count(name: str, n: int) -> None:
+            with self._condition:
+                counters[name] = counters.get(name, 0) + n
+
+        def share(name: str, make: Callable[[], Any]) -> Any:
+            with self._sharing:
+                if (stage, name) not in self._shared:
+                    self._shared[stage, name] = make()
+                return self._shared[stage, name]
+
+        readers = [self.plan.stages[name].operator for name, _, _ in self.plan.consumers(stage)]
+        read = not all(isinstance(each, Operator) and each.fetches for each in readers)
+        memory = self.plan.stages[stage].memory
+        stopping = self.stopping
+        return Context(
+            stage,
+            self.seed,
+            self.rank,
+            self.world_size,
+            worker,
+            stopping,
+            count,
+            share,
+            read,
+            memory,
+            self.memory_limit,
+        )
+
+    def shared(self, stage: str) -> dict[str, Any]:
+        """What a stage's workers share, by name; also after ``close``."""
+        with self._sharing:
+            return {name: made for (of, name), made in self._shared.items() if of == stage}
+
+    # -- runs ----------------------------------------------------------------------------------
+
+    def start_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
+        """Cancel the run there is, and start one at ``epoch``.
+
+        Raises:
+            Cancelled: the runtime was closed.
+            Exception: whatever an operator's ``open`` raised, with a note that names the stage.
+        """
+        self.end_run()
+        with self._condition:
+            if self._closed:
+                raise Cancelled
+            self._starter = threading.current_thread()
+        try:
+            return self._start_run(epoch, horizon, resume)
+        finally:
+            with self._condition:
+                self._starter = None
+                self._condition.notify_all()
+
+    def _start_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
+        if not self.workers:
+            self._start_workers()
+        for stage in self.plan.running:  # no worker is inside a run now
+            if isinstance(stage.operator, Source):
+                copies = [worker.operator for worker in self.workers[stage.name]]
+                for source in (*copies, *filter(None, [self.readers.get(stage.name)])):
+                    source.go_on(epoch, history_of(resume.history, stage.name))
+        run = Run(self, epoch, horizon, resume)
+        run.activity.attach()  # the consumer
+        for stage in self.plan.running:
+            if stage.backend == "inline":
+                run.pumps(stage, self.workers[stage.name][0])
+        with self._condition:
+            if self._closed:
+                raise Cancelled
+            count = len(self._threads)
+            run.activity.attach(count)
+            self._inside = set(self._threads)
+            self.run = run
+            self._run_number += 1
+            self._condition.notify_all()
+        return run
+
+    def end_run(self) -> None:
+        """Cancel the current run and wait until every worker has left it."""
+        run = self.run
+        if run is None:
+            return
+        self._cancel(run)
+        with self._condition:
+            left = self._condition.wait_for(lambda: not self._inside or self._closed, GRACE_S)
+            stuck = [] if left else list(self._inside)
+        for thread in stuck:
+            log.warning(
+                "stage %r: a new pass waits for its worker, which is still in the one before; it stands at:\n%s",
+                *(self._stage_of(thread), _stack_of(thread)),
+            )
+        with self._condition:
+            self._condition.wait_for(lambda: not self._inside or self._closed)
+            if self._closed:
+                return
+            self.run = None
+        for workers in self.workers.values():
+            for worker in workers:
+                worker.operator.uncancel()
+
+    def _cancel(self, run: Run) -> None:
+        run.cancel()
+        for workers in self.workers.values():
+            for worker in workers:
+                if worker.opened:
+                    worker.operator.cancel()
+
+    def _start_workers(self) -> None:
+        threads = []
+        if any(stage.backend == "process" for stage in self.plan.running):
+            from pipegraph.engine.process.pool import Processes
+
+            self._processes = Processes()
+        operators = {
+            stage.name: [self._operator(stage, index) for index in range(stage.workers)]
+            for stage in self.plan.running
+        }
+        for stage in self.plan.running:
+            if isinstance(stage.operator, Source) and stage.operator.random_access:
+                self.readers[stage.name] = copy.copy(stage.operator)
+        wire_cache(self.plan, operators, self.readers)
+        for name, reader in self.readers.items():
+            try:
+                reader.open(self.context(name, 0))
+            except BaseException as failure:
+                note(failure, f"pipegraph: stage {name!r}: what deals its positions could not be started")
+                raise
+            self._opened.append((name, reader))
+        workers = {
+            stage.name: [Worker(i, operator) for i, operator in enumerate(operators[stage.name])]
+            for stage in self.plan.running
+        }
+        for stage in self.plan.running:
+            for worker in workers[stage.name]:
+                if stage.backend == "inline":
+                    self._open(stage.name, worker)
+                    self._opened.append((stage.name, worker))
+                    continue
+                name = f"pipegraph-{self.plan.graph_name}-{stage.name}-{worker.index}"
+                threads.append(
+                    threading.Thread(target=self._work, args=(stage, worker), name=name, daemon=True)
+                )
+        # Each in one assignment: another thread may look at them.
+        self.workers = workers
+        self.meters = {name: [worker.meter for worker in each] for name, each in workers.items()}
+        self._opening = len(threads)
+        self._threads = threads
+        for thread in threads:
+            thread.start()
+        with self._condition:
+            while self._opening and self._open_error is None and not self._closed:
+                self._condition.wait()
+            error, closed = self._open_error, self._closed
+        if error is not None:
+            raise error
+        if closed:  # what a source was to find in `open` must not be looked for again, where nothing ends it
+            raise Cancelled
+
+    def _operator(self, stage: StagePlan, index: int) -> Any:
+        """What a worker of the stage holds: a copy of the operator, or what stands for one in a process."""
+        if stage.backend != "process":
+            return copy.copy(stage.operator)
+        assert self._processes is not None
+        return self._processes.operator(stage, self.context(stage.name, index))
+
+    def _open(self, stage: str, worker: Worker) -> None:
+        try:
+            worker.operator.open(self.context(stage, worker.index))
+        except BaseException as error:
+            note(error, f"pipegraph: stage {stage!r}: worker {worker.index} could not be started")
+            raise
+        worker.opened = True
+
+    def _work(self, stage: StagePlan, worker: Worker) -> None:
+        """The life of a worker's thread."""
+        with self._condition:
+            self._begun.add(threading.current_thread())
+            self._condition.notify_all()
+        worker.meter.thread_begins()
+        try:
+            self._open(stage.name, worker)
+        except BaseException as error:
+            with self._condition:
+                self._open_error = error if self._open_error is None else self._open_error
+                self._opening -= 1
+                self._condition.notify_all()
+            return
+        with self._condition:
+            self._opening -= 1
+            self._condition.notify_all()
+        seen = 0
+        try:
+            while True:
+                with self._condition:
+                    while self._run_number == seen and not self._closed:
+                        self._condition.wait()
+                    if self._closed:
+                        return
+                    seen, run = self._run_number, self.run
+                assert run is not None
+                try:
+                    for _ in loop_for(run.stages[stage.name], worker):
+                        pass
+                except Cancelled:
+                    pass
+                except BaseException as error:
+                    note(error, f"pipegraph: in stage {stage.name!r}")
+                    run.fail(error)
+                finally:
+                    with self._condition:
+                        self._inside.discard(threading.current_thread())
+                        self._condition.notify_all()
+                    run.activity.pause()
+                    run = None
+        finally:
+            worker.meter.thread_ends()
+            self._close_operators(stage.name, worker)
+
+    def _close_operators(self, stage: str, opened: Worker | Source) -> None:
+        """Close what was opened, each once; what that raises is warned of at the end."""
+        operators = [opened.operator, *opened.substituting] if isinstance(opened, Worker) else [opened]
+        for operator in operators:
+            try:
+                operator.close()
+            except BaseException as error:
+                self._close_errors.append(f"stage {stage!r}: close() raised {described(error)}")
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def signal_close(self) -> None:
+        """Tell every worker to end; joins nobody. Safe from any thread, also from the garbage collector."""
+        with self._condition:
+            self._closed = True
+            run = self.run
+            self._condition.notify_all()
+        self.stopping.set()
+        if run is not None:
+            self._cancel(run)
+
+    def close(self, grace_s: float = GRACE_S) -> None:
+        """End every thread; idempotent, and goes on where a close before it was interrupted.
+
+        Warns of workers that do not return within the grace. Inside the thread that is starting workers (in an
+        operator's ``open``, say) it only tells them: that thread closes what it has opened as it leaves.
+        """
+        self.signal_close()
+        deadline = monotonic() + grace_s
+        starter = self._starter
+        if starter is threading.current_thread():
+            return
+        with self._condition:
+            left = self._condition.wait_for(lambda: self._starter is None, max(0.0, deadline - monotonic()))
+        if not left and starter is not None:
+            warnings.warn(
+                f"the thread that starts the pipeline did not return within {grace_s:g} s; it closes what it has "
+                f"opened when it does; it stands at:\n{_stack_of(starter)}",
+                StuckWorker,
+                stacklevel=3,
+            )
+            return
+        with self._ending:
+            self._end(grace_s, deadline)
+
+    def _end(self, grace_s: float, deadline: float) -> None:
+        warned = []
+        while self._threads:
+            thread = self._threads[-1]
+            if not self._joined(thread, deadline):
+                warned.append(
+                    f"stage {self._stage_of(thread)!r}: a worker did not return within {grace_s:g} s and was "
+                    f"abandoned; it stands at:\n{_stack_of(thread)}"
+                )
+            if thread in self._threads:
+                self._threads.remove(thread)
+        while self._opened:
+            stage, opened = self._opened.pop()
+            self._close_operators(stage, opened)
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
+        self.workers, self.readers = {}, {}
+        self.run = None
+        for message in warned:  # last: where warnings are errors the rest is done
+            warnings.warn(message, StuckWorker, stacklevel=4)
+        errors, self._close_errors = self._close_errors, []
+        for message in errors:
+            warnings.warn(message, PipegraphWarning, stacklevel=4)
+
+    def _stage_of(self, thread: threading.Thread) -> str:
+        return thread.name.removeprefix(f"pipegraph-{self.plan.graph_name}-").rpartition("-")[0]
+
+    def _joined(self, thread: threading.Thread, deadline: float) -> bool:
+        """Whether a worker's thread has ended, waited for until ``deadline``."""
+        if thread is threading.current_thread():
+            return True
+        if thread not in threading.enumerate():  # it has ended, or the starter was interrupted before it
+            return True
+        with self._condition:
+            # An interrupted start() leaves a thread that will begin, and cannot be joined before.
+            self._condition.wait_for(lambda: thread in self._begun, max(0.0, deadline - monotonic()))
+        if thread in self._begun:
+            thread.join(max(0.0, deadline - monotonic()))
+        return not thread.is_alive()
+
+
+def _stack_of(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame is not None else "(no stack)\n"

@@ -1,0 +1,166 @@
+"""How a ``Cache`` stage makes the stages above it skip what it knows already.
+
+The source asks the cache before it reads. What is found travels as a :class:`Hit`, which the stages in
+between pass on untouched, and the cache opens. Nothing else in the engine knows of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Drawn, Memo, Operator, Source
+from pipegraph.planning.plan import Plan, StagePlan, lineage_above
+
+
+class Hit:
+    """A value from a cache, on its way through the stages that would have made it."""
+
+    __slots__ = ("keys", "value")
+
+    def __init__(self, keys: tuple[Any, ...] | None, value: Any) -> None:
+        self.keys = keys
+        self.value = value
+
+
+def upstream_digest(plan: Plan, stage: StagePlan) -> str:
+    """What the stages above a cache are, for the names of its entries."""
+    above = lineage_above(stage, plan.stages)
+    digests = plan.digests()
+    text = json.dumps(
+        [[type(each.operator).__qualname__, digests[each.name], _code_of(each.operator)] for each in above]
+    )
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _code_of(operator: Operator | Source) -> str:
+    """What the user's functions do, beside their names: one that was edited makes its values anew.
+
+    What it calls, and objects other than plain values that it closes over, are not looked into.
+    """
+    return "" if isinstance(operator, Source) else "".join(map(_code, operator.functions()))
+
+
+def _code(function: Any) -> str:
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    bound = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            bound.append(cell.cell_contents)
+    return repr((_instructions(code), [each for each in bound if _is_plain(each)]))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | bytes | bool | int | float | complex)
+
+
+def _instructions(code: CodeType) -> list[Any]:
+    return [code.co_code.hex(), code.co_names, [_constant(each) for each in code.co_consts]]
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, CodeType):
+        return _instructions(value)
+    # The order of a set's elements differs from process to process.
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
+
+
+def skip_hits(process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
+    """``process`` for a stage between a source and its cache."""
+
+    def skipping(chunk: Chunk) -> Any:
+        return chunk if chunk.data.__class__ is Hit else process(chunk)
+
+    return skipping
+
+
+class _Misses:
+    """Which index was drawn for each position whose sample is on its way to the cache that asks for it there."""
+
+    def __init__(self) -> None:
+        self._indices: dict[tuple[int, int], Any] = {}
+
+    def index_of(self, position: int, epoch: int) -> Any:
+        """What was drawn."""
+        return self._indices[epoch, position]
+
+    def note(self, place: Drawn, epoch: int) -> None:
+        """A sample is read: the cache does not know it."""
+        self._indices[epoch, place.position] = place.index
+
+    def forgetting(self, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
+        """``process`` of the cache, after which nobody asks for the index any more."""
+
+        def forget(chunk: Chunk) -> Any:
+            out = process(chunk)
+            self._indices.pop((chunk.epoch, chunk.rows[0][1]), None)
+            return out
+
+        return forget
+
+    def clearing(self, go_on: Callable[..., None]) -> Callable[..., None]:
+        """``go_on`` of the source: what was on its way when a run was broken off never arrives."""
+
+        def clear(*args: Any) -> None:
+            self._indices.clear()
+            go_on(*args)
+
+        return clear
+
+
+def read_cached(
+    source: Source, lookup: Callable[[int], Hit | None], misses: _Misses
+) -> Callable[[Any, int], Any]:
+    """``read`` for a source whose samples a cache may know."""
+    read, index_of = source.read, source.index_of
+
+    def reading(place: Any, epoch: int) -> Any:
+        hit = lookup(index_of(place, epoch))
+        if hit is not None:
+            return hit
+        if isinstance(place, Drawn):
+            misses.note(place, epoch)
+        return read(place, epoch)
+
+    return reading
+
+
+def wire_cache(plan: Plan, operators: dict[str, list[Operator | Source]], readers: dict[str, Source]) -> None:
+    """Connect every cache with the workers' operators above it, before they are opened."""
+    for stage in plan.running:
+        if not isinstance(stage.operator, Memo):
+            continue
+        chain = lineage_above(stage, plan.stages)
+        reader = readers[chain[-1].name]
+        reader.group = 1
+        digest = upstream_digest(plan, stage)
+        caches = [each for each in operators[stage.name] if isinstance(each, Memo)]
+        misses = _Misses()
+        for cache in caches:
+            cache.attach(misses.index_of if reader.draws else reader.index_of, digest)
+            if reader.draws:
+                vars(cache)["process"] = misses.forgetting(cache.process)
+        if reader.draws:
+            vars(reader)["go_on"] = misses.clearing(reader.go_on)
+        for above in chain:
+            operator: Any
+            for operator in operators[above.name]:
+                if isinstance(above.operator, Source):
+                    operator.group = 1
+                    vars(operator)["read"] = read_cached(operator, caches[0].lookup, misses)
+                else:
+                    vars(operator)["process"] = skip_hits(operator.process)

@@ -1,0 +1,52 @@
+"""How far ahead sources may read: the last epoch that a pass has asked for or will ask for."""
+
+from __future__ import annotations
+
+import threading
+
+from pipegraph.engine.activity import Activity, Cancelled, Waiter
+
+
+class Horizon:
+    """Sources wait here before an epoch that nobody has asked for yet."""
+
+    def __init__(self, activity: Activity, limit: float) -> None:
+        self._activity = activity
+        self._lock = threading.Lock()
+        self._limit = limit
+        self._waiting: list[Waiter] = []
+        self._cancelled = False
+
+    def wait_for(self, epoch: int) -> None:
+        """Blocks until ``epoch`` may be read.
+
+        Raises:
+            Cancelled: the run is over.
+        """
+        while True:
+            with self._lock:
+                if self._cancelled:
+                    raise Cancelled
+                if epoch <= self._limit:
+                    return
+                waiter = Waiter(0)
+                self._waiting.append(waiter)
+            waiter.wait(self._activity)
+
+    def raise_to(self, epoch: float) -> None:
+        """Let sources read up to ``epoch``."""
+        with self._lock:
+            if epoch > self._limit:
+                self._limit = epoch
+                self._wake()
+
+    def cancel(self) -> None:
+        """Wake every waiter with ``Cancelled``."""
+        with self._lock:
+            self._cancelled = True
+            self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiting:
+            waiter.wake(self._activity)
+        self._waiting.clear()

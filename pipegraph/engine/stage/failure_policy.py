@@ -1,0 +1,364 @@
+"""Acting on a stage's error policy. The policies themselves are values in ``pipegraph.policies``."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pipegraph.chunk import Chunk, EndOfEpoch, Failure
+from pipegraph.contracts import Operator, Source
+from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.stage.budgets import Quarantined
+from pipegraph.errors import BudgetError, described, note, shown
+from pipegraph.policies import Replace, Retry, Skip, exceeded, final_policy, is_share
+from pipegraph.tree import copy_containers
+
+if TYPE_CHECKING:
+    from pipegraph.engine.stage.stage_run import StageRun, Worker
+
+log = logging.getLogger("pipegraph")
+
+
+def explain(error: BaseException, stage: str, chunk: Chunk) -> BaseException:
+    """Add the note that names stage, sample and position; returns what is to be raised."""
+    if isinstance(error, StopIteration | StopAsyncIteration):
+        # Raised from the loader's __next__ it would end the user's loop in silence.
+        wrapped = RuntimeError(f"stage {stage!r}: the function raised {type(error).__name__}")
+        wrapped.__cause__ = error
+        error = wrapped
+    note(error, f"pipegraph: stage {stage!r}, {where(chunk)}")
+    return error
+
+
+def where(chunk: Chunk) -> str:
+    """Which samples of which epoch a chunk holds, for messages."""
+    keys, positions = chunk.keys, [row[1] for row in chunk.rows]
+    if len(keys) == 1:
+        return f"sample {shown(keys[0])} at position {positions[0]}, epoch {chunk.epoch}"
+    some = ", ".join(map(shown, keys[:4])) + (", ..." if len(keys) > 4 else "")
+    return f"batch of {len(keys)} samples ({some}) at positions {positions[0]}..{positions[-1]}, epoch {chunk.epoch}"
+
+
+def is_interrupt(stage: StageRun, error: BaseException) -> bool:
+    """Whether it is Ctrl-C, which came while an inline stage ran in the main thread, and not the stage's own doing."""
+    return (
+        isinstance(error, KeyboardInterrupt)
+        and stage.plan.backend == "inline"
+        and threading.current_thread() is threading.main_thread()
+    )
+
+
+def not_a_chunk(out: Any, stage: str, method: str, kind: str = "the operator") -> TypeError:
+    """The error for an operator that returned something else."""
+    if out is None:
+        return TypeError(
+            f"stage {stage!r}: {method} must return a Chunk, got None: return the chunk, or declare one_to_one = False "
+            f"on {kind} if it drops some"
+        )
+    return TypeError(f"stage {stage!r}: {method} must return a Chunk or None, got {type(out).__name__}")
+
+
+class Failures:
+    """One stage's handling of failing items in one run.
+
+    Ordered stages judge budgets in the order of their items: a worker with a failed item waits
+    until all earlier items have left, so that which failure exceeds a budget never depends on timing.
+    """
+
+    def __init__(self, stage: StageRun) -> None:
+        self.stage = stage
+        self.policy = stage.plan.spec.on_error
+        self.final = final_policy(self.policy)
+        self._share = isinstance(self.final, Skip | Replace) and is_share(self.final.budget)
+
+    def guard(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
+        """``process`` with retries, where the policy has some."""
+        if not isinstance(self.policy, Retry):
+            return process
+
+        def retrying(chunk: Chunk) -> Any:
+            original = chunk.data
+
+            def attempt() -> Any:
+                # A function that failed half-way may have changed its containers.
+                return process(chunk.replace(copy_containers(original)))
+
+            return self.retry(worker, attempt)
+
+        return retrying
+
+    def guard_children(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
+        """As :meth:`guard` for an expanding operator: a try goes on behind the children that are out already."""
+        policy = self.policy
+        if not isinstance(policy, Retry):
+            return process
+
+        def retrying(chunk: Chunk) -> Iterator[Any]:
+            original, done = chunk.data, 0
+            for turn in range(policy.times + 1):
+                try:
+                    made = process(chunk.replace(copy_containers(original)))
+                    for child in islice(made, done, None):
+                        done += 1
+                        yield child
+                    return
+                except Exception:
+                    if turn == policy.times:
+                        raise
+                    self._before_retry(worker, policy, turn)
+
+        return retrying
+
+    def _before_retry(self, worker: Worker, policy: Retry, turn: int) -> None:
+        worker.meter.retried += 1
+        if policy.backoff and self.stage.run.stopping.wait(policy.backoff * 2**turn):
+            raise Cancelled from None
+
+    def retry(self, worker: Worker, attempt: Callable[[], Any]) -> Any:
+        """Call ``attempt`` up to ``times`` times more; the last error is raised."""
+        try:
+            return attempt()
+        except Exception as error:
+            first = error
+        try:
+            return self.try_again(worker, attempt, first)
+        finally:
+            del first
+
+    def try_again(self, worker: Worker, attempt: Callable[[], Any], error: BaseException) -> Any:
+        """As :meth:`retry`, when the first try has failed with ``error``."""
+        policy = self.policy
+        if not isinstance(policy, Retry) or not isinstance(error, Exception):
+            raise error
+        for turn in range(policy.times):
+            self._before_retry(worker, policy, turn)
+            try:
+                return attempt()
+            except Exception as again:
+                error = again
+        try:
+            raise error
+        finally:
+            del error
+
+    def handle(
+        self, worker: Worker, chunk: Chunk, error: BaseException, row: int = 0
+    ) -> Chunk | Failure | None:
+        """What takes the failed chunk's place: a substitute, nothing (None), or the failure.
+
+        ``row`` says which of its bundle's samples it is.
+
+        Called inside ``except BaseException``. What ends a run passes through; so does Ctrl-C, which an
+        inline stage may meet in its consumer's thread.
+        """
+        if isinstance(error, Cancelled) or is_interrupt(self.stage, error):
+            raise error
+        worker.meter.failed += 1
+        if self.final == "raise" or not isinstance(error, Exception):
+            return self._give_up(chunk, error)
+        problem = self._judge(worker, chunk, error, row)
+        if problem is not None:
+            return self._give_up(chunk, problem)
+        if isinstance(self.final, Skip):
+            return None
+        substitute = self._substitute(worker, chunk)
+        return self._give_up(chunk, error) if substitute is None else substitute
+
+    def _give_up(self, chunk: Chunk, error: BaseException) -> Failure:
+        error = explain(error, self.stage.name, chunk)
+        if self.stage.unordered:
+            self.stage.run.fail(error)
+            raise Cancelled
+        return Failure(error, chunk.epoch)
+
+    def _judge(self, worker: Worker, chunk: Chunk, error: Exception, row: int = 0) -> Exception | None:
+        """Record the failure, or return the error that exceeds the budget."""
+        stage = self.stage
+        assert isinstance(self.final, Skip | Replace)
+        stage.wait_turn(worker.ticket)
+        ledger = stage.run.ledger
+        with stage.judging:
+            items = stage.ordinals.of(worker.ticket, chunk, row)
+            failed = ledger.failed(stage.name, chunk.epoch) + 1
+            if exceeded(self.final.budget, failed, items):
+                note(
+                    error,
+                    f"pipegraph: stage {stage.name!r}: failure {failed} of {items} items exceeds the budget "
+                    f"of {self.final.budget} in on_error={self.policy!r}",
+                )
+                return error
+            what = described(error)
+            lost = [
+                (row, Quarantined(key, row[1], chunk.epoch, stage.name, what))
+                for key, row in zip(chunk.keys, chunk.rows, strict=True)
+            ]
+            first = ledger.add(stage.name, chunk.epoch, items, lost)
+        if first:
+            became = "was left out" if isinstance(self.final, Skip) else "was replaced"
+            log.warning(
+                "stage %r: %s, %s: %s. on_error=%r says so; further ones are only counted, and listed in "
+                "loader.profile().quarantined",
+                *(stage.name, where(chunk), became, what, self.policy),
+            )
+        return None
+
+    # -- the end of an epoch -------------------------------------------------------------------
+
+    def judging(self, put: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        """``put`` for a stage whose budget is a share: it judges the epoch that ends."""
+        if not self._share:
+            return put
+
+        def put_judged(item: Any) -> bool:
+            if item.__class__ is EndOfEpoch and (failure := self.at_end(item.epoch)) is not None:
+                put(failure)
+            return put(item)
+
+        return put_judged
+
+    def judging_lanes(self, put_at: Callable[[int, Any, bool], bool]) -> Callable[[int, Any, bool], bool]:
+        """As :meth:`judging`, for ``put_at``."""
+        if not self._share:
+            return put_at
+
+        def put_judged(lane: int, item: Any, last: bool) -> bool:
+            if item.__class__ is EndOfEpoch:
+                self.stage.wait_turn(lane)  # until all that may have failed has been judged
+                if (failure := self.at_end(item.epoch)) is not None:
+                    put_at(lane, failure, False)
+            return put_at(lane, item, last)
+
+        return put_judged
+
+    def at_end(self, epoch: int) -> Failure | None:
+        """What a stage has to say at the end of an epoch: too large a share of it failed."""
+        stage = self.stage
+        if not self._share or stage.stop_epoch >= epoch:  # nobody wanted the rest
+            return None
+        assert isinstance(self.final, Skip | Replace)
+        budget = self.final.budget
+        assert budget is not None
+        if not stage.pooled:
+            stage.ordinals.number(0, EndOfEpoch(epoch))
+        items, failed = stage.ordinals.total(epoch), stage.run.ledger.failed(stage.name, epoch)
+        if not failed or failed / max(1, items) <= budget:
+            return None
+        error = BudgetError(
+            f"stage {stage.name!r}: {failed} of the {items} items of epoch {epoch} failed, which exceeds the budget "
+            f"of {budget} in on_error={self.policy!r}; loader.profile().quarantined lists them"
+        )
+        return Failure(error, epoch)
+
+    # -- rows of a batch -----------------------------------------------------------------------
+
+    def do_row(self, worker: Worker, work: Callable[[], None]) -> Exception | None:
+        """One row, with retries where the policy has some; returns what it failed with."""
+        try:
+            if isinstance(self.policy, Retry):
+                self.retry(worker, work)
+            else:
+                work()
+        except Exception as error:
+            return error
+        return None
+
+    def judge_rows(
+        self,
+        worker: Worker,
+        chunk: Chunk,
+        failed: dict[int, Exception],
+        work: Callable[[int, Any], None],
+    ) -> list[int] | Failure:
+        """The rows that stay once failed ones were skipped or replaced, or the failure of the first that may not be.
+
+        ``work(row, sample)`` does a row on a substitute sample.
+        """
+        dropped = set()
+        for index, error in sorted(failed.items()):
+            worker.meter.failed += 1
+            one = chunk.row(index, None)
+            if self.final == "raise":
+                return self._give_up(one, error)
+            problem = self._judge(worker, one, error, index)
+            if problem is not None:
+                return self._give_up(one, problem)
+            if isinstance(self.final, Skip):
+                dropped.add(index)
+            elif not self._replace_row(worker, chunk, index, work):
+                return self._give_up(one, error)
+        return [index for index in range(len(chunk.rows)) if index not in dropped]
+
+    def _replace_row(
+        self, worker: Worker, chunk: Chunk, index: int, work: Callable[[int, Any], None]
+    ) -> bool:
+        for sample in self._candidates(worker, chunk.row(index, None)):
+            try:
+                work(index, sample.data)
+            except Exception:
+                continue
+            keys = list(chunk.keys)
+            keys[index] = sample.keys[0]
+            chunk.keys = tuple(keys)
+            return True
+        return False
+
+    # -- substitutes ---------------------------------------------------------------------------
+
+    def _substitute(self, worker: Worker, chunk: Chunk) -> Chunk | None:
+        operator = self.stage.plan.operator
+        for candidate in self._candidates(worker, chunk):
+            if isinstance(operator, Source):
+                return candidate
+            try:
+                made: Chunk = worker.operator.process(candidate)
+            except Cancelled:
+                raise
+            except Exception:
+                continue
+            return made
+        return None
+
+    def _candidates(self, worker: Worker, chunk: Chunk) -> Iterator[Chunk]:
+        """Substitute samples as they reach this stage's input, drawn from the position's window."""
+        assert isinstance(self.final, Replace)
+        stage = self.stage
+        chain = worker.substitutes(stage)
+        source = chain[0]
+        assert isinstance(source, Source)
+        row = chunk.rows[0]
+        for attempt in range(self.final.tries):
+            position = source.substitute(row[1], chunk.epoch, attempt)
+            if position is None:
+                return
+            try:
+                item = source.read(position, chunk.epoch)
+                one = Chunk(item, (row,), chunk.epoch, chunk.before, chunk.after)
+                one.keys = (position,) if not isinstance(item, dict) or "key" not in item else (item["key"],)
+                for operator in chain[1:]:
+                    assert isinstance(operator, Operator)
+                    one = operator.process(one)
+            except Cancelled:
+                raise
+            except Exception:
+                continue
+            yield one
+
+
+def open_substitutes(stage: StageRun, worker: Worker) -> list[Operator | Source]:
+    """Own copies of the source and the one-to-one stages above ``stage``, for substitutes."""
+    from pipegraph.planning.plan import lineage_above
+
+    chain: list[Operator | Source] = []
+    for above in reversed(lineage_above(stage.plan, stage.run.plan.stages)):
+        if above.bypassed is None and above.operator.kind in ("source", "map"):
+            operator = copy.copy(above.operator)
+            operator.open(stage.run.context(above.name, worker.index))
+            worker.substituting.append(operator)
+            chain.append(operator)
+    if isinstance(stage.plan.operator, Source):
+        chain = [worker.operator]
+    return chain

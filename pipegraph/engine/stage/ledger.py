@@ -1,0 +1,234 @@
+"""What failed and was left out or replaced: the quarantine of a loader, and its budgets per stage and epoch."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import count
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from pipegraph.chunk import Cursor, Lineage
+from pipegraph.engine.stage.budgets import Book, Entry, Quarantined
+from pipegraph.errors import shown
+
+STATE_ENTRIES = 64
+"""So many of the latest entries go into a state; the counts cover all."""
+
+_number = attrgetter("number")
+
+
+class Ledger:
+    """Thread-safe. Holds two things that end at different times:
+
+    * the *quarantine*, which the profile shows: all that was left out, of the whole run; it grows by that alone;
+    * a *book* per stage and epoch, which judges the budget and ends with its epoch.
+
+    A state is made of the books of its epoch, and of the last lines of those before. Nothing of it is walked but what
+    goes into the state.
+
+    Args:
+        unordered: the stages whose items come in completion order, where an ordinal is no item's own.
+    """
+
+    def __init__(self, unordered: Collection[str] = ()) -> None:
+        # Reentrant, and every change below leaves things readable at each step: a signal handler may ask for a state
+        # while its own thread is in here.
+        self._lock = threading.RLock()
+        self._unordered = frozenset(unordered)
+        self._quarantine: dict[tuple[Any, ...], Entry] = {}
+        self._numbers = count()
+        self._past: deque[Entry] = deque(maxlen=STATE_ENTRIES)  # of books that have ended
+        self._books: dict[tuple[str, int], Book] = {}
+        self._base: dict[tuple[str, int], tuple[int, int]] = {}  # what a state said: (failed, items)
+        self._epoch = 0  # of the pass that runs, or ran last
+        self._told: set[str] = set()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to tell, of this run or before."""
+        return not self._quarantine and not self._base and not self._books
+
+    def forked(self) -> None:
+        """In a forked child: a thread that is not here may have held the lock."""
+        self._lock = threading.RLock()
+
+    # -- the life of books ---------------------------------------------------------------------
+
+    def begin(self, epoch: int, restored: bool, delivered: bool = True) -> None:
+        """A run begins at ``epoch``: what fails is counted anew, from the state's counts if it goes on from one.
+
+        Books of epochs that were only prefetched, of the one of which the pass before has not ``delivered`` anything,
+        and of those that the run does once more have never been.
+        """
+        with self._lock:
+            if not restored:
+                self._base.clear()
+            since = self._epoch if delivered else self._epoch - 1
+            void = {of for of in self._epochs() if of > since or (restored and of >= epoch)}
+            for (_, of), book in self._books.items():
+                if of in void:
+                    for key in book.new:
+                        self._quarantine.pop(key, None)
+            self._end(self._epochs() - void)
+            self._books.clear()
+
+    def enter(self, epoch: int) -> None:
+        """A pass over ``epoch`` begins: the books of epochs before it end."""
+        with self._lock:
+            self._epoch = epoch
+            self._end({of for of in self._epochs() if of < epoch})
+
+    def take_over(self, epoch: int) -> None:
+        """The run goes on with another rank's part of the same epoch, whose cursors begin anew.
+
+        Counts go on, but those of sources: their items are the steps of a part, so each part is judged by itself.
+        """
+        with self._lock:
+            self._base = {
+                key: (book.failed, book.items)
+                for key, book in self._books.items()
+                if key[1] == epoch and book.items
+            }
+            self._end({epoch})
+
+    def _epochs(self) -> set[int]:
+        return {of for _, of in self._books}
+
+    def _end(self, epochs: set[int]) -> None:
+        ended = [key for key in self._books if key[1] in epochs]
+        last = [entry for key in ended for entry in self._books[key].latest(STATE_ENTRIES)]
+        self._past.extend(sorted(last, key=_number))
+        for key in ended:
+            del self._books[key]
+
+    def _book(self, stage: str, epoch: int) -> Book:
+        book = self._books.get((stage, epoch))
+        if book is None:
+            book = self._books[stage, epoch] = Book(*self._base.get((stage, epoch), (0, 0)))
+        return book
+
+    # -- what stages tell and ask --------------------------------------------------------------
+
+    def items_before(self, stage: str, epoch: int) -> int:
+        """How many items of the epoch the stage had taken before this run began."""
+        with self._lock:
+            return self._base.get((stage, epoch), (0, 0))[1]
+
+    def took(self, stage: str, epoch: int, befores: Sequence[Cursor], first: int) -> None:
+        """Items came in at these cursors; with the first of them the stage has taken ``first`` of the epoch."""
+        with self._lock:
+            self._book(stage, epoch).take(befores, first)
+
+    def failed(self, stage: str, epoch: int) -> int:
+        """How many of the stage's items failed in the epoch so far, earlier runs included."""
+        with self._lock:
+            book = self._books.get((stage, epoch))
+            return book.failed if book is not None else self._base.get((stage, epoch), (0, 0))[0]
+
+    def add(self, stage: str, epoch: int, ordinal: int, lost: Sequence[tuple[Lineage, Quarantined]]) -> bool:
+        """Record one failing item (a whole batch has an entry per sample); says whether it is the stage's first.
+
+        A replay shows nothing twice. In order the same sample under another ordinal is another item: it came by
+        another way.
+        """
+        with self._lock:
+            book = self._book(stage, epoch)
+            entries = []
+            for row, quarantined in lost:
+                key = (stage, epoch, row, 0 if stage in self._unordered else ordinal)
+                known = self._quarantine.get(key)
+                if known is None:
+                    entry = Entry(quarantined, row, ordinal, next(self._numbers))
+                    book.new.append(key)
+                    self._quarantine[key] = entry
+                else:
+                    entry = Entry(known.shown, row, ordinal, known.number)
+                entries.append(entry)
+            book.add(ordinal, entries)
+            first = stage not in self._told
+            self._told.add(stage)
+            return first
+
+    def shown(self) -> tuple[Quarantined, ...]:
+        """The whole quarantine."""
+        with self._lock:
+            return tuple([entry.shown for entry in self._quarantine.values()])
+
+    # -- states --------------------------------------------------------------------------------
+
+    def prune(self, epoch: int, at: Callable[[str], Cursor]) -> None:
+        """Forget the cursors of items before ``at(stage)``, where the stage's input would restart now."""
+        with self._lock:
+            for (stage, of), book in self._books.items():
+                if of == epoch:
+                    book.prune(at(stage))
+
+    def state(self, epoch: int, at: Callable[[str], Cursor], sources: Mapping[str, int]) -> list[Any]:
+        """``[[[stage, failed, items], ...], latest entries]`` of what lies before the cursors.
+
+        Args:
+            at: a stage's name to the cursor at which its input would restart.
+            sources: the step at which each source would restart.
+        """
+        with self._lock:
+            found = list(self._past)
+            counts = {
+                stage: [stage, failed, items]
+                for (stage, of), (failed, items) in self._base.items()
+                if of == epoch
+            }
+            for (stage, of), book in self._books.items():
+                if of == epoch:
+                    items = sources[stage] if stage in sources else book.passed(at(stage))
+                    counts[stage] = [stage, book.failed_of(items), items]
+                    found += book.latest(STATE_ENTRIES, items)
+                elif of < epoch:
+                    found += book.latest(STATE_ENTRIES)
+        latest = sorted({entry.number: entry for entry in found}.values(), key=_number)[-STATE_ENTRIES:]
+        return [[counts[stage] for stage in sorted(counts)], [_line(entry) for entry in latest]]
+
+    def load(self, epoch: int, state: Any) -> None:
+        """Go on from a state; forgets everything else."""
+        counts, lines = state
+        with self._lock:
+            self._quarantine.clear()
+            self._past.clear()
+            self._books.clear()
+            self._base = {(stage, epoch): (failed, items) for stage, failed, items in counts}
+            for key, position, of, stage, error, row, ordinal in lines:
+                entry = Entry(
+                    Quarantined(_hashable(key), position, of, stage, error),
+                    _hashable(row),
+                    ordinal,
+                    next(self._numbers),
+                )
+                self._past.append(entry)
+                own = 0 if stage in self._unordered else ordinal
+                self._quarantine[stage, of, entry.row, own] = entry
+
+
+def _line(entry: Entry) -> list[Any]:
+    of = entry.shown
+    return [_plain(of.key), of.position, of.epoch, of.stage, of.error, list(entry.row), entry.ordinal]
+
+
+def _plain(key: Any) -> Any:
+    """A sample's key as JSON knows it; what it does not know becomes text."""
+    if key is None or isinstance(key, str | bool | int | float):
+        return key
+    if isinstance(key, np.generic):
+        return _plain(key.item())
+    if isinstance(key, list | tuple):
+        return [_plain(each) for each in key]
+    try:
+        return str(key)
+    except Exception:
+        return shown(key)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(_hashable(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,176 @@
+"""The loops of fan-ins and routes; see ``loops`` for what all loops share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from operator import index as as_int
+from time import perf_counter_ns
+from typing import Any
+
+from pipegraph.chunk import Chunk, EndOfEpoch, Mark
+from pipegraph.contracts import Merge, Route
+from pipegraph.engine.stage.failure_policy import not_a_chunk
+from pipegraph.engine.stage.ordinals import number_item
+from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.errors import shown
+
+Loop = Iterator[None]
+
+
+def route_loop(stage: StageRun, worker: Worker) -> Loop:
+    """Each chunk to one output; where a Merge follows, a Mark says that the stream turns."""
+    operator: Route = worker.operator
+    get = stage.inboxes[0].get
+    puts = [stage.putter(output) for output in range(operator.outputs)]
+    joined = stage.plan.route_outputs  # a Merge follows these; it starts with the lowest of them
+    choose = stage.failures.guard(worker, operator.choose)
+    meter, now = worker.meter, perf_counter_ns
+    # With a Merge below, a cursor is (the input's, the turn there): a restart must turn where this run did.
+    turn = first = min(joined, default=0)
+    if stage.restart.cursor is not None:
+        turn = stage.restart.cursor
+    while True:
+        item = get()
+        if item.__class__ is Chunk:
+            number_item(stage, worker, item)
+            start = now()
+            failed: Any = None
+            try:
+                output = _number(choose(item))
+                if not 0 <= output < len(puts):
+                    raise IndexError(f"choose returned output {output}, there are {len(puts)}")
+            except BaseException as error:
+                failed, output = stage.failures.handle(worker, item, error), -1
+            meter.busy_ns += now() - start
+            meter.calls += 1
+            if output < 0:
+                stage.drop(0, item.buffers)
+                if failed is not None:
+                    for put in puts:  # whichever is read first
+                        put(failed)
+                yield
+                continue
+            meter.items += 1
+            meter.samples += len(item.rows)
+            if joined:
+                before, after = item.before, item.after
+                item.before = (before, turn)
+                if output != turn and output in joined:
+                    left, turn = turn, int(output)
+                    puts[left](Mark(stage.name, turn, item.epoch, item.before, (after, turn)))
+                item.after = (after, turn)
+            if not puts[output](item):
+                meter.dropped += 1
+                stage.unwanted(item)
+        elif isinstance(item, EndOfEpoch):
+            turn = first
+            for put in puts:
+                put(item)
+        elif isinstance(item, Mark):
+            mark = item
+            if joined:
+                mark = Mark(item.route, item.turn, item.epoch, (item.before, turn), (item.after, turn))
+            puts[turn](mark)
+        else:
+            for put in puts:
+                put(item)
+        yield
+
+
+def _number(output: Any) -> int:
+    if output.__class__ is int:
+        return output
+    try:
+        return as_int(output)
+    except TypeError:  # an array has an __index__ too, and may refuse
+        raise TypeError(f"choose must return an output number, got {shown(output)}") from None
+
+
+def merge_loop(stage: StageRun, worker: Worker) -> Loop:
+    """Several inputs, read in the order that the operator's own state decides."""
+    operator: Merge = worker.operator
+    inboxes, put = stage.inboxes, stage.putter()
+    count = len(inboxes)
+    plan = stage.run.plan
+    tracked = plan.stages[plan.output.stage].unordered_above  # samples are known by lineage and way
+    epoch = stage.run.first_epoch
+    if stage.plan.route is not None:
+        operator.follow(stage.plan.route, stage.plan.route_outputs)
+    while True:
+        operator.begin(count, epoch)
+        positions: list[Any] = [None] * count
+        if epoch == stage.run.first_epoch and stage.restart.cursor is not None:
+            positions = list(operator.cursors(stage.restart.cursor, count))
+        last = operator.cursor(positions)
+        ended: set[int] = set()
+        held: list[Any] = []
+        while (index := operator.next_input()) is not None:
+            item = inboxes[index].get()
+            if item.__class__ is Chunk:
+                if tracked:
+                    item.paths = tuple((*path, index) for path in item.paths or ((),) * len(item.rows))
+                positions[index] = item.after
+                last = _merge_one(stage, worker, item, positions, last, held, put)
+            elif isinstance(item, EndOfEpoch):
+                ended.add(index)
+                operator.end_input(index)
+            elif not isinstance(item, Mark):
+                put(item)
+            elif operator.turn(item):
+                positions[index] = item.after
+            elif stage.plan.marked:  # of a route further out, whose place in the stream this is
+                positions[index] = item.after
+                after = operator.cursor(positions)
+                put(Mark(item.route, item.turn, item.epoch, last, after))
+                last = after
+            yield
+        for buffers in held:
+            stage.run.account.release(buffers)
+        left = [index for index in range(count) if index not in ended]
+        for index in left:
+            stage.discard_input(index, epoch)
+        put(EndOfEpoch(epoch))
+        epoch += 1
+        yield
+        # Only now: an input may wait for something that comes long after this epoch's end, or never.
+        for index in left:
+            while not isinstance(item := inboxes[index].get(), EndOfEpoch):
+                stage.run.account.release(item.buffers)
+
+
+def _merge_one(
+    stage: StageRun,
+    worker: Worker,
+    item: Chunk,
+    positions: list[Any],
+    last: Any,
+    held: list[Any],
+    put: Callable[[Any], bool],
+) -> Any:
+    """Process one chunk of a fan-in; returns the cursor after what was sent last."""
+    meter = worker.meter
+    if item.buffers:
+        held.append(item.buffers)
+    start = perf_counter_ns()
+    try:
+        out = worker.operator.process(item)
+        if out is not None and not isinstance(out, Chunk):
+            raise not_a_chunk(out, stage.name, "process")
+    except BaseException as error:
+        out = stage.failures.handle(worker, item, error)
+    meter.busy_ns += perf_counter_ns() - start
+    meter.calls += 1
+    if out is None:
+        return last
+    if out.__class__ is Chunk:
+        after = worker.operator.cursor(positions)
+        out.before, out.after, last = last, after, after
+        meter.items += 1
+        meter.samples += len(out.rows)
+    stage.settle(worker, 0, (), out)
+    for buffers in held:
+        stage.run.account.release(buffers)
+    held.clear()
+    if not put(out):
+        stage.unwanted(out)
+    return last

@@ -1,0 +1,214 @@
+"""The loops of regrouping operators: chunks in, other chunks out; one worker, in order."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+from pipegraph.bundle import Bundle
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
+from pipegraph.contracts import Regroup
+from pipegraph.engine.memory import Account
+from pipegraph.engine.stage.cursors import earlier
+from pipegraph.engine.stage.groups import Groups, watched
+from pipegraph.engine.stage.ordinals import number_item
+from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.errors import note
+
+Loop = Iterator[None]
+
+
+def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
+    """Chunks in, other chunks out."""
+    get, put = stage.inboxes[0].get, stage.putter()
+    operator: Regroup = worker.operator
+    operator.begin()
+    if stage.restart.cursor is not None:
+        operator.resume(stage.restart.cursor)
+    memory, reserve = stage.account, stage.run.account.reserve
+    account = stage.run.account
+    held = Held(stage)
+    marks = _Marks(stage) if stage.plan.marked else None
+    groups = Groups(stage.plan) if watched(operator) else None
+
+    def send(made: Iterable[Any]) -> Loop:
+        for out in made:
+            if groups is not None and out.__class__ is Chunk and (wrong := groups.check(out)) is not None:
+                out = Failure(wrong, out.epoch)
+            if out.__class__ is Chunk:
+                worker.meter.items += 1
+                worker.meter.samples += len(out.rows)
+                if marks is not None:
+                    marks.stamp(out)
+            stage.settle(worker, 0, (), out)
+            if out.__class__ is Chunk:
+                held.release(out.rows)
+            if not put(out):
+                stage.unwanted(out)
+            yield
+
+    while True:
+        item = get()
+        if item.__class__ is Chunk:
+            number_item(stage, worker, item)
+            reserved = reserve(memory) if memory.guarded and operator.emits_next() else 0
+            held.add(item)
+            if groups is not None:
+                groups.came(item)
+            made = regrouped(stage, worker, item, partial(operator.process, item), held, groups=groups)
+            if reserved:
+                account.cancel_reservation(reserved)
+            if made:
+                yield from send(made)
+        elif isinstance(item, EndOfEpoch):
+            yield from send(regrouped(stage, worker, None, operator.flush, held, item.epoch, groups))
+            held.release_all()
+            if groups is not None:
+                groups.begin()
+            if marks is not None:
+                marks.begin()
+            put(item)
+        elif isinstance(item, Mark) and marks is not None:
+            # A group stands where its last sample stood: what turns the stream inside it comes before.
+            mark = marks.take(item)
+            if mark is not None:
+                put(mark)
+        elif not isinstance(item, Mark):
+            put(item)
+        yield
+
+
+def regrouped(
+    stage: StageRun,
+    worker: Worker,
+    item: Chunk | None,
+    call: Callable[[], Iterable[Any]],
+    held: Held | HeldBundles,
+    epoch: int = 0,
+    groups: Groups | None = None,
+) -> list[Any]:
+    """What a regrouping operator makes, or what takes the place of the samples with which it failed."""
+    operator: Regroup = worker.operator
+    operator.failing = ()
+    start = perf_counter_ns()
+    try:
+        made = list(call())
+    except BaseException as error:
+        chunks = list(operator.failing) or ([] if item is None else [item])
+        if chunks:
+            lost = Chunk.group(chunks, None)
+            held.release(lost.rows)
+            if groups is not None:
+                groups.failed(lost.rows)
+            failure: Any = stage.failures.handle(worker, lost, error)
+        elif isinstance(error, Exception):
+            note(error, f"pipegraph: stage {stage.name!r}, at the end of epoch {epoch}")
+            failure = Failure(error, epoch)
+        else:
+            raise
+        made = [] if failure is None else [failure]
+    worker.meter.busy_ns += perf_counter_ns() - start
+    worker.meter.calls += 1
+    return made
+
+
+class Held:
+    """The buffers of the chunks inside a regrouping operator, by sample, until that leaves."""
+
+    def __init__(self, stage: StageRun) -> None:
+        self._account = stage.run.account
+        self._rows: dict[Any, list[Any]] = {}
+
+    def add(self, chunk: Chunk) -> None:
+        if chunk.buffers:
+            # A sample that reaches a window by two ways is in it twice.
+            self._rows.setdefault(chunk.rows[0], []).append(chunk.buffers)
+
+    def release(self, rows: Iterable[Any]) -> None:
+        if self._rows:
+            gone: list[Any] = []
+            for row in rows:
+                waiting = self._rows.get(row)
+                if waiting:
+                    gone += waiting.pop()
+                    if not waiting:
+                        del self._rows[row]
+            self._account.release(tuple(gone))
+
+    def release_all(self) -> None:
+        for waiting in self._rows.values():
+            for buffers in waiting:
+                self._account.release(buffers)
+        self._rows.clear()
+
+
+class HeldBundles:
+    """As :class:`Held`, for bundles: their samples leave in the order in which they came."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._inside: deque[list[Any]] = deque()  # [samples left, buffers]
+
+    def add(self, bundle: Bundle) -> None:
+        self._inside.append([len(bundle.rows), bundle.buffers])
+
+    def release(self, rows: Sequence[Any]) -> None:
+        left = len(rows)
+        while left and self._inside:
+            oldest = self._inside[0]
+            gone = min(left, oldest[0])
+            left -= gone
+            oldest[0] -= gone
+            if not oldest[0]:
+                self._account.release(self._inside.popleft()[1])
+
+    def release_all(self) -> None:
+        while self._inside:
+            self._account.release(self._inside.popleft()[1])
+
+
+class _Marks:
+    """Cursors of a regrouping stage through which the marks of a ``Route`` pass.
+
+    A mark passes at once, before the open group. So a cursor is ``(the operator's, marks to drop)``: of the marks
+    that come again after a restart from the operator's cursor, so many have left already.
+    """
+
+    def __init__(self, stage: StageRun) -> None:
+        self._operator: Regroup = copy.copy(stage.plan.operator)  # type: ignore[assignment]
+        self._drop = stage.restart.marks
+        self._last: Cursor = stage.restart.base
+        self._sent: list[Cursor] = []  # where in the input the marks stood that a restart would meet again
+
+    def begin(self) -> None:
+        """A new epoch."""
+        self._drop, self._last, self._sent = 0, None, []
+
+    def take(self, mark: Mark) -> Mark | None:
+        """The mark as it leaves; None if it did so before the restart."""
+        self._sent.append(mark.before)
+        if self._drop:
+            self._drop -= 1
+            return None
+        done = len(self._sent)
+        return Mark(mark.route, mark.turn, mark.epoch, (self._last, done - 1), (self._last, done))
+
+    def stamp(self, out: Chunk) -> None:
+        """Give an output its cursors."""
+        before, self._last = out.before, out.after
+        out.before = (before, self._again(before))
+        # Those before this output's end are not met again from there on.
+        up = self._input(self._last)
+        self._sent = [each for each in self._sent if not earlier(each, up)]
+        out.after = (self._last, len(self._sent))
+
+    def _again(self, cursor: Cursor) -> int:
+        up = self._input(cursor)
+        return sum(not earlier(each, up) for each in self._sent)
+
+    def _input(self, cursor: Cursor) -> Cursor:
+        return None if cursor is None else copy.copy(self._operator).resume(cursor)

@@ -1,0 +1,165 @@
+"""From the cursor of what was delivered to how every stage restarts. Pure.
+
+A cursor mirrors the graph above its edge: one-to-one stages pass it up, an expanding stage's is
+``(parent's, children done)``, a fan-in's holds one per input. A stage that feeds several others
+restarts at the lowest cursor asked of it; the edges that are further along drop what they had.
+
+Below a completion-order stage chunks have no fixed places: there the restart is at the watermark,
+and samples that were delivered are known by lineage and path.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from pipegraph.batches import select_rows
+from pipegraph.chunk import Chunk, Cursor, Lineage
+from pipegraph.contracts import Merge, Operator, Regroup, Route, Source
+from pipegraph.engine.stage.cursors import earlier
+from pipegraph.engine.stage.stage_run import Restart
+from pipegraph.planning.plan import Plan, StagePlan
+
+Path = tuple[int, ...]
+EdgeKey = tuple[str, int]
+"""``(consuming stage, input index)``; the loader's own edge is ``("", 0)``."""
+
+
+@dataclass
+class Restarts:
+    """What to do to go on from a cursor.
+
+    Attributes:
+        stages: per stage.
+        skips: per edge, the cursor below which chunks were delivered already.
+        inputs: per stage with one input, the cursor at which that restarts.
+        steps: per source, the step at which it restarts.
+    """
+
+    stages: dict[str, Restart] = field(default_factory=dict)
+    skips: dict[EdgeKey, Cursor] = field(default_factory=dict)
+    inputs: dict[str, Cursor] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+
+
+def restarts(plan: Plan, cursor: Cursor) -> Restarts:
+    """How every running stage restarts so that what follows ``cursor`` at the output comes next."""
+    found = Restarts()
+    asked: dict[str, dict[EdgeKey, Cursor]] = {stage.name: {} for stage in plan.running}
+    asked[plan.output.stage]["", 0] = cursor
+    for stage in reversed(plan.running):
+        wanted = asked[stage.name]
+        lowest = None
+        if wanted:
+            cursors = list(wanted.values())
+            lowest = cursors[0]
+            for other in cursors[1:]:
+                if earlier(other, lowest):
+                    lowest = other
+        if not stage.unordered_above:
+            for edge, each in wanted.items():
+                if earlier(lowest, each):
+                    found.skips[edge] = each
+        restart, inputs = _split(stage, lowest)
+        found.stages[stage.name] = restart
+        if isinstance(stage.operator, Source):
+            found.steps[stage.name] = restart.step
+        for index, (edge_up, each) in enumerate(zip(stage.upstream, inputs, strict=True)):
+            asked[edge_up.stage][stage.name, index] = each
+            found.inputs[stage.name] = each
+    return found
+
+
+def _split(stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
+    """A stage's own part of a cursor of its output, and the cursors of its inputs."""
+    operator = stage.operator
+    if isinstance(operator, Source):
+        return Restart(step=0 if cursor is None else cursor), []
+    inputs = len(stage.upstream)
+    if cursor is None:
+        return Restart(), [None] * inputs
+    if isinstance(operator, Merge):
+        return Restart(cursor=cursor), copy.copy(operator).cursors(cursor, inputs)
+    if operator.stateful:
+        if stage.unordered_above:
+            cursor = (cursor[0], cursor[1], cursor[2], 0)  # what was delivered is known by sample instead
+        return Restart(cursor=cursor), [cursor[1]]
+    if isinstance(operator, Route) and stage.merge is not None:
+        return Restart(cursor=cursor[1]), [cursor[0]]
+    if operator.kind == "expand":
+        if stage.unordered_above:
+            return Restart(), [cursor]
+        return Restart(drop=(cursor[0], cursor[1])), [cursor[0]]
+    if isinstance(operator, Regroup):
+        drop = 0
+        if stage.marked:
+            cursor, drop = cursor
+        up = None if cursor is None else copy.copy(operator).resume(cursor)
+        return Restart(cursor=None if stage.unordered_above else cursor, base=cursor, marks=drop), [up]
+    return Restart(), [cursor]
+
+
+# -- samples below completion-order stages ----------------------------------------------------------
+
+
+def unique_paths(plan: Plan) -> dict[EdgeKey, Path]:
+    """For each edge from which only one way leads to the output: the fan-in inputs on that way.
+
+    Of the ways of a stage two are enough to know that there is more than one; all of them would be 2^n behind n
+    fan-outs that meet again.
+    """
+    ways: dict[str, set[Path]] = {stage.name: set() for stage in plan.running}
+    ways[plan.output.stage].add(())
+    found: dict[EdgeKey, Path] = {("", 0): ()}
+    for stage in reversed(plan.running):
+        merging = isinstance(stage.operator, Merge)
+        for index, edge in enumerate(stage.upstream):
+            onward = {((index, *way) if merging else way) for way in ways[stage.name]}
+            ways[edge.stage] = set(islice(ways[edge.stage] | onward, 2))
+            if len(onward) == 1:
+                found[stage.name, index] = next(iter(onward))
+    return found
+
+
+def was_delivered(
+    delivered: Mapping[Path, Set[Lineage]], path: Path, shorten: bool = False
+) -> Callable[[Any], bool]:
+    """A filter for the edge from which ``path`` leads to the output: all of a chunk's samples arrived before.
+
+    After a restart samples meet in other batches than before, and where these fan out, one branch may have
+    delivered a part of a batch that the other still needs: with ``shorten`` the batch loses that part here.
+    """
+
+    def seen(item: Any) -> bool:
+        if not isinstance(item, Chunk) or not item.rows:
+            return False
+        paths = item.paths or ((),) * len(item.rows)
+        kept = [
+            index
+            for index, (row, way) in enumerate(zip(item.rows, paths, strict=True))
+            if row not in delivered.get((*way, *path), ())
+        ]
+        if kept and shorten and item.batched and len(kept) < len(item.rows):
+            item.shorten(kept, select_rows(item.data, kept, len(item.rows), item.layout))
+        return not kept
+
+    return seen
+
+
+def expands_below(plan: Plan, edge: EdgeKey) -> bool:
+    """Whether batches on an edge, from which one way leads to the output, are taken apart further down."""
+    name = edge[0]
+    while name:
+        if plan.stages[name].operator.kind == "expand":
+            return True
+        below = plan.consumers(name)
+        name = below[0][0] if below else ""
+    return False
+
+
+def may_filter(operator: Operator | Source) -> bool:
+    """Whether a consumer's input can be filtered by sample: its chunks keep their lineages."""
+    return isinstance(operator, Operator) and operator.kind in ("map", "route")

@@ -1,0 +1,183 @@
+"""The loop of row operators: the workers of a stage share the rows of one batch.
+
+So a batch is done as soon as all workers together can do it, and none waits behind a slow one. A worker
+takes a row of the oldest batch that has one left; if there is none, the next item; and while it waits for
+that, a batch that another worker opens calls it back. Whoever does a batch's last row ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+from pipegraph.chunk import Chunk, Failure
+from pipegraph.contracts import RowOperator
+from pipegraph.engine.memory import Buffers
+from pipegraph.engine.stage.stage_run import StageRun, Worker
+
+
+class _Job:
+    """One batch in work. ``taken`` and ``left`` change under the stage's ``jobs_lock``."""
+
+    __slots__ = ("batch", "chunk", "failed", "held", "left", "reserved", "taken", "ticket")
+
+    def __init__(self, ticket: int, chunk: Chunk, batch: Any, reserved: int) -> None:
+        self.ticket = ticket
+        self.chunk = chunk
+        self.batch = batch
+        self.held: Buffers = chunk.buffers
+        self.reserved = reserved
+        self.taken = 0
+        self.left = len(chunk.rows)
+        self.failed: dict[int, Exception] = {}
+
+
+def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
+    """See the module docstring."""
+    inbox, meter, now = stage.inboxes[0], worker.meter, perf_counter_ns
+    operator: RowOperator = worker.operator
+    process = stage.failures.guard(worker, operator.process)
+    while True:
+        found = _next_row(stage)
+        if found is not None:
+            job, index = found
+            start = now()
+            error = stage.failures.do_row(worker, partial(operator.do_row, job.batch, index, None))
+            meter.busy_ns += now() - start
+            if _row_done(stage, job, index, error):
+                _send(stage, worker, job.ticket, _end(stage, worker, job), job.held, job.reserved)
+                yield
+            continue
+        ticket, item = inbox.take(lambda: bool(stage.jobs))
+        if ticket < 0:
+            continue
+        worker.ticket = ticket
+        if item.__class__ is not Chunk:
+            _send_token(stage, ticket, item)
+            yield
+            continue
+        first = stage.first_in_line if stage.pooled else None
+        reserved = stage.run.account.reserve(stage.account, first, ticket) if stage.account.largest else 0
+        start = now()
+        opened: _Job | None = None
+        out: Any = None
+        try:
+            if item.batched:
+                opened = _Job(ticket, item, operator.begin_batch(item), reserved)
+            else:
+                out = process(item)
+                stage.check_made(out)
+        except BaseException as error:
+            out = stage.failures.handle(worker, item, error)
+        meter.busy_ns += now() - start
+        if opened is not None:
+            with stage.jobs_lock:
+                stage.jobs.append(opened)
+            inbox.nudge_all()
+            continue
+        _send(stage, worker, ticket, out, item.buffers, reserved)
+        yield
+
+
+def _next_row(stage: StageRun) -> tuple[_Job, int] | None:
+    with stage.jobs_lock:
+        if not stage.jobs:
+            return None
+        job = stage.jobs[0]
+        index = job.taken
+        job.taken += 1
+        if job.taken == len(job.chunk.rows):
+            stage.jobs.popleft()
+        return job, index
+
+
+def _row_done(stage: StageRun, job: _Job, index: int, error: Exception | None) -> bool:
+    with stage.jobs_lock:
+        if error is not None:
+            job.failed[index] = error
+        job.left -= 1
+        return job.left == 0
+
+
+def _end(stage: StageRun, worker: Worker, job: _Job) -> Any:
+    """The finished batch, its failure, or None if no row is left."""
+    operator: RowOperator = worker.operator
+    worker.ticket = job.ticket
+    start = perf_counter_ns()
+    out: Any
+    try:
+        kept: list[int] | Failure = list(range(len(job.chunk.rows)))
+        if job.failed:
+            kept = stage.failures.judge_rows(
+                worker, job.chunk, job.failed, lambda row, sample: operator.do_row(job.batch, row, sample)
+            )
+        if isinstance(kept, Failure):
+            out = kept
+        else:
+            out = operator.end_batch(job.batch, kept) if kept else None
+    except BaseException as error:
+        out = stage.failures.handle(worker, job.chunk, error)
+    worker.meter.busy_ns += perf_counter_ns() - start
+    return out
+
+
+def _send(stage: StageRun, worker: Worker, ticket: int, out: Any, held: Buffers, reserved: int) -> None:
+    meter = worker.meter
+    meter.calls += 1
+    stage.forget(ticket)
+    if out is None:
+        meter.dropped += 1
+        stage.drop(reserved, held)
+    else:
+        if out.__class__ is Chunk:
+            meter.items += 1
+            meter.samples += len(out.rows)
+        stage.settle(worker, reserved, held, out)
+    if stage.unordered:
+        if out is not None and not stage.put_unordered(ticket, out, True):
+            stage.unwanted(out)
+        stage.finish_ticket(ticket)
+    elif stage.pooled:
+        if out is None:
+            stage.close_lane(ticket)
+        elif not stage.lane_putter()(ticket, out, True):
+            stage.unwanted(out)
+    elif out is not None and not stage.putter()(out):
+        stage.unwanted(out)
+    if stage.pooled:
+        stage.moved()
+
+
+def _send_token(stage: StageRun, ticket: int, item: Any) -> None:
+    if stage.unordered:
+        stage.token_unordered(ticket, item)
+    elif stage.pooled:
+        stage.lane_putter()(ticket, item, True)
+    else:
+        stage.putter()(item)
+
+
+def whole_batches(stage: StageRun, worker: Worker) -> Callable[[Chunk], Any]:
+    """``process`` of a row operator that lives elsewhere: one worker does all rows of a batch, by their policy."""
+    remote, failures = worker.operator, stage.failures
+
+    def process(chunk: Chunk) -> Any:
+        if not chunk.batched:
+            return remote.process(chunk)
+        made, failed = remote.rows(chunk)
+        if made is not None:
+            return made
+        still: dict[int, Exception] = {}
+        for row, error in failed.items():
+            try:
+                failures.try_again(worker, partial(remote.row, row, None), error)
+            except Exception as last:
+                still[row] = last
+        kept = failures.judge_rows(worker, chunk, still, remote.row)
+        if isinstance(kept, Failure):
+            return kept
+        return remote.end(kept) if kept else None
+
+    return process

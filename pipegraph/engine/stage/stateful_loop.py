@@ -1,0 +1,194 @@
+"""The loop of operators that keep state of their own: one worker, in order, with snapshots.
+
+Every ``SNAPSHOT_EVERY`` inputs the operator's ``state_dict()`` is taken, also while a regrouping operator holds
+samples: those are in its state, as chunks (see ``kept``), and one that leaves although it was not is refused. Only
+below a completion-order stage, where a restart knows whole samples alone, does the snapshot wait until none is
+held. The cursor of an output is ``(n, base, snapshot, drop)``: its number in the epoch, the input cursor and the
+snapshot to restart from, and how many outputs to drop after that (marks are outputs too). The snapshot is wrapped
+in a dict, which cursors leave as it is. The state begins anew in each epoch, so that an epoch never depends on
+which came before (promise 3).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Lineage, Mark
+from pipegraph.contracts import Regroup, Source
+from pipegraph.engine.stage.groups import forgotten, twice
+from pipegraph.engine.stage.kept import decode, encode, lineages
+from pipegraph.engine.stage.ordinals import number_item
+from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.errors import GraphError, note
+
+SNAPSHOT_EVERY = 64
+
+
+def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
+    """See the module docstring."""
+    get, put = stage.inboxes[0].get, stage.putter()
+    operator, meter = worker.operator, worker.meter
+    account = stage.run.account
+    regroups = isinstance(stage.plan.operator, Regroup)
+    if regroups:
+        operator.begin()
+    initial = encode(operator.state_dict()) if worker.initial is None else worker.initial
+    worker.initial = initial
+    operator.load_state_dict(decode(initial))
+    if regroups:
+        operator.begin()
+    tracks = _Tracks(stage) if regroups else None
+    number, base, drop = 0, None, 0
+    snapshot: dict[str, Any] | None = None
+    if stage.restart.cursor is not None:
+        number, base, snapshot, drop = stage.restart.cursor
+        if snapshot is not None:
+            operator.load_state_dict(decode(snapshot["state"]))
+            if tracks is not None:
+                tracks.snapshot(snapshot["state"])
+        number -= drop
+    done, inputs = 0, 0
+    held: list[Any] = []
+
+    def cursors() -> tuple[Any, Any] | None:
+        """Of the next output; None if it left before the restart."""
+        nonlocal number, done
+        number += 1
+        done += 1
+        if done <= drop:
+            return None
+        return (number - 1, base, snapshot, done - 1), (number, base, snapshot, done)
+
+    def send(made: list[Any]) -> Iterator[None]:
+        for out in made:
+            if isinstance(out, Chunk) and tracks is not None and (wrong := tracks.left(out)) is not None:
+                out = Failure(wrong, out.epoch)
+            if isinstance(out, Chunk):
+                places = cursors()
+                if places is None:
+                    continue
+                out.before, out.after = places
+                meter.items += 1
+                meter.samples += len(out.rows)
+            stage.settle(worker, 0, (), out)
+            if not put(out):
+                stage.unwanted(out)
+            yield
+
+    def work(item: Chunk | None, call: Callable[[], Any], epoch: int) -> list[Any]:
+        start = perf_counter_ns()
+        try:
+            made = call()
+            if operator.kind == "map":
+                stage.check_made(made)
+            made = [made] if isinstance(made, Chunk) else [] if made is None else list(made)
+        except BaseException as error:
+            if item is not None:
+                failure: Any = stage.failures.handle(worker, item, error)
+            elif isinstance(error, Exception):
+                note(error, f"pipegraph: stage {stage.name!r}, at the end of epoch {epoch}")
+                failure = Failure(error, epoch)
+            else:
+                raise
+            made = [] if failure is None else [failure]
+        meter.busy_ns += perf_counter_ns() - start
+        meter.calls += 1
+        return made
+
+    def release() -> None:
+        for buffers in held:
+            account.release(buffers)
+        held.clear()
+
+    while True:
+        item = get()
+        if isinstance(item, Chunk):
+            number_item(stage, worker, item)
+            after = item.after
+            if item.buffers:
+                held.append(item.buffers)
+            if tracks is not None:
+                tracks.came(item)
+            made = work(item, partial(operator.process, item), item.epoch)
+            yield from send(made)
+            inputs += 1
+            if not regroups or made:
+                release()
+            if inputs >= SNAPSHOT_EVERY and (tracks is None or tracks.ready):
+                inputs = 0
+                base, snapshot = after, {"state": encode(operator.state_dict())}
+                if tracks is not None:
+                    tracks.snapshot(snapshot["state"])
+                drop, done = max(0, drop - done), 0
+        elif isinstance(item, EndOfEpoch):
+            if regroups:
+                yield from send(work(None, operator.flush, item.epoch))
+            release()
+            put(item)
+            operator.load_state_dict(decode(initial))
+            if tracks is not None:
+                tracks.begin()
+            number, base, snapshot, drop, done, inputs = 0, None, None, 0, 0, 0
+        elif isinstance(item, Mark):
+            places = cursors()
+            if places is not None:
+                put(Mark(item.route, item.turn, item.epoch, *places))
+        else:
+            put(item)
+        yield
+
+
+class _Tracks:
+    """The samples that a stateful regrouping operator was given and has sent."""
+
+    def __init__(self, stage: StageRun) -> None:
+        self._stage = stage.name
+        self._sources = {
+            name for name, each in stage.run.plan.stages.items() if isinstance(each.operator, Source)
+        }
+        self._unordered = stage.plan.unordered_above
+        self._inside: Counter[Lineage] = Counter()  # below a completion-order stage: what has not left
+        self._last: frozenset[Lineage] = frozenset()
+        self._fresh: set[Lineage] = set()  # what came since the last snapshot
+        self._kept: frozenset[Lineage] | None = None  # what that one held; None before the first
+
+    def begin(self) -> None:
+        """A new epoch."""
+        self._inside.clear()
+        self._fresh.clear()
+        self._last, self._kept = frozenset(), None
+
+    def came(self, item: Chunk) -> None:
+        """A chunk is given to the operator."""
+        (self._inside if self._unordered else self._fresh).update(item.rows)
+
+    def left(self, out: Chunk) -> GraphError | None:
+        """A chunk leaves it; returns what is wrong with that, if anything is."""
+        if self._unordered:
+            rows = frozenset(out.rows)
+            shared, self._last = rows & self._last, rows
+            for row in out.rows:
+                self._inside[row] -= 1
+                if self._inside[row] <= 0:
+                    del self._inside[row]
+            return twice(self._stage, next(iter(shared))) if shared else None
+        if self._kept is not None:
+            for row in out.rows:
+                if row not in self._fresh and row not in self._kept and row[0] in self._sources:
+                    return forgotten(self._stage, row)
+        return None
+
+    @property
+    def ready(self) -> bool:
+        """Whether a snapshot may be taken."""
+        return not self._inside
+
+    def snapshot(self, state: Any) -> None:
+        """One was taken, or restored."""
+        self._fresh.clear()
+        if not self._unordered:
+            self._kept = frozenset(lineages(state))

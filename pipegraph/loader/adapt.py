@@ -1,0 +1,365 @@
+"""A state of a graph that has been changed since: what of it holds for the graph there is now. Pure.
+
+A cursor mirrors the graph above its edge, so a state notes how its graph was wired (:func:`wiring`): for each stage
+what it is, where in its cursors those of its inputs lie, and what it reads from. With that the cursor of the
+old output is taken apart into those of the stages, and a cursor of the new output is put together from these:
+
+* a source that is in both graphs goes on at its step, a new one begins at its start;
+* a one-to-one stage holds nothing, so it may be changed, added or left out freely;
+* any other stage that was not changed keeps what it held; one that was changed, or is new, begins anew where its
+  input stands, which for a window or a bucket is where the oldest sample that had not left came in;
+* a changed operator with a state of its own, if it is still of the same class, is given the state that was saved.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipegraph.chunk import Cursor
+from pipegraph.contracts import Merge, Operator, Regroup, Route, Source
+from pipegraph.engine.stage.cursors import earlier, freeze
+from pipegraph.errors import StateError
+from pipegraph.loader.state import check_state
+from pipegraph.planning.plan import Plan, StagePlan, parameters
+
+Wiring = dict[str, dict[str, Any]]
+Given = list[tuple[str, Cursor]]
+"""Stages of the old graph that are in the new one too, with cursors of their outputs."""
+
+
+def wiring(plan: Plan) -> Wiring:
+    """What a state notes of its graph, as JSON; the same whatever the plan fuses or leaves out."""
+    found: Wiring = {}
+    for stage in plan.described():
+        operator = stage.spec.operator
+        kind, part = _shape(stage, operator)
+        marked = stage.marked and isinstance(operator, Regroup) and not operator.stateful
+        found[stage.name] = {
+            "class": _short(f"{type(operator).__module__}.{type(operator).__qualname__}"),
+            "parameters": _short(
+                json.dumps([parameters(stage.spec), stage.spec.ordered], sort_keys=True, default=repr)
+            ),
+            "cursor": [kind, *part, marked],
+            "from": [edge.stage for edge in plan.described_upstream(stage)],
+        }
+    return found
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _shape(stage: StagePlan, operator: Operator | Source) -> tuple[str, tuple[int | None, int | None]]:
+    """How a cursor of the stage's output holds those of its inputs."""
+    whole = (None, None)
+    if isinstance(operator, Source):
+        return "source", whole
+    if isinstance(operator, Merge | Regroup) and not operator.stateful:
+        if operator.inputs_in is not None:
+            return "part", operator.inputs_in
+        own = isinstance(operator, Merge) or type(operator).resume is not Operator.resume
+        return ("unknown" if own else "same"), whole
+    if operator.stateful:
+        return "state", whole
+    if isinstance(operator, Route):
+        return ("same" if stage.merge is None else "route"), whole
+    return ("expand" if operator.kind == "expand" and not stage.unordered_above else "same"), whole
+
+
+@dataclass(frozen=True)
+class _Differences:
+    """Between the graph of a state and the one there is."""
+
+    changed: tuple[str, ...]
+    missing: tuple[str, ...]
+    added: tuple[str, ...]
+    moved: tuple[str, ...]
+
+
+def adapted_all(state: Any, plan: Plan, allow: Collection[str]) -> tuple[Any, list[str]]:
+    """As :func:`adapted`, also of the list of all ranks' states."""
+    if not isinstance(state, list | tuple):
+        check_state(state)
+        return adapted(state, plan, allow)
+    found = [adapted_all(each, plan, allow) for each in state]
+    return [each for each, _ in found], found[0][1] if found else []
+
+
+def adapted(state: Mapping[str, Any], plan: Plan, allow: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """The state as one of this graph, and in words what goes on and what begins anew.
+
+    Raises:
+        StateError: a stage that is not allowed to differ does, or one that differs cannot be carried over.
+    """
+    old = state.get("graph")
+    if not isinstance(old, Mapping):
+        raise StateError("the state does not say how its graph was wired: allow= needs one that does")
+    ours = wiring(plan)
+    unknown = [name for name in allow if name not in old and name not in ours]
+    if unknown:
+        known = ", ".join(map(repr, dict.fromkeys([*ours, *old])))
+        raise StateError(
+            f"allow: neither graph has a stage {', '.join(map(repr, unknown))}; they have {known}"
+        )
+    differ = _differences(old, ours, str(state["digest"].get("(output)", "")), plan, allow)
+    carry = _Carry(plan, old, ours, differ, str(state["digest"]["(output)"]).rpartition(":")[0])
+    made = dict(state)
+    for key, part in state.items():
+        if key.startswith("rank") and isinstance(part, Mapping):
+            made[key] = carry.part(part)
+    made["digest"], made["graph"] = plan.digests(), ours
+    return made, carry.words()
+
+
+def _known(node: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes a stage another one; not whether it lies between a ``Route`` and its ``Merge``."""
+    return node["class"], node["parameters"], list(node["cursor"][:3])
+
+
+def _skipped(name: str, wired: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The nearest stages above (or this one) that are in the other graph too; itself where nothing is above."""
+    if name in other or not wired[name]["from"]:
+        return [name]
+    return [found for up in wired[name]["from"] for found in _skipped(up, wired, other)]
+
+
+def _differences(
+    old: Mapping[str, Any], ours: Wiring, output: str, plan: Plan, allow: Collection[str]
+) -> _Differences:
+    both = [name for name in ours if name in old]
+    changed = [name for name in both if _known(old[name]) != _known(ours[name])]
+    missing = [name for name in old if name not in ours]
+    added = [name for name in ours if name not in old]
+    named = set(allow)
+    words = [f"stage {name!r} has other parameters" for name in changed if name not in named]
+    words += [f"stage {name!r} of the state is not in the graph" for name in missing if name not in named]
+    words += [f"stage {name!r} is not in the state" for name in added if name not in named]
+
+    def reads(wired: Mapping[str, Any], other: Mapping[str, Any], names: Sequence[str]) -> set[str]:
+        return {found for up in names for found in _skipped(up, wired, other)} - named
+
+    for name in both:
+        before, now = reads(old, ours, old[name]["from"]), reads(ours, old, ours[name]["from"])
+        if before != now and name not in named:
+            words.append(f"stage {name!r} reads from {_list(now)} instead of {_list(before)}")
+    ended, ends = output.rpartition(":")[0], plan.described_output().stage
+    if ended in old and reads(old, ours, [ended]) != reads(ours, old, [ends]):
+        words.append(f"it delivered from {ended!r}, this graph from {ends!r}")
+    if words:
+        raise StateError(
+            f"the state is of another graph than {plan.graph_name!r}: {'; '.join(words)}. Name what may differ in "
+            f"allow= (given: {_list(allow)})"
+        )
+    moved = [name for name in both if old[name]["from"] != ours[name]["from"] and name not in changed]
+    return _Differences(tuple(changed), tuple(missing), tuple(added), tuple(moved))
+
+
+def _list(names: Collection[str]) -> str:
+    return ", ".join(map(repr, sorted(names))) or "nothing"
+
+
+class _Carry:
+    """Takes cursors of the old graph apart and puts those of the new one together."""
+
+    def __init__(
+        self, plan: Plan, old: Mapping[str, Any], ours: Wiring, differ: _Differences, output: str
+    ) -> None:
+        self._plan = plan
+        self._old, self._ours = old, ours
+        self._differ = differ
+        self._output = output
+        self._stages = {stage.name: stage for stage in plan.described()}
+        self._found: dict[str, Cursor] = {}
+
+    def part(self, part: Mapping[str, Any]) -> dict[str, Any]:
+        """A rank's part of the state."""
+        if part["delivered"] or any(rows for *_, rows in part["later"]):
+            self._check_paths()
+        kept = {name for name in self._old if name in self._ours}
+        same = kept - set(self._differ.changed)
+        counts, entries = part["ledger"]
+        return {
+            **part,
+            "cursor": self._cursor(part["cursor"]),
+            "history": self._history(part["history"]),
+            "later": [
+                [place, self._cursor(cursor), self._history(history), rows]
+                for place, cursor, history, rows in part["later"]
+            ],
+            "ledger": [[each for each in counts if each[0] in kept], entries],
+            "iterators": {name: found for name, found in part["iterators"].items() if name in same},
+        }
+
+    def _history(self, history: Sequence[Any]) -> list[Any]:
+        """What was consumed at other world sizes, of each source that there is now."""
+        before = [name for name, node in self._old.items() if node["cursor"][0] == "source"]
+        now = [name for name, node in self._ours.items() if node["cursor"][0] == "source"]
+        found = []
+        for ranks, counts in history:
+            each = counts if isinstance(counts, Mapping) else dict.fromkeys(before, counts)
+            found.append([ranks, {name: each.get(name, 0) for name in now}])
+        return found
+
+    def _check_paths(self) -> None:
+        """Below completion-order stages samples are known by the inputs of fan-ins that they came through."""
+        for name, node in {**self._old, **self._ours}.items():
+            merges = len(node["from"]) > 1
+            if merges and self._old.get(name, {}).get("from") != self._ours.get(name, {}).get("from"):
+                raise StateError(
+                    f"stage {name!r}: the inputs of a fan-in must not change below a stage with ordered=False; load "
+                    "a state from the end of an epoch"
+                )
+
+    def _cursor(self, cursor: Any) -> Cursor:
+        if cursor is None or self._output not in self._old:
+            return None
+        self._found = {}
+        frozen = freeze(cursor)
+        self._walk(self._output, frozen)
+        return self._find(self._plan.described_output().stage, list(self._common(self._output, frozen)))
+
+    # -- the old graph -------------------------------------------------------------------------
+
+    def _walk(self, name: str, cursor: Cursor) -> None:
+        """Note the lowest cursor of every stage's output that a restart would ask for."""
+        if name not in self._found or earlier(cursor, self._found[name]):
+            self._found[name] = cursor
+        for up, each in self._apart(name, cursor):
+            self._walk(up, each)
+
+    def _apart(self, name: str, cursor: Cursor) -> Given:
+        """The stages that a stage of the old graph reads from, each with the cursor at which that restarts."""
+        node = self._old[name]
+        ups = node["from"]
+        kind, start, stop, marked = node["cursor"]
+        if cursor is not None and marked:
+            cursor = cursor[0]
+        if cursor is None:
+            return [(up, None) for up in ups]
+        if kind == "unknown":
+            raise StateError(
+                f"stage {name!r} keeps its place in its own way: to change the graph here its class must say where in "
+                "its cursors those of its inputs lie (inputs_in), and how it begins behind them (begin_at)"
+            )
+        if kind == "part":
+            return list(zip(ups, cursor[start:stop], strict=False))
+        at = {"expand": 0, "state": 1, "route": 0}.get(kind)
+        return [(up, cursor if at is None else cursor[at]) for up in ups]
+
+    def _common(self, name: str, cursor: Cursor) -> Iterator[tuple[str, Cursor]]:
+        """The nearest stages above (or this one) that are in the new graph too."""
+        if name in self._ours:
+            yield name, cursor
+        else:
+            for up, each in self._apart(name, cursor):
+                yield from self._common(up, each)
+
+    # -- the new graph -------------------------------------------------------------------------
+
+    def _find(self, name: str, given: Given) -> Cursor:
+        """The cursor of a stage's output, where ``given`` is what its reader read from in the old graph."""
+        if name not in self._old:
+            ups = [self._find(up, given) for up in self._ours[name]["from"]]
+            return self._together(self._stages[name], ups, None)
+        for index, (found, cursor) in enumerate(given):
+            if found == name:
+                del given[index]  # the next input that reads from the same stage has its own
+                return self._build(name, cursor)
+        return self._build(name, self._found.get(name))
+
+    def _build(self, name: str, cursor: Cursor) -> Cursor:
+        if cursor is None:
+            return None
+        given = [pair for up, each in self._apart(name, cursor) for pair in self._common(up, each)]
+        ups = [self._find(up, given) for up in self._ours[name]["from"]]
+        before, now = self._old[name], self._ours[name]
+        fits = before["class"] == now["class"] and before["cursor"][0] == now["cursor"][0]
+        if fits and before["cursor"][3] != now["cursor"][3]:  # marks pass through it now, or no more
+            cursor = (cursor, 0) if now["cursor"][3] else cursor[0]
+        return self._together(self._stages[name], ups, cursor if fits else None)
+
+    def _together(self, stage: StagePlan, ups: list[Cursor], kept: Cursor) -> Cursor:
+        """A cursor of the stage's output; ``kept`` is the one that it had, None where it begins anew."""
+        operator = stage.spec.operator
+        kind, start, stop, marked = self._ours[stage.name]["cursor"]
+        changed = stage.name in self._differ.changed
+        if isinstance(operator, Source):
+            return kept
+        if kind == "state":
+            if kept is None:
+                return None if ups[0] is None else (0, ups[0], None, 0)
+            number, _, snapshot, drop = kept
+            # What a changed one made since its snapshot may be other groups of the samples: these come again.
+            return number, ups[0], snapshot, 0 if changed and operator.kind != "map" else drop
+        if all(up is None for up in ups):
+            return None
+        if isinstance(operator, Merge):
+            return self._merged(stage, operator, ups, kept)
+        if kind == "expand":
+            return ups[0], 0 if kept is None else kept[1]
+        if kind == "route":
+            assert isinstance(operator, Route)
+            goes_on = kept is not None and kept[1] < operator.outputs
+            return ups[0], kept[1] if goes_on else min(stage.route_outputs)
+        if not isinstance(operator, Regroup):
+            return ups[0]
+        inner, marks = kept if marked and isinstance(kept, tuple) else (kept, 0)
+        if kind == "unknown":
+            made = inner  # it was taken apart, so it is as it was
+        elif inner is None or changed:
+            made = operator.begin_at(ups[0])
+        elif kind == "part":
+            end = len(inner) if stop is None else stop
+            made = (*inner[:start], ups[0], *inner[end:])
+        else:
+            made = ups[0]
+        return (made, marks) if marked else made
+
+    def _merged(self, stage: StagePlan, operator: Merge, ups: list[Cursor], kept: Cursor) -> Cursor:
+        merge = copy.copy(operator)
+        if stage.route is not None:
+            merge.follow(stage.route, stage.route_outputs)
+        merge.begin(len(ups), 0)
+        if kept is not None and self._old[stage.name]["from"] == self._ours[stage.name]["from"]:
+            merge.cursors(kept, len(ups))
+        return merge.cursor(ups)
+
+    # -- words ---------------------------------------------------------------------------------
+
+    def words(self) -> list[str]:
+        """What is kept and what begins anew, stage by stage."""
+        found = [f"{name!r} is gone, with what it held" for name in self._differ.missing]
+        for name in (*self._differ.changed, *self._differ.added):
+            stage = self._stages[name]
+            new = name in self._differ.added or self._old[name]["class"] != self._ours[name]["class"]
+            operator = stage.spec.operator
+            if isinstance(operator, Source):
+                added = name in self._differ.added
+                word = (
+                    "begins at the start of the epoch" if added else "goes on at the step at which it stood"
+                )
+            elif operator.stateful:
+                word = (
+                    "begins with its first state" if new else "is given the state that was saved, as it was"
+                )
+            elif isinstance(operator, Merge):
+                word = "goes on with each input where that stood, and from the start with those that are new"
+            elif operator.kind == "map":
+                word = "works on what was not delivered yet"
+            elif operator.kind == "expand":
+                word = "goes on inside the item that it stood at"
+            elif operator.kind == "route":
+                word = "sends on what was not delivered yet"
+            else:
+                word = (
+                    "begins anew: what it had given of an open window or bucket comes again, nothing is lost"
+                )
+            found.append(f"{name!r} {word}")
+        return found + [
+            f"{name!r} reads from {_list(self._ours[name]['from'])}" for name in self._differ.moved
+        ]

@@ -1,0 +1,186 @@
+"""One pass over one epoch: the iterator that a training loop's ``for`` holds."""
+
+from __future__ import annotations
+
+import threading
+from time import perf_counter_ns
+from typing import Any, NoReturn
+
+from pipegraph.chunk import Chunk, EndOfEpoch, Failure
+from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.pass_totals import Lap
+from pipegraph.engine.run import Run
+from pipegraph.engine.runtime import Runtime
+from pipegraph.errors import LoaderClosedError
+from pipegraph.loader.equal_steps import Agreement, Sure, minimum_over
+from pipegraph.loader.position import Progress
+
+
+class Pass:
+    """Delivers the chunks of one epoch, counts them, and ends at the end, at a failure or when told to.
+
+    Attributes:
+        over: why it has ended, ``""`` while it has not.
+        turn: the loader's. Several threads may share a pass: each chunk goes to one of them.
+
+    Its last reference ends it, at once: nothing that it refers to may refer to it.
+    """
+
+    def __init__(
+        self,
+        loader: object,
+        turn: threading.RLock,
+        runtime: Runtime,
+        run: Run,
+        lap: Lap,
+        progress: Progress,
+        group: Any,
+        whole: bool,
+    ) -> None:
+        self._loader = loader  # whose end is the threads' end: it lives as long as its pass
+        self._runtime = runtime
+        self._own = (runtime.rank, runtime.world_size)
+        self._run = run
+        self._lap = lap
+        self._progress = progress
+        self._place = progress.place
+        self.turn = turn
+        self.epoch = self._place.epoch
+        self.over = ""
+        self._get = run.terminal.get
+        self._release = run.account.release
+        self._whole = whole
+        self._counted = progress.counted or self._place.delivered is not None
+        self._agreement: Agreement | None = None
+        self._step = 0
+        if group is not None:
+            self._agreement = Agreement(minimum_over(group))
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __next__(self) -> Any:
+        with self.turn:
+            if self.over:
+                self._refuse()
+            if self._place.nothing and self._agreement is None:
+                self._finish()
+            try:
+                if self._agreement is not None:
+                    self._agree(self._agreement)
+                item = self._get()
+                while item.__class__ is not Chunk:
+                    self._token(item)
+                    item = self._get()
+                if item.buffers:
+                    self._release(item.buffers)
+                for event in item.ready:
+                    event.wait()
+                progress = self._progress
+                progress.samples += len(item.rows)
+                if not progress.first_batch_ns:
+                    progress.first_batch_ns = perf_counter_ns()
+                # Last of all: what is interrupted before this was not delivered.
+                if self._counted:
+                    progress.count(self._place, item, self._run)
+                else:
+                    self._place.cursor = item.after
+                progress.items += 1
+                return item if self._whole else item.data
+            except StopIteration:
+                raise
+            except Cancelled:
+                self._cancelled()
+            except BaseException:
+                item = None  # else the error's traceback would hold the error, and with it the loader
+                if not self.over:
+                    self._fail("it was interrupted")
+                raise
+
+    def _refuse(self) -> None:
+        if self.over == "finished":
+            raise StopIteration
+        raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: {self.over}")
+
+    def sure(self) -> Sure:
+        """What this rank is sure of now; see :mod:`pipegraph.loader.equal_steps`."""
+        if self._place.nothing:
+            return Sure(self._step, True)  # the others wait for this rank all the same
+        chunks, token = self._run.terminal.ahead()
+        ended = isinstance(token, EndOfEpoch) and token.epoch == self.epoch and not self._place.later
+        if chunks == 0 and isinstance(token, Failure):
+            self._token(self._get())
+        return Sure(self._step + chunks, ended)
+
+    def wait_for_more(self) -> None:
+        """Wait for a chunk or the end of this epoch; drops the end of one that was cut short for other ranks' sake."""
+        while not self._place.nothing:
+            self._run.terminal.peek()
+            chunks, token = self._run.terminal.ahead()
+            if chunks or not isinstance(token, EndOfEpoch) or token.epoch == self.epoch:
+                return
+            self._get()
+
+    def _agree(self, agreement: Agreement) -> None:
+        """Raises StopIteration at the step at which all ranks end."""
+        if agreement.may_deliver(self._step, self):
+            self._step += 1
+            return
+        self._run.discard_output(self.epoch)
+        self._finish()
+
+    def _finish(self) -> NoReturn:
+        self.over = "finished"
+        self._runtime.tally.end()
+        self._progress.pass_finished(self._place)
+        raise StopIteration
+
+    def _token(self, item: Any) -> None:
+        """Ends the pass, or returns for a token that means nothing here."""
+        if isinstance(item, EndOfEpoch) and item.epoch == self.epoch:
+            if not self._place.later:
+                self._finish()
+            self._take_over()
+        if isinstance(item, Failure):
+            self._fail("a stage failed", failed=True)
+            try:
+                raise item.error
+            finally:
+                del item
+
+    def _take_over(self) -> None:
+        """This part of the epoch is delivered: go on with the next of another rank's."""
+        place, runtime = self._progress.following(self._place, self._own), self._runtime
+        runtime.tally.end()
+        runtime.end_run()  # its workers may still write into the ledger
+        runtime.ledger.take_over(self.epoch)
+        run = self._run = runtime.start_run(self.epoch, self.epoch, place.resume())
+        self._lap = runtime.tally.begin(run)
+        self._progress.enter(place, run)
+        self._place = place
+        self._get, self._release = run.terminal.get, run.account.release
+
+    def _cancelled(self) -> None:
+        if self.over:  # ended from another thread, which has done the rest
+            self._refuse()
+        error, self._run.error = self._run.error, None
+        failed = error is not None
+        self._fail("a stage failed" if failed else "the loader was closed", failed)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+        raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: the loader was closed")
+
+    def _fail(self, why: str, failed: bool = False) -> None:
+        self.over = why
+        self._progress.broken(failed)
+        self._run.cancel()
+        self._runtime.tally.end()
+
+    def __del__(self) -> None:
+        # After a break. Only flags of its own: the garbage collector may call this in any thread.
+        if not self.over:
+            self.over = "it was left"
+            self._lap.leave()

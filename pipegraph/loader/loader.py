@@ -1,0 +1,400 @@
+"""The iterator that a training loop holds: passes, epochs, state.
+
+::
+
+    with graph.loader(epochs=90) as loader:
+        for epoch in range(loader.epoch, 90):
+            for batch in loader: ...
+
+One ``for`` is one pass over one epoch. The loader's methods belong to one thread, the consumer's;
+``profile()``, ``state_dict()`` and ``close()`` may be called from any.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from math import inf
+from time import perf_counter_ns
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pipegraph.chunk import Chunk
+from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.run import Run
+from pipegraph.engine.runtime import Runtime
+from pipegraph.engine.stage.ledger import Ledger
+from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning, StateError
+from pipegraph.graph import Graph, Node
+from pipegraph.loader import state as states
+from pipegraph.loader.adapt import Wiring, adapted_all, wiring
+from pipegraph.loader.epoch_pass import Pass
+from pipegraph.loader.equal_steps import own_group
+from pipegraph.loader.position import Place, Progress
+from pipegraph.loader.ranks import agree_on_seed, resolve
+from pipegraph.machine import available_memory
+from pipegraph.units import parse_bytes
+
+if TYPE_CHECKING:
+    from pipegraph.profile import Profile
+
+
+class Loader:
+    """A running pipeline. Made by :meth:`pipegraph.Graph.loader`, which documents the arguments."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        output: Node | str | None = None,
+        *,
+        epochs: int | None = 1,
+        memory_limit: int | str | None = None,
+        equal_steps: bool | None = None,
+        autotune: bool = False,
+        isolate: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: Any = None,
+    ) -> None:
+        if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
+            raise GraphError(f"epochs must be >= 1 or None (endless), got {epochs!r}")
+        if autotune:
+            raise GraphError(
+                "autotune=True is not available in this version; set workers= and capacity= per stage"
+            )
+        if isolate:
+            raise GraphError("isolate=True is not available in this version")
+        if rank is not None or world_size is not None:
+            resolve(rank, world_size)
+        self.plan = graph.plan(output)
+        self._graph = graph
+        self._epochs = epochs
+        self._memory_limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
+        self._equal_steps = equal_steps
+        self._asked = (rank, world_size, mesh)
+        self._seed = graph.seed
+        self._runtime: Runtime | None = None
+        self._ledger = Ledger([stage.name for stage in self.plan.running if stage.unordered_above])
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._progress = Progress(self.plan, self._ledger)
+        self._pass: weakref.ref[Pass] | None = None
+        self._group: Any = None  # for the agreement on equal steps
+        self._digest: tuple[dict[str, str], Wiring] | None = None
+        self._closed = ""  # why
+        self._turn = threading.RLock()  # who begins a pass or takes the next chunk
+        self._left_behind: Runtime | None = None  # of the process that forked this one
+        _loaders.add(self)
+
+    # -- passes --------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The running pass's epoch; between passes the next one's."""
+        running = self._running()
+        if running is not None:
+            return running.epoch
+        return self._progress.next_place().epoch
+
+    def _running(self) -> Pass | None:
+        current = self._pass() if self._pass is not None else None
+        return current if current is not None and not current.over else None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the number of the next pass; during a pass it holds for the one after.
+
+        Equal to :attr:`epoch` it changes nothing, so that a training loop may call it at the start of every epoch.
+        Any other discards prefetched work, and restored work with a warning if nothing of it was delivered yet.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise GraphError(f"epoch must be >= 0, got {epoch!r}")
+        if epoch == self.epoch:
+            return
+        place = Place(epoch)
+        if self._running() is None:
+            self._warn_of_dropping(place, 3)
+            self._progress.rest_at(place)
+        else:
+            self._progress.chosen = place
+
+    def _warn_of_dropping(self, place: Place, stacklevel: int) -> None:
+        if self._progress.drops_restored(place):
+            restored = self._progress.place.epoch
+            warnings.warn(
+                f"set_epoch({place.epoch}) discards what was restored of epoch {restored}, of which nothing was "
+                "delivered yet; call set_epoch(loader.epoch) or nothing after load_state_dict() to go on with it",
+                PipegraphWarning,
+                stacklevel=stacklevel,
+            )
+
+    def __iter__(self) -> Iterator[Any]:
+        """The next pass. It ends the one before, whose iterator then raises."""
+        return self._begin(whole=False)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The next pass, as :class:`~pipegraph.Chunk` objects with keys, positions and epoch."""
+        return self._begin(whole=True)
+
+    def _begin(self, whole: bool) -> Pass:
+        self._refuse_closed()
+        started = perf_counter_ns()
+        with self._turn:
+            progress = self._progress
+            old = self._running()
+            place = progress.next_place()
+            self._warn_of_dropping(place, 4)
+            if old is not None:
+                old.over = "a new pass over the loader has begun"
+            runtime = self._start()
+            runtime.tally.end()  # before the run may be cancelled, which ends its waits
+            run = self._run_from(place, runtime)
+            with suppress(
+                Exception
+            ):  # known before a signal handler may ask for it; who asks is told what is wrong
+                self._digests()
+            lap = runtime.tally.begin(run)
+            progress.pass_begins(place, run)
+            if not progress.started_ns:
+                progress.started_ns = started
+            current = Pass(self, self._turn, runtime, run, lap, progress, self._group, whole)
+            self._pass = weakref.ref(current)
+            return current
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise LoaderClosedError(f"{self._closed}; make another with graph.loader(...)")
+
+    def _run_from(self, place: Place, runtime: Runtime) -> Run:
+        """The run there is, where it goes on with this place by itself, else another."""
+        epoch, run = place.epoch, runtime.run
+        horizon = inf if self._epochs is None else max(epoch, self._epochs - 1)
+        if run is not None and run.error is None and self._progress.goes_on_to(place):
+            run.horizon.raise_to(horizon if place.stream is None else epoch)
+            return run
+        progress = self._progress
+        delivered = progress.idle or not progress.untouched
+        try:
+            runtime.end_run()  # its workers may still write into the ledger
+            progress.broken(failed=False)
+            progress.rest_at(place)  # first: a state of the pass before needs what the ledger now forgets
+            self._ledger.begin(epoch, place.begun, delivered)
+            if place.stream is not None:
+                horizon = epoch
+            elif place.nothing:
+                horizon = epoch - 1  # nothing is read
+            return runtime.start_run(epoch, horizon, place.resume())
+        except Cancelled:
+            self.close()
+            self._refuse_closed()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> Runtime:
+        if self._runtime is None:
+            rank, world_size = resolve(*self._asked)
+            if world_size > 1 and not self.plan.counts_known:
+                unknown = ", ".join(map(repr, self.plan.unknown_counts()))
+                if self._equal_steps is None:
+                    raise GraphError(
+                        f"stages {unknown} make the number of steps depend on the data: with {world_size} ranks say "
+                        "loader(equal_steps=True) to let the ranks agree, or equal_steps=False if they may differ"
+                    )
+                if self._equal_steps:
+                    self._group = own_group(world_size)
+            self._seed = agree_on_seed(self._seed, rank, world_size)
+            limit = self._memory_limit if self._memory_limit is not None else max(1, available_memory() // 2)
+            runtime = Runtime(self.plan, limit, self._seed, rank, world_size)
+            runtime.ledger = self._ledger
+            self._runtime = runtime
+            # Holds the runtime, never the loader: dropping the last reference to the loader ends its threads.
+            self._finalizer = weakref.finalize(self, _finalize, runtime)
+        # Looked at once the runtime is there: a close() before that has not seen it, one from now on will.
+        self._refuse_closed()
+        return self._runtime
+
+    # -- length --------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Chunks per epoch on this rank; of an epoch that goes on at another world size, those that were left then.
+
+        Raises:
+            TypeError: the data decides (a filter, a flat map, a source without a length ...).
+        """
+        rank, world_size = resolve(*self._asked)
+        progress = self._progress
+        place = progress.place if self._running() is not None else progress.next_place()
+        if place.nothing:
+            return 0
+        if place.stream is not None or place.later:
+            raise TypeError("this loader has no length in this epoch: it goes on with other ranks' parts")
+        length = self.plan.lengths(self.epoch, rank, world_size, place.history)[self.plan.output.stage]
+        if length is None:
+            names = ", ".join(map(repr, self.plan.unknown_counts()))
+            raise TypeError(f"this loader has no length: stages {names} make it depend on the data")
+        return length
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been delivered, as a small JSON-serialisable dict with a fixed set of keys.
+
+        Inside the loop: the rest of the epoch after the chunk delivered last. After the loop:
+        a whole epoch. After a ``break``: the rest of the broken pass.
+
+        Any thread may ask at any moment, and so may a signal handler: it waits for no lock of the pipeline. What a
+        handler meets is the chunk that the loop was given last, which it may not have trained on yet.
+        """
+        rank, world_size = resolve(*self._asked)
+        part = self._progress.part((rank, world_size))
+        digests, wired = self._digests()
+        return {
+            "version": states.VERSION,
+            "seed": self._seed,
+            "world_size": world_size,
+            "digest": dict(digests),
+            "graph": dict(wired),
+            f"rank{rank}": part,
+        }
+
+    def _digests(self) -> tuple[dict[str, str], Wiring]:
+        """What a state says of its graph."""
+        if self._digest is None:
+            self._digest = self.plan.digests(), wiring(self.plan)
+        return self._digest
+
+    def load_state_dict(self, state: Any, allow: Sequence[str] = ()) -> None:
+        """Go on from a state: the next pass delivers exactly what followed it.
+
+        Args:
+            state: what :meth:`state_dict` returned on this rank (parts of other ranks may be in it too); or the
+                list of all ranks' states, with which also a graph that is not elastic goes on at another world
+                size: each sample exactly once, in another order.
+            allow: names of stages that were changed, added or removed since. What is kept and what begins anew is
+                said in a warning; ``docs/resuming.md`` has the rules.
+
+        Raises:
+            StateError: the state is of another graph, version or world size; says what differs.
+        """
+        self._refuse_closed()
+        rank, world_size = resolve(*self._asked)
+        if allow:
+            names = (allow,) if isinstance(allow, str) else tuple(allow)
+            state, said = adapted_all(state, self.plan, names)
+            if said:
+                warnings.warn(
+                    f"the state is of a graph that was changed since: {'; '.join(said)}",
+                    PipegraphWarning,
+                    stacklevel=2,
+                )
+        restored = states.restored(state, rank, world_size, self.plan, self._equal_steps is not False)
+        if self._graph.seed is not None and restored.seed != self._graph.seed:
+            raise StateError(
+                f"the state was saved with seed={restored.seed}, graph {self._graph.name!r} has seed={self._graph.seed}"
+            )
+        running = self._running()
+        if running is not None:
+            running.over = "a state was loaded"
+        if self._runtime is not None and self._seed != restored.seed:
+            self._runtime.close()  # its workers were opened with the seed that was drawn here
+            self._runtime = None
+        self._seed = restored.seed
+        if self._runtime is not None:
+            self._runtime.end_run()  # its workers may still write into the ledger
+        self._ledger.load(restored.epoch, restored.ledger)
+        place = Place.within(restored.epoch, restored.streams, (rank, world_size))
+        place.restored = True
+        if isinstance(state, Mapping) and state["world_size"] == world_size:
+            found = state.get(f"rank{rank}", {}).get("iterators", {})
+            place.iterators = {name: (step, snapshot) for name, (step, snapshot) in found.items()}
+        self._progress.broken(failed=False)
+        self._progress.rest_at(place)
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def profile(self) -> Profile:
+        """What every stage has done and waited for so far; also after an error and after ``close()``."""
+        from pipegraph.profile import profile_of
+
+        return profile_of(self)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End every thread of the pipeline; idempotent. Any thread may call it, at any moment of a pass.
+
+        It waits for locks that a pass holds for moments: a signal handler raises an exception instead, such as
+        ``SystemExit``, and leaves closing to the ``with`` around the loop.
+        """
+        self._closed = self._closed or "this loader is closed"
+        running = self._running()
+        if running is not None:
+            running.over = "the loader was closed"
+        runtime = self._runtime
+        if runtime is not None:
+            runtime.tally.end()
+            runtime.close()
+            if self._finalizer is not None:  # kept so far, should this have been interrupted
+                self._finalizer.detach()
+
+    def _forked(self) -> None:
+        """In a child that the process has forked: whoever held one of our locks is not here to release it.
+
+        A loader that has started stays with its threads in the parent. Nothing of its runtime is touched here, nor
+        freed; its profile is the parent's to give.
+        """
+        self._turn = threading.RLock()
+        self._ledger.forked()
+        if self._runtime is None:
+            return
+        self._closed = self._closed or "this loader runs in the process that forked this one"
+        running = self._running()
+        if running is not None:
+            running.over = "its threads stayed in the process that forked this one"
+            running.turn = self._turn
+        self._left_behind, self._runtime = self._runtime, None
+        if self._finalizer is not None:
+            self._finalizer.detach()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "running" if self._running() is not None else "waiting"
+        return f"<Loader {self._graph.name}: {state}, epoch {self.epoch}, {self._progress.items} delivered>"
+
+
+_loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for loader in list(_loaders):
+        loader._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _finalize(runtime: Runtime) -> None:
+    """The loader is gone, or the interpreter ends."""
+    if threading.current_thread() is threading.main_thread():
+        runtime.close()
+    elif not sys.is_finalizing():
+        # The garbage collector runs anywhere, also in one of our own workers that holds a lock of ours.
+        _thread.start_new_thread(_close_elsewhere, (runtime,))
+
+
+def _close_elsewhere(runtime: Runtime) -> None:
+    # In a thread that the threading module knows: joining from any other would leave a dummy entry there.
+    threading.Thread(target=runtime.close, name="pipegraph-closer", daemon=True).start()

@@ -1,0 +1,277 @@
+"""How far a loader's passes have got: what its state describes.
+
+A pass writes it, chunk by chunk, in the consumer's thread. ``state_dict()`` reads it at any moment, in another
+thread or in a signal handler that has interrupted the write. So nothing here has a lock: a place is complete
+before it is published (``Progress.place``, one assignment), and what then changes chunk by chunk is one reference.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pipegraph.chunk import Chunk, Cursor, Lineage
+from pipegraph.contracts import History, Source
+from pipegraph.engine.run import Resume, Run
+from pipegraph.engine.stage.ledger import Ledger
+from pipegraph.engine.stage.restore import restarts
+from pipegraph.engine.stage.snapshots import Snapshots
+from pipegraph.loader import state as states
+from pipegraph.planning.plan import Plan
+from pipegraph.policies import final_policy
+
+
+class Place:
+    """How far one epoch has been delivered.
+
+    Attributes:
+        cursor: of what was delivered last; unused where ``delivered`` is there.
+        delivered: sample by sample, where a stage above finishes in any order.
+        stream: (rank, world size) whose part of the epoch this is, where it is not this rank's own.
+        later: other ranks' parts that this one takes over afterwards.
+        nothing: there are more ranks now than parts to go on with.
+        restored: it comes from a state.
+        iterators: ``(step, state)`` of each source's iterator from which a restart goes on, as restored.
+        snapshots: of the sources of the run that goes on from here.
+        floors: per source, the step before which that run's samples are forgotten.
+    """
+
+    __slots__ = (
+        "cursor",
+        "delivered",
+        "epoch",
+        "floors",
+        "history",
+        "iterators",
+        "later",
+        "nothing",
+        "restored",
+        "snapshots",
+        "stream",
+    )
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.cursor: Cursor = None
+        self.delivered: states.Delivered | None = None
+        self.history: History = ()
+        self.stream: tuple[int, int] | None = None
+        self.later: tuple[states.Stream, ...] = ()
+        self.nothing = False
+        self.restored = False
+        self.iterators: Mapping[str, tuple[int, Any]] = {}
+        self.snapshots: Mapping[str, Snapshots] | None = None
+        self.floors: dict[str, int] = {}
+
+    @staticmethod
+    def within(epoch: int, streams: Sequence[states.Stream], own: tuple[int, int]) -> Place:
+        """Inside an epoch: at the first of some streams, with the others after it; none: nothing is left."""
+        place = Place(epoch)
+        if not streams:
+            place.nothing = True
+            return place
+        first = streams[0]
+        place.cursor, place.history = first.cursor, first.history
+        if first.delivered:
+            place.delivered = states.Delivered(first.cursor, first.delivered)
+        place.stream = None if first.place == own else first.place
+        place.later = tuple(streams[1:])
+        return place
+
+    def reached(self) -> tuple[Cursor, dict[Any, set[Lineage]]]:
+        """The cursor of what was delivered last, and the samples delivered beyond it."""
+        delivered = self.delivered
+        return (self.cursor, {}) if delivered is None else delivered.read()
+
+    @property
+    def begun(self) -> bool:
+        """Whether a pass from here is something else than a whole epoch of this rank."""
+        cursor, rows = self.reached()
+        return cursor is not None or bool(rows or self.history or self.stream or self.nothing)
+
+    def resume(self) -> Resume:
+        """Where a run starts that goes on from here."""
+        cursor, rows = self.reached()
+        return Resume(cursor, rows, self.history, self.stream, self.iterators)
+
+
+class Progress:
+    """The place of the running pass and of the next, and what all passes have delivered.
+
+    Attributes:
+        place: what ``state_dict()`` describes.
+        chosen: where the next pass starts, where that does not follow from ``place``.
+        idle: no pass has begun since the place was set.
+        tracked: every delivered sample is noted, because a stage above finishes in any order.
+        counted: delivering a chunk means more than moving the cursor.
+    """
+
+    def __init__(self, plan: Plan, ledger: Ledger) -> None:
+        self._plan = plan
+        self._ledger = ledger
+        self.tracked = plan.stages[plan.output.stage].unordered_above
+        self.counted = self.tracked or any(
+            final_policy(stage.spec.on_error) != "raise" for stage in plan.running
+        )
+        self.place = Place(0)
+        self.chosen: Place | None = self.place
+        self.idle = True
+        self.started_ns = 0
+        self.first_batch_ns = 0
+        self.items = 0
+        self.samples = 0
+        self._items_before = 0  # when the pass began
+        self._standing: Place | None = None  # from where the current run goes on by itself
+        self._since_prune = 0
+
+    # -- between passes ------------------------------------------------------------------------
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was delivered since the last pass began: no chunk, no end and no failure."""
+        return self.items == self._items_before
+
+    def next_place(self) -> Place:
+        """Where the next pass starts. One that delivered nothing has consumed nothing."""
+        if self.chosen is not None:
+            return self.chosen
+        return self.place if self.untouched else Place(self.place.epoch + 1)
+
+    def rest_at(self, place: Place) -> None:
+        """Between passes: a state taken now, and the next pass, start here."""
+        if not self.untouched:
+            self._standing = None
+        self.place = self.chosen = place
+        self.idle = True
+
+    def drops_restored(self, chosen: Place) -> bool:
+        """Whether going on at ``chosen`` drops what was restored and not yet delivered."""
+        old = self.place
+        return old.restored and old is not chosen and (self.idle or self.untouched)
+
+    def goes_on_to(self, place: Place) -> bool:
+        """Whether the current run delivers next what a pass from this place delivers first."""
+        standing = self._standing
+        if standing is None or not self.untouched:
+            return False
+        return standing is place or (standing.epoch == place.epoch and not (standing.begun or place.begun))
+
+    def broken(self, failed: bool) -> None:
+        """The current run has ended, or will not go on where it stands; ``failed``: a stage's failure was raised."""
+        self._standing = None
+        if failed:
+            self._items_before = -1
+
+    # -- passes --------------------------------------------------------------------------------
+
+    def pass_begins(self, place: Place, run: Run) -> None:
+        """A pass goes on from this place, on this run."""
+        self._items_before = self.items
+        self._ledger.enter(place.epoch)
+        self.enter(place, run)
+        self._standing = None if place.nothing else place
+        self.chosen = None
+        self.idle = False
+
+    def enter(self, place: Place, run: Run) -> None:
+        """The pass goes on from this place, on this run."""
+        if self.tracked and place.delivered is None:
+            place.delivered = states.Delivered(place.cursor, {})
+        place.snapshots = {name: stage.snapshots for name, stage in run.stages.items()}
+        mine = weakref.ref(self)
+        for name, snapshots in place.snapshots.items():
+            if isinstance(self._plan.stages[name].operator, Source):
+                snapshots.needed = partial(_restart_of, mine, name)
+        place.floors = {}
+        self._since_prune = 0
+        self.place = place
+
+    def restart_of(self, source: str) -> tuple[int, int]:
+        """Epoch and step at which a source would restart from here."""
+        place = self.place
+        delivered = place.delivered
+        cursor = place.cursor if delivered is None else delivered.cursor
+        return place.epoch, restarts(self._plan, cursor).steps[source]
+
+    def pass_finished(self, place: Place) -> None:
+        """The pass over this epoch has run to its end."""
+        following = Place(place.epoch + 1)
+        self._items_before = self.items
+        self._standing = following if place.stream is None and not place.nothing else None
+        self.rest_at(self.chosen or following)
+
+    def count(self, place: Place, chunk: Chunk, run: Run) -> None:
+        """A chunk of a ``counted`` graph was delivered."""
+        if place.delivered is None:
+            place.cursor = chunk.after
+            self._since_prune += 1 + len(chunk.rows) // states.FORGET_SAMPLES
+            due = self._since_prune >= states.FORGET_EVERY
+        else:
+            due = place.delivered.add(chunk)
+        if due:
+            self._since_prune = 0
+            self._forget(place, run)
+
+    def following(self, place: Place, own: tuple[int, int]) -> Place:
+        """The next of other ranks' parts, once this one is delivered."""
+        nobody = (-1, 0)  # this rank's own part came first
+        return Place.within(place.epoch, place.later, nobody if place.stream is None else own)
+
+    # -- the state -----------------------------------------------------------------------------
+
+    def part(self, own: tuple[int, int]) -> dict[str, Any]:
+        """This rank's part of the state; ``own`` is (rank, world size)."""
+        place = self.place
+        cursor, rows = place.reached()
+        return {
+            "epoch": place.epoch,
+            "cursor": cursor,
+            "history": place.history,
+            "stream": () if place.nothing else place.stream or own,
+            "later": [stream.encode() for stream in place.later],
+            "delivered": states.encode_delivered(rows),
+            "ledger": self._ledger_state(place, cursor),
+            "iterators": self._iterator_states(place, cursor),
+        }
+
+    def _ledger_state(self, place: Place, cursor: Cursor) -> list[Any]:
+        if self._ledger.empty:
+            return [[], []]
+        found = restarts(self._plan, cursor)
+        return self._ledger.state(place.epoch, found.inputs.get, found.steps)
+
+    def _iterator_states(self, place: Place, cursor: Cursor) -> dict[str, Any]:
+        """``[step, state]`` of each source's iterator from which a restart here would go on."""
+        snapshots = place.snapshots
+        if snapshots is None:
+            return {name: list(each) for name, each in place.iterators.items()}
+        steps = restarts(self._plan, cursor).steps if any(each.taken for each in snapshots.values()) else {}
+        found = {name: snapshots[name].newest(place.epoch, step) for name, step in steps.items()}
+        return {name: list(each) for name, each in found.items() if each is not None}
+
+    def _forget(self, place: Place, run: Run) -> None:
+        """Forget what a restart from here would not need."""
+        delivered = place.delivered
+        found = restarts(self._plan, place.cursor if delivered is None else delivered.cursor)
+        self._ledger.prune(place.epoch, found.inputs.get)
+        if delivered is None:
+            return
+        behind: list[Lineage] = []
+        for name, step in found.steps.items():
+            first = place.floors.get(name)
+            if first is None:
+                first = run.stages[name].restart.step if place.epoch == run.first_epoch else 0
+            source = run.source(name)
+            if step > first and source is not None:
+                # Asked of the source, because not in every order do positions grow with the steps.
+                positions = source.positions_of(range(first, step), place.epoch, run.rank, run.world_size)
+                behind += [(name, position) for position in positions]
+                place.floors[name] = step
+        delivered.forget(behind)
+
+
+def _restart_of(progress: weakref.ref[Progress], source: str) -> tuple[int, int] | None:
+    found = progress()
+    return None if found is None else found.restart_of(source)

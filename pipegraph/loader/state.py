@@ -1,0 +1,366 @@
+"""What a loader's state looks like, and the bookkeeping of samples below completion-order stages. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipegraph.chunk import Chunk, Cursor, Lineage
+from pipegraph.contracts import History
+from pipegraph.engine.stage.consumed import Taken, Unknown, consumed, entry, stands_alone
+from pipegraph.engine.stage.cursors import freeze
+from pipegraph.engine.stage.restore import Path, restarts
+from pipegraph.errors import GraphError, StateError
+from pipegraph.order.left import check_history
+from pipegraph.planning.plan import Plan
+
+VERSION = 1
+
+FORGET_EVERY = 64
+"""Chunks delivered between two times at which what a restart would not need is forgotten, at least."""
+
+FORGET_SAMPLES = 64
+"""So many samples of a chunk count as another chunk, for what is kept is kept sample by sample."""
+
+
+Rows = Mapping[Path, Set[Lineage]]
+"""Samples delivered beyond the watermark, by the way on which they came."""
+
+
+class Delivered:
+    """The watermark, and the samples delivered that a restart would read again; no more than stages hold at once.
+
+    One thread writes; any other, also a signal handler inside the writer, may :meth:`read`. So there is no lock:
+    what is known is one pair, replaced as a whole, of samples that never change and a log that only grows.
+    """
+
+    def __init__(self, cursor: Cursor, rows: Rows) -> None:
+        found: dict[Lineage, list[tuple[Path, Lineage]]] = {}  # by (source, position), as they are forgotten
+        for path, each in rows.items():
+            for row in each:
+                found.setdefault(row[:2], []).append((path, row))
+        self._begin(found, cursor)
+
+    def _begin(self, found: dict[Lineage, list[tuple[Path, Lineage]]], cursor: Cursor) -> None:
+        log: list[tuple[Cursor, Sequence[Lineage], Sequence[Path]]] = [(cursor, (), ())]
+        self._known = found, log
+        self._kept = sum(map(len, found.values()))
+        self._chunks = self._samples = 0
+
+    def add(self, chunk: Chunk) -> bool:
+        """Count a delivered chunk; says whether it is time to forget some."""
+        samples = len(chunk.rows)
+        self._known[1].append((chunk.after, chunk.rows, chunk.paths or ((),) * samples))
+        self._samples += samples
+        self._chunks += 1 + samples // FORGET_SAMPLES
+        # Not before there is as much new as was kept: so forgetting costs no more than noting.
+        return self._chunks >= FORGET_EVERY and self._samples >= self._kept
+
+    @property
+    def cursor(self) -> Cursor:
+        """Of what was delivered last."""
+        return self._known[1][-1][0]
+
+    def read(self) -> tuple[Cursor, dict[Path, set[Lineage]]]:
+        """The cursor of what was delivered last, and the samples up to it by path."""
+        found, log = self._known
+        entries = log.copy()
+        rows: dict[Path, set[Lineage]] = {}
+        for several in found.values():
+            for path, row in several:
+                rows.setdefault(path, set()).add(row)
+        for _, delivered, paths in entries:
+            for row, path in zip(delivered, paths, strict=True):
+                rows.setdefault(path, set()).add(row)
+        return entries[-1][0], rows
+
+    def forget(self, behind: Iterable[Lineage]) -> None:
+        """These (source, position) lie before their source's restart: they will not come again."""
+        known, log = self._known
+        found = {key: list(several) for key, several in known.items()}
+        for _, delivered, paths in log:
+            for row, path in zip(delivered, paths, strict=True):
+                found.setdefault(row[:2], []).append((path, row))
+        for key in behind:
+            found.pop(key, None)
+        self._begin(found, log[-1][0])
+
+
+def encode_delivered(rows: Rows) -> list[Any]:
+    """JSON: per path, runs of the last index under a common prefix."""
+    encoded = []
+    for path, each in sorted(rows.items()):
+        runs: list[Any] = []
+        for row in sorted(each):
+            if runs and runs[-1][0] == row[:-1] and runs[-1][2] == row[-1] - 1:
+                runs[-1][2] = row[-1]
+            else:
+                runs.append([row[:-1], row[-1], row[-1]])
+        encoded.append([list(path), [[list(prefix), low, high] for prefix, low, high in runs]])
+    return encoded
+
+
+def decode_delivered(encoded: Iterable[Any]) -> dict[Path, set[Lineage]]:
+    """The inverse of :func:`encode_delivered`."""
+    found: dict[Path, set[Lineage]] = {}
+    for path, runs in encoded:
+        rows = found.setdefault(tuple(path), set())
+        for prefix, low, high in runs:
+            head = freeze(prefix)
+            rows.update((*head, last) for last in range(low, high + 1))
+    return found
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What is left of one rank's part of an epoch.
+
+    Attributes:
+        place: ``(rank, world size)`` it was dealt to.
+    """
+
+    place: tuple[int, int]
+    cursor: Cursor
+    history: History = ()
+    delivered: Rows = field(default_factory=dict)
+
+    def encode(self) -> list[Any]:
+        """JSON."""
+        return [self.place, self.cursor, self.history, encode_delivered(self.delivered)]
+
+    @staticmethod
+    def decode(encoded: Any) -> Stream:
+        """The inverse of :meth:`encode`."""
+        place, cursor, history, delivered = encoded
+        return Stream(tuple(place), freeze(cursor), freeze(history), decode_delivered(delivered))
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a rank goes on with: ``streams`` one after the other, none if there are more ranks than parts."""
+
+    seed: int | None
+    epoch: int
+    ledger: Any
+    streams: tuple[Stream, ...]
+
+
+def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bool = True) -> Restored:
+    """What this rank goes on with from a state, or from the list of all ranks' states.
+
+    At another world size what is left is dealt anew, where the cursors say what was consumed. Where they do not, the
+    parts that are left go on whole, one or several to a rank: that is refused where ranks would differ in steps.
+
+    Args:
+        equal_steps: whether ranks must not differ in steps.
+
+    Raises:
+        StateError: not a loader's state, of another version or graph, or of a world size that this graph
+            cannot go on from; says which stage is in the way.
+    """
+    given = state if isinstance(state, list | tuple) else [state]
+    if not given:
+        raise StateError("the list of states is empty")
+    for each in given:
+        _check(each, plan)
+    first = given[0]
+    saved = first["world_size"]
+    if any(each["world_size"] != saved or each["seed"] != first["seed"] for each in given):
+        raise StateError("the states of the list are of different runs: their world_size or seed differs")
+    parts = {
+        key: part
+        for each in given
+        for key, part in each.items()
+        if key.startswith("rank") and isinstance(part, Mapping)
+    }
+    if saved == world_size:
+        part = parts.get(f"rank{rank}") or _part_of_another(parts, rank, plan)
+        return Restored(first["seed"], part["epoch"], part["ledger"], _streams(part))
+    if not parts:
+        raise StateError("the state has no part of any rank")
+    part = parts.get(f"rank{rank}") or next(iter(parts.values()))
+    ledger = part["ledger"]
+    if all(_is_whole(each) for each in parts.values()):
+        # A whole epoch: there is nothing to deal anew.
+        return Restored(first["seed"], part["epoch"], ledger, (Stream((rank, world_size), None),))
+    missing = [r for r in range(saved) if f"rank{r}" not in parts]
+    found = _consumed(parts, saved, first["seed"], plan)
+    taken = found if isinstance(found, dict) else {}
+    if missing and not (plan.elastic and len(set(map(str, taken.values()))) == 1):
+        raise StateError(_why_all_are_needed(plan, saved, world_size, taken, missing))
+    if len({p["epoch"] for p in parts.values()}) > 1:
+        raise StateError(
+            "the ranks of these states stand in different epochs; save all ranks at the same step"
+        )
+    if taken:
+        by_rank = [taken.get(f"rank{r}") or next(iter(taken.values())) for r in range(saved)]
+        history = freeze(part["history"])
+        if any(one != (0, "") for each in by_rank for one in each.values()):
+            history = (*history, entry(saved, by_rank))
+        return Restored(first["seed"], part["epoch"], ledger, (Stream((rank, world_size), None, history),))
+    left = [stream for r in range(saved) for stream in _streams(parts[f"rank{r}"])]
+    if equal_steps and len(left) % world_size:
+        raise StateError(
+            f"the state was saved with world_size={saved}, this loader runs with {world_size}: {found}, so that what "
+            f"is left of the epoch can only go on in the {len(left)} parts that it was dealt in, which do not go "
+            f"evenly into {world_size} ranks. Resume with {saved} ranks (or 1), or, if ranks may differ in steps, "
+            "give loader(equal_steps=False)"
+        )
+    return Restored(first["seed"], part["epoch"], ledger, tuple(left[rank::world_size]))
+
+
+def _consumed(
+    parts: Mapping[str, Any], saved: int, seed: int | None, plan: Plan
+) -> dict[str, dict[str, Taken]] | str:
+    """What each rank has consumed of each source, where what is left can be dealt anew; else why not."""
+    first = next(iter(parts.values()))
+    for each in parts.values():
+        if each["later"] or tuple(each["stream"])[1:] != (saved,) or each["history"] != first["history"]:
+            return "its ranks had taken over parts of others"
+    try:
+        return {
+            key: consumed(plan, freeze(each["cursor"]), seed or 0, each["epoch"])
+            for key, each in parts.items()
+        }
+    except Unknown as error:
+        name = str(error)
+        why = stands_alone(plan, plan.stages[name]) or "a batch or window of it was under way"
+        return f"what was consumed is not known behind stage {name!r} ({why})"
+
+
+def _part_of_another(parts: Mapping[str, Any], rank: int, plan: Plan) -> Any:
+    """What stands for a rank's part where only others are there, as where one rank saves for all.
+
+    Ranks of an elastic graph that have delivered as many samples stand at the same cursor.
+    """
+    missing = f"the state has no part for rank {rank}; it has: {', '.join(parts) or 'none'}"
+    if not parts:
+        raise StateError(missing)
+    if not plan.elastic:
+        raise StateError(
+            f"{missing}. Because of stages {', '.join(map(repr, plan.inelastic))} each rank needs its own: "
+            "save and load a state on every rank"
+        )
+    first = next(iter(parts.values()))
+    shared = ("epoch", "cursor", "history")
+    if any(part["later"] or any(part[key] != first[key] for key in shared) for part in parts.values()):
+        raise StateError(f"{missing}, and these do not stand at the same step: load each rank's own")
+    rank_of, world_size = first["stream"] or (None, None)
+    if rank_of is None or f"rank{rank_of}" not in parts:
+        raise StateError(f"{missing}, whose rank had taken over another's part: load each rank's own")
+    return {**first, "stream": (rank, world_size), "ledger": [[], []], "iterators": {}}
+
+
+def check_state(state: Any) -> None:
+    """Raises StateError for what is not the state of a loader, or of another version."""
+    if not isinstance(state, Mapping) or "version" not in state or "digest" not in state:
+        raise StateError("this is not the state of a loader: it has no 'version' and 'digest'")
+    if state["version"] != VERSION:
+        raise StateError(
+            f"the state has version {state['version']!r}, this pipegraph reads version {VERSION}"
+        )
+    if not isinstance(state["digest"], Mapping):
+        raise _damaged("'digest'", state["digest"])
+
+
+def _check(state: Any, plan: Plan) -> None:
+    check_state(state)
+    plan.check_digests(state["digest"])
+    if not isinstance(state.get("seed", ""), int | None):  # None: saved before a seed was drawn
+        raise _damaged("'seed'", state.get("seed"))
+    if not _is_count(state.get("world_size")) or state["world_size"] < 1:
+        raise _damaged("'world_size'", state.get("world_size"))
+    for key, part in state.items():
+        if key.startswith("rank") and isinstance(part, Mapping):
+            _check_part(key, part, plan)
+
+
+def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
+    """A state is data from a file: what is wrong with it is said before anything starts from it."""
+    checks: dict[str, Callable[[Any], bool]] = {
+        "epoch": _is_count,
+        "history": _is_history,
+        "stream": lambda value: value in ((), []) or _is_place(value),
+        "cursor": lambda value: _leads_to_steps(value, plan),
+        "delivered": _is_delivered,
+        "later": lambda value: all(
+            _is_place(place)
+            and _leads_to_steps(cursor, plan)
+            and _is_history(history)
+            and _is_delivered(rows)
+            for place, cursor, history, rows in value
+        ),
+        "ledger": lambda value: len(value) == 2 and all(len(each) == 3 for each in value[0]),
+        "iterators": lambda value: all(_is_count(step) for step, _ in value.values()),
+    }
+    for name, check in checks.items():
+        if name not in part:
+            raise StateError(f"the state is damaged: {key!r} has no {name!r}")
+        try:
+            fits = check(part[name])
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, GraphError) as error:
+            raise _damaged(f"{name!r} of {key!r}", part[name]) from error
+        if not fits:
+            raise _damaged(f"{name!r} of {key!r}", part[name])
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_place(value: Any) -> bool:
+    rank, world_size = value
+    return _is_count(rank) and _is_count(world_size) and rank < world_size
+
+
+def _is_history(value: Any) -> bool:
+    for world_size, counts in value:
+        for each in counts.values() if isinstance(counts, Mapping) else [counts]:
+            check_history([(world_size, each)])
+    return isinstance(value, list | tuple)
+
+
+def _is_delivered(value: Any) -> bool:
+    decode_delivered(value)
+    return True
+
+
+def _leads_to_steps(cursor: Any, plan: Plan) -> bool:
+    return all(_is_count(step) for step in restarts(plan, freeze(cursor)).steps.values())
+
+
+def _damaged(what: str, value: Any) -> StateError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return StateError(f"the state is damaged: {what} is {shown}; load it as it was saved")
+
+
+def _streams(part: Mapping[str, Any]) -> tuple[Stream, ...]:
+    if not part["stream"]:
+        return ()
+    own = Stream.decode((part["stream"], part["cursor"], part["history"], part["delivered"]))
+    return (own, *(Stream.decode(later) for later in part["later"]))
+
+
+def _is_whole(part: Mapping[str, Any]) -> bool:
+    begun = part["cursor"] is not None or part["history"] or part["delivered"] or part["later"]
+    return not begun and bool(part["stream"])
+
+
+def _why_all_are_needed(
+    plan: Plan, saved: int, world_size: int, taken: Mapping[str, Mapping[str, Taken]], missing: list[int]
+) -> str:
+    if not plan.elastic:
+        why = f"the graph can only go on at the same size because of stages {', '.join(map(repr, plan.inelastic))}"
+    elif not taken:
+        why = "its ranks had taken over parts of others"
+    else:
+        steps = {key: sum(count for count, _ in each.values()) for key, each in taken.items()}
+        why = (
+            "its ranks stand at different steps (" + ", ".join(f"{k} at {n}" for k, n in steps.items()) + ")"
+        )
+    return (
+        f"the state was saved with world_size={saved}, this loader runs with {world_size}, and {why}; give "
+        f"load_state_dict the list of all ranks' states (missing: ranks {', '.join(map(str, missing))})"
+    )

@@ -1,0 +1,362 @@
+"""The decisions that make a plan of a graph: checks, placement, sizes, rewrites. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
+
+from pipegraph.contracts import STATE_METHODS, Memo, Merge, Operator, Route, Source
+from pipegraph.errors import GraphError
+from pipegraph.graph import Edge, Graph, Node, StageSpec
+from pipegraph.planning.bundle_chains import bundle_rows
+from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan, lineage_above
+from pipegraph.planning.rewrites import (
+    choose_memory,
+    fuse,
+    leave_out_copies,
+    part_inline,
+    read_in_rows,
+    shortcut,
+)
+from pipegraph.policies import Replace, Retry, Skip, final_policy
+
+BATCHES_PER_WORKER = 2
+"""Default capacity of a queue of batches, per worker: one in hand, one ready."""
+
+
+def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
+    """See :meth:`pipegraph.graph.Graph.plan`."""
+    asked = edge = _output_edge(graph, output)
+    order = _ancestors(graph, edge)
+    planned: dict[str, StagePlan] = {}
+    for name in order:
+        planned[name] = _plan_stage(graph.stages[name], planned)
+    leave_out_copies(planned, edge)
+    read_in_rows(planned, edge)
+    fuse(planned, edge)
+    part_inline(planned)
+    choose_memory(planned)
+    edge = shortcut(edge, planned)
+    _pair_routes(planned, edge)
+    for stage in planned.values():
+        _check_replace(stage, planned)
+    bundle_rows(planned, edge)
+    inelastic = tuple(
+        stage.name for stage in planned.values() if stage.bypassed is None and not _is_elastic(stage)
+    )
+    plan = Plan(graph.name, graph.seed, planned, edge, inelastic, asked)
+    for stage in plan.running:
+        if isinstance(stage.operator, Memo):
+            _check_cache(plan, stage)
+    return plan
+
+
+def _output_edge(graph: Graph, output: Node | str | None) -> Edge:
+    if isinstance(output, Node):
+        if output.graph is not graph:
+            raise GraphError(
+                f"output node {output.name!r} belongs to graph {output.graph.name!r}, not {graph.name!r}"
+            )
+        return output._edge
+    if isinstance(output, str):
+        if output not in graph.stages:
+            known = ", ".join(graph.stages) or "none"
+            raise GraphError(f"graph {graph.name!r} has no stage {output!r} to deliver from; it has: {known}")
+        return Edge(output)
+    if output is not None:
+        raise GraphError(f"output must be a node or a stage's name, got {output!r}")
+    sinks = graph.sinks()
+    if not graph.stages:
+        raise GraphError(
+            f"graph {graph.name!r} is empty: add a source first, graph.add(ops.FromIterable(...))"
+        )
+    if len(sinks) != 1:
+        raise GraphError(
+            f"graph {graph.name!r} has {len(sinks)} sinks ({', '.join(sinks)}): name one with output="
+        )
+    return Edge(sinks[0])
+
+
+def _ancestors(graph: Graph, output: Edge) -> list[str]:
+    """The stages that run, in topological order: the order they were added in, which puts every upstream first."""
+    needed: set[str] = set()
+    waiting = [output.stage]
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            waiting += [edge.stage for edge in graph.stages[name].upstream]
+    ordered = TopologicalSorter(
+        {
+            name: [edge.stage for edge in spec.upstream]
+            for name, spec in graph.stages.items()
+            if name in needed
+        }
+    )
+    try:
+        ordered.prepare()
+    except CycleError as error:
+        raise GraphError(
+            f"graph {graph.name!r} has a cycle: {' -> '.join(reversed(error.args[1]))}"
+        ) from None
+    return [name for name in graph.stages if name in needed]
+
+
+def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
+    operator = spec.operator
+    upstream = tuple(shortcut(edge, planned) for edge in spec.upstream)
+    if isinstance(operator, Operator):
+        operator = operator.bind([planned[edge.stage].operator for edge in upstream])
+        spec = replace(spec, operator=operator)
+    levels = [planned[edge.stage].level for edge in upstream]
+    notes: list[str] = []
+    if spec.backend == "ray":
+        raise GraphError(
+            f"stage {spec.name!r}: backend='ray' is not available in this version; use 'process'"
+        )
+    if spec.on_error != "raise":
+        _check_policy(spec, operator)
+    backend = spec.backend
+    if backend == "process":
+        why = _why_here(operator)
+        if why is not None:
+            notes.append(f"runs in a thread: {why}")
+            backend = "thread"
+    if spec.timeout is not None and backend != "process":
+        raise GraphError(f"stage {spec.name!r}: timeout= needs backend='process' in this version")
+    workers = spec.workers
+    bypassed = None
+    if isinstance(operator, Source):
+        level = operator.level
+        if workers > 1 and not operator.random_access:
+            notes.append(
+                f"reads with 1 worker instead of {workers}: {operator.name} can only be read in sequence"
+            )
+            workers = 1
+        if spec.on_error != "raise" and not operator.random_access:
+            raise GraphError(
+                f"stage {spec.name!r}: on_error={spec.on_error!r} needs a random-access source (FromSequence, "
+                f"ListFiles); "
+                f"{operator.name} ends with its first error. Put the work that may fail into a stage behind it"
+            )
+    else:
+        _check_state(spec, operator)
+        _check_level(spec, operator, levels, upstream)
+        level = levels[0] if operator.gives == "same" else operator.gives
+        if isinstance(operator, Merge):
+            operator.check_inputs(len(upstream))
+        if isinstance(operator, Merge) and "batch" in levels:
+            level = "batch" if operator.gives == "same" else level
+        if workers > 1 and (not operator.shareable or operator.stateful):
+            notes.append(f"runs with 1 worker instead of {workers}: {operator.name} works in sequence")
+            workers = 1
+        bypassed = operator.bypass()
+        notes += operator.notes()
+    if spec.backend == "inline" and workers > 1:
+        notes.append(f"runs with 1 worker instead of {workers}: an inline stage runs in its consumer")
+        workers = 1
+    unordered = any(planned[edge.stage].unordered_above for edge in upstream)
+    if unordered and isinstance(operator, Merge) and operator.pairs:
+        raise GraphError(
+            f"stage {spec.name!r}: Zip pairs items by their order, but a stage above it runs with ordered=False; "
+            "make it ordered=True"
+        )
+    if not spec.ordered and workers == 1:
+        notes.append("with one worker it is always in order")
+    # By what was asked for and not by the workers: those may change between save and load, and cursors may not.
+    unordered = unordered or (not spec.ordered and (isinstance(operator, Source) or operator.shareable))
+    capacity = spec.capacity
+    if capacity is None:
+        capacity = BATCHES_PER_WORKER * workers if level == "batch" else max(SAMPLES_PER_QUEUE, 2 * workers)
+        if level == "part" and not (isinstance(operator, Source) and operator.random_access):
+            capacity = BATCHES_PER_WORKER  # whole shards; else single samples of shards
+    return StagePlan(spec, upstream, workers, backend, capacity, level, unordered, bypassed, tuple(notes))
+
+
+def _why_here(operator: Operator | Source) -> str | None:
+    """Why an operator stays in the trainer's process, though another one was asked for."""
+    if operator.kind in ("merge", "route"):
+        return f"{operator.name} only hands items on"
+    if isinstance(operator, Source) and operator.level != "sample":
+        return f"{operator.name} only names what is to be read"
+    return (
+        None if operator.portable else f"{operator.name} works on the trainer's own devices, files or memory"
+    )
+
+
+def _check_state(spec: StageSpec, operator: Operator) -> None:
+    has = [name for name in STATE_METHODS if callable(getattr(operator, name, None))]
+    kind = type(operator).__name__
+    said = type(operator).stateful is not Operator.stateful
+    if len(has) == 2 and not operator.stateful and not said:
+        raise GraphError(
+            f"stage {spec.name!r}: {kind} has state_dict() and load_state_dict() of a class that is no operator: say "
+            "in the class what they are for, stateful = True if the stage must go on from them (in order, with one "
+            "worker), else stateful = False"
+        )
+    if not operator.stateful:
+        return
+    if operator.kind not in ("map", "expand", "regroup"):
+        raise GraphError(
+            f"stage {spec.name!r}: {kind} has a state_dict() and load_state_dict(), but a {operator.kind} keeps its "
+            "place in its cursor; leave them out, or say stateful = False if they are there for something else"
+        )
+    if len(has) < 2:
+        raise GraphError(
+            f"stage {spec.name!r}: {kind} says stateful = True, and needs both state_dict() and load_state_dict(state)"
+        )
+
+
+def _check_policy(spec: StageSpec, operator: Operator | Source) -> None:
+    if isinstance(operator, Merge):
+        raise GraphError(
+            f"stage {spec.name!r}: on_error={spec.on_error!r} is for stages with one input; {operator.name} has several"
+        )
+    keeps = isinstance(operator, Operator) and (operator.kind == "regroup" or operator.stateful)
+    if isinstance(spec.on_error, Retry) and keeps:
+        raise GraphError(
+            f"stage {spec.name!r}: Retry() tries one item again, but {operator.name} keeps what it was given before; "
+            "put the work that may fail into a stage of its own"
+        )
+
+
+def _check_level(spec: StageSpec, operator: Operator, levels: list[str], upstream: tuple[Edge, ...]) -> None:
+    if operator.needs == "any":
+        return
+    for level, edge in zip(levels, upstream, strict=True):
+        if level in operator.needs.split("|"):
+            continue
+        remedy = {"batch": "put Unbatch() between them", "sample": "put Batch(n) between them"}.get(
+            level, "put Load() between them"
+        )
+        plural = {"sample": "samples", "batch": "batches", "part": "shards"}
+        wanted = " or ".join(plural[need] for need in operator.needs.split("|"))
+        raise GraphError(
+            f"stage {spec.name!r}: {operator.name} takes {wanted}, but {edge.stage!r} gives {plural[level]}; {remedy}"
+        )
+
+
+def _pair_routes(planned: dict[str, StagePlan], output: Edge) -> None:
+    """Find for each Merge() the Route whose outputs it joins."""
+    for stage in list(planned.values()):
+        operator = stage.operator
+        if not isinstance(operator, Merge) or not operator.follows_route:
+            continue
+        routes = [_route_above(edge, planned, 0) for edge in stage.upstream]
+        first = routes[0]
+        if first is None or any(route is None or route[0] != first[0] for route in routes):
+            raise GraphError(
+                f"stage {stage.name!r}: Merge() joins the outputs of one Route; "
+                "for other inputs use Concat(), Mix(weights) or Zip()"
+            )
+        outputs = [route[1] for route in routes if route is not None]
+        if len(set(outputs)) != len(outputs):
+            raise GraphError(
+                f"stage {stage.name!r}: Merge() was given the same Route output twice ({outputs})"
+            )
+        other = planned[first[0]].merge
+        if other is not None:
+            raise GraphError(
+                f"stage {stage.name!r}: the outputs of {first[0]!r} are joined by {other!r} already; join them once "
+                "and fan out behind that"
+            )
+        planned[first[0]] = replace(planned[first[0]], merge=stage.name, route_outputs=tuple(outputs))
+        planned[stage.name] = replace(planned[stage.name], route=first[0], route_outputs=tuple(outputs))
+        for name in _between(first[0], stage.name, planned):
+            planned[name] = replace(planned[name], marked=True)
+
+
+def _between(route: str, merge: str, planned: Mapping[str, StagePlan]) -> set[str]:
+    """The stages through which a ``Route``'s marks pass on their way to its ``Merge``."""
+    found: set[str] = set()
+    waiting = [edge.stage for edge in planned[merge].upstream]
+    while waiting:
+        name = waiting.pop()
+        if name != route and name not in found:
+            found.add(name)
+            waiting += [edge.stage for edge in planned[name].upstream]
+    return found
+
+
+def _route_above(edge: Edge, planned: Mapping[str, StagePlan], depth: int) -> tuple[str, int] | None:
+    """The Route (and its output) that an edge comes from through single-input stages."""
+    while True:
+        stage = planned[edge.stage]
+        operator = stage.operator
+        if isinstance(operator, Route):
+            if depth == 0:
+                return edge.stage, edge.output
+            depth -= 1
+        if isinstance(operator, Merge):
+            if not operator.follows_route:
+                return None
+            depth += 1
+        if not stage.upstream:
+            return None
+        edge = stage.upstream[0]
+
+
+def _check_replace(stage: StagePlan, planned: Mapping[str, StagePlan]) -> None:
+    if not isinstance(final_policy(stage.spec.on_error), Replace):
+        return
+    operator = stage.operator
+    if isinstance(operator, Operator) and (operator.kind != "map" or not operator.one_to_one):
+        raise GraphError(
+            f"stage {stage.name!r}: Replace() works for one-to-one stages, not for {operator.name}"
+        )
+    if (
+        isinstance(operator, Operator)
+        and planned[stage.upstream[0].stage].level == "batch"
+        and not operator.per_sample
+    ):
+        raise GraphError(
+            f"stage {stage.name!r}: Replace() puts one sample in another's place, but this function fails for a whole "
+            "batch; move it before Batch"
+        )
+    for above in lineage_above(stage, planned):
+        operator = above.operator
+        if isinstance(operator, Source):
+            if not operator.random_access:
+                raise GraphError(
+                    f"stage {stage.name!r}: Replace() needs a random-access source, and {above.name!r} "
+                    f"({operator.name}) is not one; use FromSequence or ListFiles, or Skip()"
+                )
+        elif not operator.elastic or operator.kind == "expand":
+            raise GraphError(
+                f"stage {stage.name!r}: Replace() needs only one-to-one stages or Batch between it and its source, "
+                f"and {above.name!r} is a {operator.name}; use Skip()"
+            )
+
+
+def _is_elastic(stage: StagePlan) -> bool:
+    operator = stage.operator
+    if isinstance(operator, Source):
+        return operator.goes_on
+    if isinstance(final_policy(stage.spec.on_error), Skip) or not operator.in_step or not stage.spec.ordered:
+        return False
+    return not operator.stateful and operator.elastic
+
+
+def _check_cache(plan: Plan, stage: StagePlan) -> None:
+    """Raises GraphError where a cache could change what is delivered; says why."""
+    for above in lineage_above(stage, plan.stages):
+        operator = above.operator
+        why = None
+        if isinstance(operator, Source):
+            if not operator.random_access:
+                why = f"its source {above.name!r} ({operator.name}) is not random-access"
+        elif operator.kind != "map" or not operator.one_to_one:
+            why = f"{above.name!r} ({operator.name}) is not one-to-one"
+        elif operator.random:
+            why = f"{above.name!r} ({operator.name}) draws random numbers, and every epoch must draw anew"
+        elif operator.stateful or isinstance(operator, Memo):
+            why = f"{above.name!r} ({operator.name}) keeps state of its own"
+        if why is None and isinstance(final_policy(above.spec.on_error), Replace):
+            why = f"{above.name!r} puts substitutes in other samples' places (Replace)"
+        if why is None and len(plan.consumers(above.name)) > 1:
+            why = f"{above.name!r} feeds other stages too, which need it in every epoch"
+        if why is not None:
+            raise GraphError(
+                f"stage {stage.name!r}: Cache cannot stand here: {why}; move it up, or leave it out"
+            )

@@ -1,0 +1,154 @@
+"""What the plan changes of a graph so that it runs faster, and never in what it delivers. Pure.
+
+Each rewrite takes the planned stages by name, in topological order, and replaces some of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pipegraph.contracts import Operator, Source
+from pipegraph.graph import Edge
+from pipegraph.planning.plan import StagePlan
+
+MOST_INLINE = 64
+"""Inline stages in a row: each is driven from inside the next, by four calls of Python's 1,000."""
+
+
+def leave_out_copies(planned: dict[str, StagePlan], output: Edge) -> None:
+    """A copy to one device that is only there to be scattered goes: each slice is copied straight from the host."""
+    for name, stage in list(planned.items()):
+        if not _moves(stage, "device") or stage.bypassed is not None or output.stage == name:
+            continue
+        readers = [s for s in planned.values() if any(edge.stage == name for edge in s.upstream)]
+        if readers and all(_fetches(reader) for reader in readers):
+            planned[name] = replace(
+                stage, bypassed="each slice is copied straight from the host to its device"
+            )
+            for reader in readers:
+                upstream = tuple(shortcut(edge, planned) for edge in reader.upstream)
+                planned[reader.name] = replace(reader, upstream=upstream)
+
+
+def _moves(stage: StagePlan, where: str) -> bool:
+    return isinstance(stage.operator, Operator) and stage.operator.moves == where
+
+
+def _fetches(stage: StagePlan) -> bool:
+    return isinstance(stage.operator, Operator) and stage.operator.fetches
+
+
+def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
+    """An inline reader before a ``Batch`` has no thread of its own: whoever works on the batch's rows reads them."""
+    for below in list(planned.values()):
+        if below.bypassed is not None or below.backend != "thread" or len(below.upstream) != 1:
+            continue
+        batch = planned[below.upstream[0].stage]
+        if not isinstance(batch.operator, Operator) or not batch.operator.collects:
+            continue
+        reader = planned[batch.upstream[0].stage]
+        alone = all(_only_reader(s, planned, output) for s in (reader, batch))
+        careful = any(s.spec.on_error != "raise" or not s.spec.ordered for s in (reader, batch, below))
+        if not alone or careful or reader.backend != "inline" or not isinstance(below.operator, Operator):
+            continue
+        both = below.operator.take_in_reading(reader.operator, reader.name)
+        if both is None:
+            continue
+        planned[below.name] = replace(below, fused=both, notes=_notes_of(below, both))
+        why = f"its work is done in {below.name!r}, row by row"
+        planned[reader.name] = replace(reader, within=below.name, bypassed=why)
+        planned[batch.name] = replace(batch, upstream=reader.upstream)
+
+
+def _only_reader(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> bool:
+    """Whether exactly one stage, and not the loader, reads from this one."""
+    readers = [s for s in planned.values() if any(edge.stage == stage.name for edge in s.upstream)]
+    return len(readers) == 1 and output.stage != stage.name
+
+
+def _notes_of(stage: StagePlan, fused: Operator) -> tuple[str, ...]:
+    """The stage's notes, with those of ``fused`` in place of its operator's."""
+    assert isinstance(stage.operator, Operator)
+    alone = stage.operator.notes()
+    return (*(note for note in stage.notes if note not in alone), *fused.notes())
+
+
+def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
+    """Two neighbouring stages become one where the upper operator can do the lower one's work in the same go."""
+    for name, below in list(planned.items()):
+        if below.bypassed is not None or len(below.upstream) != 1 or isinstance(below.operator, Source):
+            continue
+        above = planned[below.upstream[0].stage]
+        plain = above.backend == below.backend != "inline" and above.spec.ordered and below.spec.ordered
+        if not plain or below.spec.on_error != "raise" or not _only_reader(above, planned, output):
+            continue
+        if not isinstance(above.operator, Operator):
+            continue
+        fused = above.operator.take_in(below.operator)
+        if fused is None:
+            continue
+        planned[above.name] = replace(
+            above,
+            fused=fused,
+            notes=_notes_of(above, fused),
+            spec=replace(above.spec, max_bytes=below.spec.max_bytes or above.spec.max_bytes),
+            workers=max(above.workers, below.workers),
+            capacity=above.capacity if below.spec.capacity is None else below.capacity,
+            level=below.level,
+        )
+        planned[name] = replace(
+            below, within=above.name, bypassed=f"its work is done in {above.name!r}, in one go"
+        )
+        for other in list(planned.values()):
+            if other.name != name:
+                upstream = tuple(shortcut(edge, planned) for edge in other.upstream)
+                planned[other.name] = replace(other, upstream=upstream)
+
+
+def part_inline(planned: dict[str, StagePlan]) -> None:
+    """Give a thread to every stage at which too many inline ones in a row would nest too deep."""
+    nested: dict[str, int] = {}
+    for stage in planned.values():
+        if stage.bypassed is not None:
+            continue
+        above = max([nested[shortcut(edge, planned).stage] for edge in stage.upstream], default=0)
+        nested[stage.name] = above + 1 if stage.backend == "inline" else 0
+        if nested[stage.name] > MOST_INLINE:
+            nested[stage.name] = 0
+            why = f"runs in a thread of its own: more than {MOST_INLINE} inline stages in a row would nest too deep"
+            planned[stage.name] = replace(stage, backend="thread", notes=(*stage.notes, why))
+
+
+def choose_memory(planned: dict[str, StagePlan]) -> None:
+    """Slabs that a copy reads are made for it: pinned for CUDA, so that a Pin behind them has nothing to do."""
+    for name, stage in list(planned.items()):
+        operator = stage.operator
+        if stage.bypassed is not None or not isinstance(operator, Operator) or not operator.slabs:
+            continue
+        readers = [
+            s for s in planned.values() if s.bypassed is None and any(e.stage == name for e in s.upstream)
+        ]
+        pins = [s for s in readers if _moves(s, "pinned")] if stage.backend != "process" else []
+        if not pins and not any(
+            isinstance(s.operator, Operator) and s.operator.reads_pinned() for s in readers
+        ):
+            if any(_moves(s, "device") for s in readers):
+                planned[name] = replace(stage, memory="staged")
+            continue
+        planned[name] = replace(
+            stage, memory="pinned", notes=(*stage.notes, "its slabs lie in pinned memory")
+        )
+        for pin in pins:
+            why = f"the slabs of {name!r} are pinned already"
+            planned[pin.name] = replace(pin, bypassed=why)
+            for other in list(planned.values()):
+                upstream = tuple(shortcut(edge, planned) for edge in other.upstream)
+                planned[other.name] = replace(other, upstream=upstream)
+
+
+def shortcut(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge:
+    """The edge that carries the chunks once stages that were left out are passed over."""
+    while planned[edge.stage].bypassed is not None:
+        edge = planned[edge.stage].upstream[0]
+    return edge

@@ -1,0 +1,296 @@
+"""Where a stage's blocks come from: the blocks of a manifest, or whole parts; from place, memory or the node cache."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Final, final
+
+from pipegraph.errors import DataError, GraphError, LoaderClosedError, MemoryLimitError
+from pipegraph.order import LaneOrder, Order
+from pipegraph.reader.cold_start import Opening
+from pipegraph.reader.columns_filter import Choice, SameFields
+from pipegraph.reader.fetcher import Near
+from pipegraph.reader.next_use import Foresight
+from pipegraph.reader.uses import Deal
+from pipegraph.storage import Cacheable, LocalParts, Manifest, Part, ShardFile, open_block, open_part
+from pipegraph.storage.formats import Block, Format, format_of
+from pipegraph.storage.open_blocks import cacheable
+from pipegraph.storage.opening import identify
+
+SHARE: Final = 0.5
+"""Of ``memory_limit``, what blocks held in memory may take; chunks in flight have the rest."""
+
+
+ALL: Final = Choice()
+
+
+class Shelf(ABC):
+    """Blocks by number.
+
+    Attributes:
+        near: whether blocks are brought near (from a store, through a cache, decoded into memory), or read in place.
+        keeps: whether what is let go of stays near, in the node cache.
+        stride: steps over which consumption is measured; the first so many of a run are its opening.
+        steps_per_switch: about how many steps lie between the first uses of two blocks.
+        opening: reads samples of blocks that are not near, where that can be done.
+        most_open: blocks that may be held at once, where each holds a file open.
+    """
+
+    near: bool
+    keeps: bool = False
+    stride: int
+    steps_per_switch: float
+    opening: Opening | None = None
+    most_open: float = math.inf
+
+    @abstractmethod
+    def held_nbytes(self, number: int) -> int:
+        """What a block counts of the budget; an estimate until it is open."""
+
+    @abstractmethod
+    def budget(self) -> int:
+        """Bytes that all blocks together should not exceed."""
+
+    @abstractmethod
+    def open(self, number: int, room: Callable[[int], None]) -> tuple[ShardFile | None, Any]:
+        """A block's file, if that is still needed, and what is read from it.
+
+        Blocks until it is near; `interrupt` ends that.
+
+        Args:
+            room: told of the bytes that it holds, as they become more; what that raises ends the opening.
+
+        Raises:
+            LoaderClosedError: `interrupt` was called.
+        """
+
+    def too_large(self, number: int) -> MemoryLimitError:
+        """The error for a block that does not fit the budget even alone."""
+        return MemoryLimitError(
+            f"{self.name(number)} takes more than {self.budget()} bytes of memory once it is decoded, all that blocks "
+            f"may take ({SHARE:.0%} of memory_limit): raise memory_limit, write smaller row groups or parts, or read "
+            "fewer columns with Load(columns=...)"
+        )
+
+    @abstractmethod
+    def name(self, number: int) -> str:
+        """A block's name for people."""
+
+    def is_here(self, number: int) -> bool:
+        """Whether it lies in the cache already, so that opening it takes no time."""
+        return False
+
+    def follow(self, deal: Deal, step: int) -> None:  # noqa: B027
+        """Training is near this step of an epoch; called now and then, by one thread."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """End every `open` that waits, and those to come."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back; no file is open any more."""
+
+
+def is_decoded(part: Part) -> bool:
+    """Whether blocks of a part are held in memory in a decoded form, wherever their bytes lie."""
+    return not format_of(part).in_place
+
+
+@final
+class BlockShelf(Shelf):
+    """The blocks of a manifest; what is read from one is the sequence of its samples.
+
+    Args:
+        pieces: the folder of the blocks' pieces, or None.
+    """
+
+    stride = 256
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        order: Order,
+        rank: int,
+        world_size: int,
+        near: Near,
+        pieces: str | None = None,
+        choice: Choice = ALL,
+    ) -> None:
+        self._manifest, self._order, self._near, self._choice = manifest, order, near, choice
+        self._rank, self._world_size = rank, world_size
+        self._local = LocalParts()
+        self._decoded = any(map(is_decoded, manifest.parts))
+        self.near, self.keeps = near.in_use or self._decoded, near.handle is not None
+        self.most_open = near.most_open
+        readers = 1  # ranks that read the same block
+        if isinstance(order, LaneOrder) and order.shuffle:
+            readers = world_size // math.gcd(order.lane_count(manifest), world_size)
+        self.steps_per_switch = max(1.0, len(manifest) / max(1, manifest.blocks) / readers)
+        self._fields = SameFields(manifest.parts, choice, near.store)
+        self._sizes: dict[int, int] = {}  # of blocks that were open, what they held in memory
+        self._growth = 1.0  # by how much blocks have grown at most when they were decoded
+        self._foresight: Foresight | None = None
+        if near.in_use:
+            self.opening = Opening(manifest, pieces, near.store, near.memory // 8)
+
+    def _held_in_memory(self, number: int) -> bool:
+        """Whether it is more than the places of its samples that is held."""
+        return self._near.in_use or is_decoded(self._manifest.parts[self._manifest.block(number)[0]])
+
+    def held_nbytes(self, number: int) -> int:
+        known = self._sizes.get(number)
+        if known is not None:
+            return known
+        if not self._held_in_memory(number):
+            return 0
+        return int(self._growth * int(self._manifest.block_nbytes[number]))
+
+    def budget(self) -> int:
+        # What is decoded lies in memory, also where the bytes it was made from lie in the cache.
+        return self._near.memory if self._decoded else self._near.budget()
+
+    def open(self, number: int, room: Callable[[int], None]) -> tuple[ShardFile | None, Any]:
+        part_number, block = self._manifest.block(number)
+        part = self._manifest.parts[part_number]
+        form = self._choice.form(part)
+        file = open_block(
+            part,
+            block,
+            crc32c=self._manifest.block_checksum(number),
+            store=self._near.store,
+            cache=self._near.cache,
+            local=self._local,
+        )
+        try:
+            self._fields.check(part_number, file)
+            # Without a cache a remote block's encoded bytes are held beside what is made of them.
+            encoded = block.nbytes if self._near.in_use and not self.keeps else 0
+            if not form.in_place:
+                form = form.within(lambda nbytes: room(encoded + nbytes))
+            samples: Any = form.read(file, block)
+            self._note_size(number, form, samples, encoded if form.needs_file else 0, block)
+            if form.needs_file:
+                return file, samples
+            file.close()
+            return None, samples
+        except BaseException:
+            file.close()
+            raise
+
+    def _note_size(self, number: int, form: Format, samples: Any, beside: int, block: Block) -> None:
+        held = form.held_nbytes(samples, block)
+        if not form.in_place:
+            self._growth = max(self._growth, (beside + held) / max(1, block.nbytes))
+            self._sizes[number] = beside + held
+        elif not self._near.in_use:
+            self._sizes[number] = held
+
+    def follow(self, deal: Deal, step: int) -> None:
+        """Give the cache the uses that the order foresees, of this epoch and the next."""
+        handle = self._near.handle
+        if handle is None:
+            return
+        if self._foresight is None:
+            self._foresight = Foresight(
+                self._order, self._manifest, self._rank, self._world_size, self._place
+            )
+            handle.plan(self._foresight.next_use)
+        self._foresight.follow(deal, step)
+
+    def name(self, number: int) -> str:
+        part, _ = self._manifest.block(number)
+        return f"{self._manifest.parts[part].name}, block {number - int(self._manifest.first_block[part])}"
+
+    def is_here(self, number: int) -> bool:
+        handle = self._near.handle
+        if handle is None:
+            return False
+        try:
+            if self.opening is not None:  # a worker waits for this: where the store is silent, a stop ends it
+                self.opening.identify(self._manifest.parts[self._manifest.block(number)[0]])
+            return self._cacheable(number, identified=True) in handle
+        except (DataError, LoaderClosedError):
+            return False  # opening it says what is wrong
+
+    def _place(self, number: int) -> str:
+        return self._cacheable(number).place
+
+    def _cacheable(self, number: int, identified: bool = False) -> Cacheable:
+        part_number, block = self._manifest.block(number)
+        part = self._manifest.parts[part_number]
+        if identified:
+            part = identify(part, self._near.store)
+        return cacheable(part, block, self._manifest.block_checksum(number))
+
+    def interrupt(self) -> None:
+        if self.opening is not None:
+            self.opening.cancel()
+        self._near.interrupt()
+
+    def close(self) -> None:
+        self._near.close()
+
+
+@final
+class PartShelf(Shelf):
+    """Whole parts, by their place in the list of parts; only their files are of interest."""
+
+    stride = 1
+    steps_per_switch = 1.0
+
+    def __init__(self, parts: list[Part], whole: bool, near: Near, choice: Choice = ALL) -> None:
+        self._fields = SameFields(parts, choice, near.store)
+        self._parts, self._near, self._whole = parts, near, whole
+        self._local = LocalParts()
+        self.near = near.in_use and whole
+        self.most_open = near.most_open
+        self._sizes: dict[int, int] = {}  # of parts whose size was asked for
+
+    def held_nbytes(self, number: int) -> int:
+        if not self.near:
+            return 0
+        size = self._parts[number].size or self._sizes.get(number)
+        # As large as the largest one known, until it is asked for.
+        return size if size is not None else max(list(self._sizes.values()), default=0)
+
+    def budget(self) -> int:
+        return self._near.budget()
+
+    def open(self, number: int, room: Callable[[int], None]) -> tuple[ShardFile | None, Any]:
+        file = self._open(number)
+        try:
+            self._fields.check(number, file)
+        except BaseException:
+            file.close()
+            raise
+        return file, None
+
+    def _open(self, number: int) -> ShardFile:
+        part, store = self._parts[number], self._near.store
+        if not self.near:
+            return self._local.open(part) if part.is_local else open_part(part, store)
+        if part.size is None:
+            assert store is not None
+            part = store.identify(part)
+            self._sizes[number] = part.size or 0
+        assert part.size is not None
+        if self._near.handle is None and part.size > self._near.budget():
+            raise GraphError(
+                f"part {part.name!r} has {part.size} bytes, more than this rank may hold in memory "
+                f"({self._near.budget()}): give Load(cache=pg.NodeCache(...)), use PartOrder(shuffle=False), which "
+                "reads parts as streams, or a manifest, with which parts are read in blocks"
+            )
+        block = Block(0, part.size, 0, 0)
+        return open_block(part, block, store=store, cache=self._near.cache, local=self._local)
+
+    def name(self, number: int) -> str:
+        return self._parts[number].name
+
+    def interrupt(self) -> None:
+        self._near.interrupt()
+
+    def close(self) -> None:
+        self._near.close()

@@ -1,0 +1,207 @@
+"""The table of blocks that are in use, loaded or on their way, and what makes room for others: no threads, no I/O.
+
+The caller holds a lock around everything here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, Literal, final
+
+from pipegraph.reader.block_sources import Shelf
+from pipegraph.reader.schedule import Itinerary
+from pipegraph.storage import ShardFile
+
+State = Literal["waiting", "loading", "ready", "failed"]
+
+
+class Entry:
+    """One block of the table. Everything but ``number`` changes under the lock.
+
+    Attributes:
+        nbytes: what it counts of the budget.
+        first: the tick for which it is brought.
+        asked: when its loading was asked for.
+        wanted: when a worker first stood and waited for it; None if none did.
+        there: when it was ready.
+        fresh: not used yet.
+        awaited: a worker stands and waits for it.
+        pins: uses that have not ended.
+        value: what samples are read from, once it is ready.
+        told: the (epoch, step) that had its error.
+    """
+
+    __slots__ = (
+        "asked",
+        "awaited",
+        "error",
+        "file",
+        "first",
+        "fresh",
+        "nbytes",
+        "number",
+        "pins",
+        "state",
+        "there",
+        "told",
+        "value",
+        "wanted",
+    )
+
+    def __init__(self, number: int, nbytes: int, first: int, asked: float) -> None:
+        self.number = number
+        self.nbytes = nbytes
+        self.first = first
+        self.asked = asked
+        self.wanted: float | None = None
+        self.there = asked
+        self.fresh = True
+        self.awaited = False
+        self.state: State = "waiting"
+        self.pins = 0
+        self.value: Any = None
+        self.file: ShardFile | None = None
+        self.error: Exception | None = None
+        self.told: set[tuple[int, Any]] = set()
+
+
+@final
+class Held:
+    """Entries by the number of their block, least recently used first.
+
+    Attributes:
+        nbytes: of all that are loaded or being loaded.
+        doomed: files that were let go of, for the caller to close outside the lock.
+    """
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._entries: OrderedDict[int, Entry] = OrderedDict()
+        self._most_open = shelf.most_open
+        self._open = 0  # ready ones that hold a file
+        self.nbytes = 0
+        self.doomed: list[ShardFile] = []
+
+    def get(self, number: int) -> Entry | None:
+        """The entry of a block, if there is one."""
+        return self._entries.get(number)
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._entries
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(list(self._entries.values()))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, number: int, first: int, now: float) -> Entry:
+        """A new entry; it takes room once its loading begins."""
+        entry = self._entries[number] = Entry(number, self._shelf.held_nbytes(number), first, now)
+        return entry
+
+    def use(self, entry: Entry) -> None:
+        """A use begins; ``entry.pins -= 1`` ends it."""
+        entry.pins += 1
+        self._entries.move_to_end(entry.number)
+
+    def fits(self, entry: Entry) -> bool:
+        """Whether it has room beside what is being loaded or read; the rest can make room for it."""
+        taken = sum(
+            e.nbytes
+            for e in self._entries.values()
+            if e.state == "loading" or (e.state == "ready" and e.pins)
+        )
+        return taken + entry.nbytes <= self._shelf.budget()
+
+    def begin(self, entry: Entry, way: Itinerary) -> None:
+        """Its loading begins."""
+        self.make_room(entry.nbytes, way)
+        entry.state = "loading"
+        self.nbytes += entry.nbytes
+
+    def grow(self, entry: Entry, nbytes: int, way: Itinerary) -> bool:
+        """It holds so many bytes by now; whether there is room for them."""
+        if nbytes > entry.nbytes:
+            self.nbytes += nbytes - entry.nbytes
+            entry.nbytes = nbytes
+        self.make_room(0, way)
+        return self.nbytes <= self._shelf.budget()
+
+    def put_back(self, entry: Entry) -> None:
+        """Its loading was broken off, and begins again later."""
+        self.nbytes -= entry.nbytes
+        entry.state = "waiting"
+
+    def loaded(self, entry: Entry, way: Itinerary) -> None:
+        """It is ready; its size may be known only now."""
+        nbytes = self._shelf.held_nbytes(entry.number)
+        self.nbytes += nbytes - entry.nbytes
+        entry.nbytes = nbytes
+        self.make_room(0, way)
+        entry.state = "ready"
+        self._open += entry.file is not None
+
+    def failed(self, entry: Entry) -> None:
+        """It could not be loaded; without an error, because that was broken off."""
+        entry.state = "failed"
+        self.nbytes -= entry.nbytes
+        entry.nbytes = 0
+        if entry.error is None:
+            del self._entries[entry.number]
+
+    def make_room(self, nbytes: int, way: Itinerary) -> None:
+        """Let go of blocks that nobody reads, those first whose next use lies farthest ahead, until there is room.
+
+        Of no known use are those that the next steps do not read; of them the least recently used goes first.
+        """
+        spare = [entry for entry in self._entries.values() if entry.state == "ready" and not entry.pins]
+        if self._shelf.keeps and way.scanned > way.tick:
+            # What lies in the node cache is opened again at once, and while it is open it cannot be evicted, even
+            # where the plan wants its place for another: what is not needed soon is closed.
+            for entry in spare:
+                if entry.file is not None and not _needed(entry, way):
+                    self.drop(entry)
+            spare = [entry for entry in spare if entry.number in self._entries]
+        budget = self._shelf.budget()
+        if self.nbytes + nbytes <= budget and self._open < self._most_open:
+            return
+        for entry in sorted(spare, key=lambda e: -_next_use(e, way)):
+            self.drop(entry)
+            if self.nbytes + nbytes <= budget and self._open < self._most_open:
+                return
+
+    def drop(self, entry: Entry) -> None:
+        """Let go of an entry."""
+        del self._entries[entry.number]
+        if entry.state != "waiting":
+            self.nbytes -= entry.nbytes
+        self._open -= entry.state == "ready" and entry.file is not None
+        if entry.file is not None:
+            self.doomed.append(entry.file)
+        entry.file = entry.value = None
+
+    def free_bytes(self, way: Itinerary) -> int:
+        """What blocks to come may take: all that is not held by blocks that are still needed."""
+        entries = self._entries.values()
+        if self._open >= self._most_open and all(_needed(entry, way) for entry in entries):
+            return 0
+        needed = sum(
+            entry.nbytes
+            for entry in entries
+            if entry.state != "failed" and (entry.pins or entry.state != "ready" or _needed(entry, way))
+        )
+        return self._shelf.budget() - needed
+
+
+def _next_use(entry: Entry, way: Itinerary) -> float:
+    tick = way.next_use(entry.number)
+    if tick is None:
+        return entry.first if entry.first > way.tick else math.inf
+    return tick
+
+
+def _needed(entry: Entry, way: Itinerary) -> bool:
+    return way.needs(entry.number) or entry.first > way.tick

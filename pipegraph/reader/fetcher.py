@@ -1,0 +1,116 @@
+"""A store client and a handle on a node cache for one reader: what brings blocks near, ended as one."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, cast, final
+
+from pipegraph.errors import LoaderClosedError
+from pipegraph.machine import open_files_limit
+from pipegraph.storage import Cacheable, CachedFile, NodeCache, StoreClient
+from pipegraph.storage.node_cache import Download, Sink
+
+
+@final
+class Near:
+    """Of one reader's own, so that closing them ends its waits only.
+
+    Args:
+        store: options, for remote parts.
+        remote: whether there are any.
+        cache: of whose folder a handle is made, or None.
+        memory: bytes that blocks held in memory may take.
+        count: adds to a named counter of the stage.
+    """
+
+    def __init__(
+        self,
+        store: dict[str, Any] | None,
+        remote: bool,
+        cache: NodeCache | None,
+        memory: int,
+        count: Callable[[str, int], None],
+    ) -> None:
+        self.store = StoreClient(store) if remote else None
+        self._cache = None if cache is None else NodeCache(cache.folder, cache.limit)
+        self.in_use = remote or cache is not None
+        self.memory = max(1, memory)
+        self._count = count
+        self._stopped = threading.Event()
+        self._spills = False
+
+    @property
+    def cache(self) -> NodeCache | None:
+        """The cache to load through: itself, in the way `fetch` is used."""
+        return None if self._cache is None else cast(NodeCache, self)
+
+    @property
+    def handle(self) -> NodeCache | None:
+        """This reader's handle on the node cache."""
+        return self._cache
+
+    @property
+    def most_open(self) -> float:
+        """Blocks that may be in use at once: an entry of the cache stays open for as long as it is read."""
+        return math.inf if self._cache is None else max(4, open_files_limit() // 8)
+
+    def budget(self) -> int:
+        """Bytes for blocks: this rank's share of the cache, else of memory."""
+        if self._cache is None or self._spills:
+            return self.memory
+        return max(1, self._cache.limit // local_ranks()[1])
+
+    def fetch(self, what: Cacheable, download: Download) -> CachedFile:
+        """As `NodeCache.fetch`, counted, and ended by `interrupt` also while it copies from a slow disk."""
+        assert self._cache is not None
+        downloaded = False
+
+        def run(sink: Sink) -> None:
+            nonlocal downloaded
+            downloaded = True
+            download(_Stoppable(sink, self._stopped))
+
+        try:
+            file = self._cache.fetch(what, run)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                self._spills = True
+                self._count("blocks without room in the cache", 1)
+            raise
+        self._spills = False
+        self._count("cache misses" if downloaded else "cache hits", 1)
+        return file
+
+    def interrupt(self) -> None:
+        """End every wait and every transfer."""
+        self._stopped.set()
+        if self._cache is not None:
+            self._cache.close()
+        if self.store is not None:
+            self.store.close()
+
+    def close(self) -> None:
+        """The same: both are closed by it."""
+        self.interrupt()
+
+
+class _Stoppable:
+    def __init__(self, sink: Sink, stopped: threading.Event) -> None:
+        self._sink, self._stopped = sink, stopped
+
+    def write_at(self, offset: int, data: bytes) -> None:
+        if self._stopped.is_set():
+            raise LoaderClosedError("the pipeline was closed while a block was copied")
+        self._sink.write_at(offset, data)
+
+
+def local_ranks() -> tuple[int, int]:
+    """(local rank, ranks on this node), as torchrun tells; without it this process counts as alone."""
+    try:
+        return int(os.environ.get("LOCAL_RANK", "0")), max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    except ValueError:
+        return 0, 1

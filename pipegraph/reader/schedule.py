@@ -1,0 +1,155 @@
+"""Where training is, and which blocks it will read: the decisions of a ``BlockReader``, without its threads.
+
+Steps of consecutive epochs are counted on one axis of *ticks*. The caller passes times in, and holds a lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container
+from typing import Final, NamedTuple, final
+
+from pipegraph.reader.uses import Deal, Pace, Uses
+
+DRAWN_AT_ONCE: Final = 4096
+"""Steps whose blocks are found in one draw of the order, and which are always known ahead: what they read is kept."""
+
+AHEAD: Final = 65_536
+"""Steps to look ahead at most while little is measured."""
+
+UPCOMING: Final = 2
+"""Blocks not yet started that should be known of."""
+
+
+class Draw(NamedTuple):
+    """Steps of a deal whose blocks are to be found next; ``base`` is the tick of its step 0."""
+
+    base: int
+    deal: Deal
+    first: int
+    last: int
+
+
+@final
+class Itinerary:
+    """One run's steps, as far as they are known.
+
+    Args:
+        stride: steps over which the pace is measured.
+        now: seconds on any clock that only grows.
+
+    Attributes:
+        tick: the latest one asked for; before the first, the one before it.
+        tick_at: when that was.
+        scanned: ticks below this are known.
+        upcoming: (first tick, number) of blocks to come, in that order.
+    """
+
+    def __init__(self, stride: int, now: float) -> None:
+        self.tick, self.tick_at = -1, now
+        self.scanned = 0
+        self.upcoming: deque[tuple[int, int]] = deque()
+        self._stride = stride
+        self._opens_until = 0
+        self._deals: list[tuple[int, Deal]] = []  # (tick of step 0, deal)
+        self._last_use: dict[int, int] = {}  # the last tick at which each block is known to be read
+        self._drawn: deque[Uses] = deque()  # the ticks of each draw that are not over yet
+        self._stride_from, self._stride_at, self._stride_waited = 0, now, 0.0
+
+    def add(self, deal: Deal) -> None:
+        """An epoch's steps follow those of the one before."""
+        if self._deals:
+            base, before = self._deals[-1]
+            base += before.stop - deal.start
+        else:
+            base = 0
+            self.scanned = self._stride_from = deal.start
+            self.tick = deal.start - 1
+            self._opens_until = deal.start + self._stride
+        self._deals.append((base, deal))
+
+    @property
+    def opening(self) -> bool:
+        """Whether these are still the run's first steps: the first stride of them."""
+        return self.tick < self._opens_until
+
+    def reached(self, epoch: int, step: int, now: float, waited: float, pace: Pace) -> bool:
+        """Note that a step is asked for; whether another stride is over, whose pace was measured.
+
+        Args:
+            waited: seconds spent waiting for blocks so far, which are not training.
+        """
+        tick = next((base + step for base, deal in self._deals if deal.epoch == epoch), -1)
+        if tick <= self.tick:
+            return False
+        self.tick, self.tick_at = tick, now
+        while len(self._deals) > 1 and self._deals[1][0] + self._deals[1][1].start <= tick:
+            del self._deals[0]
+        while self._drawn and self._drawn[0].end <= tick:
+            self._drawn.popleft()
+        steps = tick - self._stride_from
+        if steps < self._stride:
+            return False
+        pace.add(max(0.0, now - self._stride_at - (waited - self._stride_waited)) / steps)
+        self._stride_from, self._stride_at, self._stride_waited = tick, now, waited
+        return True
+
+    def place(self) -> tuple[Deal, int] | None:
+        """The epoch that is being read, and the step in it."""
+        if not self._deals:
+            return None
+        base, deal = self._deals[0]
+        return deal, max(deal.start, self.tick - base)
+
+    def needs(self, number: int) -> bool:
+        """Whether a block is known to be read again."""
+        last = self._last_use.get(number)
+        return last is not None and last >= self.tick
+
+    def next_use(self, number: int) -> int | None:
+        """The tick at which a block is read next, now or later, as far as it is known."""
+        for uses in self._drawn:
+            tick = uses.next_use(number, self.tick)
+            if tick is not None:
+                return tick
+        return None
+
+    def next_draw(self, pace_s: float | None, lead_s: float | None) -> Draw | None:
+        """The steps to look at next, or None where enough is known.
+
+        Args:
+            pace_s: seconds per step; lead_s: how long before its first use a block is started. None: not measured.
+        """
+        ahead = self.scanned - max(self.tick, 0)
+        # What is needed later than twice the lead is not to be started now.
+        reach = max(AHEAD, 2 * lead_s / pace_s) if pace_s and lead_s is not None else AHEAD
+        if ahead >= DRAWN_AT_ONCE and (len(self.upcoming) >= UPCOMING or ahead >= reach):
+            return None
+        for base, deal in self._deals:
+            first = self.scanned - base
+            if deal.start <= first < deal.stop:
+                return Draw(base, deal, first, min(deal.stop, first + DRAWN_AT_ONCE))
+        return None
+
+    def merge(self, uses: Uses, scanned: int, there: Container[int]) -> None:
+        """Take what was found by a draw, in ticks.
+
+        Args:
+            there: blocks that are loaded or on their way.
+        """
+        self.scanned = scanned
+        self._drawn.append(uses)
+        known = {number for _, number in self.upcoming}
+        found = zip(uses.numbers.tolist(), uses.first.tolist(), uses.last.tolist(), strict=True)
+        for number, first, last in found:
+            if number not in there and number not in known:
+                self.upcoming.append((first, number))
+            self._last_use[number] = last
+        if len(self._last_use) > AHEAD:
+            self._last_use = {n: last for n, last in self._last_use.items() if last >= self.tick}
+
+    def next_upcoming(self, there: Container[int]) -> tuple[int, int] | None:
+        """The first block to come that nobody has asked for yet."""
+        while self.upcoming and (self.upcoming[0][1] in there or self.upcoming[0][0] <= self.tick):
+            self.upcoming.popleft()
+        return self.upcoming[0] if self.upcoming else None

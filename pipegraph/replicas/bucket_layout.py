@@ -1,0 +1,123 @@
+"""Which parameters have hooks, and in which bucket each gradient travels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
+
+from pipegraph.replicas.buckets import ParameterFacts, plan_buckets
+from pipegraph.replicas.group import Ranks
+from pipegraph.replicas.reduce_streams import Lanes, LiveBucket
+
+#: Called with the parameter when its gradient has been accumulated.
+Hook = Callable[[torch.Tensor], None]
+
+
+class Layout:
+    """Hooks and buckets, fitted to the ``requires_grad`` flags and then, once, to the order of arrival.
+
+    It has no lock: the reducer calls :meth:`fit` and :meth:`detach` between steps, and the rest under its own.
+
+    Attributes:
+        buckets: in the order in which they are launched.
+        home: the bucket of each parameter that has a place in one.
+        hooked: by parameter, whether it has hooks.
+        apart: parameters with sparse gradients, which have no place in a bucket.
+        order_known: whether a step has shown in which order gradients come.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Sequence[Parameter]],
+        lanes: Lanes,
+        owners: Sequence[int] | None,
+        ranks: Ranks | None,
+        apart: Iterable[int],
+    ) -> None:
+        self._parameters = parameters
+        self._lanes = lanes
+        self._owners = owners
+        self._ranks = ranks
+        self.buckets: list[LiveBucket] = []
+        self.home: dict[int, LiveBucket] = {}
+        self.hooked: tuple[bool, ...] = ()
+        self.apart = set(apart)
+        self.order_known = False
+        self._rebuilt = False
+        self._arrived: list[int] = []
+        self._handles: list[RemovableHandle] = []
+
+    def fit(self, hook_for: Callable[[int, int], Hook]) -> None:
+        """Fit hooks and buckets to the present flags, and buckets to the order that has been seen.
+
+        Args:
+            hook_for: makes the hook of a replica's parameter, by its index. It is not kept: hooks know their
+                reducer, and a circle would leave its threads to the garbage collector.
+        """
+        wanted = tuple(parameter.requires_grad for parameter in self._parameters[0])
+        if wanted != self.hooked:
+            self._hook(wanted, hook_for)
+            order = [index for index in reversed(range(len(wanted))) if wanted[index]]
+            order = [index for index in order if index not in self.apart]
+            self._rebuilt = False
+            self.order_known = False
+            self._arrived = []
+            self._lay_out(order)
+        elif self.order_known and not self._rebuilt:
+            # Once, after the first step: the order in which gradients really came.
+            seen = dict.fromkeys(self._arrived)
+            order = [*seen, *(index for index in self.home if index not in seen)]
+            order = [index for index in order if index not in self.apart]
+            if self._ranks is not None:
+                order = self._ranks.first_ranks(order)
+            self._rebuilt = True
+            self._lay_out(order)
+
+    def begin(self) -> None:
+        """A step begins."""
+        if not self.order_known:
+            self._arrived = []
+
+    def arrived(self, index: int) -> None:
+        """A parameter's gradient has come, on the replica whose order counts."""
+        if not self.order_known:
+            self._arrived.append(index)
+
+    def learn(self, sparse: set[int]) -> None:
+        """A step is complete, and these gradients were sparse."""
+        self.order_known = True
+        if not sparse <= self.apart:
+            self.apart |= sparse
+            self._rebuilt = False
+
+    def detach(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _hook(self, wanted: tuple[bool, ...], hook_for: Callable[[int, int], Hook]) -> None:
+        self.detach()
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                hook_for(replica, index)
+            )
+            for replica, given in enumerate(self._parameters)
+            for index, parameter in enumerate(given)
+            if wanted[index]
+        ]
+        self.hooked = wanted
+
+    def _lay_out(self, order: Sequence[int]) -> None:
+        facts = [
+            ParameterFacts(p.numel(), p.dtype, None if self._owners is None else self._owners[index])
+            for index, p in enumerate(self._parameters[0])
+        ]
+        self.buckets = [
+            self._lanes.make(number, plan, self._parameters)
+            for number, plan in enumerate(plan_buckets(facts, order, len(self._parameters)))
+        ]
+        self.home = {member.parameter: live for live in self.buckets for member in live.plan.members}

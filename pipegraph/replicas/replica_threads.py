@@ -1,0 +1,213 @@
+"""Persistent threads, one per replica, and the plain parallel apply."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from pipegraph.device import backend_for, bind_thread, normalised
+from pipegraph.device.threads import start_thread
+from pipegraph.errors import note
+from pipegraph.replicas.caller import CallerState
+from pipegraph.replicas.split import leaves
+
+Job = Callable[[], Any]
+_Order = tuple[Job, "Future[Any]"]
+
+
+def _serve(orders: SimpleQueue[_Order | None]) -> None:
+    while (order := orders.get()) is not None:
+        job, done = order
+        try:
+            result = job()
+        except BaseException as error:
+            done.set_exception(error)
+            del error
+        else:
+            done.set_result(result)
+            del result
+        # An idle thread holds no tensors.
+        del order, job, done
+
+
+class Team:
+    """One thread per replica, started once; ended by :meth:`close` or when the team is collected.
+
+    Args:
+        names: what failures are to be noted with, one per member: ``"replica 0 on cpu#0"``.
+        intra_op: the width of each thread's tensor operations.
+        devices: each thread's own.
+    """
+
+    def __init__(
+        self, names: Sequence[str], intra_op: int, devices: Sequence[torch.device] | None = None
+    ) -> None:
+        self._names = tuple(names)
+        self._orders: list[SimpleQueue[_Order | None]] = [SimpleQueue() for _ in names]
+        self._threads = [
+            start_thread(
+                _Server(orders, None if devices is None else devices[index]),
+                f"pipegraph-replica-{index}",
+                intra_op,
+            )
+            for index, orders in enumerate(self._orders)
+        ]
+        self._end = weakref.finalize(self, _end, self._orders)
+
+    def run(self, jobs: Mapping[int, Job]) -> dict[int, Any]:
+        """Run jobs at the same time, each in its member's thread, and wait for all.
+
+        Raises:
+            The failure of the lowest failing member, with its own type and
+            traceback and a note that names the member. A KeyboardInterrupt of the waiting thread is
+            raised once all jobs have ended, a second one at once, as :class:`Abandoned`.
+        """
+        futures: dict[int, Future[Any]] = {}
+        try:
+            for member, job in jobs.items():
+                future: Future[Any] = Future()
+                self._orders[member].put((job, future))
+                futures[member] = future
+            wait(list(futures.values()))
+        except KeyboardInterrupt:
+            _wait_once_more(futures)
+            raise
+        return collect(futures, self._names)
+
+    @property
+    def threads(self) -> tuple[threading.Thread, ...]:
+        """The members' threads."""
+        return tuple(self._threads)
+
+    def close(self, join: bool = True) -> None:
+        """End the threads; with ``join=False`` without waiting for jobs that still run."""
+        self._end()
+        if join:
+            for thread in self._threads:
+                thread.join()
+
+
+class _Server:
+    """Holds a member's queue and not the team, so that an unused team can be collected."""
+
+    def __init__(self, orders: SimpleQueue[_Order | None], device: torch.device | None = None) -> None:
+        self._orders = orders
+        self._device = device
+
+    def __call__(self) -> None:
+        if self._device is not None:
+            bind_thread(self._device)
+        _serve(self._orders)
+
+
+def _end(orders: Sequence[SimpleQueue[_Order | None]]) -> None:
+    for line in orders:
+        line.put(None)
+
+
+class Abandoned(KeyboardInterrupt):
+    """Interrupted a second time while jobs still ran: their replicas' state is unknown."""
+
+
+def _wait_once_more(futures: Mapping[int, Future[Any]]) -> None:
+    """After an interrupt: until all jobs have ended, so that nothing runs on behind the exception."""
+    try:
+        wait(list(futures.values()))
+    except KeyboardInterrupt:
+        raise Abandoned("interrupted twice while replicas still ran") from None
+
+
+def collect(futures: Mapping[int, Future[Any]], names: Sequence[str]) -> dict[int, Any]:
+    """Results by member, or the lowest member's failure, noted once with its name."""
+    for member in sorted(futures):
+        failure = futures[member].exception()
+        if failure is not None:
+            note_once(failure, f"in {names[member]}")
+            raise failure
+    return {member: future.result() for member, future in futures.items()}
+
+
+def note_once(failure: BaseException, text: str) -> None:
+    """Add a note unless it is there: the same exception object may come out of several waits."""
+    if text not in getattr(failure, "__notes__", ()):
+        note(failure, text)
+
+
+def _place_of(module: Any, arguments: tuple[Any, ...]) -> torch.device:
+    """The device of a module's parameters, else of its first tensor input, else the CPU."""
+    owned = module.parameters() if isinstance(module, Module) else iter(())
+    tensors = [leaf for _, leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    first = next(owned, tensors[0] if tensors else None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def parallel_apply(
+    modules: Sequence[Module | Callable[..., Any]],
+    inputs: Sequence[Any],
+    kwargs: Sequence[Mapping[str, Any]] | None = None,
+    devices: Sequence[torch.device | str | int] | None = None,
+) -> list[Any]:
+    """Call ``modules[i](*inputs[i], **kwargs[i])`` at the same time, one thread each, and return the outputs.
+
+    Every thread sees the caller's grad and inference mode, autocast, default device and context variables. An
+    input that is no tuple is the only argument. One module runs in the calling thread.
+
+    Raises:
+        ValueError: the sequences differ in length.
+        The first failing module's exception, with its own type and traceback
+        and a note that says which replica on which device.
+    """
+    count = len(modules)
+    given = [{}] * count if kwargs is None else list(kwargs)
+    if len(inputs) != count or len(given) != count or (devices is not None and len(devices) != count):
+        raise ValueError(
+            f"parallel_apply: {count} modules need as many inputs, kwargs and devices, got {len(inputs)}, "
+            f"{len(given)}, {count if devices is None else len(devices)}"
+        )
+    arguments = [entry if isinstance(entry, tuple) else (entry,) for entry in inputs]
+    if devices is None:
+        places = [_place_of(module, entry) for module, entry in zip(modules, arguments, strict=True)]
+    else:
+        places = [normalised(device) for device in devices]
+    names = [f"replica {index} on {place}" for index, place in enumerate(places)]
+    state = CallerState.capture(frozenset(place.type for place in places))
+    # A backend without streams of its own starts nothing; it knows the caller's current stream.
+    backends = {place: backend_for(place) for place in places}
+    streams = {place: backend.current_stream() for place, backend in backends.items()}
+
+    def job(index: int) -> Job:
+        def call() -> Any:
+            with backends[places[index]].use(streams[places[index]]):
+                return modules[index](*arguments[index], **given[index])
+
+        return lambda: state.run(call)
+
+    futures: dict[int, Future[Any]] = {index: Future() for index in range(count)}
+    if count == 1:
+        try:
+            return [modules[0](*arguments[0], **given[0])]
+        except BaseException as failure:
+            note_once(failure, f"in {names[0]}")
+            raise
+    width = max(1, torch.get_num_threads() // max(1, count))
+    threads = []
+    for index in range(count):
+        orders: SimpleQueue[_Order | None] = SimpleQueue()
+        orders.put((job(index), futures[index]))
+        orders.put(None)
+        threads.append(start_thread(_Server(orders), f"pipegraph-apply-{index}", width))
+    try:
+        wait(list(futures.values()))
+    except KeyboardInterrupt:
+        _wait_once_more(futures)
+        raise
+    for thread in threads:
+        thread.join()
+    return list(collect(futures, names).values())

@@ -1,1 +1,0 @@
-"""Channel -> workers -> channel, for one node of a running graph."""

@@ -1,0 +1,136 @@
+"""The contract of a shard format."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from pipegraph.errors import GraphError, ShardError
+from pipegraph.storage.shard_files import ShardFile
+
+Sample = dict[str, Any]
+
+# Blocks of 64 to 256 MB: large enough that a request's latency does not
+# matter, small enough that a rank can hold a lane's worth of them.
+BLOCK_NBYTES: Final = 128 * 1000 * 1000
+
+# What one part or block may grow to when it is unpacked in memory: a thousand
+# times more fits in a gz of the same size that is made for harm.
+MAX_UNPACKED_NBYTES: Final = 1 << 31
+
+# A single field above this is taken for an attack or a broken file.
+MAX_FIELD_NBYTES: Final = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A run of whole samples that lie together in a part.
+
+    Args:
+        offset: first byte in the part.
+        nbytes: length in bytes.
+        first: number of its first sample in the part.
+        samples: how many.
+    """
+
+    offset: int
+    nbytes: int
+    first: int
+    samples: int
+
+
+Room = Callable[[int], None]
+"""Told how many bytes are held by now; waits until there is room for them, and raises where there never is."""
+
+
+class Format(ABC):
+    """How the samples of one kind of shard are found and read.
+
+    Instances hold no state between calls; any thread may use one. Nothing
+    read from a shard is ever unpickled or executed, and lengths found in it are
+    checked against the file's size before memory is taken for them.
+    """
+
+    suffixes: tuple[str, ...]
+    """File name endings, with the dot, in lower case."""
+
+    in_place: bool = False
+    """Whether `read` holds no more than where samples lie: each is read from the file when it is asked for."""
+
+    needs_file: bool = True
+    """Whether what `read` gives reads from its file later on."""
+
+    _room: Room | None = None
+
+    @abstractmethod
+    def samples(self, file: ShardFile) -> Iterator[Sample]:
+        """All samples in order, read as a stream.
+
+        Raises:
+            ShardError: the shard is broken or hostile; names file and place.
+        """
+
+    @abstractmethod
+    def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
+        """The blocks of a part in order, together every sample once, each of about `block_nbytes`.
+
+        Reads headers only where the format allows it, and yields a block as soon as
+        its end is known, so that its bytes can be checksummed on the same pass.
+
+        Raises:
+            ShardError: as `samples`.
+        """
+
+    @abstractmethod
+    def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
+        """The samples of one block with random access: each is read when it is asked for.
+
+        The sequence stays valid while `file` is open.
+        """
+
+    def held_nbytes(self, samples: Sequence[Sample], block: Block) -> int:
+        """What the result of `read` holds in memory, beside the file."""
+        return 0 if self.in_place else block.nbytes
+
+    def fields(self, file: ShardFile) -> Mapping[str, str] | None:
+        """Names and types of the samples' fields, where a part says so for all of its samples.
+
+        Raises:
+            ShardError: as `samples`.
+        """
+        return None
+
+    def choosing(self, columns: Sequence[str] | None, filter: Any) -> Format:
+        """This format, reading these columns, and the rows that the filter lets pass.
+
+        Raises:
+            GraphError: its samples have no columns.
+        """
+        raise GraphError(
+            f"Load(columns=..., filter=...): {'/'.join(self.suffixes)} shards have no columns that could be read "
+            "alone; leave them out and put a Map or Filter behind Load"
+        )
+
+    def within(self, room: Room) -> Self:
+        """This format, asking for room as `read` takes memory."""
+        bounded = copy.copy(self)
+        bounded._room = room
+        return bounded
+
+    def take_room(self, nbytes: int, name: str) -> None:
+        """For `read`: so many bytes are held by now, or are about to be.
+
+        Raises:
+            ShardError: more than any part may unpack to.
+            MemoryLimitError: more than the loader may hold.
+        """
+        if nbytes > MAX_UNPACKED_NBYTES:
+            raise ShardError(
+                f"{name}: unpacks to more than {MAX_UNPACKED_NBYTES} bytes, and is held in memory for random access; "
+                "cut it into smaller parts or row groups"
+            )
+        if self._room is not None:
+            self._room(nbytes)

@@ -1,0 +1,90 @@
+"""An object in a store as a shard file: read ahead where it is read in order."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import final
+
+from .parts import Part
+from .shard_files import ShardFile
+from .stores import Pending, StoreClient, safe_url
+
+
+@final
+class RemoteFile(ShardFile):
+    """Reads in order go through pieces that are fetched ahead; others are ranges of their own.
+
+    Any thread may call `read_at`; a file that several read in order at
+    different places is read ahead for none of them.
+
+    Args:
+        part: where its size is known the store is asked at the first read only.
+        store: must outlive the file.
+        keep_nbytes: of what was read in order, keep at least this much, for a second look.
+
+    Raises (also from the first read):
+        StoreError: there is no such object, or no way to it.
+        DataError: its size is not `part.size`.
+    """
+
+    def __init__(self, part: Part, store: StoreClient, *, keep_nbytes: int = 0) -> None:
+        self.name = safe_url(part.uri)
+        self._url, self._store = part.uri, store
+        if part.size is None:
+            part = store.identify(part)
+        else:
+            store.expect(part)
+        assert part.size is not None
+        self.size = part.size
+        self._keep = max(2, -(-keep_nbytes // store.range_nbytes))
+        self._lock = threading.Lock()
+        self._pieces: OrderedDict[int, Pending[bytes]] = OrderedDict()
+        self._last = (0, 0)  # the range read last
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        self.check_range(offset, nbytes)
+        if nbytes == 0:
+            return b""
+        step = self._store.range_nbytes
+        first, last = offset // step, (offset + nbytes - 1) // step
+        with self._lock:
+            known = all(number in self._pieces for number in range(first, last + 1))
+            # A reader in order may take up again what its last read ended in.
+            in_order = self._last[0] <= offset < self._last[1] + step
+            self._last = (offset, offset + nbytes)
+            pieces = self._wanted(first, last) if known or in_order else None
+        if pieces is None:
+            return self._store.read(self._url, offset, nbytes)
+        try:
+            data = [piece.result() for piece in pieces]
+        except BaseException:
+            with self._lock:  # another read may fare better
+                for number in range(first, last + 1):
+                    self._pieces.pop(number, None)
+            raise
+        data[-1] = data[-1][: offset + nbytes - last * step]
+        data[0] = data[0][offset - first * step :]
+        return data[0] if len(data) == 1 else b"".join(data)
+
+    def _wanted(self, first: int, last: int) -> list[Pending[bytes]]:
+        """The pieces of a read, begun if need be, and those ahead of it begun too."""
+        step, ahead = self._store.range_nbytes, self._store.parallel
+        pieces = []
+        for number in range(first, min(last + ahead, (self.size - 1) // step) + 1):
+            if number not in self._pieces:
+                start = number * step
+                length = min(step, self.size - start)
+                self._pieces[number] = self._store.submit(self._url, start, length)
+            self._pieces.move_to_end(number)
+            if number <= last:
+                pieces.append(self._pieces[number])
+        while len(self._pieces) > self._keep + ahead + last - first + 1:
+            self._pieces.popitem(last=False)[1].cancel()
+        return pieces
+
+    def close(self) -> None:
+        with self._lock:
+            pieces, self._pieces = list(self._pieces.values()), OrderedDict()
+        for piece in pieces:
+            piece.cancel()

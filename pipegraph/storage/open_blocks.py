@@ -1,0 +1,123 @@
+"""One block of a part, brought near: through the node cache, or into memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import final
+
+from pipegraph.errors import ChecksumError
+from pipegraph.storage.formats.shard_format import Block
+
+from .arrival import MemoryArrival
+from .local import LocalParts, PartFile
+from .node_cache import DOWNLOADS, Cacheable, Download, NodeCache, Sink
+from .opening import identify, open_part
+from .parts import Part
+from .shard_files import OverlayFile, ShardFile
+from .stores import StoreClient, safe_url
+
+
+def cacheable(part: Part, block: Block, crc32c: int | None = None) -> Cacheable:
+    """The cache entry that `open_block` uses for a block of an identified part."""
+    # The folder that a process works in is not part of a file's name for others.
+    uri = os.path.abspath(part.uri) if part.is_local else part.uri
+    return Cacheable(uri, block.nbytes, block.offset, part.size, part.version, crc32c)
+
+
+def open_block(
+    part: Part,
+    block: Block,
+    *,
+    crc32c: int | None = None,
+    store: StoreClient | None = None,
+    cache: NodeCache | None = None,
+    local: LocalParts | None = None,
+) -> ShardFile:
+    """Open a part for ``format.read(file, block)``, the block's bytes being near when this returns.
+
+    A local part is read in place unless there is a cache (then it is taken to lie on slow
+    storage, such as a mounted cluster file system); its checksum is computed once for as long as the file is the
+    same. Anything else is fetched whole: into
+    the cache, or, without one or where that has no room, into memory. Reads outside
+    the block, such as Parquet's footer, go to the part itself.
+
+    Blocks for as long as the download takes, in the calling thread.
+
+    Args:
+        crc32c: of the block's bytes, if known: checked, and fetched again if wrong.
+        store: for a remote part; it must outlive the file.
+        local: opens local parts, and knows which blocks were found right; by default each call is on its own.
+
+    Raises:
+        ChecksumError: the bytes never matched `crc32c`.
+        DataError, ShardError: as `open_part` and `StoreClient.submit`.
+    """
+    local = local or LocalParts()
+    if cache is not None:
+        part = identify(part, store)
+    base = local.open(part) if part.is_local else open_part(part, store)
+    try:
+        what = cacheable(part, block, crc32c)
+        if isinstance(base, PartFile) and cache is None:
+            if crc32c is not None and (found := local.matches(base, block, crc32c)) is not None:
+                raise _mismatch(what, f"crc32c is {found:08x}, should be {crc32c:08x}")
+            return base
+
+        def bring(sink: Sink) -> None:
+            if store is not None and not part.is_local:
+                store.download(part.uri, block.offset, block.nbytes, sink)
+            else:
+                _copy(base, block, sink)
+                identify(part)  # what was written to meanwhile is of no version
+
+        if cache is not None:
+            try:
+                return _Near(base, block, cache.fetch(what, bring))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+        return _Near(base, block, _into_memory(what, bring))
+    except BaseException:
+        base.close()
+        raise
+
+
+def _into_memory(what: Cacheable, download: Download) -> MemoryArrival:
+    found = None
+    for _ in range(DOWNLOADS):
+        held = MemoryArrival(safe_url(what.uri), what.nbytes, what.crc32c)
+        download(held)
+        found = held.mismatch()
+        if found is None:
+            return held
+    raise _mismatch(what, f"{found}, after {DOWNLOADS} downloads")
+
+
+def _mismatch(what: Cacheable, found: str) -> ChecksumError:
+    return ChecksumError(
+        f"{safe_url(what.uri)}, bytes {what.offset}..{what.offset + what.nbytes}: {found}. Either the source or its "
+        "manifest is wrong: compare them, then index again"
+    )
+
+
+def _copy(base: ShardFile, block: Block, sink: Sink) -> None:
+    step = 4 << 20
+    for at in range(0, block.nbytes, step):
+        sink.write_at(at, base.read_at(block.offset + at, min(step, block.nbytes - at)))
+
+
+@final
+class _Near(ShardFile):
+    """A part with one block near; closes both."""
+
+    def __init__(self, base: ShardFile, block: Block, near: ShardFile) -> None:
+        self.name, self.size, self._base = base.name, base.size, base
+        self._file = OverlayFile(base, block.offset, near)
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        return self._file.read_at(offset, nbytes)
+
+    def close(self) -> None:
+        self._file.close()
+        self._base.close()

@@ -1,0 +1,39 @@
+"""What will be read when: pure functions."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipegraph.reader.next_use import node_ranks
+from pipegraph.reader.uses import Pace, Uses
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.integers(0, 100))
+def test_uses_name_each_block_once_with_its_first_and_last_step(blocks: list[int], start: int) -> None:
+    uses = Uses.of(np.array(blocks), start)
+    assert sorted(uses.numbers.tolist()) == sorted(set(blocks))
+    assert uses.first.tolist() == sorted(uses.first.tolist())
+    for number, first, last in zip(uses.numbers, uses.first, uses.last, strict=True):
+        steps = [start + i for i, block in enumerate(blocks) if block == number]
+        assert (first, last) == (steps[0], steps[-1])
+
+
+def test_the_pace_is_the_mean_of_the_strides_without_the_longest_of_twenty() -> None:
+    pace = Pace()
+    assert pace.mean is None
+    for _ in range(39):
+        pace.add(1.0)
+    pace.add(600.0)
+    assert pace.mean == 1.0
+    for _ in range(64):
+        pace.add(3.0)
+    assert pace.mean == 3.0
+
+
+def test_the_ranks_of_a_node_are_those_that_torchrun_names_else_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert list(node_ranks(3, 4)) == [2, 3]
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert list(node_ranks(3, 4)) == [0, 1, 2, 3]

@@ -1,0 +1,292 @@
+"""Shards made for harm: each is refused with a clear error, or does no harm."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipegraph.errors import ShardError
+from pipegraph.storage import LocalFile
+from pipegraph.storage.formats import Sample, TokenFormat, format_of
+from pipegraph.storage.shard_files import BytesFile
+
+MakeTar = Callable[..., Path]
+
+
+def samples(path: Path) -> list[Sample]:
+    with LocalFile(path) as file:
+        return list(format_of(path.name).samples(file))
+
+
+def index(path: Path) -> int:
+    with LocalFile(path) as file:
+        return sum(block.samples for block in format_of(path.name).index(file))
+
+
+@contextmanager
+def memory_bounded(nbytes: int) -> Iterator[None]:
+    """Fails if the process's peak memory grows by more than `nbytes` inside."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = peak_nbytes()
+    yield
+    assert peak_nbytes() - before < nbytes
+
+
+def peak_nbytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch pickle-was-run",)
+
+
+def test_pickles_in_a_tar_are_only_bytes(
+    make_tar: MakeTar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = pickle.dumps(Bomb())
+    assert [{"key": "a", "pkl": data, "pyd": data}] == samples(make_tar([("a.pkl", data), ("a.pyd", data)]))
+    assert not (tmp_path / "pickle-was-run").exists()
+
+
+def test_pickles_in_numpy_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    array = np.array([Bomb()], dtype=object)
+    np.save(tmp_path / "a.npy", array, allow_pickle=True)
+    np.savez(tmp_path / "a.npz", x=array)
+    for name in ("a.npy", "a.npz"):
+        with pytest.raises(ShardError, match="holds Python objects"):
+            samples(tmp_path / name)
+        with pytest.raises(ShardError, match="holds Python objects"):
+            index(tmp_path / name)
+    assert not (tmp_path / "pickle-was-run").exists()
+
+
+def npy_header(shape: str, descr: str = "'<i8'") -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}".encode()
+    text = text.ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (npy_header("(10**6,)"), "not a .npy file"),
+        (npy_header("(1000000000000,)"), "8000000000000 bytes, but 64 follow"),
+        (npy_header("(1000000000000, 0)"), "hold no bytes"),
+        (npy_header("(-5,)"), "says the shape"),
+        (npy_header("()"), "a single number"),
+        (npy_header("(1,)", "__import__('os').system('touch run')"), "not a .npy file"),
+        (npy_header("(1,)", "'|O'"), "Python objects"),
+        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff", "not a .npy file"),
+        (b"\x93NUMPY\x09\x00", "not a .npy file"),
+        (b"junk", "not a .npy file"),
+    ],
+)
+def test_numpy_headers_that_lie_are_refused(header: bytes, message: str) -> None:
+    file = BytesFile(header + bytes(64), "a.npy")
+    with memory_bounded(64 << 20), pytest.raises(ShardError, match=message):
+        list(format_of("a.npy").samples(file))
+
+
+def test_an_npz_that_unpacks_to_gigabytes_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", npy_header("(402653184,)") + bytes(1 << 20))
+    data = bytearray(path.read_bytes())
+    directory = data.rindex(b"PK\x01\x02")
+    data[directory + 24 : directory + 28] = (3221225600).to_bytes(4, "little")
+    path.write_bytes(data)
+    with memory_bounded(64 << 20), pytest.raises(ShardError, match="unpacks to 3221225600 bytes"):
+        samples(path)
+
+
+def test_an_npz_that_unpacks_to_less_than_it_says_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", npy_header("(1000,)") + bytes(100))
+    with pytest.raises(ShardError, match="8000 bytes, but 100 follow"):
+        samples(path)
+
+
+@pytest.mark.parametrize("name", ["../x.npy", "a/b.npy", ".x.npy", "x.exe"])
+def test_npz_members_with_odd_names_are_refused(tmp_path: Path, name: str) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr(name, npy_header("(8,)") + bytes(64))
+    with pytest.raises(ShardError, match="is not a named array"):
+        samples(tmp_path / "a.npz")
+
+
+def bomb_gz(path: Path, piece: bytes, nbytes: int) -> None:
+    with gzip.open(path, "wb", compresslevel=1) as out:
+        for _ in range(nbytes // len(piece)):
+            out.write(piece)
+
+
+def test_a_gz_bomb_of_one_endless_line_is_refused_in_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.jsonl.gz"
+    bomb_gz(path, b"0" * (1 << 20), 80 << 20)
+    assert path.stat().st_size < 1 << 20
+    with memory_bounded(300 << 20), pytest.raises(ShardError, match="longer than 67108864 bytes"):
+        samples(path)
+
+
+def test_a_gz_bomb_of_empty_lines_is_harmless(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.jsonl.gz"
+    bomb_gz(path, b" \n" * (1 << 19), 32 << 20)
+    with memory_bounded(128 << 20):
+        assert samples(path) == []
+
+
+def test_a_zst_frame_that_asks_for_a_huge_window_is_refused(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "a.jsonl.zst"
+    parameters = zstandard.ZstdCompressionParameters(window_log=30, enable_ldm=False)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    path.write_bytes(packer.compress(b'{"a": 1}\n' * 10) + packer.flush())
+    with pytest.raises(ShardError, match="broken zst stream"):
+        samples(path)
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_a_packed_stream_cut_short_is_refused(tmp_path: Path, kind: str) -> None:
+    lines = b"".join(b'{"n": %d}\n' % (i * 7919 % 10007) for i in range(20_000))
+    if kind == "gz":
+        data = gzip.compress(lines)
+    else:
+        data = pytest.importorskip("zstandard").compress(lines)
+    path = tmp_path / f"a.jsonl.{kind}"
+    path.write_bytes(data[: len(data) * 2 // 3])
+    with pytest.raises(ShardError, match="broken"):
+        samples(path)
+    path.write_bytes(data)
+    assert len(samples(path)) == 20_000
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"[" * 200_000, "not JSON"),
+        (b"{" + b'"a":{' * 200_000, "not JSON"),
+        (b'{"a": ' + b"9" * 100_000 + b"}", "not JSON"),
+        (b"[1]", "must hold an object, got list"),
+        (b"{", "not JSON"),
+        (b'{"a": "\xff\xfe"}', "not JSON"),
+    ],
+)
+def test_lines_that_are_no_objects_are_refused(tmp_path: Path, line: bytes, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + line + b"\n")
+    with pytest.raises(ShardError, match=message):
+        samples(path)
+
+
+def test_broken_parquet_files_are_refused_whatever_is_broken(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"x": list(range(5000)), "s": ["text" * (i % 9) for i in range(5000)]}),
+        path,
+        row_group_size=1000,
+        write_page_checksum=True,
+    )
+    good = path.read_bytes()
+    expected = samples(path)
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(60):
+        data = bytearray(good)
+        data[int(rng.integers(4, len(data) - 4))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(data)
+        try:
+            found = samples(path)
+        except ShardError:
+            refused += 1
+        else:
+            # A bit that nothing reads, such as one of the statistics or names.
+            assert len(found) == len(expected)
+    assert refused > 40
+    for data in (b"", b"PAR1", good[:1000], good[:-8] + b"\xff\xff\xff\x7fPAR1"):
+        path.write_bytes(data)
+        with pytest.raises(ShardError, match="not a Parquet file"):
+            samples(path)
+
+
+def test_token_files_of_another_type_are_refused() -> None:
+    with pytest.raises(ShardError, match="no whole number of int32 tokens"):
+        list(TokenFormat("int32", 4).samples(BytesFile(bytes(18), "t.bin")))
+
+
+def test_a_file_cut_short_while_it_is_open_is_an_error_and_no_crash(make_tar: MakeTar) -> None:
+    path = make_tar([(f"{i:04d}.jpg", b"x" * 5000) for i in range(300)])
+    with LocalFile(path) as file:
+        tar = format_of(path.name)
+        block = next(tar.index(file))
+        rows = tar.read(file, block)
+        os.truncate(path, 200_000)
+        with pytest.raises(ShardError, match="cut short"):
+            rows[150]
+        with pytest.raises(ShardError, match="cut short"):
+            list(tar.samples(file))
+
+
+def shard_of(suffix: str) -> bytes:
+    out = io.BytesIO()
+    rows = [{"n": i, "text": "ä" * i} for i in range(12)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    match suffix:
+        case ".tar":
+            with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+                for row in rows:
+                    info = tarfile.TarInfo(f"{'d' * 90}/{row['n']:020d}é.txt")
+                    info.size = 100
+                    archive.addfile(info, io.BytesIO(bytes(100)))
+        case ".jsonl":
+            return lines
+        case ".jsonl.gz":
+            return gzip.compress(lines, mtime=0)
+        case ".jsonl.zst":
+            return bytes(pytest.importorskip("zstandard").compress(lines))
+        case ".npy":
+            np.save(out, np.arange(60, dtype=np.int16).reshape(12, 5))
+        case ".npz":
+            np.savez_compressed(out, a=np.arange(60).reshape(12, 5), b=np.arange(12))
+        case ".parquet":
+            pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+            pq.write_table(pa.Table.from_pylist(rows), out, row_group_size=5)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".npy", ".npz", ".parquet"])
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_any_damage_is_a_shard_error_or_other_samples_and_never_another_error(
+    suffix: str, data: st.DataObject
+) -> None:
+    shard = bytearray(shard_of(suffix))
+    for at, value in data.draw(
+        st.lists(st.tuples(st.integers(0, len(shard) - 1), st.integers(0, 255)), min_size=1, max_size=4)
+    ):
+        shard[at] = value
+    if data.draw(st.booleans()):
+        del shard[data.draw(st.integers(0, len(shard) - 1)) :]
+    form, file = format_of("a" + suffix), BytesFile(bytes(shard), "a" + suffix)
+    with suppress(ShardError):
+        list(form.samples(file))
+    with suppress(ShardError):
+        for block in form.index(file, 200):
+            list(form.read(file, block))
