@@ -6,7 +6,6 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import rich  # noqa: F401  a missing one is told before any command starts
@@ -96,7 +95,7 @@ def profile(
 @app.command(epilog="Example:  pipegraph index 'data/train-*.tar' --out train.manifest.json")
 def index(
     parts: Annotated[list[str], typer.Argument(help="Shards: files, folders, globs, brace ranges, URLs.")],
-    out: Annotated[Path, typer.Option(help="The manifest to write.")] = Path("manifest.json"),
+    out: Annotated[str, typer.Option(help="The manifest to write: a file, or a URL.")] = "manifest.json",
     checksums: Annotated[bool, typer.Option(help="Read every byte for checksums.")] = True,
     pieces: Annotated[
         bool,
@@ -104,11 +103,16 @@ def index(
             help="Note where samples lie, so that a first batch needs no whole blocks; reads all bytes."
         ),
     ] = True,
+    block_size: Annotated[str, typer.Option(help="About how large blocks are, such as '64 MB'.")] = "128 MB",
+    store: Annotated[
+        list[str] | None,
+        typer.Option(help="An option of the store, such as endpoint=https://host:9000; may be repeated."),
+    ] = None,
 ) -> None:
     """Index shards once, so that any order over them can start at any sample. A stopped run goes on."""
     from pipegraph.cli.index_command import run_index
 
-    run_index(parts, out, checksums, pieces and checksums)
+    run_index(parts, out, checksums, pieces and checksums, block_size, store or [])
 
 
 @app.command(epilog="Example:  pipegraph quality train.py:graph --classes 1000")

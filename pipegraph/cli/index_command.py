@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 
 from pipegraph.cli.progress_bars import Progress
-from pipegraph.errors import MissingExtraError
-from pipegraph.storage import IndexProgress, build_manifest
-from pipegraph.units import format_bytes
+from pipegraph.errors import GraphError, MissingExtraError
+from pipegraph.reader.manifests import cache_folder
+from pipegraph.storage import IndexProgress, StoreClient, build_manifest
+from pipegraph.storage.parts import is_url
+from pipegraph.storage.stores import safe_url
+from pipegraph.units import format_bytes, parse_bytes
 
 
-def run_index(parts: Sequence[str], out: Path, checksums: bool, pieces: bool) -> None:
-    """Index ``parts`` into the manifest ``out``; a run that was stopped goes on where it was."""
-    with Progress("") as progress:
+def run_index(
+    parts: Sequence[str], out: str, checksums: bool, pieces: bool, block_size: str, store: Sequence[str]
+) -> None:
+    """Index ``parts`` into the manifest ``out``; a run that was stopped goes on where it was.
+
+    Args:
+        out: a path or URL.
+        store: options of the store, each ``name=value``.
+    """
+    options = dict(_option(each) for each in store)
+    block_nbytes = parse_bytes(block_size, "--block-size")
+    with contextlib.ExitStack() as stack:
+        client = journal = None
+        if any(map(is_url, [out, *parts])):
+            client = stack.enter_context(StoreClient(options))
+        if is_url(out):
+            folder = cache_folder() / "indexing"
+            folder.mkdir(parents=True, exist_ok=True)
+            journal = folder / hashlib.blake2b(out.encode(), digest_size=16).hexdigest()
+        progress = stack.enter_context(Progress(""))
         started = False
 
         def tell(state: IndexProgress) -> None:
@@ -25,10 +46,26 @@ def run_index(parts: Sequence[str], out: Path, checksums: bool, pieces: bool) ->
             progress.advance(state.parts_done, 1, f"{state.samples:,} samples")
 
         try:
-            manifest = build_manifest(list(parts), out, checksums=checksums, pieces=pieces, progress=tell)
+            manifest = build_manifest(
+                list(parts),
+                out,
+                store=client,
+                checksums=checksums,
+                block_nbytes=block_nbytes,
+                pieces=pieces,
+                progress=tell,
+                journal=journal,
+            )
         except MissingExtraError as error:
             if checksums or pieces:
                 error.add_note("or index by headers only: --no-checksums --no-pieces")
             raise
     size = format_bytes(manifest.nbytes)
-    print(f"{len(manifest):,} samples in {len(manifest.parts):,} shards ({size}): wrote {out}")
+    print(f"{len(manifest):,} samples in {len(manifest.parts):,} shards ({size}): wrote {safe_url(out)}")
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise GraphError(f"--store {name!r}: an option is name=value, such as region=eu-1")
+    return name, value

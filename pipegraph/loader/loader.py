@@ -153,9 +153,9 @@ class Loader:
             runtime = self._start()
             runtime.tally.end()  # before the run may be cancelled, which ends its waits
             run = self._run_from(place, runtime)
-            with suppress(
-                Exception
-            ):  # known before a signal handler may ask for it; who asks is told what is wrong
+            # Known before a signal handler may ask for it, and behind the start, in which sources look for their data
+            # so that a close ends the search.
+            with suppress(Exception):  # who asks is told what is wrong
                 self._digests()
             lap = runtime.tally.begin(run)
             progress.pass_begins(place, run)

@@ -156,14 +156,17 @@ class BlockShelf(Shelf):
         part_number, block = self._manifest.block(number)
         part = self._manifest.parts[part_number]
         form = self._choice.form(part)
-        file = open_block(
-            part,
-            block,
-            crc32c=self._manifest.block_checksum(number),
-            store=self._near.store,
-            cache=self._near.cache,
-            local=self._local,
-        )
+        try:
+            file = open_block(
+                part,
+                block,
+                crc32c=self._manifest.block_checksum(number),
+                store=self._near.store,
+                cache=self._near.cache,
+                local=self._local,
+            )
+        finally:
+            self._near.tell()
         try:
             self._fields.check(part_number, file)
             # Without a cache a remote block's encoded bytes are held beside what is made of them.
@@ -284,7 +287,10 @@ class PartShelf(Shelf):
                 "reads parts as streams, or a manifest, with which parts are read in blocks"
             )
         block = Block(0, part.size, 0, 0)
-        return open_block(part, block, store=store, cache=self._near.cache, local=self._local)
+        try:
+            return open_block(part, block, store=store, cache=self._near.cache, local=self._local)
+        finally:
+            self._near.tell()
 
     def name(self, number: int) -> str:
         return self._parts[number].name

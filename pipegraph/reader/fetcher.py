@@ -13,6 +13,7 @@ from pipegraph.errors import LoaderClosedError
 from pipegraph.machine import open_files_limit
 from pipegraph.storage import Cacheable, CachedFile, NodeCache, StoreClient
 from pipegraph.storage.node_cache import Download, Sink
+from pipegraph.storage.stores import StoreStats
 
 
 @final
@@ -42,6 +43,7 @@ class Near:
         self._count = count
         self._stopped = threading.Event()
         self._spills = False
+        self._telling, self._told = threading.Lock(), StoreStats()
 
     @property
     def cache(self) -> NodeCache | None:
@@ -85,6 +87,22 @@ class Near:
         self._count("cache misses" if downloaded else "cache hits", 1)
         return file
 
+    def tell(self) -> None:
+        """Count in the profile what the store's requests have met since the last call."""
+        if self.store is None:
+            return
+        with self._telling:
+            now, before = self.store.stats, self._told
+            self._told = now
+        for name, more in (
+            ("store requests", now.requests - before.requests),
+            ("store requests tried again", now.retried - before.retried),
+            ("store requests that stalled", now.stalled - before.stalled),
+            ("store requests asked twice", now.hedged - before.hedged),
+        ):
+            if more > 0:
+                self._count(name, more)
+
     def interrupt(self) -> None:
         """End every wait and every transfer."""
         self._stopped.set()
@@ -96,6 +114,7 @@ class Near:
     def close(self) -> None:
         """The same: both are closed by it."""
         self.interrupt()
+        self.tell()
 
 
 class _Stoppable:

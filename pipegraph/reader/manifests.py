@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from pipegraph.errors import DataError, GraphError, LoaderClosedError, PipegraphWarning
+from pipegraph.errors import DataError, GraphError, LoaderClosedError, PipegraphWarning, ShardError
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part, StoreClient, StoreError, build_manifest, expand_parts
 from pipegraph.storage.indexing import IndexProgress
@@ -256,8 +256,7 @@ def cache_folder() -> Path:
 def local_manifest(parts: Sequence[Part], stopping: Stopping | None = None) -> Manifest:
     """The manifest of local parts: headers only, in parallel, by one process of the node while others wait.
 
-    Raises:
-        ShardError: a part is broken; names it.
+    A part that cannot be indexed to its end is warned of; what is broken in it fails where it is read.
     """
     stamp = hashlib.blake2b(digest_size=16)
     for part in parts:
@@ -265,17 +264,38 @@ def local_manifest(parts: Sequence[Part], stopping: Stopping | None = None) -> M
         stamp.update(
             f"{os.path.abspath(part.uri)}\0{part.uri}\0{status.st_size}\0{status.st_mtime_ns}\n".encode()
         )
+    build = partial(
+        build_manifest, list(parts), checksums=False, progress=partial(_progress, stopping), broken=_warn_of
+    )
     folder = cache_folder() / "manifests"
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{stamp.hexdigest()}.json"
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        warnings.warn(
+            f"ShardSelect: the index of the shards cannot be kept in {os.fspath(folder)!r} ({error.strerror}), so each "
+            "process makes it anew: set PIPEGRAPH_CACHE to a folder that can be written to, or run `pipegraph index`",
+            PipegraphWarning,
+            stacklevel=2,
+        )
+        return build()
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel ends it with the process, however that ends
         if path.exists():
             return Manifest.load(path)
-        return build_manifest(list(parts), path, checksums=False, progress=partial(_progress, stopping))
+        return build(path)
     finally:
         os.close(lock)
+
+
+def _warn_of(part: Part, error: ShardError) -> None:
+    warnings.warn(
+        f"ShardSelect: {part.name!r} is broken: what lies behind its last whole block counts as one sample that fails "
+        f"where it is read, under the stage's on_error: {error}",
+        PipegraphWarning,
+        stacklevel=2,
+    )
 
 
 def _progress(stopping: Stopping | None, state: IndexProgress) -> None:

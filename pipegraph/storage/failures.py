@@ -23,6 +23,9 @@ class Unasked(Exception):
 
 _STATUS = re.compile(r"status code: (\d{3})")
 
+# Requests that cannot even be sent, and servers that are not who they should be: they stay so.
+_HOPELESS = re.compile(r"builder error|invalid peer certificate|certificate verify failed")
+
 # Where clouds keep their machines' credentials: asked last, when none were found before.
 _METADATA = re.compile(r"169\.254\.169\.254|metadata\.google\.internal")
 
@@ -40,7 +43,7 @@ def is_passing(error: Exception, generic: type[Exception]) -> bool:
     # The client has one class for a server that is down and for a request that is wrong.
     status = _STATUS.search(str(error))
     asks_again = status is None or status[1] in ("408", "429") or status[1].startswith("5")
-    return asks_again and not _METADATA.search(str(error))
+    return asks_again and not _METADATA.search(str(error)) and not _HOPELESS.search(str(error))
 
 
 def plain(error: Exception, url: str, more: str) -> Exception:
@@ -55,4 +58,6 @@ def plain(error: Exception, url: str, more: str) -> Exception:
             ". No credentials were found: set the cloud's environment variables, give them as store options, or "
             "skip_signature=True for public data"
         )
+    if "builder error" in text:
+        more += ". Is the endpoint a whole URL, such as https://host:9000?"
     return StoreError(f"{safe_url(url)}: {text}{more}")

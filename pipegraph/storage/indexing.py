@@ -11,17 +11,19 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import IO, Any
 
-from pipegraph.errors import DataError, note
+from pipegraph.errors import DataError, ShardError, note
 from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, Block
 
 from .checksum import crc32c_extend, file_crc32c
 from .formats import Format, format_of
 from .manifest import Manifest, PartIndex
 from .opening import open_part
-from .parts import Part, PartsLike, expand_parts
+from .parts import Part, PartsLike, expand_parts, file_version, is_url
 from .pieces import SUFFIX, PieceWriter
 from .shard_files import ShardFile
 from .stores import StoreClient
+
+Broken = Callable[[Part, ShardError], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +52,23 @@ def index_part(
     checksums: bool = True,
     block_nbytes: int = BLOCK_NBYTES,
     found: Callable[[Block], None] = lambda block: None,
+    broken: Broken | None = None,
 ) -> PartIndex:
     """Find the blocks of one part, and on the same pass its checksums.
 
     Without `checksums` only headers are read, where the format allows it. `found` is told each block while its bytes
-    are at hand.
+    are at hand. `broken` as in `build_manifest`.
     """
     form = form or format_of(part)
     size = Part(part.uri, file.size)
     blocks, crcs = [], []
     if not checksums:
-        for block in form.index(file, block_nbytes):
+        for block in _blocks(form, part, file, block_nbytes, broken):
             blocks.append(block)
             found(block)
         return PartIndex(size, tuple(blocks))
     part_crc, hashed = 0, 0
-    for block in form.index(file, block_nbytes):
+    for block in _blocks(form, part, file, block_nbytes, broken):
         blocks.append(block)
         crcs.append(file_crc32c(file, block.offset, block.nbytes))
         # Blocks may leave gaps (headers) or overlap (token windows): the part's
@@ -79,6 +82,21 @@ def index_part(
     return PartIndex(size, tuple(blocks), part_crc, tuple(crcs))
 
 
+def _blocks(
+    form: Format, part: Part, file: ShardFile, block_nbytes: int, broken: Broken | None
+) -> Iterator[Block]:
+    end = samples = 0
+    try:
+        for block in form.index(file, block_nbytes):
+            yield block
+            end, samples = block.offset + block.nbytes, block.first + block.samples
+    except ShardError as error:
+        if broken is None:
+            raise
+        broken(part, error)
+        yield Block(end, file.size - end, samples, 1)
+
+
 def build_manifest(
     parts: PartsLike,
     path: str | os.PathLike[str] | None = None,
@@ -90,6 +108,8 @@ def build_manifest(
     block_nbytes: int = BLOCK_NBYTES,
     pieces: bool = False,
     progress: Callable[[IndexProgress], None] | None = None,
+    broken: Broken | None = None,
+    journal: str | os.PathLike[str] | None = None,
 ) -> Manifest:
     """Index parts and, with `path`, write the manifest there.
 
@@ -105,6 +125,10 @@ def build_manifest(
         pieces: with `path`, also write where the samples lie inside blocks (see `pieces`), which reads every byte:
             with it a first batch needs no whole blocks.
         progress: called in this thread after each part.
+        broken: gets each part that cannot be indexed to its end, and why. What comes behind the last block that was
+            found is then one block of one sample, whose reading fails; without `broken` the part is an error.
+        journal: where parts that are done are noted; by default ``<path>.partial`` beside a manifest on disk. For one
+            that is written to a store there is none by default: a stopped run begins anew.
 
     Raises:
         ShardError: a part is broken; the other parts in flight are finished first.
@@ -114,19 +138,30 @@ def build_manifest(
         crc32c_extend()
     with contextlib.ExitStack() as stack:
         found = expand_parts(parts, store=store)
-        if store is None and not all(part.is_local for part in found):
+        remote = path is not None and is_url(os.fspath(path))
+        if store is None and (remote or not all(part.is_local for part in found)):
             store = stack.enter_context(StoreClient())
-        journal = stack.enter_context(_Journal.open(path)) if path is not None else None
+        if journal is None and path is not None and not remote:
+            journal = os.fspath(path) + ".partial"
+        notes = stack.enter_context(_Journal.open(journal, path)) if journal is not None else None
         settings = [block_nbytes, checksums, *([True] if pieces else [])]
 
         def run(part: Part) -> PartIndex:
             # A block's bytes are read a second time, for their checksum.
             with open_part(part, store, keep_nbytes=block_nbytes + block_nbytes // 2) as file:
                 if not pieces or path is None:
-                    return index_part(part, file, form, checksums=checksums, block_nbytes=block_nbytes)
+                    return index_part(
+                        part, file, form, checksums=checksums, block_nbytes=block_nbytes, broken=broken
+                    )
                 writer = PieceWriter(form or format_of(part), file)
                 index = index_part(
-                    part, file, form, checksums=checksums, block_nbytes=block_nbytes, found=writer.add
+                    part,
+                    file,
+                    form,
+                    checksums=checksums,
+                    block_nbytes=block_nbytes,
+                    found=writer.add,
+                    broken=broken,
                 )
                 writer.save(f"{os.fspath(path)}{SUFFIX}", index, store)
                 return index
@@ -134,7 +169,7 @@ def build_manifest(
         done: dict[int, PartIndex] = {}
         todo: list[int] = []
         for number, part in enumerate(found):
-            known = journal.find(part, settings) if journal else None
+            known = notes.find(part, settings) if notes else None
             if known:
                 done[number] = known
             else:
@@ -145,15 +180,16 @@ def build_manifest(
             progress(IndexProgress(len(done), len(found), nbytes, samples, None))
         for number, index in _in_parallel(run, found, todo, workers):
             done[number] = index
-            if journal:
-                journal.add(found[number], settings, index)
+            if notes:
+                notes.add(found[number], settings, index)
             nbytes, samples = nbytes + (index.part.size or 0), samples + index.samples
             if progress:
                 progress(IndexProgress(len(done), len(found), nbytes, samples, index.part.uri))
         manifest = Manifest.of([done[number] for number in range(len(found))])
-        if path is not None and journal is not None:
-            manifest.save(path)
-            journal.remove()
+        if path is not None:
+            manifest.save(path, store if remote else None)
+        if notes:
+            notes.remove()
         return manifest
 
 
@@ -200,14 +236,16 @@ class _Journal:
                 self._known[record["index"]["uri"]] = (record["of"], record["index"])
 
     @staticmethod
-    def open(path: str | os.PathLike[str]) -> _Journal:
-        name = os.fspath(path) + ".partial"
+    def open(path: str | os.PathLike[str], manifest: str | os.PathLike[str] | None) -> _Journal:
+        name = os.fspath(path)
         file = open(name, "a+b")  # noqa: SIM115  the journal closes it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.close()
-            raise DataError(f"{os.fspath(path)}: another process is writing this manifest") from error
+            raise DataError(
+                f"{os.fspath(manifest or path)}: another process is writing this manifest"
+            ) from error
         file.seek(0)
         journal = _Journal(name, file)
         file.write(b"\n")
@@ -238,6 +276,6 @@ class _Journal:
         self._file.close()
 
 
-def _stamp(part: Part) -> list[int | None]:
-    """What tells that a part is unchanged: size and, where it is local, modification time."""
-    return [part.size, os.stat(part.uri).st_mtime_ns if part.is_local else None]
+def _stamp(part: Part) -> list[int | str | None]:
+    """What tells that a part is unchanged: size and version."""
+    return [part.size, file_version(os.stat(part.uri)) if part.is_local else part.version]

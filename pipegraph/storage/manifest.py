@@ -207,7 +207,7 @@ class Manifest:
         for number, part in enumerate(self.parts):
             uri = part.uri
             if folder is not None and part.is_local:
-                uri = os.path.relpath(uri, folder).replace(os.sep, "/")
+                uri = _relative(uri, folder)
             blocks = slice(int(self.first_block[number]), int(self.first_block[number + 1]))
             crc, crcs = int(self.part_crc32c[number]), self.block_crc32c[blocks]
             record = {
@@ -236,7 +236,9 @@ class Manifest:
             if not isinstance(uri, str) or type(size) is not int or size < 0:
                 raise TypeError("uri is a string and nbytes a whole number")
             if folder is not None and not is_url(uri):
-                uri = os.path.normpath(os.path.join(folder, uri))
+                # "a/../b" is not "b" where a is a link: only what `_relative` put in front is taken away.
+                above = uri.startswith("../")
+                uri = os.path.join(os.path.realpath(folder) if above else folder, uri)
             offsets, nbytes, samples = (_whole(record[n]) for n in ("offsets", "block_nbytes", "samples"))
             crcs = _whole(record["block_crc32c"] or [_UNKNOWN] * len(offsets))
             if not len(offsets) == len(nbytes) == len(samples) == len(crcs):
@@ -317,6 +319,15 @@ class Manifest:
                 return Manifest.loads(client.read(name, 0, client.head(name).size), None, name)
         with open(name, "rb") as file:
             return Manifest._read(file, os.path.dirname(name), name)
+
+
+def _relative(path: str, folder: str) -> str:
+    """A path as seen from a folder, through whatever links lead to both."""
+    here, name = os.path.split(os.path.abspath(path) if ".." not in path.split(os.sep) else path)
+    near = os.path.relpath(here, folder)
+    if near.startswith(os.pardir) or os.pardir in path.split(os.sep):
+        near = os.path.relpath(os.path.realpath(here), os.path.realpath(folder))
+    return os.path.normpath(os.path.join(near, name)).replace(os.sep, "/")
 
 
 def _client(store: StoreClient | None) -> AbstractContextManager[StoreClient]:

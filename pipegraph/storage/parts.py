@@ -53,7 +53,9 @@ class Part:
     @property
     def name(self) -> str:
         """The last component of the path, without a URL's query."""
-        path = self.uri if self.is_local else urlsplit(self.uri).path
+        path = self.uri
+        if path.startswith(("http://", "https://")):
+            path = urlsplit(path).path  # elsewhere "?" and "#" are characters like others
         return path.rstrip("/").rsplit("/", 1)[-1]
 
 
@@ -151,7 +153,7 @@ def _expand_one(pattern: str, store: StoreClient | None) -> Iterator[Part]:
         yield from _expand_url(pattern, store)
         return
     if pattern.lower().startswith("file://"):
-        pattern = unquote(urlsplit(pattern).path)
+        pattern = unquote(re.sub("^file://[^/]*", "", pattern, flags=re.IGNORECASE))
     # A file of exactly this name is meant, whatever characters are in it.
     if os.path.isfile(pattern):
         yield _local(pattern, os.stat(pattern))
@@ -204,8 +206,10 @@ def _folder(folder: str) -> Iterator[Part]:
 
 
 def _expand_url(pattern: str, store: StoreClient | None) -> Iterator[Part]:
+    # In HTTP a "?" begins a query.
+    magic = "*[" if pattern.startswith(("http://", "https://")) else "*[?"
     for url in expand_braces(pattern):
-        if not (url.endswith("/") or any(c in url for c in "*[")):
+        if not (url.endswith("/") or any(c in url for c in magic)):
             yield Part(url, None)
         elif store is not None:
             yield from store.list(url)

@@ -34,7 +34,7 @@ def _without_query(url: str) -> str:
 
 def without_secrets(text: str) -> str:
     """Any text without the queries, user names and passwords of the URLs in it."""
-    return _USER.sub(r"\1", _QUERY.sub("?...", text))
+    return _USER.sub(r"\1", _QUERY.sub(r"\1?...", text))
 
 
 def glob_regex(glob: str) -> str:
@@ -43,5 +43,6 @@ def glob_regex(glob: str) -> str:
     return text.replace("\0", "(?:.*/)?").replace("\1", "[^/]*").replace("\2", "[^/]")
 
 
-_QUERY = re.compile(r"\?[^\s\"'),}\]]*")
+# Of URLs only: the XML in which clouds say what was wrong begins with "<?".
+_QUERY = re.compile(r"([A-Za-z][\w+.-]*://[^\s\"'<>?]*)\?[^\s\"'<>),}\]]*")
 _USER = re.compile(r"(https?://)[^/\s\"'@]*@")

@@ -224,6 +224,30 @@ def test_index_writes_a_manifest_that_any_order_can_use(tmp_path, capsys):
     assert len(Manifest.load(out)) == 3
 
 
+def test_index_reads_and_writes_stores_with_options_and_a_block_size(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("obstore")
+    from pipegraph.storage import Manifest, StoreClient
+
+    monkeypatch.setenv("PIPEGRAPH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    with StoreClient() as store:
+        store.put("memory://index/a.jsonl", b"".join(b'{"n": %d}\n' % n for n in range(1000)))
+        arguments = [
+            "index",
+            "memory://index/a.jsonl",
+            "--out",
+            "memory://index/m.json",
+            "--block-size",
+            "1 kB",
+        ]
+        assert main(arguments) == 0
+        assert "wrote memory://index/m.json" in told(capsys).out
+        assert Manifest.load("memory://index/m.json", store).blocks > 5
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    assert main([*arguments, "--store", "region"]) == 2
+    assert "an option is name=value" in told(capsys).err
+
+
 def test_index_without_the_part_for_checksums_says_how_to_do_without(tmp_path, monkeypatch, capsys):
     from pipegraph.errors import MissingExtraError
     from pipegraph.storage import indexing

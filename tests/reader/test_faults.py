@@ -296,3 +296,13 @@ def test_a_search_that_fails_is_made_again_by_the_next() -> None:
     with pytest.raises(ZeroDivisionError):
         made.get()
     assert made.get() == made.get() == 7
+
+
+def test_what_the_store_met_is_in_the_profile(bucket: Bucket, proxy: Any, s3_options: Any) -> None:
+    proxy.fault = a_fifth("503")
+    with bucket.graph(s3_options(proxy.port), ops.Load()).loader() as loader:
+        list(loader)
+    counters = loader.profile().stages["load"].counters
+    assert counters["store requests tried again"] >= sum(fault == "503" for _, _, fault in proxy.seen) > 0
+    assert counters["store requests"] >= len(proxy.seen)
+    assert "store requests tried again" in str(loader.profile())

@@ -55,6 +55,7 @@ def test_an_archive_of_no_samples_beside_another_adds_none(tmp_path: Path, order
     assert loaded(str(tmp_path / "*.tar"), order) == [{"key": "a", "txt": b""}]
 
 
+@pytest.mark.filterwarnings("ignore:.*is broken")
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_parquet_footer_of_nothing_is_refused_and_not_an_empty_shard(
     tmp_path: Path, order: pg.order.Order

@@ -21,6 +21,7 @@ from pipegraph.storage.formats import Block, format_of
 from pipegraph.storage.indexing import IndexProgress, build_manifest
 from pipegraph.storage.manifest import Manifest, write_atomically
 from pipegraph.storage.parts import Part
+from pipegraph.storage.stores import StoreClient
 
 
 def write_shard(path: Path, samples: int, seed: int = 0) -> None:
@@ -269,3 +270,35 @@ def test_a_large_manifest_is_read_in_the_memory_of_its_arrays(tmp_path: Path) ->
         tracemalloc.stop()
     arrays = 5 * 8 * 125_000
     assert peak < 2.5 * arrays + 1_000_000
+
+
+def test_a_path_through_a_link_leads_to_the_same_file_from_the_manifest(tmp_path: Path) -> None:
+    far, near = tmp_path / "far" / "data", tmp_path / "near"
+    far.mkdir(parents=True)
+    near.mkdir()
+    np.save(tmp_path / "far" / "x.npy", np.zeros((3, 2)))
+    np.save(near / "x.npy", np.ones((5, 2)))
+    (near / "link").symlink_to(far)
+    path = f"{near}/link/../x.npy"  # that in far
+    manifest = build_manifest(path, near / "manifest.json")
+    again = Manifest.load(near / "manifest.json")
+    assert len(manifest) == len(again) == 3
+    assert os.path.samefile(again.parts[0].uri, tmp_path / "far" / "x.npy")
+
+
+def test_a_manifest_of_local_shards_cannot_be_written_to_a_store(shards: Path) -> None:
+    pytest.importorskip("obstore", reason="the cloud extra brings obstore")
+    with pytest.raises(DataError, match="a remote manifest cannot name the local part"):
+        build(shards, "memory://manifests/m.json")
+
+
+def test_a_manifest_is_written_beside_remote_shards(shards: Path, tmp_path: Path) -> None:
+    pytest.importorskip("obstore", reason="the cloud extra brings obstore")
+    with StoreClient() as store:
+        for path in shards.iterdir():
+            store.put(f"memory://indexed/{path.name}", path.read_bytes())
+        journal = tmp_path / "journal"
+        made = build_manifest("memory://indexed/*.tar", "memory://indexed/m.json", journal=journal)
+        assert Manifest.load("memory://indexed/m.json", store) == made
+    assert len(made) == 135
+    assert not journal.exists()

@@ -198,6 +198,54 @@ def test_close_ends_a_wait_for_a_silent_server(proxy: Any, connect: Connect, url
     assert not [t for t in threading.enumerate() if t.name == "pipegraph-store-io" and t is store._thread]
 
 
+@pytest.mark.parametrize("name", ["endpoint", "AWS_ENDPOINT_URL"])
+def test_a_plain_http_endpoint_is_used_as_it_is_given(
+    s3_port: int, s3_options: Any, url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = s3_options(s3_port)
+    endpoint = options.pop("endpoint")
+    if name == "endpoint":
+        options["endpoint_url"] = endpoint
+    else:
+        monkeypatch.setenv(name, endpoint)
+    with StoreClient(options, retry=QUICK) as store:
+        assert store.read(url, 0, 10) == DATA[:10]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Generic S3 error: HTTP error: builder error",
+        "Generic S3 error: invalid peer certificate: UnknownIssuer",
+    ],
+)
+def test_requests_that_can_never_succeed_are_not_tried_again(text: str) -> None:
+    obstore = pytest.importorskip("obstore")
+    error = obstore.exceptions.GenericError(text)
+    assert not is_passing(error, obstore.exceptions.GenericError)
+
+
+def test_what_a_cloud_says_is_wrong_is_left_in_the_message() -> None:
+    answer = (
+        'Client error with status 403 Forbidden at https://b.s3/k?X-Amz-Signature=secret: <?xml version="1.0"?>\n'
+        "<Error><Code>InvalidAccessKeyId</Code><Message>The key is not there</Message></Error>"
+    )
+    told = str(plain(ValueError(answer), "s3://b/k", ""))
+    assert "InvalidAccessKeyId" in told
+    assert "secret" not in told
+
+
+def test_question_marks_list_and_hashes_are_parts_of_names(s3_port: int, connect: Connect) -> None:
+    store = connect(s3_port)
+    for name in ("part-1.tar", "part-22.tar", "a#b.tar"):
+        store.put(f"s3://data/names/{name}", b"x")
+    assert [p.name for p in expand_parts("s3://data/names/part-?.tar", store=store)] == ["part-1.tar"]
+    (hashed,) = expand_parts("s3://data/names/a#b.tar", store=store)
+    assert hashed.name == "a#b.tar"
+    assert store.read(hashed.uri, 0, 1) == b"x"
+    assert [p.name for p in expand_parts("s3://data/names/a#*", store=store)] == ["a#b.tar"]
+
+
 def test_close_ends_requests_that_fail_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     store = StoreClient(retry=Retry(deadline_s=600, first_s=0.001, most_s=0.001))
     asked = threading.Semaphore(0)

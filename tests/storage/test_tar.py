@@ -156,6 +156,23 @@ def test_a_name_splits_at_the_first_dot_of_its_last_component(
     assert split == split_key(name)
 
 
-def test_labels_that_are_no_numbers_say_so(make_tar: MakeTar) -> None:
-    with pytest.raises(ShardError, match=r"'a.cls' should hold a whole number, got b'cat'"):
-        samples(make_tar([("a.cls", b"cat")]))
+def test_a_class_that_is_no_number_stays_text(make_tar: MakeTar) -> None:
+    assert samples(make_tar([("a.cls", b"cat"), ("b.cls", b"7"), ("c.cls", b"9" * 30)])) == [
+        {"key": "a", "cls": b"cat"},
+        {"key": "b", "label": 7},
+        {"key": "c", "cls": b"9" * 30},
+    ]
+
+
+def test_a_file_named_key_is_no_second_key(make_tar: MakeTar) -> None:
+    assert samples(make_tar([("a.key", b"k"), ("a.txt", b"t")])) == [{"key": "a", "_key": b"k", "txt": b"t"}]
+
+
+def test_archives_laid_end_to_end_are_not_cut_in_silence(make_tar: MakeTar) -> None:
+    one, two = make_tar([("a.txt", b"a")], "one.tar"), make_tar([("b.txt", b"b")], "two.tar")
+    with open(one, "ab") as file:
+        file.write(two.read_bytes())
+    with pytest.raises(ShardError, match=r"one\.tar: more follows .*concatenated"):
+        samples(one)
+    with LocalFile(one) as shard, pytest.raises(ShardError, match="more follows"):
+        list(TAR.index(shard))

@@ -32,7 +32,9 @@ _LARGE_NBYTES: Final = 1 << 15
 
 @final
 class TarFormat(Format):
-    """Plain tar (ustar, pax, GNU). Values are bytes; ``cls`` becomes the int ``label``.
+    """Plain tar (ustar, pax, GNU). Values are bytes; a ``cls`` that holds a whole number becomes the int ``label``.
+
+    A file ``x.key`` is the field ``_key``, since ``key`` says which sample it is.
 
     The last components decide the key, a leading ``./`` does not belong to it.
     Links, devices, pipes, sparse files, absolute paths and ``..`` are refused.
@@ -162,7 +164,11 @@ def _samples(found: Iterator[Member], window: _Window, file_name: str) -> Iterat
         content = window.read(data, size)
         value: bytes | int = content
         if field == "cls":
-            field, value = "label", _label(content, name, file_name)
+            label = _label(content)
+            if label is not None:
+                field, value = "label", label
+        elif field == "key":
+            field = "_key"
         if field in sample:
             raise ShardError(f"{file_name}: sample {key!r} has the field {field!r} twice (byte {header})")
         sample[field] = value
@@ -172,11 +178,12 @@ def _samples(found: Iterator[Member], window: _Window, file_name: str) -> Iterat
         yield sample
 
 
-def _label(value: bytes, name: str, file_name: str) -> int:
+def _label(value: bytes) -> int | None:
+    """The whole number that a ``cls`` holds; None for a name or another text, which stays what it is."""
     try:
-        return int(value) if len(value) <= 20 else int(b"x")
+        return int(value) if len(value) <= 20 else None
     except ValueError:
-        raise ShardError(f"{file_name}: {name!r} should hold a whole number, got {value[:20]!r}") from None
+        return None
 
 
 def _sample_starts(file: ShardFile, start: int, stop: int, *, marker: bool = False) -> Iterator[int]:

@@ -16,6 +16,8 @@ from pipegraph.errors import ShardError
 HEADER_NBYTES: Final = 512
 ZERO_HEADER: Final = bytes(HEADER_NBYTES)
 
+_REST_NBYTES: Final = 1 << 16
+
 # Names and pax records: real ones are below 10 kB. Checked before they are read.
 MAX_EXTENSION_NBYTES: Final = 1 << 20
 
@@ -74,6 +76,8 @@ def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) 
             low = sums[sum_field] = _adler_low(sum_field)
         if adler32(header) & 0xFFFF != low and not _signed_sum_matches(header):
             if header == ZERO_HEADER:
+                if marker:
+                    _check_rest(read, offset, stop, file_name)
                 return
             raise ShardError(f"{file_name}: not a tar header at byte {offset}: its checksum does not match")
         try:
@@ -134,6 +138,17 @@ def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) 
         offset = data + size + (-size & 511)
     if marker or offset > stop:
         raise ShardError(f"{file_name}: truncated: no end-of-archive marker before its end at byte {stop}")
+
+
+def _check_rest(read: Read, start: int, stop: int, file_name: str) -> None:
+    """Raise ShardError unless nothing but padding follows: archives laid end to end would lose samples unseen."""
+    for offset in range(start, stop, _REST_NBYTES):
+        rest = read(offset, min(_REST_NBYTES, stop - offset))
+        if rest.count(0) != len(rest):
+            raise ShardError(
+                f"{file_name}: more follows behind the end-of-archive marker at byte {start}: archives that were "
+                "concatenated; join them with `tar --concatenate`, which removes the markers between them"
+            )
 
 
 def _adler_low(sum_field: bytes) -> int:
