@@ -8,16 +8,14 @@ from typing import Any, Literal, final
 
 from pipegraph.batches import AS_AT_THE_TOP, WHOLE
 from pipegraph.chunk import Chunk, Cursor, Mark
-from pipegraph.contracts import Context
-from pipegraph.contracts import Merge as Merging
-from pipegraph.contracts import Route as Routing
+from pipegraph.contracts import Context, FanIn, FanOut
 from pipegraph.errors import DataError, GraphError
 from pipegraph.parameters import function_name
 from pipegraph.randomness import uniform
 
 
 @final
-class Zip(Merging):
+class Zip(FanIn):
     """Tuples of one item from each input, until the shortest ends; identity is the first input's.
 
     Args:
@@ -83,7 +81,7 @@ class Zip(Merging):
 
 
 @final
-class Concat(Merging):
+class Concat(FanIn):
     """One input after the other."""
 
     separate = True
@@ -114,7 +112,7 @@ class Concat(Merging):
 
 
 @final
-class Mix(Merging):
+class Mix(FanIn):
     """A seeded draw by weights, made by output number and so the same on every rank.
 
     Args:
@@ -195,7 +193,7 @@ class Mix(Merging):
 
 
 @final
-class Route(Routing):
+class Route(FanOut):
     """Each chunk to one of several downstream nodes: ``graph.add(op, routed[0])``.
 
     Args:
@@ -225,7 +223,7 @@ class Route(Routing):
 
 
 @final
-class Merge(Merging):
+class Merge(FanIn):
     """The outputs of a ``Route`` together again, in the order before it.
 
     The route sends a mark down the branch it leaves; this reads a branch until its mark.

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from pipegraph.chunk import Chunk as Chunk
 from pipegraph.contracts import Context as Context
-from pipegraph.contracts import Merge as Merge
+from pipegraph.contracts import FanIn as FanIn
+from pipegraph.contracts import FanOut as FanOut
 from pipegraph.contracts import Operator as Operator
 from pipegraph.contracts import Regroup as Regroup
-from pipegraph.contracts import Route as Route
 from pipegraph.contracts import Source as Source
 from pipegraph.errors import PipegraphError as PipegraphError
 from pipegraph.graph import Graph as Graph

@@ -256,7 +256,7 @@ class Regroup(Operator):
         return ()
 
 
-class Merge(Operator):
+class FanIn(Operator):
     """Several inputs, one output, read in an order that only the operator's state decides."""
 
     kind: ClassVar[Kind] = "merge"
@@ -303,7 +303,7 @@ class Merge(Operator):
         """The cursor of the output when input i stands at ``positions[i]``."""
 
 
-class Route(Operator):
+class FanOut(Operator):
     """One input, several outputs; each chunk goes to one of them."""
 
     kind: ClassVar[Kind] = "route"

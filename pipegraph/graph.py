@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipegraph.contracts import Component, Operator, Route, Source
+from pipegraph.contracts import Component, FanOut, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.parameters import plain_parameters
 from pipegraph.policies import Policy, check_policy
@@ -75,7 +75,7 @@ class Node:
     def __getitem__(self, output: int) -> Node:
         """Output ``output`` of a ``Route``."""
         operator = self.operator
-        if not isinstance(operator, Route):
+        if not isinstance(operator, FanOut):
             raise GraphError(
                 f"stage {self.name!r}: only a Route has several outputs, {self.name!r} is a {operator.name}"
             )
@@ -85,10 +85,10 @@ class Node:
 
     def __iter__(self) -> Iterator[Node]:
         operator = self.operator
-        return (self[i] for i in range(operator.outputs if isinstance(operator, Route) else 0))
+        return (self[i] for i in range(operator.outputs if isinstance(operator, FanOut) else 0))
 
     def __repr__(self) -> str:
-        output = f"[{self._edge.output}]" if isinstance(self.operator, Route) else ""
+        output = f"[{self._edge.output}]" if isinstance(self.operator, FanOut) else ""
         return f"<Node {self.name}{output}>"
 
 
@@ -325,7 +325,7 @@ class Graph:
         return "\n".join([*lines, "}"])
 
     def _is_route(self, edge: Edge) -> bool:
-        return isinstance(self.stages[edge.stage].operator, Route)
+        return isinstance(self.stages[edge.stage].operator, FanOut)
 
     def __str__(self) -> str:
         lines = [f"graph {self.name!r}, seed {self.seed}, {len(self.stages)} stages"]

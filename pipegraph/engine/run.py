@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.chunk import Lineage
-from pipegraph.contracts import Context, History, Merge, Regroup, Route, Source
+from pipegraph.contracts import Context, FanIn, FanOut, History, Regroup, Source
 from pipegraph.engine.activity import Activity, Cancelled
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Account
@@ -124,7 +124,7 @@ class Run:
         self._pace_bundles()
         for stage in plan.running:
             run = self.stages[stage.name]
-            outputs = stage.operator.outputs if isinstance(stage.operator, Route) else 1
+            outputs = stage.operator.outputs if isinstance(stage.operator, FanOut) else 1
             run.outboxes = [[] for _ in range(outputs)]
             run.inboxes = [None] * len(stage.upstream)  # type: ignore[list-item]
         edges = [
@@ -276,7 +276,7 @@ class Run:
         if not consumer:
             return False
         stage = self.plan.stages[consumer]
-        if isinstance(stage.operator, Merge):
+        if isinstance(stage.operator, FanIn):
             return True
         below = [name for name, _, _ in self.plan.consumers(consumer)]
         return stage.backend == "inline" and any(self._read_in_turn(name) for name in below)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipegraph.chunk import Cursor
-from pipegraph.contracts import Merge, Operator, Regroup, Route, Source
+from pipegraph.contracts import FanIn, FanOut, Operator, Regroup, Source
 from pipegraph.engine.stage.cursors import earlier, freeze
 from pipegraph.errors import StateError
 from pipegraph.loader.state import check_state
@@ -59,14 +59,14 @@ def _shape(stage: StagePlan, operator: Operator | Source) -> tuple[str, tuple[in
     whole = (None, None)
     if isinstance(operator, Source):
         return "source", whole
-    if isinstance(operator, Merge | Regroup) and not operator.stateful:
+    if isinstance(operator, FanIn | Regroup) and not operator.stateful:
         if operator.inputs_in is not None:
             return "part", operator.inputs_in
-        own = isinstance(operator, Merge) or type(operator).resume is not Operator.resume
+        own = isinstance(operator, FanIn) or type(operator).resume is not Operator.resume
         return ("unknown" if own else "same"), whole
     if operator.stateful:
         return "state", whole
-    if isinstance(operator, Route):
+    if isinstance(operator, FanOut):
         return ("same" if stage.merge is None else "route"), whole
     return ("expand" if operator.kind == "expand" and not stage.unordered_above else "same"), whole
 
@@ -298,12 +298,12 @@ class _Carry:
             return number, ups[0], snapshot, 0 if changed and operator.kind != "map" else drop
         if all(up is None for up in ups):
             return None
-        if isinstance(operator, Merge):
+        if isinstance(operator, FanIn):
             return self._merged(stage, operator, ups, kept)
         if kind == "expand":
             return ups[0], 0 if kept is None else kept[1]
         if kind == "route":
-            assert isinstance(operator, Route)
+            assert isinstance(operator, FanOut)
             goes_on = kept is not None and kept[1] < operator.outputs
             return ups[0], kept[1] if goes_on else min(stage.route_outputs)
         if not isinstance(operator, Regroup):
@@ -320,7 +320,7 @@ class _Carry:
             made = ups[0]
         return (made, marks) if marked else made
 
-    def _merged(self, stage: StagePlan, operator: Merge, ups: list[Cursor], kept: Cursor) -> Cursor:
+    def _merged(self, stage: StagePlan, operator: FanIn, ups: list[Cursor], kept: Cursor) -> Cursor:
         merge = copy.copy(operator)
         if stage.route is not None:
             merge.follow(stage.route, stage.route_outputs)
@@ -347,7 +347,7 @@ class _Carry:
                 word = (
                     "begins with its first state" if new else "is given the state that was saved, as it was"
                 )
-            elif isinstance(operator, Merge):
+            elif isinstance(operator, FanIn):
                 word = "goes on with each input where that stood, and from the start with those that are new"
             elif operator.kind == "map":
                 word = "works on what was not delivered yet"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipegraph.contracts import History, Merge, Operator, Source, history_of
+from pipegraph.contracts import FanIn, History, Operator, Source, history_of
 from pipegraph.errors import StateError
 from pipegraph.graph import Edge, StageSpec
 from pipegraph.policies import Skip, final_policy
@@ -110,7 +110,7 @@ class Plan:
             if isinstance(operator, Source):
                 if not operator.has_length():
                     names.append(stage.name)
-            elif isinstance(operator, Merge):
+            elif isinstance(operator, FanIn):
                 if operator.merged_length([1000] * len(stage.upstream)) is None:
                     names.append(stage.name)
             elif operator.length(1000) is None:
@@ -138,7 +138,7 @@ class Plan:
             skips = isinstance(final_policy(stage.spec.on_error), Skip)
             if skips or any(n is None for n in inputs):
                 found[stage.name] = None
-            elif isinstance(operator, Merge):
+            elif isinstance(operator, FanIn):
                 found[stage.name] = operator.merged_length([n for n in inputs if n is not None])
             else:
                 count = inputs[0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 
-from pipegraph.contracts import STATE_METHODS, Memo, Merge, Operator, Route, Source
+from pipegraph.contracts import STATE_METHODS, FanIn, FanOut, Memo, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.graph import Edge, Graph, Node, StageSpec
 from pipegraph.planning.bundle_chains import bundle_rows
@@ -144,9 +144,9 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         _check_state(spec, operator)
         _check_level(spec, operator, levels, upstream)
         level = levels[0] if operator.gives == "same" else operator.gives
-        if isinstance(operator, Merge):
+        if isinstance(operator, FanIn):
             operator.check_inputs(len(upstream))
-        if isinstance(operator, Merge) and "batch" in levels:
+        if isinstance(operator, FanIn) and "batch" in levels:
             level = "batch" if operator.gives == "same" else level
         if workers > 1 and (not operator.shareable or operator.stateful):
             notes.append(f"runs with 1 worker instead of {workers}: {operator.name} works in sequence")
@@ -157,7 +157,7 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         notes.append(f"runs with 1 worker instead of {workers}: an inline stage runs in its consumer")
         workers = 1
     unordered = any(planned[edge.stage].unordered_above for edge in upstream)
-    if unordered and isinstance(operator, Merge) and operator.pairs:
+    if unordered and isinstance(operator, FanIn) and operator.pairs:
         raise GraphError(
             f"stage {spec.name!r}: Zip pairs items by their order, but a stage above it runs with ordered=False; "
             "make it ordered=True"
@@ -209,7 +209,7 @@ def _check_state(spec: StageSpec, operator: Operator) -> None:
 
 
 def _check_policy(spec: StageSpec, operator: Operator | Source) -> None:
-    if isinstance(operator, Merge):
+    if isinstance(operator, FanIn):
         raise GraphError(
             f"stage {spec.name!r}: on_error={spec.on_error!r} is for stages with one input; {operator.name} has several"
         )
@@ -241,7 +241,7 @@ def _pair_routes(planned: dict[str, StagePlan], output: Edge) -> None:
     """Find for each Merge() the Route whose outputs it joins."""
     for stage in list(planned.values()):
         operator = stage.operator
-        if not isinstance(operator, Merge) or not operator.follows_route:
+        if not isinstance(operator, FanIn) or not operator.follows_route:
             continue
         routes = [_route_above(edge, planned, 0) for edge in stage.upstream]
         first = routes[0]
@@ -284,11 +284,11 @@ def _route_above(edge: Edge, planned: Mapping[str, StagePlan], depth: int) -> tu
     while True:
         stage = planned[edge.stage]
         operator = stage.operator
-        if isinstance(operator, Route):
+        if isinstance(operator, FanOut):
             if depth == 0:
                 return edge.stage, edge.output
             depth -= 1
-        if isinstance(operator, Merge):
+        if isinstance(operator, FanIn):
             if not operator.follows_route:
                 return None
             depth += 1

@@ -191,7 +191,7 @@ def test_an_operator_that_declares_a_state_must_have_its_methods() -> None:
         graph.plan()
 
 
-class CountingRoute(Counting, pg.Route):
+class CountingRoute(Counting, pg.FanOut):
     stateful = True
     outputs = 1
 

@@ -286,7 +286,7 @@ def test_a_failing_close_is_a_warning():
 
 
 def test_a_failing_fan_in_of_a_user_names_its_stage():
-    class Bad(pg.Merge):
+    class Bad(pg.FanIn):
         def next_input(self):
             raise Broken("which?")
 

@@ -395,7 +395,7 @@ class Letters(pg.Operator):
             yield chunk.child(index, letter)
 
 
-class Latest(pg.Route):
+class Latest(pg.FanOut):
     outputs = 2
 
     def choose(self, chunk):

@@ -96,7 +96,7 @@ class StatefulPairs(pg.Regroup):
         self.total, self.held = state["total"], state["held"]
 
 
-class Alternate(pg.Merge):
+class Alternate(pg.FanIn):
     """A user's own fan-in: in turn, until any ends."""
 
     def begin(self, inputs, epoch):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipegraph.chunk import Cursor
-from pipegraph.contracts import Merge, Operator, Regroup, Route, Source
+from pipegraph.contracts import FanIn, FanOut, Operator, Regroup, Source
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.policies import Skip, final_policy
 
@@ -57,7 +57,7 @@ def _walk(
         found[name] = ((0 if cursor is None else int(cursor)) + more, holes)
         return
     above = stage.upstream[0].stage
-    if isinstance(operator, Merge):
+    if isinstance(operator, FanIn):
         if more or holes:
             raise Unknown(name)
         inputs = copy.copy(operator).cursors(cursor, len(stage.upstream))
@@ -94,7 +94,7 @@ def stands_alone(plan: Plan, stage: StagePlan) -> str | None:
         return None if operator.goes_on else "it cannot go on at another world size"
     if operator.stateful:
         return "it keeps a state"
-    if isinstance(operator, Route) or (isinstance(operator, Merge) and not operator.separate):
+    if isinstance(operator, FanOut) or (isinstance(operator, FanIn) and not operator.separate):
         return "it depends on what comes beside each item"
     if operator.kind == "expand" and not operator.elastic:
         return "it makes several items of one"

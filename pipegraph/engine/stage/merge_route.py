@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.chunk import Chunk, EndOfEpoch, Mark
-from pipegraph.contracts import Merge, Route
+from pipegraph.contracts import FanIn, FanOut
 from pipegraph.engine.stage.failure_policy import not_a_chunk
 from pipegraph.engine.stage.ordinals import number_item
 from pipegraph.engine.stage.stage_run import StageRun, Worker
@@ -19,7 +19,7 @@ Loop = Iterator[None]
 
 def route_loop(stage: StageRun, worker: Worker) -> Loop:
     """Each chunk to one output; where a Merge follows, a Mark says that the stream turns."""
-    operator: Route = worker.operator
+    operator: FanOut = worker.operator
     get = stage.inboxes[0].get
     puts = [stage.putter(output) for output in range(operator.outputs)]
     joined = stage.plan.route_outputs  # a Merge follows these; it starts with the lowest of them
@@ -88,7 +88,7 @@ def _number(output: Any) -> int:
 
 def merge_loop(stage: StageRun, worker: Worker) -> Loop:
     """Several inputs, read in the order that the operator's own state decides."""
-    operator: Merge = worker.operator
+    operator: FanIn = worker.operator
     inboxes, put = stage.inboxes, stage.putter()
     count = len(inboxes)
     plan = stage.run.plan

@@ -18,7 +18,7 @@ from typing import Any
 
 from pipegraph.batches import select_rows
 from pipegraph.chunk import Chunk, Cursor, Lineage
-from pipegraph.contracts import Merge, Operator, Regroup, Route, Source
+from pipegraph.contracts import FanIn, FanOut, Operator, Regroup, Source
 from pipegraph.engine.stage.cursors import earlier
 from pipegraph.engine.stage.stage_run import Restart
 from pipegraph.planning.plan import Plan, StagePlan
@@ -81,13 +81,13 @@ def _split(stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
     inputs = len(stage.upstream)
     if cursor is None:
         return Restart(), [None] * inputs
-    if isinstance(operator, Merge):
+    if isinstance(operator, FanIn):
         return Restart(cursor=cursor), copy.copy(operator).cursors(cursor, inputs)
     if operator.stateful:
         if stage.unordered_above:
             cursor = (cursor[0], cursor[1], cursor[2], 0)  # what was delivered is known by sample instead
         return Restart(cursor=cursor), [cursor[1]]
-    if isinstance(operator, Route) and stage.merge is not None:
+    if isinstance(operator, FanOut) and stage.merge is not None:
         return Restart(cursor=cursor[1]), [cursor[0]]
     if operator.kind == "expand":
         if stage.unordered_above:
@@ -115,7 +115,7 @@ def unique_paths(plan: Plan) -> dict[EdgeKey, Path]:
     ways[plan.output.stage].add(())
     found: dict[EdgeKey, Path] = {("", 0): ()}
     for stage in reversed(plan.running):
-        merging = isinstance(stage.operator, Merge)
+        merging = isinstance(stage.operator, FanIn)
         for index, edge in enumerate(stage.upstream):
             onward = {((index, *way) if merging else way) for way in ways[stage.name]}
             ways[edge.stage] = set(islice(ways[edge.stage] | onward, 2))
