@@ -17,7 +17,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.loader.ranks import resolve
-from pipegraph.operators.ordered import OrderedSource
+from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.operators.shards import Feed, ShardPart, ShardSample, ShardSelect
 from pipegraph.operators.shared_reader import Reading, blocks_nbytes, check_memory, holds_blocks
 from pipegraph.order import LaneOrder, Order, PartOrder, StridedOrder
@@ -40,6 +40,7 @@ class ListFiles(OrderedSource):
             By default every file but those that are left beside samples: READMEs, licences, checksums, ``Thumbs.db``.
         classes: whether the first folder of a path is the file's class; ``"auto"`` where all files lie in such folders.
         order: which file at which position.
+        shuffle: whether the default order shuffles; by default data sets and files come as they lie, shards shuffled.
     """
 
     default_name = "listfiles"
@@ -50,8 +51,9 @@ class ListFiles(OrderedSource):
         pattern: str | Sequence[str] | None = None,
         classes: Literal["auto", True, False] = "auto",
         order: Order | None = None,
+        shuffle: bool | None = None,
     ) -> None:
-        super().__init__(order or StridedOrder(shuffle=False))
+        super().__init__(order_of(order, shuffle, StridedOrder(shuffle=False), "ListFiles"))
         if classes not in ("auto", True, False):
             raise GraphError(f'ListFiles: classes must be "auto", True or False, got {classes!r}')
         texts = [pattern] if isinstance(pattern, str) else pattern

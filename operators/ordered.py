@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from pipegraph.contracts import Context, Drawn, History, Source
-from pipegraph.order import Order, total_samples
+from pipegraph.errors import GraphError
+from pipegraph.order import LaneOrder, Order, StridedOrder, total_samples
 
 POSITIONS_AT_ONCE = 1024
 """Positions drawn from an order in one call: the cost of a draw is shared, the array stays in cache."""
+
+
+def order_of(order: Order | None, shuffle: bool | None, default: StridedOrder | LaneOrder, who: str) -> Order:
+    """The order that was given, or the default one, shuffled or not.
+
+    Raises:
+        GraphError: both an order and ``shuffle`` were given, or ``shuffle`` is no bool.
+    """
+    if shuffle is None:
+        return default if order is None else order
+    if not isinstance(shuffle, bool):
+        raise GraphError(f"{who}: shuffle must be True, False or None, got {shuffle!r}")
+    if order is not None:
+        raise GraphError(
+            f"{who}: give order= or shuffle=, not both: the order {order!r} says whether it shuffles"
+        )
+    return replace(default, shuffle=shuffle)
 
 
 class OrderedSource(Source):

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipegraph.contracts import Context, Drawn, History
 from pipegraph.errors import StateError
-from pipegraph.operators.ordered import OrderedSource
+from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import LaneOrder, Order, PartOrder
 from pipegraph.order.layout import Int64Array
 from pipegraph.reader.manifests import Once, find_manifest, store_for
@@ -115,6 +115,7 @@ class ShardSelect(OrderedSource):
         manifest: a :class:`~pipegraph.storage.Manifest`, or the file or URL that ``pipegraph index`` wrote; by default
             ``manifest.json`` beside the shards, if it lists them.
         store: for URLs, obstore's options (``endpoint``, ``region`` ...); what is missing comes from the environment.
+        shuffle: whether the default order shuffles; by default data sets and files come as they lie, shards shuffled.
     """
 
     default_name = "shardselect"
@@ -126,8 +127,9 @@ class ShardSelect(OrderedSource):
         order: Order | None = None,
         manifest: Manifest | str | os.PathLike[str] | None = None,
         store: Mapping[str, Any] | None = None,
+        shuffle: bool | None = None,
     ) -> None:
-        super().__init__(order or LaneOrder())
+        super().__init__(order_of(order, shuffle, LaneOrder(), "ShardSelect"))
         self.parts = parts
         self.store = dict(store or {})
         self.whole_parts = isinstance(self.order, PartOrder) and manifest is None

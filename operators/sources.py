@@ -14,7 +14,7 @@ import torch
 
 from pipegraph.contracts import Drawn, History, Source
 from pipegraph.errors import GraphError, PipegraphError
-from pipegraph.operators.ordered import OrderedSource
+from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import Order, StridedOrder
 from pipegraph.order.left import Left, check_history, left_of
 from pipegraph.parameters import function_name
@@ -209,21 +209,26 @@ class FromSequence(OrderedSource):
         dataset: has ``__len__`` and ``__getitem__``.
         order: which sample at which position; it gets the graph's seed and the pass's epoch as they are.
         sampler: gives the indices of this rank instead, in each epoch; ``set_epoch`` is called where it has one.
+        shuffle: whether the default order shuffles; by default data sets and files come as they lie, shards shuffled.
     """
 
     default_name = "fromsequence"
     bundles = True
 
     def __init__(
-        self, dataset: Any, order: Order | None = None, sampler: Iterable[Any] | None = None
+        self,
+        dataset: Any,
+        order: Order | None = None,
+        sampler: Iterable[Any] | None = None,
+        shuffle: bool | None = None,
     ) -> None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise GraphError(
                 f"FromSequence: the data set needs __len__ and __getitem__, {type(dataset).__name__} lacks one; "
                 "use FromIterable for what can only be iterated"
             )
-        if order is not None and sampler is not None:
-            raise GraphError("FromSequence: give an order or a sampler, not both")
+        if sampler is not None and (order is not None or shuffle is not None):
+            raise GraphError("FromSequence: give an order (or shuffle=) or a sampler, not both")
         if sampler is not None and (isinstance(sampler, Iterator) or not isinstance(sampler, Iterable)):
             raise GraphError(
                 f"FromSequence: a sampler gives its indices anew for each epoch, and this {type(sampler).__name__} "
@@ -233,7 +238,7 @@ class FromSequence(OrderedSource):
             raise GraphError(
                 f"FromSequence: order must be one of pg.order, got {order!r}; a torch Sampler goes to sampler="
             )
-        super().__init__(order if order is not None else StridedOrder(shuffle=False))
+        super().__init__(order_of(order, shuffle, StridedOrder(shuffle=False), "FromSequence"))
         self.dataset = dataset
         self.sampler = sampler
         self.group = ITEMS_AT_ONCE if callable(getattr(dataset, "__getitems__", None)) else 1
