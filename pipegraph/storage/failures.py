@@ -24,7 +24,7 @@ class Unasked(Exception):
 _STATUS = re.compile(r"status code: (\d{3})")
 
 # Requests that cannot even be sent, and servers that are not who they should be: they stay so.
-_HOPELESS = re.compile(r"builder error|invalid peer certificate|certificate verify failed")
+_HOPELESS = re.compile(r"builder error|InvalidCertificate|InvalidContentType")
 
 # Where clouds keep their machines' credentials: asked last, when none were found before.
 _METADATA = re.compile(r"169\.254\.169\.254|metadata\.google\.internal")
@@ -40,7 +40,8 @@ def is_passing(error: Exception, generic: type[Exception]) -> bool:
         return True
     if not isinstance(error, generic | ConnectionError):
         return False
-    # The client has one class for a server that is down and for a request that is wrong.
+    # The client has one class for a server that is down and for a request that is wrong (HTTP 400, 416, 429, 503 and
+    # a refused connection alike); to leave the tries to it would hide them from the profile and from our time limits.
     status = _STATUS.search(str(error))
     asks_again = status is None or status[1] in ("408", "429") or status[1].startswith("5")
     return asks_again and not _METADATA.search(str(error)) and not _HOPELESS.search(str(error))

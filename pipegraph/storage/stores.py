@@ -24,7 +24,7 @@ from .failures import plain
 from .parts import Part
 from .requests import Requests
 from .retries import Hedge, Retry
-from .urls import glob_regex, split_url
+from .urls import endpoints, glob_regex, split_url
 from .urls import safe_url as safe_url
 from .versions import ObjectInfo, Versions
 
@@ -346,18 +346,12 @@ class StoreClient:
             # A listing that is given up drops its connection outside of the library's threads, and to put it back
             # into a pool panics there: without a pool it is closed.
             client["pool_max_idle_per_host"] = "0"
-        if any(url.lower().startswith("http://") for url in [root, *_endpoints(options)]):
+        if any(url.lower().startswith("http://") for url in [root, *endpoints(options)]):
             client.setdefault("allow_http", True)
         try:
             return make.from_url(root, client_options=client, retry_config={"max_retries": 0}, **options)
         except Exception as error:
             raise plain(error, root, f" (store options given: {sorted(options)})") from None
-
-
-def _endpoints(options: Mapping[str, Any]) -> list[str]:
-    """Where requests go, as options and environment say: to plain HTTP only where someone has asked for it."""
-    named = {**os.environ, **options}
-    return [str(url) for name, url in named.items() if "endpoint" in name.lower()]
 
 
 class Pending(Generic[T]):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import unquote
 
-from pipegraph.errors import DataError
+from pipegraph.errors import DataError, StoreError
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -30,6 +33,24 @@ def _without_query(url: str) -> str:
     # Elsewhere than in HTTP a "?" may be part of a name or a pattern.
     http = url.startswith(("http://", "https://"))
     return re.split(r"\?" if http else r"\?[^/]*=", url, maxsplit=1)[0]
+
+
+def endpoints(options: Mapping[str, Any]) -> list[str]:
+    """Where requests go, as options and the clouds' environment say: to plain HTTP only where someone asked for it.
+
+    Raises:
+        StoreError: it is no URL, which the client library does not survive.
+    """
+    clouds = {
+        name: value for name, value in os.environ.items() if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))
+    }
+    found = {name: str(v) for name, v in {**clouds, **options}.items() if "endpoint" in name.lower()}
+    for name, url in found.items():
+        if name in options and "://" not in url:
+            raise StoreError(
+                f"store option {name!r}: must be a whole URL such as https://host:9000, got {url!r}"
+            )
+    return list(found.values())
 
 
 def without_secrets(text: str) -> str:

@@ -216,13 +216,28 @@ def test_a_plain_http_endpoint_is_used_as_it_is_given(
     "text",
     [
         "Generic S3 error: HTTP error: builder error",
-        "Generic S3 error: invalid peer certificate: UnknownIssuer",
+        "Generic S3 error: HTTP error: InvalidCertificate(UnknownIssuer)",
     ],
 )
 def test_requests_that_can_never_succeed_are_not_tried_again(text: str) -> None:
     obstore = pytest.importorskip("obstore")
     error = obstore.exceptions.GenericError(text)
     assert not is_passing(error, obstore.exceptions.GenericError)
+
+
+def test_an_endpoint_that_is_no_url_is_an_error_at_once(s3_options: Any) -> None:
+    with (
+        StoreClient({**s3_options(1), "endpoint": "127.0.0.1:9000"}) as store,
+        pytest.raises(StoreError, match=r"'endpoint': must be a whole URL such as https://host:9000"),
+    ):
+        store.head("s3://data/a")
+
+
+def test_https_to_a_server_that_speaks_http_is_an_error_at_once(s3_port: int, s3_options: Any) -> None:
+    options = {**s3_options(s3_port), "endpoint": f"https://127.0.0.1:{s3_port}"}
+    with StoreClient(options) as store, pytest.raises(StoreError, match="s3://data/a"):
+        store.head("s3://data/a")
+    assert store.stats.retried == 0
 
 
 def test_what_a_cloud_says_is_wrong_is_left_in_the_message() -> None:
