@@ -471,3 +471,33 @@ def test_what_is_no_chunk_is_an_error_that_names_the_stage():
     for operator in (Raw(), RawChildren()):
         with pytest.raises(TypeError, match="must return a Chunk or None, got int"):
             chain(range(3), operator)
+
+
+class InGroups:
+    """A data set that reads many at once."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return index
+
+    def __getitems__(self, indices):
+        return list(indices)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("policy", ["raise", pg.Skip()])
+@pytest.mark.parametrize("kind", ["several read at once", "several made of one"])
+def test_an_inline_stage_with_several_items_at_once_needs_room_for_one(kind, policy, ordered):
+    graph = pg.Graph("room")
+    inline = {"backend": "inline", "capacity": 1, "on_error": policy, "ordered": ordered}
+    if kind == "several read at once":
+        node = graph.add(ops.FromSequence(InGroups()), **inline)
+    else:
+        node = graph.add(ops.FromIterable(range(4))).then(
+            ops.FlatMap(lambda x: range(10 * x, 10 * x + 10)), **inline
+        )
+    node.then(ops.Batch(4, collate=list))
+    with graph.loader() as loader:
+        assert [x for batch in loader for x in batch] == list(range(40))

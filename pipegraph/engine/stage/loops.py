@@ -268,8 +268,7 @@ def _expand(stage: StageRun, worker: Worker) -> Loop:
                 kept = put_at(ticket, child, False) if pooled else put(child)
             if not kept:
                 stage.unwanted(child)
-            if not pooled:
-                yield
+            yield  # whoever drives an inline stage may be the one who makes room
         del children
         meter.calls += 1
         stage.forget(ticket)

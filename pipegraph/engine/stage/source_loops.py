@@ -216,6 +216,7 @@ def groups_loop(stage: StageRun, worker: Worker) -> Loop:
                 kept = put_at(ticket, out, False) if stage.pooled else put(out)
             if not kept:
                 stage.unwanted(out)
+            yield  # whoever drives an inline stage may be the one who makes room
         if stage.unordered:
             stage.finish_ticket(ticket)
         elif stage.pooled:
