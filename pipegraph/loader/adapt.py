@@ -195,6 +195,13 @@ class _Carry:
             "iterators": {name: found for name, found in part["iterators"].items() if name in same},
         }
 
+    def _has_same_inputs(self, name: str) -> bool:
+        """Whether a stage reads from the same stages in both graphs, those aside that are in one of them only."""
+        if name not in self._old or name not in self._ours:
+            return False
+        before = [_skipped(up, self._old, self._ours) for up in self._old[name]["from"]]
+        return before == [_skipped(up, self._ours, self._old) for up in self._ours[name]["from"]]
+
     def _history(self, history: Sequence[Any]) -> list[Any]:
         """What was consumed at other world sizes, of each source that there is now."""
         before = [name for name, node in self._old.items() if node["cursor"][0] == "source"]
@@ -208,8 +215,7 @@ class _Carry:
     def _check_paths(self) -> None:
         """Below completion-order stages samples are known by the inputs of fan-ins that they came through."""
         for name, node in {**self._old, **self._ours}.items():
-            merges = len(node["from"]) > 1
-            if merges and self._old.get(name, {}).get("from") != self._ours.get(name, {}).get("from"):
+            if len(node["from"]) > 1 and not self._has_same_inputs(name):
                 raise StateError(
                     f"stage {name!r}: the inputs of a fan-in must not change below a stage with ordered=False; load "
                     "a state from the end of an epoch"
@@ -275,9 +281,12 @@ class _Carry:
     def _build(self, name: str, cursor: Cursor) -> Cursor:
         if cursor is None:
             return None
-        given = [pair for up, each in self._apart(name, cursor) for pair in self._common(up, each)]
+        apart = self._apart(name, cursor)
+        given = [pair for up, each in apart for pair in self._common(up, each)]
         ups = [self._find(up, given) for up in self._ours[name]["from"]]
         before, now = self._old[name], self._ours[name]
+        if ups and all(up is None for up in ups) and any(each is not None for _, each in apart):
+            return None  # nothing of what it had come from is there any more
         fits = before["class"] == now["class"] and before["cursor"][0] == now["cursor"][0]
         if fits and before["cursor"][3] != now["cursor"][3]:  # marks pass through it now, or no more
             cursor = (cursor, 0) if now["cursor"][3] else cursor[0]
@@ -296,7 +305,7 @@ class _Carry:
             number, _, snapshot, drop = kept
             # What a changed one made since its snapshot may be other groups of the samples: these come again.
             return number, ups[0], snapshot, 0 if changed and operator.kind != "map" else drop
-        if all(up is None for up in ups):
+        if kept is None and all(up is None for up in ups):
             return None
         if isinstance(operator, FanIn):
             return self._merged(stage, operator, ups, kept)
@@ -325,7 +334,7 @@ class _Carry:
         if stage.route is not None:
             merge.follow(stage.route, stage.route_outputs)
         merge.begin(len(ups), 0)
-        if kept is not None and self._old[stage.name]["from"] == self._ours[stage.name]["from"]:
+        if kept is not None and self._has_same_inputs(stage.name):
             merge.cursors(kept, len(ups))
         return merge.cursor(ups)
 

@@ -67,6 +67,11 @@ async def later(item: Any, factor: int, delay: int) -> Any:
     return transform(item, factor, delay)
 
 
+def unchanged(item: Any) -> Any:
+    """The item as it is."""
+    return item
+
+
 def draw(item: Any, delay: int, rng: np.random.Generator) -> Any:
     """An item and a random number of its own."""
     _spin(item, delay)
@@ -204,8 +209,11 @@ class Recipe:
         """The stage to deliver from: the last."""
         return f"{len(self.steps) - 1}-{self.steps[-1].kind}"
 
-    def build(self, inline: bool = False, turn: int = 0) -> Graph:
-        """The graph, inline or placed as drawn; ``turn`` varies the placement."""
+    def build(self, inline: bool = False, turn: int = 0, extra: int | None = None) -> Graph:
+        """The graph, inline or placed as drawn; ``turn`` varies the placement.
+
+        With ``extra`` the readers of that step read from a stage ``"extra"`` behind it, which changes nothing.
+        """
         graph = Graph("fuzz", seed=self.seed)
         nodes: list[Node] = []
         for number, step in enumerate(self.steps):
@@ -231,6 +239,8 @@ class Recipe:
                     on_error=step.policy,
                 )
             )
+            if number == extra and step.kind != "route":
+                nodes[-1] = nodes[-1].then(unchanged, name="extra")
         return graph
 
 

@@ -171,6 +171,29 @@ def test_several_loaders_of_one_graph_deliver_as_if_each_were_alone(recipe, stop
     assert threading.active_count() == threads
 
 
+@fuzzed
+@given(recipes(), st.integers(0, 12), st.integers(0, 11), st.booleans(), st.integers(0, 5))
+def test_a_graph_resumes_exactly_with_a_stage_more_or_less_that_changes_nothing(
+    recipe, stop, place, more, turn
+):
+    start_deadline()
+    place %= len(recipe.steps)
+    expected = all_passes(recipe.build(inline=True), recipe, 2, 1)
+    before, after = (None, place) if more else (place, None)
+    with recipe.build(turn=turn, extra=before).loader(recipe.output) as loader:
+        head = run_pass(loader, stop)
+        state = json.dumps(loader.state_dict())
+    with recipe.build(turn=turn + 1, extra=after).loader(recipe.output) as loader:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PipegraphWarning)
+            extra = "extra" in str(loader.plan) or '"extra"' in state
+            loader.load_state_dict(json.loads(state), allow=["extra"] if extra else [])
+        epoch = loader.epoch
+        rest = run_pass(loader)
+    together = Outcome((*(head.chunks if epoch == 0 else ()), *rest.chunks), rest.error)
+    assert_same(expected[epoch], together, recipe.ordered, f"{before} -> {after}, stopped after {stop}")
+
+
 # -- the life of a loader ---------------------------------------------------------------------------
 
 
