@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = (
-    "torch", "numpy", "pipegraph", "torchdata", "spdl-core", "spdl-io", "grain", "webdataset",
+    "torch", "numpy", "pipegraph-torch", "torchdata", "spdl-core", "spdl-io", "grain", "webdataset",
     "nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "opencv-python-headless", "pillow", "simplejpeg",
     "torchvision", "ffcv", "numba", "mosaicml-streaming", "litdata",
 )  # fmt: skip

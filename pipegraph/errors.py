@@ -68,7 +68,7 @@ class MissingExtraError(PipegraphError, ImportError):
 
     def __init__(self, module: str, extra: str, purpose: str) -> None:
         super().__init__(
-            f'{purpose} needs {module}, which is not installed: pip install "pipegraph[{extra}]"'
+            f'{purpose} needs {module}, which is not installed: pip install "pipegraph-torch[{extra}]"'
         )
         self.extra = extra
 

@@ -46,7 +46,7 @@ def report() -> str:
     width = max(len(part.distribution) for part in PARTS)
     for part in PARTS:
         found = _version(part)
-        state = found or f'missing: pip install "pipegraph[{part.extra}]"'
+        state = found or f'missing: pip install "pipegraph-torch[{part.extra}]"'
         lines.append(f"  {part.distribution:<{width}}  {part.purpose:<38}{state}")
     return "\n".join(lines)
 

@@ -259,7 +259,7 @@ def test_index_without_the_part_for_checksums_says_how_to_do_without(tmp_path, m
     assert main(["index", str(tmp_path / "*.tar"), "--out", str(tmp_path / "m.json")]) == 2
     captured = told(capsys)
     assert (
-        'pip install "pipegraph[shards]" (or index by headers only: --no-checksums --no-pieces)'
+        'pip install "pipegraph-torch[shards]" (or index by headers only: --no-checksums --no-pieces)'
         in captured.err
     )
     assert captured.err.count("\n") == 1
@@ -277,7 +277,7 @@ def test_doctor_names_the_machine_and_the_install_line_of_what_is_missing(monkey
     for word in ("cores", "memory", "devices", "torch", "python", "decoder     auto: "):
         assert f"\n{word}" in f"\n{out}"
     assert "JPEG regions/s of one thread at full scale: opencv " in out
-    assert 'missing: pip install "pipegraph[cloud]"' in out
+    assert 'missing: pip install "pipegraph-torch[cloud]"' in out
 
 
 def test_doctors_extras_are_those_of_the_project():

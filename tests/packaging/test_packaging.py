@@ -94,6 +94,22 @@ def test_the_wheel_holds_every_module_and_the_types_marker(built):
     assert any(name.endswith("LICENSE") for name in names)
 
 
+def test_the_distribution_has_a_name_of_its_own_in_every_file_and_install_line(built):
+    """``pipegraph`` on the package index is another project: a line that names it would install that."""
+    wheel, sdist = (path.name for path in built)
+    assert wheel.startswith("pipegraph_torch-") and sdist.startswith("pipegraph_torch-")
+    pages = [ROOT / "README.md", ROOT / "Makefile", ROOT / "pyproject.toml"]
+    for folder in ("pipegraph", "operators", "docs", "benchmarks"):
+        pages += [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".txt")]
+    wrong = re.compile(
+        r"\bpipegraph\[|install (-\w+ )*[\"']?pipegraph(?!-torch)\b|version\([\"']pipegraph[\"']\)"
+    )
+    found = [
+        f"{path}: {line}" for path in pages for line in path.read_text().splitlines() if wrong.search(line)
+    ]
+    assert not found, found
+
+
 def test_the_sdist_holds_the_operators(built):
     with tarfile.open(built[1]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
@@ -147,7 +163,7 @@ def test_missing_decoders_give_their_install_lines():
     done = python("-c", program)
     said = done.stdout.splitlines()
     assert len(said) == 3, done.stderr
-    assert all('pip install "pipegraph[images]"' in line for line in said), said
+    assert all('pip install "pipegraph-torch[images]"' in line for line in said), said
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
@@ -157,7 +173,7 @@ def test_the_command_line_without_its_extra_gives_its_install_line(missing, monk
     monkeypatch.delitem(sys.modules, "pipegraph.cli.app", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     assert main(["doctor"]) == 2
-    assert 'pip install "pipegraph[cli]"' in capsys.readouterr().err
+    assert 'pip install "pipegraph-torch[cli]"' in capsys.readouterr().err
 
 
 API = (ROOT / "docs" / "api.md").read_text()
