@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from pipegraph.order import LaneOrder, PartOrder
 from pipegraph.order.base import Deal
-from pipegraph.order.visits import epoch_visits
 from pipegraph.reader.prefetch_policy import Durations, preload
 
 PARTS, PART_BYTES, SAMPLES = 16_000, 16 * 10**9, 156_250
@@ -246,7 +245,7 @@ def of_lanes(scene: Scene) -> tuple[list[Trainer], float]:
     block_bytes = PART_BYTES / BLOCKS_PER_PART
     trainers = []
     for rank in range(scene.trainers):
-        visits = epoch_visits(order, samples, Deal(7, 0, scene.trainers, ()), [rank])
+        visits = order.visits(samples, Deal(7, 0, scene.trainers, ()), [rank])
         number = np.repeat(np.arange(scene.parts), np.diff(visits.starts))
         by_use = np.argsort(visits.first, kind="stable")
         first, last, block = visits.first[by_use], visits.last[by_use], number[by_use]

@@ -11,8 +11,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from pipegraph.order.base import Deal
-from pipegraph.order.layout import Int64Array
+from pipegraph.order.layout import Int64Array, LayoutLike, block_samples
 from pipegraph.order.left import left_of
+from pipegraph.order.visits import Visits
 
 Tail: TypeAlias = Literal["pad", "drop", "uneven"]
 TAILS: tuple[Tail, ...] = ("pad", "drop", "uneven")
@@ -37,3 +38,14 @@ def stream_gone(deal: Deal) -> int:
     """How far the stream's numbers are behind its positions, where all are left."""
     left = left_of(deal.history)
     return left.start - len(left.front)
+
+
+def stream_visits(layout: LayoutLike, deal: Deal) -> Visits:
+    """The visits of an order that reads the blocks one after the other, all ranks together."""
+    samples = block_samples(layout)
+    ends = np.cumsum(samples)
+    gone = stream_gone(deal)  # what is left before that is read at once
+    first, last = ends - samples - gone, ends - 1 - gone
+    return Visits.of(
+        len(samples), (np.arange(len(samples)), first // deal.world_size, last // deal.world_size)
+    )

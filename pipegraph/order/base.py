@@ -12,6 +12,7 @@ from pipegraph.errors import GraphError, StateError
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
 from pipegraph.order.left import Pairs, check_history, steps_begun
 from pipegraph.order.permutation import key64
+from pipegraph.order.visits import Visits
 
 History: TypeAlias = Sequence[tuple[int, Any]]
 """Pairs (world size, samples per rank) already consumed in the epoch, oldest first. Where ranks consumed
@@ -63,6 +64,14 @@ class Order(abc.ABC):
 
     in_turn: ClassVar[bool] = False
     """Whether positions are dealt out to the ranks in turn, rather than in runs."""
+
+    def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
+        """When these ranks read which blocks, in steps from the end of the deal's history; padding is left out.
+
+        For prefetching and for eviction by next use. None (the default) where that is not known without drawing
+        every step, as for orders that permute single samples through all of the data.
+        """
+        return None
 
     @final
     def indices(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -12,9 +13,10 @@ from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._libstdcxx import shuffled_by_libstdcxx
 from pipegraph.order._spans import Shares, Spans
 from pipegraph.order.base import Deal, JsonDict, Order
-from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
+from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, total_samples
 from pipegraph.order.left import Pairs
 from pipegraph.order.permutation import key64, permute_one
+from pipegraph.order.visits import Visits, overlaps, pieces_of
 
 _shuffles: BoundedMemo[Int64Array] = BoundedMemo(64 << 20, lambda array: array.nbytes)
 _lefts: BoundedMemo[Spans] = BoundedMemo(4 << 20, lambda spans: 2 * spans.low.nbytes + 1_024)
@@ -61,6 +63,18 @@ class BlockOrder(Order):
 
     def config(self) -> JsonDict:
         return {"order": "BlockOrder"} | dataclasses.asdict(self)
+
+    def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
+        if self.shuffle:
+            return None
+        left = self._left(layout, deal)
+        share = self._local_count(left.total, deal.world_size)
+        bounds = np.minimum(np.arange(deal.world_size + 1, dtype=np.int64) * share, left.total)
+        low, high, step = pieces_of(Shares(left, bounds), ranks)
+        starts = np.concatenate(([0], np.cumsum(block_samples(layout))))
+        return Visits.of(
+            len(starts) - 1, overlaps(starts, low, np.minimum(high, total_samples(layout)), step)
+        )
 
     def _total(self, layout: LayoutLike) -> int:
         total = total_samples(layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -13,8 +14,16 @@ from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._spans import Shares, Spans
 from pipegraph.order._stream import TAILS, Tail
 from pipegraph.order.base import Deal, JsonDict, Order, check_choice, check_rank, check_seed
-from pipegraph.order.layout import Int64Array, LayoutLike, layout_digest, part_samples, total_samples
+from pipegraph.order.layout import (
+    Int64Array,
+    LayoutLike,
+    block_samples,
+    layout_digest,
+    part_samples,
+    total_samples,
+)
 from pipegraph.order.permutation import derived_keys, key64, permute, permute_one
+from pipegraph.order.visits import Visits, overlaps, pieces_of
 
 _tables: BoundedMemo[BlockTable] = BoundedMemo(16 << 20, lambda table: table.nbytes)
 _shares: BoundedMemo[Shares] = BoundedMemo(16 << 20, lambda s: s.spans.low.nbytes * 2 + s.bounds.nbytes)
@@ -48,6 +57,27 @@ class PartOrder(Order):
 
     def config(self) -> JsonDict:
         return {"order": "PartOrder", "shuffle": self.shuffle, "tail": self.tail}
+
+    def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
+        shares, table = self._shares(layout, deal), self._table(layout, deal.seed, deal.epoch)
+        low, high, step = pieces_of(shares, ranks)
+        place = table.find(low)
+        part_start = table.starts(place)
+        part = table.order[place]
+        starts = np.concatenate(([0], np.cumsum(block_samples(layout))))
+        part_first = np.concatenate(([0], np.cumsum(part_samples(layout))))
+        if not self.shuffle:
+            # Places inside a part are its samples in their order.
+            shift = part_first[part] - part_start
+            return Visits.of(len(starts) - 1, overlaps(starts, low + shift, high + shift, step))
+        # The samples of a part are permuted through all of its blocks.
+        first_block = np.searchsorted(starts, part_first[part], side="left")
+        last_block = np.searchsorted(starts, part_first[part + 1], side="left")
+        many = last_block - first_block
+        span = np.repeat(np.arange(len(part)), many)
+        number = np.arange(len(span)) - np.repeat(np.cumsum(many) - many, many) + first_block[span]
+        visits = number, step[span], step[span] + (high - low)[span] - 1
+        return Visits.of(len(starts) - 1, visits)
 
     def parts(
         self, parts: int, seed: int = 0, epoch: int = 0, rank: int = 0, world_size: int = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -11,9 +12,10 @@ import torch
 
 from pipegraph.errors import GraphError
 from pipegraph.order._cache import BoundedMemo
-from pipegraph.order._stream import stream_length, stream_positions
+from pipegraph.order._stream import stream_length, stream_positions, stream_visits
 from pipegraph.order.base import Deal, JsonDict, Order
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
+from pipegraph.order.visits import Visits
 
 # Eight ImageNet-sized permutations (4 bytes * 1.28 M) and some: enough for
 # several loaders in one process, little beside the data they feed.
@@ -41,6 +43,9 @@ class StridedOrder(Order):
 
     def config(self) -> JsonDict:
         return {"order": "StridedOrder", "shuffle": self.shuffle, "drop_last": self.drop_last}
+
+    def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
+        return None if self.shuffle else stream_visits(layout, deal)
 
     def _length(self, layout: LayoutLike, deal: Deal, rank: int) -> int:
         return stream_length(total_samples(layout), deal, rank, "drop" if self.drop_last else "pad")

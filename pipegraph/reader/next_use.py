@@ -9,7 +9,7 @@ from typing import Final, final
 from pipegraph.order import Order
 from pipegraph.order.base import Deal as Dealt
 from pipegraph.order.left import check_history
-from pipegraph.order.visits import NEVER, NOTHING, Visits, drawn_visits, epoch_visits, foresees_epochs
+from pipegraph.order.visits import NEVER, NOTHING, Visits, drawn_visits
 from pipegraph.reader.fetcher import local_ranks
 from pipegraph.reader.uses import Deal
 from pipegraph.storage import Manifest
@@ -46,7 +46,7 @@ class Foresight:
     ) -> None:
         self._order, self._manifest, self._place = order, manifest, place
         self._world_size, self._ranks = world_size, node_ranks(rank, world_size)
-        self._whole = foresees_epochs(order)
+        self._whole = True  # until the order says that it does not know whole epochs
         drawn = 8 * manifest.blocks // len(self._ranks)
         self._ahead = min(MOST_DRAWN, max(LEAST_DRAWN, drawn))
         self._deal: Deal | None = None
@@ -73,7 +73,10 @@ class Foresight:
 
     def _visits(self, deal: Dealt, step: int) -> Visits:
         if self._whole:
-            return epoch_visits(self._order, self._manifest, deal, self._ranks)
+            visits = self._order.visits(self._manifest, deal, self._ranks)
+            if visits is not None:
+                return visits
+            self._whole = False
         return drawn_visits(self._order, self._manifest, deal, self._ranks, step, step + self._ahead)
 
     def _give_names(self, step: int) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipegraph.order import BlockOrder, LaneOrder, Order, PartOrder, StridedOrder
 from pipegraph.order.base import Deal
 from pipegraph.order.layout import Int64Array
-from pipegraph.order.visits import NEVER, drawn_visits, epoch_visits, foresees_epochs
+from pipegraph.order.visits import NEVER, drawn_visits
 
 
 class Layout(NamedTuple):
@@ -61,8 +61,8 @@ def test_every_read_lies_in_a_visit_and_visits_begin_and_end_near_reads(
         history = ((before, data.draw(st.integers(0, most))),)
     deal = Deal(seed, epoch, world_size, history)
     ranks = sorted(data.draw(st.sets(st.integers(0, world_size - 1), min_size=1)))
-    visits = epoch_visits(order, layout, deal, ranks)
-    assert foresees_epochs(order)
+    visits = order.visits(layout, deal, ranks)
+    assert visits is not None
     for rank in ranks:
         for step, block in read(order, layout, deal, rank):
             assert visits.next_use(block, step) == 0, (rank, step, block)
@@ -72,7 +72,7 @@ def test_every_read_lies_in_a_visit_and_visits_begin_and_end_near_reads(
 def test_visits_are_tight(order: Order) -> None:
     layout = layout_of([[40, 44, 48], [52, 40], [44, 60, 40, 40]])
     deal = Deal(3, 1, 4, ())
-    visits = epoch_visits(order, layout, deal, range(4))
+    visits = order.visits(layout, deal, range(4))
     reads = [found for rank in range(4) for found in read(order, layout, deal, rank)]
     for block in range(9):
         mine = {step for step, number in reads if number == block}
@@ -97,7 +97,7 @@ def test_drawn_visits_are_the_reads_themselves(order: Order) -> None:
 
 def test_the_soonest_come_first_and_each_once() -> None:
     layout = layout_of([[10], [10], [10], [10]])
-    visits = epoch_visits(StridedOrder(shuffle=False), layout, Deal(0, 0, 2, ()), [0])
+    visits = StridedOrder(shuffle=False).visits(layout, Deal(0, 0, 2, ()), [0])
     assert visits.soonest(0, 10).tolist() == [0, 1, 2, 3]
     assert visits.soonest(7, 2).tolist() == [1, 2]
     assert visits.soonest(50, 2).tolist() == []
