@@ -4,8 +4,6 @@ if __name__ != "pipegraph.operators":
     raise ImportError("import pipegraph.operators: the top-level folder 'operators' is not a module")
 
 from pipegraph.operators.batching import Batch as Batch
-from pipegraph.operators.batching import Bucket as Bucket
-from pipegraph.operators.batching import Shuffle as Shuffle
 from pipegraph.operators.batching import Unbatch as Unbatch
 from pipegraph.operators.cache import Cache as Cache
 from pipegraph.operators.dali import Dali as Dali
@@ -31,3 +29,5 @@ from pipegraph.operators.sources import FromSequence as FromSequence
 from pipegraph.operators.to_device import CopyToDevice as CopyToDevice
 from pipegraph.operators.to_device import Pin as Pin
 from pipegraph.operators.to_device import Scatter as Scatter
+from pipegraph.operators.windows import Bucket as Bucket
+from pipegraph.operators.windows import Shuffle as Shuffle

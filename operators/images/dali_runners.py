@@ -21,6 +21,7 @@ put together to one tensor.
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, final
 
@@ -109,22 +110,10 @@ def open_dali(
     return DynamicRunner(definition, outputs, num_threads, device_id)
 
 
-@final
-class StaticRunner:
-    """A ``@pipeline_def`` pipeline. See ``DaliRunner``."""
+class _Runner(ABC):
+    """What both forms share: how fields are fed, and how a failure is explained. See ``DaliRunner``."""
 
-    def __init__(
-        self, definition: Callable[..., Any], outputs: Sequence[str], num_threads: int, device_id: int | None
-    ) -> None:
-        self._definition = definition
-        self._outputs = tuple(outputs)
-        self._num_threads = num_threads
-        self._device_id = device_id
-        self._batch_size = 0
-        self._pipeline: Any = None
-        self._inputs: tuple[str, ...] = ()
-        self._states: tuple[str, ...] = ()
-        self._build(1)  # an unfit definition is found here and not at the first chunk
+    _inputs: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -138,6 +127,27 @@ class StaticRunner:
             return self._run(inputs, count, rng)
         except RuntimeError as error:
             raise _failure(error, _culprit(self._run, inputs, count)) from error
+
+    @abstractmethod
+    def _run(self, inputs: Fields, count: int, rng: np.random.Generator) -> dict[str, Any]:
+        """One chunk of ``count`` samples."""
+
+
+@final
+class StaticRunner(_Runner):
+    """A ``@pipeline_def`` pipeline. See ``DaliRunner``."""
+
+    def __init__(
+        self, definition: Callable[..., Any], outputs: Sequence[str], num_threads: int, device_id: int | None
+    ) -> None:
+        self._definition = definition
+        self._outputs = tuple(outputs)
+        self._num_threads = num_threads
+        self._device_id = device_id
+        self._batch_size = 0
+        self._pipeline: Any = None
+        self._states: tuple[str, ...] = ()
+        self._build(1)  # an unfit definition is found here and not at the first chunk
 
     def _run(self, inputs: Fields, count: int, rng: np.random.Generator) -> dict[str, Any]:
         if self._pipeline is None or count > self._batch_size:
@@ -206,7 +216,7 @@ class StaticRunner:
 
 
 @final
-class DynamicRunner:
+class DynamicRunner(_Runner):
     """A function on ``nvidia.dali.experimental.dynamic`` batches. See ``DaliRunner``."""
 
     def __init__(
@@ -223,19 +233,6 @@ class DynamicRunner:
         if not self._inputs:
             raise GraphError("Dali: the function's parameters name the fields that it gets, and it has none")
         self._context: Any = ndd.EvalContext(num_threads=num_threads, device_id=device_id)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """See ``DaliRunner.inputs``."""
-        return self._inputs
-
-    def run(self, fields: Fields, count: int, rng: np.random.Generator) -> dict[str, Any]:
-        """See ``DaliRunner.run``."""
-        inputs = {name: _for_dali(_field(fields, name)) for name in self._inputs}
-        try:
-            return self._run(inputs, count, rng)
-        except RuntimeError as error:
-            raise _failure(error, _culprit(self._run, inputs, count)) from error
 
     def _run(self, inputs: Fields, count: int, rng: np.random.Generator) -> dict[str, Any]:
         ndd = self._ndd
