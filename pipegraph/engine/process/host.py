@@ -15,11 +15,13 @@ Waiting is one ``poll`` on three descriptors: the answer, the process's end, the
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,13 +31,19 @@ from pipegraph.engine.process import zygote
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.segments import anonymous_file
-from pipegraph.engine.process.wire import Port
-from pipegraph.engine.process.worker import PAGE, Page
+from pipegraph.engine.process.wire import Port, Unreadable
+from pipegraph.engine.process.worker import NOTHING, PAGE, Page
 
 ENTRY = "pipegraph.engine.process.worker:main"
 
 GRACE_S = 3.0
 """How long a process may take to close its operator; less than the grace of the loader's own ``close``."""
+
+STARTS = 3
+"""Times that a process is started again that ends by itself before it has opened the operator."""
+
+END_S = 1.0
+"""How long a process that has closed its socket may take to end by itself, for the sake of its reason."""
 
 STACK_S = 1.0
 """How long a hanging process may take to write its stack."""
@@ -46,7 +54,7 @@ class Died(Exception):
 
     Attributes:
         reason: in words.
-        row: that was in work.
+        row: that was in work; negative where none was: it ended between two calls, or before its first.
         stack: of Python, where the process could still write it (a segmentation fault), else "".
     """
 
@@ -104,6 +112,7 @@ class Host:
         self._poll = select.poll()
         self._unanswered = 0
         self.deaths = 0
+        _hosts.add(self)
 
     @property
     def pid(self) -> int | None:
@@ -115,16 +124,31 @@ class Host:
 
         Raises:
             Exception: what ``open`` raised there.
+            Died: it ended as it started, several times.
             Cancelled: the trainer stops.
         """
         if self._wake < 0:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        page_fd, self._stack = anonymous_file(PAGE), anonymous_file(0)
-        try:
-            self._child = self._zygote.spawn(ENTRY, [page_fd, self._stack, self._sealed.fd])
-            self._page = Page(page_fd)
-        finally:
-            os.close(page_fd)
+        for _ in range(STARTS):
+            try:
+                with self._context.stopping.ending(self.cancel):
+                    return self._start()
+            except Died as died:
+                last = died
+        raise Died(f"{last.reason}, each time that it was started", NOTHING, last.stack)
+
+    def _start(self) -> None:
+        with contextlib.ExitStack() as undo:
+            page_fd = anonymous_file(PAGE)
+            undo.callback(os.close, page_fd)
+            page = Page(page_fd)
+            page.begin(NOTHING)
+            stack = anonymous_file(0)
+            undo_stack = undo.enter_context(contextlib.ExitStack())
+            undo_stack.callback(os.close, stack)
+            self._child = self._zygote.spawn(ENTRY, [page_fd, stack, self._sealed.fd])
+            undo_stack.pop_all()
+        self._page, self._stack = page, stack
         self._port = Port(self._child.sock)
         self._poll = select.poll()
         for fd in (self._child.sock.fileno(), self._child.sentinel, self._wake):
@@ -168,6 +192,17 @@ class Host:
             result, counts = self._port.receive()
         except (EOFError, ConnectionResetError):
             raise self._died() from None
+        except Unreadable as bad:
+            self._unanswered -= 1
+            bad.error.add_note(
+                "pipegraph: what the function returned cannot be read in the trainer's process"
+            )
+            raise bad.error from None
+        except (
+            BaseException
+        ):  # Ctrl-C in the middle of a message: what is left of it cannot be told from the next
+            self._kill()
+            raise
         self._unanswered -= 1
         for name, n in counts.items():
             self._count(name, n)
@@ -200,6 +235,10 @@ class Host:
 
     def _died(self) -> Died:
         assert self._page is not None
+        assert self._child is not None
+        if not self._child.ends_within(END_S):  # it has closed its socket, and lives
+            self._child.kill()
+            self._child.ends_within(math.inf)
         row, _ = self._page.look()
         stack = self._read_stack()
         reason = exit_reason(self._end())
@@ -210,27 +249,48 @@ class Host:
         """End a process that hangs. It writes its stack on the way: that handler runs whatever the process does."""
         assert self._child is not None
         self._child.interrupt(signal.SIGABRT)
-        ended = select.poll()
-        ended.register(self._child.sentinel, select.POLLIN)
-        ended.poll(STACK_S * 1000)
+        self._child.ends_within(STACK_S)
         stack = self._read_stack()
-        self._child.kill()
-        self._end()
+        self._kill()
         return Overdue(row, stack)
 
     def _read_stack(self) -> str:
         nbytes = os.fstat(self._stack).st_size
         return os.pread(self._stack, min(nbytes, 1 << 16), 0).decode(errors="replace")
 
-    def _end(self) -> int:
+    def _kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._end()
+
+    def _end(self) -> int | None:
         """The process has ended, or is about to: its exit status. A later call starts another one."""
-        assert self._child is not None
-        assert self._port is not None
-        self._port.close()
-        os.close(self._stack)
-        child, self._child, self._port, self._page, self._stack = self._child, None, None, None, -1
+        child = self._child
+        assert child is not None
+        self._forget()
+        try:
+            return self._zygote.reap(child)
+        finally:
+            child.close()
+
+    def _forget(self) -> None:
+        if self._port is not None:
+            self._port.close()
+        if self._stack >= 0:
+            os.close(self._stack)
+        self._child = self._port = self._page = None
+        self._stack = -1
         self._unanswered = 0
-        return self._zygote.reap(child)
+
+    def abandon(self) -> None:
+        """In a forked child: the process is the parent's, and would not see it end while our socket is open."""
+        self._waking = threading.Lock()
+        child, wake, self._wake = self._child, self._wake, -1
+        self._forget()
+        if child is not None:
+            child.close()
+        if wake >= 0:
+            os.close(wake)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -242,10 +302,11 @@ class Host:
 
     def uncancel(self) -> None:
         """Calls may wait again."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+        with self._waking, contextlib.suppress(BlockingIOError):
+            if self._wake >= 0:
+                os.eventfd_read(self._wake)
 
-    def close(self) -> None:
+    def close(self, grace_s: float = GRACE_S) -> None:
         """End the process; idempotent.
 
         Raises:
@@ -255,37 +316,47 @@ class Host:
             return
         error: BaseException | None = None
         try:
-            if self._port is not None:
-                error = self._close_operator()
+            if self._port is not None and grace_s:
+                error = self._close_operator(grace_s)
         finally:
-            if self._child is not None:
-                self._child.kill()
-                self._end()
+            self._kill()
             with self._waking:
                 wake, self._wake = self._wake, -1
                 os.close(wake)
         if error is not None:
             raise error
 
-    def _close_operator(self) -> BaseException | None:
+    def _close_operator(self, grace_s: float) -> BaseException | None:
         assert self._port is not None
         assert self._child is not None
         self._poll.unregister(self._wake)
-        deadline = time.monotonic() + GRACE_S
+        deadline = time.monotonic() + grace_s
         try:
             self._port.send(("close", ()))
             self._unanswered += 1
             while self._unanswered:
                 if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                     return None  # it is in the middle of a long item, which nobody waits for: it is killed
-                result, _ = self._port.receive()
+                with contextlib.suppress(Unreadable):
+                    result, _ = self._port.receive()
                 self._unanswered -= 1
             return result.error() if isinstance(result, Carried) else None
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return None  # it was dead already
 
 
-def exit_reason(status: int) -> str:
+_hosts: weakref.WeakSet[Host] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for host in list(_hosts):
+        host.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def exit_reason(status: int | None) -> str:
     """An exit status in words.
 
     >>> exit_reason(-9)
@@ -293,6 +364,8 @@ def exit_reason(status: int) -> str:
     >>> exit_reason(3)
     'called exit(3)'
     """
+    if status is None:
+        return "ended with the process that starts the others, which somebody killed"
     if status >= 0:
         return f"called exit({status})"
     try:

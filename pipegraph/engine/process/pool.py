@@ -35,4 +35,4 @@ class Processes:
         """Once every worker has closed its own."""
         for sealed in self._sealed.values():
             sealed.close()
-        zygote.release()
+        zygote.release(self._zygote)

@@ -17,10 +17,23 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.host import Died, Host, Overdue
+from pipegraph.engine.process.worker import NOTHING
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 
 TRIES = 2
 """Processes that a row may take down before it is blamed."""
+
+IDLE_TRIES = 5
+"""Processes that may end while none of the rows was in work, before the first that waits is blamed."""
+
+
+class _Deaths(Counter[int]):
+    """How many processes each row of a call has taken down."""
+
+    def blamed(self, row: int) -> bool:
+        """One more, with this row in work (none, where negative): whether it was one too many."""
+        self[row] += 1
+        return self[row] >= (TRIES if row >= 0 else IDLE_TRIES)
 
 
 class _Remote:
@@ -44,8 +57,11 @@ class _Remote:
         """Start the process; it opens the operator."""
         try:
             self._host.start()
+        except Died as died:
+            self._host.close(0)
+            raise self._blame(died) from None
         except BaseException:
-            self._host.close()
+            self._host.close(0)
             raise
 
     def close(self) -> None:
@@ -75,7 +91,7 @@ class _Remote:
 
     def _extend(self, made: list[Any], name: str, given: Any, start: int, count: int) -> None:
         """Append what a process makes of ``given``, from ``start`` on, until an item fails."""
-        deaths: Counter[int] = Counter()
+        deaths = _Deaths()
         late: dict[int, Overdue] = {}
         at, stop = start, count
         while at < count:
@@ -84,10 +100,11 @@ class _Remote:
             try:
                 found, error = self._host.call(name, given, at, stop)
             except Died as died:
-                row = min(max(died.row, at), stop - 1)
-                deaths[row] += 1
-                if deaths[row] >= TRIES:
+                row = NOTHING if died.row < 0 else min(max(died.row, at), stop - 1)
+                if deaths.blamed(row):
                     raise self._blame(died) from None
+                if row < 0:
+                    continue
                 # What was made before it went with the process and is made again; then it comes alone.
                 stop = row if row > at else row + 1
             except Overdue as overdue:
@@ -107,14 +124,15 @@ class RemoteMap(_Remote):
 
     def process(self, chunk: Chunk) -> Any:
         """One item."""
-        for _ in range(TRIES):
+        deaths = _Deaths()
+        while True:
             try:
                 return self._host.call("process", chunk)
             except Died as died:
-                last = died
+                if deaths.blamed(died.row):
+                    raise self._blame(died) from None
             except Overdue as late:
                 raise self._late(late) from None
-        raise self._blame(last)
 
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
         """Append what is made of a bundle's rows, until one fails."""
@@ -137,8 +155,9 @@ class RemoteRows(RemoteMap):
         return made, {row: error.error() for row, error in failed.items()}
 
     def _rows(self) -> tuple[Any, dict[int, Any]]:
-        deaths: Counter[int] = Counter()
+        deaths = _Deaths()
         without = dict(self._without)
+        last = len(self._chunk.rows) - 1
         while True:
             try:
                 made, failed = self._host.call("rows", self._chunk, without)
@@ -146,11 +165,11 @@ class RemoteRows(RemoteMap):
                     self._host.call("row", row, sample)
                 return made, failed
             except Died as died:
-                deaths[died.row] += 1
-                if deaths[died.row] >= TRIES:
-                    without[died.row] = Carried(self._blame(died))
+                row = min(died.row, last)
+                if deaths.blamed(row):
+                    without[max(row, 0)] = Carried(self._blame(died))
             except Overdue as late:
-                without[late.row] = Carried(self._late(late))
+                without[min(max(late.row, 0), last)] = Carried(self._late(late))
 
     def row(self, index: int, sample: Any) -> None:
         """One row of the batch again, on a substitute where one is given."""
@@ -166,12 +185,17 @@ class RemoteRows(RemoteMap):
 
     def end(self, kept: Sequence[int]) -> Chunk:
         """The batch of the rows that stay."""
+        deaths = _Deaths()
         while True:
             try:
                 made: Chunk = self._host.call("end", list(kept))
                 return made
-            except Died:
+            except Died as died:
+                if deaths.blamed(died.row):
+                    raise self._blame(died) from None
                 self._rows()
+            except Overdue as late:
+                raise self._late(late) from None
 
 
 class RemoteExpand(_Remote):
@@ -179,20 +203,19 @@ class RemoteExpand(_Remote):
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
         """The children of a chunk; after a death the new process begins behind those that are out."""
-        done, deaths = 0, 0
+        done, deaths = 0, _Deaths()
         name, args = "expand", (chunk, 0)
         while True:
             try:
                 children, ended, error = self._host.call(name, *args)
             except Died as died:
-                deaths += 1
-                if deaths >= TRIES:
+                if deaths.blamed(min(died.row, 0)):
                     raise self._blame(died) from None
                 name, args = "expand", (chunk, done)
                 continue
             except Overdue as late:
                 raise self._late(late) from None
-            deaths = 0
+            deaths.clear()
             done += len(children)
             yield from children
             if error is not None:
@@ -258,7 +281,7 @@ class RemoteSource(_Remote):
         """``(position, item)`` from a step on; after a death the new process goes on at the step that is next."""
         from pipegraph.engine.process.worker import PULL
 
-        step, deaths, begun = start, 0, False
+        step, deaths, begun = start, _Deaths(), False
         while True:
             try:
                 if not begun:
@@ -267,13 +290,13 @@ class RemoteSource(_Remote):
                     begun = True
                 pairs, ended, error, snapshot = self._host.call("next", PULL - step % PULL)
             except Died as died:
-                deaths, begun = deaths + 1, False
-                if deaths >= TRIES:
+                begun = False
+                if deaths.blamed(min(died.row, 0)):
                     raise self._blame(died) from None
                 continue
             except Overdue as late:
                 raise self._late(late) from None
-            deaths = 0
+            deaths.clear()
             self._snapshot = snapshot
             for pair in pairs:
                 step += 1
@@ -326,14 +349,15 @@ class RemoteHolder(_Remote):
         self._keep("load_state_dict", state)
 
     def _keep(self, name: str, *args: Any) -> Any:
+        error: WorkerDiedError | StageTimeoutError
         try:
             return self._host.call("invoke", name, *args)
         except Died as died:
             error = self._blame(died)
-            error.add_note("pipegraph: what the operator held is lost with its process; resume from a state")
-            raise error from None
         except Overdue as late:
-            raise self._late(late) from None
+            error = self._late(late)
+        error.add_note("pipegraph: what the operator held is lost with its process; resume from a state")
+        raise error
 
 
 def remote(operator: Any, host: Host, stage: str, timeout_s: float | None) -> Any:

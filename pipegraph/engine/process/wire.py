@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import io
 import marshal
+import os
 import pickle
 import socket
 import struct
@@ -34,7 +35,22 @@ IN_SOCKET = 1 << 15
 SMALL_PART = 16
 """A buffer of less than this part of its message is copied out of it."""
 
+DESCRIPTORS = 253
+"""Descriptors that one message can carry (Linux's ``SCM_MAX_FD``): the kernel would drop more in silence."""
+
 _HEADER = struct.Struct("<III")
+
+
+class Unreadable(Exception):
+    """A message came whole, but what was pickled in it cannot be made here; the connection is as good as before.
+
+    Attributes:
+        error: what unpickling it raised.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], grad: bool) -> torch.Tensor:
@@ -230,20 +246,25 @@ class Port:
         of them is gone.
 
         Raises:
-            EOFError: the other end is gone.
+            EOFError, ConnectionResetError: the other end is gone.
+            Unreadable: what was sent cannot be unpickled here.
         """
-        head, fds = self._receive_head()
-        about_nbytes, stream_nbytes, _ = _HEADER.unpack(head)
-        leases, spans, inline, back, forgotten = marshal.loads(self._receive(about_nbytes))
-        stream: Any = self._receive(stream_nbytes) if inline else None
-        self._ended(back)
-        for number in forgotten:
-            del self._mapped[number]
-        views = []
-        for lease, number, new in leases:
-            if new:
-                self._mapped[number] = Segment(number, new, fds.pop(0))
-            views.append(self._leases.lend(lease, self._mapped[number]))
+        fds: list[int] = []
+        try:
+            about_nbytes, stream_nbytes, _ = _HEADER.unpack(self._receive_head(fds))
+            leases, spans, inline, back, forgotten = marshal.loads(self._receive(about_nbytes))
+            stream: Any = self._receive(stream_nbytes) if inline else None
+            self._ended(back)
+            for number in forgotten:
+                del self._mapped[number]
+            views = []
+            for lease, number, new in leases:
+                if new:
+                    self._mapped[number] = Segment(number, new, fds.pop(0))
+                views.append(self._leases.lend(lease, self._mapped[number]))
+        finally:
+            for fd in fds:  # of a message that was broken off
+                os.close(fd)
         buffers: list[Any] = []
         if spans:
             memory = views.pop(0)
@@ -258,23 +279,25 @@ class Port:
             if not inline:
                 stream = buffers.pop(0)
             del memory
-        return _Unpickler(io.BytesIO(stream), buffers, views).load()
+        try:
+            return _Unpickler(io.BytesIO(stream), buffers, views).load()
+        except Exception as error:
+            raise Unreadable(error) from error
 
-    def _receive_head(self) -> tuple[bytes, list[int]]:
-        found: list[int] = []
+    def _receive_head(self, fds: list[int]) -> bytes:
         head = b""
         while len(head) < _HEADER.size:
-            room = socket.CMSG_SPACE(16 * 4)
+            room = socket.CMSG_SPACE(DESCRIPTORS * 4)
             data, ancillary, _, _ = self.sock.recvmsg(_HEADER.size - len(head), room, socket.MSG_CMSG_CLOEXEC)
             for level, kind, raw in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    fds = array.array("i")
-                    fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
-                    found += fds
+                    found = array.array("i")
+                    found.frombytes(raw[: len(raw) - len(raw) % found.itemsize])
+                    fds += found
             if not data:
                 raise EOFError("the other end of the connection is gone")
             head += data
-        return head, found
+        return head
 
     def _receive(self, nbytes: int) -> bytearray:
         data = bytearray(nbytes)

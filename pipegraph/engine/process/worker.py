@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import mmap
-import pickle
 import resource
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +21,13 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import unseal
-from pipegraph.engine.process.wire import Port
+from pipegraph.engine.process.wire import Port, Unreadable
 
 PAGE = 32
 """Bytes of the page that tells what is in work: row, and the time at which it was begun (``monotonic_ns``)."""
+
+NOTHING = -1
+"""In place of a row: none is in work."""
 
 PULL_NS = 2_000_000
 """What a source yields is sent after this time, so that it is not held back long, or in groups of ``PULL``."""
@@ -198,8 +199,7 @@ class Worker:
 
 
 def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> None:
-    """The life of a worker process. Called by the zygote's fork."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The life of a worker process. Called by the zygote's fork, whose signal handlers it has."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable(stack_fd)  # of faults, and of SIGABRT, by which the trainer ends a process that hangs
     port, page = Port(sock), Page(page_fd)
@@ -219,7 +219,13 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
 def _serve(port: Port, page: Page, worker: Worker) -> None:
     name = ""
     while name != "close":
-        name, args = port.receive()
+        page.begin(NOTHING)
+        try:
+            name, args = port.receive()
+        except Unreadable as bad:
+            bad.error.add_note("pipegraph: what the stage was given cannot be read in its process")
+            _answer(port, Carried(bad.error), {})
+            continue
         page.begin(0)
         call: Callable[..., Any] = getattr(worker, name)
         try:
@@ -234,6 +240,8 @@ def _serve(port: Port, page: Page, worker: Worker) -> None:
 def _answer(port: Port, result: Any, counts: dict[str, int]) -> None:
     try:
         port.send((result, counts))
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception as error:
         error.add_note("pipegraph: what the function returned cannot be sent from its process")
         port.send((Carried(error), counts))

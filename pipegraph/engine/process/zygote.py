@@ -17,8 +17,10 @@ import ctypes
 import gc
 import importlib
 import json
+import math
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
@@ -26,6 +28,7 @@ import sys
 import threading
 import traceback
 import warnings
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,14 +55,24 @@ class Child:
     sock: socket.socket
 
     def kill(self) -> None:
-        """End it at once, whatever it does. Its number cannot have been given to another process: it was not reaped."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        """End it at once, whatever it does."""
+        self.interrupt(signal.SIGKILL)
 
     def interrupt(self, signum: int) -> None:
-        """Send it a signal."""
+        """Send it a signal: by its sentinel, for its number may be another's once it was reaped."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signum)
+            signal.pidfd_send_signal(self.sentinel, signum)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it has ended, waited for so long."""
+        poll = select.poll()
+        poll.register(self.sentinel, select.POLLIN)
+        return bool(poll.poll(None if seconds == math.inf else seconds * 1000))
+
+    def close(self) -> None:
+        """Close our descriptors."""
+        os.close(self.sentinel)
+        self.sock.close()
 
 
 class Zygote:
@@ -67,6 +80,10 @@ class Zygote:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._begin()
+        _zygotes.add(self)
+
+    def _begin(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.forked = may_fork()
@@ -86,15 +103,21 @@ class Zygote:
     def spawn(self, entry: str, fds: list[int]) -> Child:
         """A worker process that runs ``entry`` (``"module:function"``) with its socket and ``fds``.
 
+        A zygote that somebody has killed is started again; the kernel has ended its children with it.
+
         Raises:
-            EOFError: the zygote is gone.
+            EOFError: the zygote cannot be started.
             OSError: no process could be made.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with self._lock:
-                _send(self._sock, _SPAWN + entry.encode(), [theirs.fileno(), *fds])
-                answer, found = _receive(self._sock)
+                try:
+                    answer, found = self._ask(_SPAWN + entry.encode(), [theirs.fileno(), *fds])
+                except _GONE:
+                    self._end()
+                    self._begin()
+                    answer, found = self._ask(_SPAWN + entry.encode(), [theirs.fileno(), *fds])
         except BaseException:
             ours.close()
             raise
@@ -106,23 +129,44 @@ class Zygote:
             raise error
         return Child(pid, found[0], ours)
 
-    def reap(self, child: Child) -> int:
-        """The exit status of a child that has ended (or is about to), as ``os.waitstatus_to_exitcode`` has it."""
+    def reap(self, child: Child) -> int | None:
+        """The exit status of a child that has ended (or is about to), as ``os.waitstatus_to_exitcode`` has it.
+
+        None where nobody can tell: its zygote ended with it.
+        """
         with self._lock:
-            _send(self._sock, _REAP + str(child.pid).encode(), [])
-            status: int = pickle.loads(_receive(self._sock)[0])
-        os.close(child.sentinel)
+            try:
+                status: int | None = pickle.loads(self._ask(_REAP + str(child.pid).encode(), [])[0])
+            except _GONE:
+                status = None
         return status
+
+    def _ask(self, request: bytes, fds: list[int]) -> tuple[bytes, list[int]]:
+        _send(self._sock, request, fds)
+        return _receive(self._sock)
 
     def close(self) -> None:
         """End the zygote and what is left of its children."""
         with self._lock:
-            self._sock.close()
-            if self._process is not None:
-                self._process.wait()
-            else:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(self.pid, 0)
+            self._end()
+
+    def _end(self) -> None:
+        self._sock.close()
+        if self._process is not None:
+            self._process.wait()
+        else:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+
+    def abandon(self) -> None:
+        """In a forked child: it is the parent's. While a copy of its socket is open it would not see the parent end."""
+        self._lock = threading.Lock()
+        self._sock.close()
+        self._process = None
+
+
+_GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+_zygotes: weakref.WeakSet[Zygote] = weakref.WeakSet()
 
 
 _lock = threading.Lock()
@@ -140,20 +184,24 @@ def borrow() -> Zygote:
         return _shared
 
 
-def release() -> None:
-    """The last one to be done with the zygote ends it."""
+def release(zygote: Zygote) -> None:
+    """The last one to be done with the zygote ends it. Not in a forked child, to which it does not belong."""
     global _shared, _users
     with _lock:
-        _users -= 1
-        if _users or _shared is None:
+        if zygote is not _shared:
             return
-        ending, _shared = _shared, None
-    ending.close()
+        _users -= 1
+        if _users:
+            return
+        _shared = None
+    zygote.close()
 
 
 def _after_fork() -> None:
-    """In a forked child the zygote is the parent's."""
+    """In a forked child every zygote is the parent's."""
     global _lock, _shared, _users
+    for zygote in list(_zygotes):
+        zygote.abandon()
     _lock, _shared, _users = threading.Lock(), None, 0
 
 
@@ -183,8 +231,6 @@ def _fork_zygote(ours: socket.socket, theirs: socket.socket) -> int:
         return pid
     code = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _release_files(theirs.fileno())
         serve(theirs.detach())
         code = 0
@@ -219,7 +265,7 @@ def _release_files(but: int) -> None:
 
 def serve(fd: int) -> None:
     """The zygote's life: fork on request until the trainer is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _leave_signals_to_the_trainer()
     sock = socket.socket(fileno=fd)
     for name in PRELOADED:
         importlib.import_module(name)
@@ -235,8 +281,11 @@ def serve(fd: int) -> None:
             return
         try:
             if request[:1] == _REAP:
-                _, status = os.waitpid(int(request[1:]), 0)
-                _send(sock, pickle.dumps(os.waitstatus_to_exitcode(status)), [])
+                try:
+                    status = os.waitstatus_to_exitcode(os.waitpid(int(request[1:]), 0)[1])
+                except ChildProcessError:  # of the zygote before this one
+                    status = None
+                _send(sock, pickle.dumps(status), [])
                 continue
             entry = request[1:].decode()
             try:
@@ -254,6 +303,23 @@ def serve(fd: int) -> None:
         finally:
             for each in fds:
                 os.close(each)
+
+
+def _leave_signals_to_the_trainer() -> None:
+    """A terminal or a scheduler sends its signals to all processes of a job; what is to be done, the trainer decides.
+
+    They are caught and not ignored: a program that a worker starts then has their defaults. Workers end with their
+    sockets, or by SIGKILL.
+    """
+    signal.set_wakeup_fd(-1)
+    for each in signal.valid_signals():
+        if callable(signal.getsignal(each)) or each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, _caught)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, a child's exit status would be lost
+
+
+def _caught(signum: int, frame: Any) -> None:
+    pass
 
 
 def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:

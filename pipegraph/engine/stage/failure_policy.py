@@ -13,7 +13,7 @@ from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.contracts import Operator, Source
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.stage.budgets import Quarantined
-from pipegraph.errors import BudgetError, described, note, shown
+from pipegraph.errors import BudgetError, StageTimeoutError, WorkerDiedError, described, note, shown
 from pipegraph.policies import Replace, Retry, Skip, exceeded, final_policy, is_share
 from pipegraph.tree import copy_containers
 
@@ -158,7 +158,7 @@ class Failures:
         if isinstance(error, Cancelled) or is_interrupt(self.stage, error):
             raise error
         worker.meter.failed += 1
-        if self.final == "raise" or not isinstance(error, Exception):
+        if self.final == "raise" or not isinstance(error, Exception) or self._loses_state(error):
             return self._give_up(chunk, error)
         problem = self._judge(worker, chunk, error, row)
         if problem is not None:
@@ -167,6 +167,15 @@ class Failures:
             return None
         substitute = self._substitute(worker, chunk)
         return self._give_up(chunk, error) if substitute is None else substitute
+
+    def _loses_state(self, error: Exception) -> bool:
+        """Whether what the operator held went with its process: no policy can go on from there."""
+        operator = self.stage.plan.operator
+        return (
+            isinstance(error, WorkerDiedError | StageTimeoutError)
+            and isinstance(operator, Operator)
+            and (operator.kind == "regroup" or operator.stateful)
+        )
 
     def _give_up(self, chunk: Chunk, error: BaseException) -> Failure:
         error = explain(error, self.stage.name, chunk)

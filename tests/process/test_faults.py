@@ -1,0 +1,303 @@
+"""What goes wrong between the trainer and its worker processes, and costs no more than the item it happened to."""
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.engine.process import zygote
+from pipegraph.errors import WorkerDiedError
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def pipeline(fn, items=range(20), workers=2, **options):
+    graph = pg.Graph("g", seed=3)
+    source = graph.add(ops.FromSequence(items))
+    graph.tail = graph.add(ops.Map(fn), source, name="work", workers=workers, backend="process", **options)
+    return graph
+
+
+def delivered(graph, **options):
+    with graph.loader(**options) as loader:
+        return list(loader)
+
+
+def hosts(loader):
+    return [worker.operator._host for worker in loader._runtime.workers["work"]]
+
+
+HERE = os.getpid()
+
+
+class OnlyHere:
+    """Can be written, but not read in the other process."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def __reduce__(self):
+        return refuse, (self.where,)
+
+
+def refuse(where):
+    raise LookupError(f"not in {where}")
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["rows alone", "rows in bundles"])
+def test_a_result_that_cannot_be_read_in_the_trainer_is_the_items_own_error(batched):
+    graph = pipeline(lambda x: OnlyHere("the trainer") if x == 3 else x, on_error=pg.Skip(4))
+    if batched:
+        graph.add(ops.Batch(4, collate=list), graph.tail)
+    with graph.loader() as loader:
+        found = list(loader)
+        assert {type(each.error) for each in loader.profile().quarantined} == {str}
+        assert all("not in the trainer" in each.error for each in loader.profile().quarantined)
+    flat = [x for each in found for x in each] if batched else found
+    assert set(range(20)) - set(flat) == {3}
+
+
+def test_an_item_that_cannot_be_read_in_the_process_is_its_own_error():
+    items = [OnlyHere("a worker") if x == 3 else x for x in range(6)]
+    with pipeline(lambda x: x, items=items, on_error=pg.Skip(1)).loader() as loader:
+        assert list(loader) == [0, 1, 2, 4, 5]
+        (entry,) = loader.profile().quarantined
+    assert "not in a worker" in str(entry.error)
+
+
+class Unwritable:
+    def __reduce__(self):
+        raise OSError("a handle")
+
+
+def test_a_result_whose_pickling_raises_anything_at_all_is_the_items_own_error():
+    def work(x):
+        return Unwritable() if x == 3 else x
+
+    graph = pipeline(work, on_error=pg.Skip(1))
+    with graph.loader() as loader:
+        assert list(loader) == [x for x in range(20) if x != 3]
+        (entry,) = loader.profile().quarantined
+        assert "a handle" in str(entry.error)
+        assert not any(host.deaths for host in hosts(loader))
+
+
+def test_a_process_that_closes_its_socket_and_goes_on_is_ended():
+    def work(x):
+        if x == 3:
+            os.closerange(3, 500)
+            threading.Event().wait()
+        return x
+
+    with pytest.raises(WorkerDiedError, match="stage 'work'"):
+        delivered(pipeline(work))
+
+
+class DiesAsItOpens(pg.Operator):
+    kind = "map"
+
+    def open(self, context):
+        os._exit(7)
+
+    def process(self, chunk):
+        return chunk
+
+
+def test_a_process_that_dies_in_open_is_named():
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(3))).then(DiesAsItOpens(), name="work", backend="process")
+    with pytest.raises(WorkerDiedError, match=r"stage 'work'.*exit\(7\)"):
+        delivered(graph)
+
+
+class NeverOpens(pg.Operator):
+    kind = "map"
+
+    def __init__(self, path):
+        self.path = path
+
+    def open(self, context):
+        with open(self.path, "w"):
+            pass
+        threading.Event().wait()
+
+    def process(self, chunk):
+        return chunk
+
+
+def test_close_does_not_wait_for_an_open_that_hangs(tmp_path):
+    path = str(tmp_path / "opened")
+    os.mkfifo(path)
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(3))).then(NeverOpens(path), name="work", backend="process")
+    loader = graph.loader()
+    ended = []
+
+    def iterate():
+        try:
+            list(loader)
+        except Exception as error:
+            ended.append(error)
+
+    runner = threading.Thread(target=iterate)
+    runner.start()
+    with open(path):  # blocks until the process is inside
+        pass
+    loader.close()
+    runner.join(20)
+    assert not runner.is_alive()
+    assert "closed" in str(ended)
+
+
+def test_a_zygote_that_is_killed_is_started_again():
+    graph = pipeline(lambda x: x, items=range(200))
+    with graph.loader() as loader:
+        found = []
+        for x in loader:
+            found.append(x)
+            if x == 20:
+                os.kill(zygote._shared.pid, signal.SIGKILL)
+    assert found == list(range(200))
+
+
+def test_random_workers_that_are_killed_lose_nothing():
+    draw = random.Random(5)
+    graph = pipeline(lambda x: [x] * 50, items=range(400), workers=2)
+    graph.add(ops.Batch(4, collate=list), graph.tail)
+    with graph.loader() as loader:
+        found = []
+        for batch in loader:
+            found += [row[0] for row in batch]
+            if draw.random() < 0.2:
+                pid = draw.choice(hosts(loader)).pid
+                if pid:
+                    os.kill(pid, signal.SIGKILL)
+    assert found == list(range(400))
+
+
+def test_a_forked_child_leaves_its_parents_processes_alone():
+    graph = pipeline(lambda x: x, items=range(100))
+    with graph.loader() as loader:
+        found = []
+        for x in loader:
+            found.append(x)
+            if x == 10:
+                pids = {host.pid for host in hosts(loader)}
+                child = os.fork()
+                if not child:
+                    try:
+                        loader.close()
+                        del loader
+                        gc.collect()
+                        os._exit(0)
+                    finally:
+                        os._exit(1)
+                assert os.waitpid(child, 0)[1] == 0
+                assert {host.pid for host in hosts(loader)} == pids
+        assert not any(host.deaths for host in hosts(loader))
+    assert found == list(range(100))
+
+
+def test_a_forked_child_can_have_a_loader_of_its_own():
+    graph = pipeline(lambda x: x)
+    with graph.loader() as loader:
+        running = iter(loader)
+        assert next(running) == 0
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                code = 0 if delivered(pipeline(lambda x: x)) == list(range(20)) else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert list(running) == list(range(1, 20))
+
+
+def run(script, **options):
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False, **options
+    )
+
+
+def test_a_trainer_that_ignores_the_end_of_its_children_can_have_processes():
+    script = """
+import signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+import pipegraph as pg
+from pipegraph import operators as ops
+graph = pg.Graph("g")
+graph.add(ops.FromSequence(range(5))).then(lambda x: x + 1, backend="process")
+with graph.loader() as loader:
+    print(list(loader))
+"""
+    done = run(script)
+    assert done.stdout == "[1, 2, 3, 4, 5]\n", done.stderr
+
+
+def test_a_trainer_that_takes_a_schedulers_sigterm_keeps_its_workers():
+    script = """
+import os, signal
+import pipegraph as pg
+from pipegraph import operators as ops
+signal.signal(signal.SIGTERM, lambda *_: print("preempted", flush=True))
+signal.signal(signal.SIGUSR1, lambda *_: print("soon", flush=True))
+graph = pg.Graph("g")
+graph.add(ops.FromSequence(range(50))).then(lambda x: (x, os.getpid()), name="work", backend="process")
+with graph.loader() as loader:
+    found = []
+    for x, pid in loader:
+        found.append((x, pid))
+        if x == 3:
+            os.killpg(0, signal.SIGTERM)
+            os.killpg(0, signal.SIGUSR1)
+print([x for x, _ in found] == list(range(50)), len({pid for _, pid in found}))
+"""
+    done = run(script, start_new_session=True)
+    assert sorted(done.stdout.split()) == sorted(["preempted", "soon", "True", "1"]), done.stderr
+
+
+class Total(pg.Operator):
+    kind = "map"
+
+    def __init__(self):
+        self.total = 0
+
+    def process(self, chunk):
+        if chunk.data == 5:
+            os._exit(1)
+        self.total += chunk.data
+        chunk.data = self.total
+        return chunk
+
+    def state_dict(self):
+        return self.total
+
+    def load_state_dict(self, state):
+        self.total = state
+
+
+def test_what_an_operator_held_is_never_begun_anew_unnoticed():
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(10))).then(Total(), name="work", backend="process", on_error=pg.Skip(5))
+    with pytest.raises(WorkerDiedError):
+        delivered(graph)
+
+
+def test_cycles_of_open_break_and_close_leave_nothing_behind():
+    graph = pipeline(lambda x: x, items=range(100))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        with graph.loader() as loader:
+            for x in loader:
+                if x == 5:
+                    break
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert zygote._shared is None
