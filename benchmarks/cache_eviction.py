@@ -4,7 +4,7 @@ Claim: with the plan at hand the cache hits as often as any cache can, and where
 epochs are scans it hits many times as often as LRU.
 
 A plan is the sequence in which one node's ranks touch blocks, over several epochs, as the orders give it; what a
-rank touched less than eight steps ago is open still. Contestants: ``lru``; ``reader``, the foresight that ``Load``
+rank touched less than eight steps ago is open still. Contestants: ``lru``; ``reader``, the next_uses that ``Load``
 gives its cache: intervals of steps in this epoch and the next, of orders that shuffle single samples the next steps;
 ``plan`` with the whole sequence of this epoch and the next known, and with that of all epochs; ``optimum``, Belady's
 algorithm written anew with a heap. One plan is also run through a real `NodeCache` in a temporary
@@ -28,7 +28,7 @@ import harness
 import numpy as np
 
 from pipegraph.order import BlockOrder, LaneOrder, Order, PartOrder, StridedOrder
-from pipegraph.reader.next_use import Foresight
+from pipegraph.reader.next_use import NextUseIndex
 from pipegraph.reader.uses import Deal
 from pipegraph.storage import Manifest, Part
 from pipegraph.storage.eviction import CacheEntry, NextUse, UsePlan, eviction_order
@@ -90,12 +90,12 @@ def two_jobs() -> Plan:
     return Plan(uses, [2 * s for s in one.starts], [0] * len(uses), None)
 
 
-def simulate(plan: Plan, capacity: int, foresight: Callable[[int], NextUse]) -> int:
+def simulate(plan: Plan, capacity: int, next_uses: Callable[[int], NextUse]) -> int:
     """Hits of the cache's own eviction, entries of equal size."""
     held: dict[str, CacheEntry] = {}
     hits = 0
     for now, name in enumerate(plan.uses):
-        next_use = foresight(now)
+        next_use = next_uses(now)
         if name in held:
             hits += 1
         elif len(held) == capacity:
@@ -109,7 +109,7 @@ def blind(now: int) -> NextUse:
 
 
 def knowing(plan: Plan, epochs: int) -> Callable[[int], NextUse]:
-    """Foresight of the rest of this epoch and `epochs - 1` more."""
+    """NextUseIndex of the rest of this epoch and `epochs - 1` more."""
     known = UsePlan(plan.uses)
     ends = [*plan.starts[1:], len(plan.uses)]
 
@@ -128,14 +128,14 @@ def knowing(plan: Plan, epochs: int) -> Callable[[int], NextUse]:
 
 
 def reader(plan: Plan) -> Callable[[int], NextUse] | None:
-    """Foresight as a running ``Load`` has it."""
+    """NextUseIndex as a running ``Load`` has it."""
     if plan.order is None:
         return None
     order, world_size, ranks = plan.order
     parts = [PartIndex(Part(f"part-{i}.tar", 100), (Block(0, 100, 0, SAMPLES),)) for i in range(BLOCKS)]
     manifest = Manifest.of(parts)
     os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(len(ranks))}
-    foresight = Foresight(order, manifest, ranks[0], world_size, str)
+    next_uses = NextUseIndex(order, manifest, ranks[0], world_size, str)
     deals = [
         Deal(e, 0, 0, order.length(manifest, world_size, (), ranks[0], 0, e), lambda first, last: np.empty(0))
         for e in range(EPOCHS)
@@ -143,8 +143,8 @@ def reader(plan: Plan) -> Callable[[int], NextUse] | None:
     ends = [*plan.starts[1:], len(plan.uses)]
 
     def at(now: int) -> NextUse:
-        foresight.follow(deals[next(i for i, end in enumerate(ends) if now < end)], plan.steps[now])
-        return foresight.next_use
+        next_uses.follow(deals[next(i for i, end in enumerate(ends) if now < end)], plan.steps[now])
+        return next_uses.next_use
 
     return at
 
@@ -206,10 +206,10 @@ def main(options: argparse.Namespace) -> None:
     for name, plan in plans.items():
         for share in CAPACITIES:
             capacity = int(BLOCKS * share)
-            foresight = reader(plan)
+            next_uses = reader(plan)
             hits = {
                 "lru": simulate(plan, capacity, blind),
-                "reader": simulate(plan, capacity, foresight) if foresight else None,
+                "reader": simulate(plan, capacity, next_uses) if next_uses else None,
                 "plan, this epoch and the next": simulate(plan, capacity, knowing(plan, 2)),
                 "plan, all epochs": simulate(plan, capacity, knowing(plan, EPOCHS)),
                 "optimum": optimum(plan.uses, capacity),

@@ -266,7 +266,7 @@ def _with_bytes(sample: Any) -> dict[str, Any]:
 class LoadParts(_Reads):
     """What ``Load`` is behind a ``ShardSelect`` of whole parts: each part's samples in the part's own order.
 
-    Where samples are shuffled inside the part, a remote part is brought near whole, the next one while this one
+    Where samples are shuffled inside the part, a remote part is fetched whole, the next one while this one
     is read; else it is read as a stream.
     """
 

@@ -171,9 +171,9 @@ class ShardSelect(OrderedSource):
         found = self._found.peek()
         return None if found is None else found.manifest
 
-    def pieces(self) -> str | None:
-        """The folder of the blocks' pieces, which may not be there; None where the manifest lies nowhere."""
-        return self._found.get().pieces
+    def sub_blocks(self) -> str | None:
+        """The folder of the sub-blocks, which may not be there; None where the manifest lies nowhere."""
+        return self._found.get().sub_blocks
 
     def part_list(self) -> list[Part]:
         """The parts that are named, in their order."""

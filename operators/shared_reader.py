@@ -13,10 +13,10 @@ from pipegraph.operators.shards import Feed, ShardSelect
 from pipegraph.order import LaneOrder, PartOrder
 from pipegraph.order.lane_plan import BLOCKS_PER_LANE, lane_plan, largest_lanes, require_memory
 from pipegraph.reader.block_reader import BlockReader
-from pipegraph.reader.block_sources import SHARE, BlockShelf, PartShelf, is_decoded
+from pipegraph.reader.block_sources import SHARE, ManifestSource, PartSource, is_decoded
 from pipegraph.reader.columns_filter import Choice
-from pipegraph.reader.fetcher import Near
-from pipegraph.reader.late_blocks import Switches
+from pipegraph.reader.fetcher import Fetcher
+from pipegraph.reader.late_blocks import LateBlocks
 from pipegraph.storage import NodeCache
 
 
@@ -60,25 +60,25 @@ class Reading:
     def _make(self, feed: Feed) -> BlockReader:
         select, context = feed.select, self._context
         memory = memory_of(context)
-        near = Near(
+        fetcher = Fetcher(
             select.store, select.is_remote(), self._cache, blocks_nbytes(select, memory), context.count
         )
-        shelf: BlockShelf | PartShelf
+        source: ManifestSource | PartSource
         if select.whole_parts:
             assert isinstance(select.order, PartOrder)
             whole = select.order.shuffle or self._cache is not None
-            shelf = PartShelf(select.part_list(), whole, near, self._choice)
+            source = PartSource(select.part_list(), whole, fetcher, self._choice)
         else:
-            shelf = BlockShelf(
+            source = ManifestSource(
                 select.manifest(),
                 select.order,
                 feed.rank,
                 feed.world_size,
-                near,
-                select.pieces(),
+                fetcher,
+                select.sub_blocks(),
                 self._choice,
             )
-        return BlockReader(shelf, self._ahead, context.count, context.share("blocks", Switches))
+        return BlockReader(source, self._ahead, context.count, context.share("blocks", LateBlocks))
 
     def hold(self, part: int, nbytes: int) -> None:
         """A part that is read out of order holds so many bytes of decoded blocks.

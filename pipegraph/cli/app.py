@@ -97,7 +97,7 @@ def index(
     parts: Annotated[list[str], typer.Argument(help="Shards: files, folders, globs, brace ranges, URLs.")],
     out: Annotated[str, typer.Option(help="The manifest to write: a file, or a URL.")] = "manifest.json",
     checksums: Annotated[bool, typer.Option(help="Read every byte for checksums.")] = True,
-    pieces: Annotated[
+    sub_blocks: Annotated[
         bool,
         typer.Option(
             help="Note where samples lie, so that a first batch needs no whole blocks; reads all bytes."
@@ -112,7 +112,7 @@ def index(
     """Index shards once, so that any order over them can start at any sample. A stopped run goes on."""
     from pipegraph.cli.index_command import run_index
 
-    run_index(parts, out, checksums, pieces and checksums, block_size, store or [])
+    run_index(parts, out, checksums, sub_blocks and checksums, block_size, store or [])
 
 
 @app.command(epilog="Example:  pipegraph quality train.py:graph --classes 1000")

@@ -16,7 +16,7 @@ from pipegraph.units import format_bytes, parse_bytes
 
 
 def run_index(
-    parts: Sequence[str], out: str, checksums: bool, pieces: bool, block_size: str, store: Sequence[str]
+    parts: Sequence[str], out: str, checksums: bool, sub_blocks: bool, block_size: str, store: Sequence[str]
 ) -> None:
     """Index ``parts`` into the manifest ``out``; a run that was stopped goes on where it was.
 
@@ -52,13 +52,13 @@ def run_index(
                 store=client,
                 checksums=checksums,
                 block_nbytes=block_nbytes,
-                pieces=pieces,
+                sub_blocks=sub_blocks,
                 progress=tell,
                 journal=journal,
             )
         except MissingExtraError as error:
-            if checksums or pieces:
-                error.add_note("or index by headers only: --no-checksums --no-pieces")
+            if checksums or sub_blocks:
+                error.add_note("or index by headers only: --no-checksums --no-sub-blocks")
             raise
     size = format_bytes(manifest.nbytes)
     print(f"{len(manifest):,} samples in {len(manifest.parts):,} shards ({size}): wrote {safe_url(out)}")

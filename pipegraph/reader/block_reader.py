@@ -1,9 +1,9 @@
-"""Blocks of shards near at hand: fetched ahead of their use, shared by a stage's workers, bounded.
+"""Blocks of shards, fetched ahead of their use, shared by a stage's workers, within a memory budget.
 
-Every block that is in use, loaded or on its way is an entry of one table under one lock. Workers take
-blocks from it and wait for those that are not there; fetch threads bring them; a scheduler thread decides
-with ``pipegraph.reader.prefetch_policy`` which to bring next and when. What is loaded too late, or was not
-foreseen at all, is loaded when a worker asks for it: the schedule decides on time, never on data.
+Every block that is in use, loaded or on its schedule is an entry of one table under one lock. Workers take
+blocks from it and wait for missing ones; fetch threads load them; a scheduler thread decides
+with ``pipegraph.reader.prefetch_policy`` which to load next and when. What is loaded too late, or was not
+scheduled at all, is loaded when a worker asks for it: the schedule affects timing, never data.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, final
 
 from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import LoaderClosedError
-from pipegraph.reader.block_sources import Shelf
-from pipegraph.reader.block_table import Entry, Held
+from pipegraph.reader.block_sources import BlockSource
+from pipegraph.reader.block_table import BlockTable, Entry
 from pipegraph.reader.cold_start import FirstBlocks
-from pipegraph.reader.late_blocks import Standing, Switches
+from pipegraph.reader.late_blocks import LateBlocks, Standing
 from pipegraph.reader.loads import GaveWayError, Loads
-from pipegraph.reader.prefetcher import FETCHERS, Timetable
+from pipegraph.reader.prefetcher import FETCHERS, PrefetchPlanner
 from pipegraph.reader.uses import Deal, Uses
 
 
@@ -32,43 +32,43 @@ from pipegraph.reader.uses import Deal, Uses
 class BlockReader:
     """The blocks of one stage, for all of its workers.
 
-    Any thread may call anything.
+    Thread-safe.
 
     Args:
-        shelf: where blocks come from; closed with the reader.
+        source: where blocks come from; closed with the reader.
         ahead: whether blocks are fetched before they are asked for.
         count: adds to a named counter of the stage.
-        switches: told of each block that is entered, and how late it came.
+        late_blocks: records each block that is entered, and how late it came.
         clock: seconds that only grow.
     """
 
     def __init__(
         self,
-        shelf: Shelf,
+        source: BlockSource,
         ahead: bool,
         count: Callable[[str, int], None],
-        switches: Switches | None = None,
+        late_blocks: LateBlocks | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self._shelf, self._ahead = shelf, ahead
+        self._source, self._ahead = source, ahead
         self._count, self._clock = count, clock
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)  # workers wait for blocks
         self._work = threading.Condition(self._lock)  # fetchers wait for orders
         self._planning = threading.Condition(self._lock)  # the scheduler waits for events and for its time
-        self._held = Held(shelf)
-        self._loads = Loads(shelf, self._held, self._arrived)
+        self._table = BlockTable(source)
+        self._loads = Loads(source, self._table, self._arrived)
         self._queue: deque[Entry] = deque()
         self._cancelled = self._closed = False
         self._events = 0
         self._threads: list[threading.Thread] = []
-        self._times = Timetable(shelf, self._held, clock())
-        self._switches = switches or Switches()
-        self._switches.begin(clock())
+        self._planner = PrefetchPlanner(source, self._table, clock())
+        self._late_blocks = late_blocks or LateBlocks()
+        self._late_blocks.begin(clock())
         self._standing = Standing()
-        self._opening = shelf.opening
-        self._first = FirstBlocks(self._opening)
-        if shelf.near:
+        self._cold_start = source.cold_start
+        self._first = FirstBlocks(self._cold_start)
+        if source.fetched:
             for number in range(FETCHERS):
                 self._begin_thread(self._fetch, f"fetch-{number}")
             # Without preloading too: what is known of the next uses decides what goes.
@@ -82,27 +82,27 @@ class BlockReader:
     # -- what will be read -----------------------------------------------------------------------
 
     def new_run(self) -> None:
-        """What was dealt so far does not hold any more; what is loaded stays."""
-        if self._opening is not None:
-            self._opening.begin()
+        """Forget the deals so far; loaded blocks stay."""
+        if self._cold_start is not None:
+            self._cold_start.begin()
         with self._lock:
-            self._times.restart(self._clock())
-            self._switches.new_run()
+            self._planner.restart(self._clock())
+            self._late_blocks.new_run()
             self._first.restart()
             for entry in self._queue:
-                self._held.drop(entry)
+                self._table.drop(entry)
             self._queue.clear()
-            for entry in self._held:
+            for entry in self._table:
                 entry.first, entry.wanted, entry.awaited = -1, None, False
             self._replan()
 
     def dealt(self, deal: Deal) -> None:
-        """An epoch's steps begin to be dealt, behind those of the deal before."""
+        """Append an epoch's steps behind those of the deal before."""
         with self._lock:
-            self._times.way.add(deal)
-            for entry in self._held:
-                # What was told in epochs that are over is not asked for again.
-                entry.told = {told for told in entry.told if told[0] >= deal.epoch - 1}
+            self._planner.schedule.add(deal)
+            for entry in self._table:
+                # Errors of finished epochs are not requested again.
+                entry.raised_at = {at for at in entry.raised_at if at[0] >= deal.epoch - 1}
             self._replan()
 
     # -- workers ---------------------------------------------------------------------------------
@@ -113,14 +113,14 @@ class BlockReader:
         Raises as :meth:`acquire`.
         """
         entry = None
-        if self._opening is not None and self._is_first(number, epoch, step):
-            if not self._shelf.is_here(number):
-                sample = self._opening.read(number, index)
+        if self._cold_start is not None and self._is_first(number, epoch, step):
+            if not self._source.is_here(number):
+                sample = self._cold_start.read(number, index)
                 if sample is not None:
                     self._count("samples read by ranges", 1)
                     return sample
             with self._lock:
-                if self._first.waits_for(self._shelf.held_nbytes(number)):
+                if self._first.waits_for(self._source.held_nbytes(number)):
                     self._let_blocks_come()
         entry = self.acquire(number, epoch, step)
         try:
@@ -141,7 +141,7 @@ class BlockReader:
         """
         with self._lock:
             self._reached(epoch, step)
-            entry = self._held.get(number)
+            entry = self._table.get(number)
             if entry is not None and entry.state == "ready" and not self._cancelled:
                 return self._use(entry, epoch, step)
         entry = self._wait_for(number, epoch, step)
@@ -155,17 +155,17 @@ class BlockReader:
             self._loads.released()
 
     def _use(self, entry: Entry, epoch: int, step: Any) -> Entry:
-        self._held.use(entry)
+        self._table.use(entry)
         if entry.fresh:
             entry.fresh = False
-            self._note_switch(entry, epoch, step)
+            self._note_transition(entry, epoch, step)
             self._replan()  # one block less is ahead
         return entry
 
     def _reached(self, epoch: int, step: Any) -> None:
         """Note how far the epoch has come."""
         now = self._clock()
-        if self._times.reached(epoch, step, now, self._standing.total(now)):
+        if self._planner.reached(epoch, step, now, self._standing.total(now)):
             self._replan()
 
     def _wait_for(self, number: int, epoch: int, step: Any) -> Entry:
@@ -175,10 +175,10 @@ class BlockReader:
                 while True:
                     if self._cancelled or self._closed:
                         raise Cancelled
-                    entry = self._held.get(number)
+                    entry = self._table.get(number)
                     if entry is None:
-                        entry = self._held.add(number, self._times.way.tick, self._clock())
-                        if self._shelf.near:
+                        entry = self._table.add(number, self._planner.schedule.tick, self._clock())
+                        if self._source.fetched:
                             self._await(entry)
                             self._queue.appendleft(entry)
                             self._work.notify()
@@ -189,13 +189,13 @@ class BlockReader:
                         return self._use(entry, epoch, step)
                     elif entry.state == "failed":
                         assert entry.error is not None
-                        if (epoch, step) not in entry.told:
-                            entry.told.add((epoch, step))
+                        if (epoch, step) not in entry.raised_at:
+                            entry.raised_at.add((epoch, step))
                             raise _again(entry.error)
-                        self._held.drop(entry)
+                        self._table.drop(entry)
                         continue
                     elif entry.state == "waiting" and not entry.awaited:
-                        self._queue.remove(entry)  # it is late: now it comes before all others
+                        self._queue.remove(entry)  # it is late: load it before all others
                         self._queue.appendleft(entry)
                         self._await(entry)
                         self._work.notify()
@@ -204,7 +204,7 @@ class BlockReader:
                     if not waits:
                         waits = True
                         self._standing.begin(self._clock())
-                    entry.pins += 1  # it must not make room for another one before it was read
+                    entry.pins += 1  # it must not be evicted before it was read
                     try:
                         self._arrived.wait()
                     finally:
@@ -219,42 +219,42 @@ class BlockReader:
 
     def _await(self, entry: Entry) -> None:
         entry.awaited = True
-        entry.first = min(entry.first, self._times.way.tick)
+        entry.first = min(entry.first, self._planner.schedule.tick)
         if entry.wanted is None:
             entry.wanted = self._clock()
 
-    def _note_switch(self, entry: Entry, epoch: int, step: Any) -> None:
-        if self._shelf.near:
+    def _note_transition(self, entry: Entry, epoch: int, step: Any) -> None:
+        if self._source.fetched:
             now = self._clock()
-            self._switches.entered(
-                self._shelf.name(entry.number),
+            self._late_blocks.entered(
+                self._source.name(entry.number),
                 epoch,
                 step if step.__class__ is int else -1,
                 entry.wanted,
                 entry.there,
                 now,
                 self._standing.total(now),
-                self._times.way.opening,
+                self._planner.schedule.in_cold_start,
             )
 
-    # -- the opening -----------------------------------------------------------------------------
+    # -- the cold start --------------------------------------------------------------------------
 
     def _is_first(self, number: int, epoch: int, step: Any) -> bool:
-        """Whether a sample may be read by ranges; its block is then ordered, to come once the opening is over."""
+        """Whether a sample may be read by ranges; its block is then queued, to load after the cold start."""
         with self._lock:
-            way = self._times.way
-            if not way.opening and not self._first:
+            schedule = self._planner.schedule
+            if not schedule.in_cold_start and not self._first:
                 return False
             self._reached(epoch, step)
-            entry = self._held.get(number)
+            entry = self._table.get(number)
             if self._cancelled or (entry is not None and entry.state in ("ready", "failed")):
                 self._first.discard(number)
                 return False
-            if way.opening and not (entry is not None and entry.awaited):
-                self._first.add(number, self._shelf.held_nbytes(number))
+            if schedule.in_cold_start and not (entry is not None and entry.awaited):
+                self._first.add(number, self._source.held_nbytes(number))
                 if entry is None:
-                    self._queue.append(self._held.add(number, way.tick, self._clock()))
-            if self._first.has_ended(way.opening):
+                    self._queue.append(self._table.add(number, schedule.tick, self._clock()))
+            if self._first.has_ended(schedule.in_cold_start):
                 self._let_blocks_come()
             return number in self._first
 
@@ -265,13 +265,13 @@ class BlockReader:
     # -- loading ---------------------------------------------------------------------------------
 
     def _load(self, entry: Entry) -> None:
-        """Bring one block. Called with the lock held, which is let go of meanwhile."""
-        self._loads.begin(entry, self._times.way)
+        """Load one block. Called with the lock held, which is released meanwhile."""
+        self._loads.begin(entry, self._planner.schedule)
         began = self._clock()
         self._lock.release()
         gave_way = False
         try:
-            entry.file, entry.value = self._shelf.open(entry.number, partial(self._grow, entry))
+            entry.file, entry.value = self._source.open(entry.number, partial(self._grow, entry))
         except GaveWayError:
             gave_way = True
         except LoaderClosedError:
@@ -282,28 +282,28 @@ class BlockReader:
             self._lock.acquire()
             self._loads.end(entry)
             if gave_way:
-                self._held.put_back(entry)
+                self._table.put_back(entry)
                 self._queue.appendleft(entry)
             elif entry.value is not None or entry.file is not None:
                 entry.there = self._clock()
-                self._held.loaded(entry, self._times.way)
-                self._times.loaded(entry, began)
+                self._table.loaded(entry, self._planner.schedule)
+                self._planner.loaded(entry, began)
                 self._count("blocks loaded", 1)
             else:
-                self._held.failed(
+                self._table.failed(
                     entry
                 )  # without an error: the reader closes, or an inline worker was interrupted
             if entry.number in self._first and not gave_way:
                 self._first.discard(entry.number)
-                if self._opening is not None and not self._first:
-                    self._opening.end()
+                if self._cold_start is not None and not self._first:
+                    self._cold_start.end()
             self._arrived.notify_all()
             self._replan()
             self._work.notify()
 
     def _grow(self, entry: Entry, nbytes: int) -> None:
         with self._lock:
-            self._loads.grow(entry, nbytes, self._times.way, lambda: self._closed)
+            self._loads.grow(entry, nbytes, self._planner.schedule, lambda: self._closed)
 
     def _fetch(self) -> None:
         """The life of a fetch thread."""
@@ -322,22 +322,22 @@ class BlockReader:
         if entry.awaited:
             return True
         return not self._first.hold_back and (
-            entry.first <= self._times.way.tick or len(self._loads) < self._times.at_once()
+            entry.first <= self._planner.schedule.tick or len(self._loads) < self._planner.at_once()
         )
 
     def _sweep(self) -> None:
-        """Close what was let go of, outside the lock."""
-        if not self._held.doomed:
+        """Close released files, outside the lock."""
+        if not self._table.doomed:
             return
         with self._lock:
-            doomed, self._held.doomed = self._held.doomed, []
+            doomed, self._table.doomed = self._table.doomed, []
         for file in doomed:
             file.close()
 
     # -- the schedule ----------------------------------------------------------------------------
 
     def _replan(self) -> None:
-        """Something has changed that the schedule depends on; called with the lock held."""
+        """Wake the scheduler because its inputs have changed; called with the lock held."""
         self._events += 1
         self._planning.notify()
 
@@ -347,14 +347,14 @@ class BlockReader:
             with self._lock:
                 if self._closed:
                     return
-                events, way = self._events, self._times.way
-                draw, place = self._times.next_draw(), self._times.place()
+                events, schedule = self._events, self._planner.schedule
+                draw, place = self._planner.next_draw(), self._planner.place()
             if place is not None:
-                self._shelf.follow(*place)
+                self._source.follow(*place)
             if draw is not None:
                 uses = Uses.of(draw.deal.blocks(draw.first, draw.last), draw.base + draw.first)
                 with self._lock:
-                    way.merge(uses, draw.base + draw.last, self._held)
+                    schedule.merge(uses, draw.base + draw.last, self._table)
                 continue
             with self._lock:
                 waits = self._cancelled or self._first.hold_back or not self._ahead
@@ -365,8 +365,8 @@ class BlockReader:
             self._sweep()
 
     def _start_due(self) -> float | None:
-        """Start what the policy wants started now; seconds after which it wants to be asked again."""
-        while isinstance(started := self._times.next_start(self._clock()), Entry):
+        """Start the loads that are due; returns the seconds until the next one is due, if known."""
+        while isinstance(started := self._planner.next_start(self._clock()), Entry):
             self._queue.append(started)
             self._work.notify()
         return started
@@ -374,17 +374,17 @@ class BlockReader:
     # -- the end ---------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """End every wait of a worker with ``Cancelled``, and of those to come; loads go on."""
+        """End every wait of a worker with ``Cancelled``, and all later ones; loads continue."""
         with self._lock:
             self._cancelled = True
             self._arrived.notify_all()
-        if self._opening is not None:
-            self._opening.cancel()
+        if self._cold_start is not None:
+            self._cold_start.cancel()
 
     def uncancel(self) -> None:
         """Workers may wait again."""
-        if self._opening is not None:
-            self._opening.begin()
+        if self._cold_start is not None:
+            self._cold_start.begin()
         with self._lock:
             self._cancelled = False
             self._replan()
@@ -395,30 +395,30 @@ class BlockReader:
             self._closed = True
             for condition in (self._arrived, self._work, self._planning):
                 condition.notify_all()
-        self._shelf.interrupt()
+        self._source.interrupt()
         for thread in self._threads:
             thread.join()
-        for entry in self._held:
+        for entry in self._table:
             if entry.state != "failed":
-                self._held.drop(entry)
+                self._table.drop(entry)
         self._sweep()
-        self._shelf.close()
+        self._source.close()
 
     @property
     def nbytes(self) -> int:
-        """Held in memory now."""
+        """Bytes held in memory now."""
         with self._lock:
-            return self._held.nbytes
+            return self._table.nbytes
 
     def __repr__(self) -> str:
         with self._lock:
-            states = [entry.state for entry in self._held]
+            states = [entry.state for entry in self._table]
         shown = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "empty"
         return f"<BlockReader {os.getpid()}: {shown}>"
 
 
 def _again(error: Exception) -> Exception:
-    """The same error for another sample: notes that one gets are not to be seen at the others."""
+    """A copy of the error for another sample, so that notes added to one do not show at the others."""
     fresh = copy.copy(error)
     fresh.__notes__ = list(getattr(error, "__notes__", ()))
     fresh.__cause__ = error.__cause__

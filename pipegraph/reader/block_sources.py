@@ -9,10 +9,10 @@ from typing import Any, Final, final
 
 from pipegraph.errors import DataError, GraphError, LoaderClosedError, MemoryLimitError
 from pipegraph.order import LaneOrder, Order
-from pipegraph.reader.cold_start import Opening
+from pipegraph.reader.cold_start import ColdStart
 from pipegraph.reader.columns_filter import Choice, SameFields
-from pipegraph.reader.fetcher import Near
-from pipegraph.reader.next_use import Foresight
+from pipegraph.reader.fetcher import Fetcher
+from pipegraph.reader.next_use import NextUseIndex
 from pipegraph.reader.uses import Deal
 from pipegraph.storage import Cacheable, LocalParts, Manifest, Part, ShardFile, open_block, open_part
 from pipegraph.storage.formats import Block, Format, format_of
@@ -26,23 +26,23 @@ SHARE: Final = 0.5
 ALL: Final = Choice()
 
 
-class Shelf(ABC):
+class BlockSource(ABC):
     """Blocks by number.
 
     Attributes:
-        near: whether blocks are brought near (from a store, through a cache, decoded into memory), or read in place.
-        keeps: whether what is let go of stays near, in the node cache.
-        stride: steps over which consumption is measured; the first so many of a run are its opening.
-        steps_per_switch: about how many steps lie between the first uses of two blocks.
-        opening: reads samples of blocks that are not near, where that can be done.
+        fetched: whether blocks are fetched (from a store, through a cache, decoded into memory), not read in place.
+        keeps: whether a released block stays local, in the node cache.
+        stride: steps over which consumption is measured; that many first steps of a run are its cold start.
+        steps_per_block: about how many steps lie between the first uses of two consecutive blocks.
+        cold_start: reads samples of blocks that are not local yet, where the format allows it.
         most_open: blocks that may be held at once, where each holds a file open.
     """
 
-    near: bool
+    fetched: bool
     keeps: bool = False
     stride: int
-    steps_per_switch: float
-    opening: Opening | None = None
+    steps_per_block: float
+    cold_start: ColdStart | None = None
     most_open: float = math.inf
 
     @abstractmethod
@@ -57,10 +57,10 @@ class Shelf(ABC):
     def open(self, number: int, room: Callable[[int], None]) -> tuple[ShardFile | None, Any]:
         """A block's file, if that is still needed, and what is read from it.
 
-        Blocks until it is near; `interrupt` ends that.
+        Waits until the block is local; `interrupt` ends the wait.
 
         Args:
-            room: told of the bytes that it holds, as they become more; what that raises ends the opening.
+            room: called with the bytes that the block holds, as they grow; what it raises ends the load.
 
         Raises:
             LoaderClosedError: `interrupt` was called.
@@ -79,11 +79,11 @@ class Shelf(ABC):
         """A block's name for people."""
 
     def is_here(self, number: int) -> bool:
-        """Whether it lies in the cache already, so that opening it takes no time."""
+        """Whether the block is in the cache already, so that opening it takes no time."""
         return False
 
     def follow(self, deal: Deal, step: int) -> None:  # noqa: B027
-        """Training is near this step of an epoch; called now and then, by one thread."""
+        """Training is at about this step of an epoch; called from time to time, by one thread."""
 
     @abstractmethod
     def interrupt(self) -> None:
@@ -91,7 +91,7 @@ class Shelf(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back; no file is open any more."""
+        """Release everything: all files are closed afterwards."""
 
 
 def is_decoded(part: Part) -> bool:
@@ -100,11 +100,11 @@ def is_decoded(part: Part) -> bool:
 
 
 @final
-class BlockShelf(Shelf):
+class ManifestSource(BlockSource):
     """The blocks of a manifest; what is read from one is the sequence of its samples.
 
     Args:
-        pieces: the folder of the blocks' pieces, or None.
+        sub_blocks: the folder of the sub-blocks, or None.
     """
 
     stride = 256
@@ -115,30 +115,30 @@ class BlockShelf(Shelf):
         order: Order,
         rank: int,
         world_size: int,
-        near: Near,
-        pieces: str | None = None,
+        fetcher: Fetcher,
+        sub_blocks: str | None = None,
         choice: Choice = ALL,
     ) -> None:
-        self._manifest, self._order, self._near, self._choice = manifest, order, near, choice
+        self._manifest, self._order, self._fetcher, self._choice = manifest, order, fetcher, choice
         self._rank, self._world_size = rank, world_size
         self._local = LocalParts()
         self._decoded = any(map(is_decoded, manifest.parts))
-        self.near, self.keeps = near.in_use or self._decoded, near.handle is not None
-        self.most_open = near.most_open
+        self.fetched, self.keeps = fetcher.in_use or self._decoded, fetcher.handle is not None
+        self.most_open = fetcher.most_open
         readers = 1  # ranks that read the same block
         if isinstance(order, LaneOrder) and order.shuffle:
             readers = world_size // math.gcd(order.lane_count(manifest), world_size)
-        self.steps_per_switch = max(1.0, len(manifest) / max(1, manifest.blocks) / readers)
-        self._fields = SameFields(manifest.parts, choice, near.store)
+        self.steps_per_block = max(1.0, len(manifest) / max(1, manifest.blocks) / readers)
+        self._fields = SameFields(manifest.parts, choice, fetcher.store)
         self._sizes: dict[int, int] = {}  # of blocks that were open, what they held in memory
         self._growth = 1.0  # by how much blocks have grown at most when they were decoded
-        self._foresight: Foresight | None = None
-        if near.in_use:
-            self.opening = Opening(manifest, pieces, near.store, near.memory // 8)
+        self._next_uses: NextUseIndex | None = None
+        if fetcher.in_use:
+            self.cold_start = ColdStart(manifest, sub_blocks, fetcher.store, fetcher.memory // 8)
 
     def _held_in_memory(self, number: int) -> bool:
-        """Whether it is more than the places of its samples that is held."""
-        return self._near.in_use or is_decoded(self._manifest.parts[self._manifest.block(number)[0]])
+        """Whether the block's bytes are held in memory, and not only the places of its samples."""
+        return self._fetcher.in_use or is_decoded(self._manifest.parts[self._manifest.block(number)[0]])
 
     def held_nbytes(self, number: int) -> int:
         known = self._sizes.get(number)
@@ -150,7 +150,7 @@ class BlockShelf(Shelf):
 
     def budget(self) -> int:
         # What is decoded lies in memory, also where the bytes it was made from lie in the cache.
-        return self._near.memory if self._decoded else self._near.budget()
+        return self._fetcher.memory if self._decoded else self._fetcher.budget()
 
     def open(self, number: int, room: Callable[[int], None]) -> tuple[ShardFile | None, Any]:
         part_number, block = self._manifest.block(number)
@@ -161,16 +161,16 @@ class BlockShelf(Shelf):
                 part,
                 block,
                 crc32c=self._manifest.block_checksum(number),
-                store=self._near.store,
-                cache=self._near.cache,
+                store=self._fetcher.store,
+                cache=self._fetcher.cache,
                 local=self._local,
             )
         finally:
-            self._near.tell()
+            self._fetcher.count_requests()
         try:
             self._fields.check(part_number, file)
             # Without a cache a remote block's encoded bytes are held beside what is made of them.
-            encoded = block.nbytes if self._near.in_use and not self.keeps else 0
+            encoded = block.nbytes if self._fetcher.in_use and not self.keeps else 0
             if not form.in_place:
                 form = form.within(lambda nbytes: room(encoded + nbytes))
             samples: Any = form.read(file, block)
@@ -188,32 +188,34 @@ class BlockShelf(Shelf):
         if not form.in_place:
             self._growth = max(self._growth, (beside + held) / max(1, block.nbytes))
             self._sizes[number] = beside + held
-        elif not self._near.in_use:
+        elif not self._fetcher.in_use:
             self._sizes[number] = held
 
     def follow(self, deal: Deal, step: int) -> None:
-        """Give the cache the uses that the order foresees, of this epoch and the next."""
-        handle = self._near.handle
+        """Give the cache the next uses of its entries, in this epoch and the next."""
+        handle = self._fetcher.handle
         if handle is None:
             return
-        if self._foresight is None:
-            self._foresight = Foresight(
+        if self._next_uses is None:
+            self._next_uses = NextUseIndex(
                 self._order, self._manifest, self._rank, self._world_size, self._place
             )
-            handle.plan(self._foresight.next_use)
-        self._foresight.follow(deal, step)
+            handle.plan(self._next_uses.next_use)
+        self._next_uses.follow(deal, step)
 
     def name(self, number: int) -> str:
         part, _ = self._manifest.block(number)
         return f"{self._manifest.parts[part].name}, block {number - int(self._manifest.first_block[part])}"
 
     def is_here(self, number: int) -> bool:
-        handle = self._near.handle
+        handle = self._fetcher.handle
         if handle is None:
             return False
         try:
-            if self.opening is not None:  # a worker waits for this: where the store is silent, a stop ends it
-                self.opening.identify(self._manifest.parts[self._manifest.block(number)[0]])
+            if (
+                self.cold_start is not None
+            ):  # a worker waits for this: where the store is silent, a stop ends it
+                self.cold_start.identify(self._manifest.parts[self._manifest.block(number)[0]])
             return self._cacheable(number, identified=True) in handle
         except (DataError, LoaderClosedError):
             return False  # opening it says what is wrong
@@ -225,42 +227,42 @@ class BlockShelf(Shelf):
         part_number, block = self._manifest.block(number)
         part = self._manifest.parts[part_number]
         if identified:
-            part = identify(part, self._near.store)
+            part = identify(part, self._fetcher.store)
         return cacheable(part, block, self._manifest.block_checksum(number))
 
     def interrupt(self) -> None:
-        if self.opening is not None:
-            self.opening.cancel()
-        self._near.interrupt()
+        if self.cold_start is not None:
+            self.cold_start.cancel()
+        self._fetcher.interrupt()
 
     def close(self) -> None:
-        self._near.close()
+        self._fetcher.close()
 
 
 @final
-class PartShelf(Shelf):
-    """Whole parts, by their place in the list of parts; only their files are of interest."""
+class PartSource(BlockSource):
+    """Whole parts, by their place in the list of parts; only their files are used."""
 
     stride = 1
-    steps_per_switch = 1.0
+    steps_per_block = 1.0
 
-    def __init__(self, parts: list[Part], whole: bool, near: Near, choice: Choice = ALL) -> None:
-        self._fields = SameFields(parts, choice, near.store)
-        self._parts, self._near, self._whole = parts, near, whole
+    def __init__(self, parts: list[Part], whole: bool, fetcher: Fetcher, choice: Choice = ALL) -> None:
+        self._fields = SameFields(parts, choice, fetcher.store)
+        self._parts, self._fetcher, self._whole = parts, fetcher, whole
         self._local = LocalParts()
-        self.near = near.in_use and whole
-        self.most_open = near.most_open
+        self.fetched = fetcher.in_use and whole
+        self.most_open = fetcher.most_open
         self._sizes: dict[int, int] = {}  # of parts whose size was asked for
 
     def held_nbytes(self, number: int) -> int:
-        if not self.near:
+        if not self.fetched:
             return 0
         size = self._parts[number].size or self._sizes.get(number)
         # As large as the largest one known, until it is asked for.
         return size if size is not None else max(list(self._sizes.values()), default=0)
 
     def budget(self) -> int:
-        return self._near.budget()
+        return self._fetcher.budget()
 
     def open(self, number: int, room: Callable[[int], None]) -> tuple[ShardFile | None, Any]:
         file = self._open(number)
@@ -272,31 +274,31 @@ class PartShelf(Shelf):
         return file, None
 
     def _open(self, number: int) -> ShardFile:
-        part, store = self._parts[number], self._near.store
-        if not self.near:
+        part, store = self._parts[number], self._fetcher.store
+        if not self.fetched:
             return self._local.open(part) if part.is_local else open_part(part, store)
         if part.size is None:
             assert store is not None
             part = store.identify(part)
             self._sizes[number] = part.size or 0
         assert part.size is not None
-        if self._near.handle is None and part.size > self._near.budget():
+        if self._fetcher.handle is None and part.size > self._fetcher.budget():
             raise GraphError(
                 f"part {part.name!r} has {part.size} bytes, more than this rank may hold in memory "
-                f"({self._near.budget()}): give Load(cache=pg.NodeCache(...)), use PartOrder(shuffle=False), which "
+                f"({self._fetcher.budget()}): give Load(cache=pg.NodeCache(...)), use PartOrder(shuffle=False), which "
                 "reads parts as streams, or a manifest, with which parts are read in blocks"
             )
         block = Block(0, part.size, 0, 0)
         try:
-            return open_block(part, block, store=store, cache=self._near.cache, local=self._local)
+            return open_block(part, block, store=store, cache=self._fetcher.cache, local=self._local)
         finally:
-            self._near.tell()
+            self._fetcher.count_requests()
 
     def name(self, number: int) -> str:
         return self._parts[number].name
 
     def interrupt(self) -> None:
-        self._near.interrupt()
+        self._fetcher.interrupt()
 
     def close(self) -> None:
-        self._near.close()
+        self._fetcher.close()

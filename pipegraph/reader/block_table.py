@@ -1,4 +1,4 @@
-"""The table of blocks that are in use, loaded or on their way, and what makes room for others: no threads, no I/O.
+"""The table of blocks that are in use, loaded or on their schedule, and the eviction of blocks: no threads, no I/O.
 
 The caller holds a lock around everything here.
 """
@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Literal, final
 
-from pipegraph.reader.block_sources import Shelf
-from pipegraph.reader.schedule import Itinerary
+from pipegraph.reader.block_sources import BlockSource
+from pipegraph.reader.schedule import ReadSchedule
 from pipegraph.storage import ShardFile
 
 State = Literal["waiting", "loading", "ready", "failed"]
@@ -22,15 +22,15 @@ class Entry:
 
     Attributes:
         nbytes: what it counts of the budget.
-        first: the tick for which it is brought.
+        first: the tick for which it is fetched.
         asked: when its loading was asked for.
-        wanted: when a worker first stood and waited for it; None if none did.
+        wanted: when a worker first waited for it; None if none did.
         there: when it was ready.
         fresh: not used yet.
-        awaited: a worker stands and waits for it.
+        awaited: a worker waits for it.
         pins: uses that have not ended.
         value: what samples are read from, once it is ready.
-        told: the (epoch, step) that had its error.
+        raised_at: the (epoch, step) pairs at which its error was raised.
     """
 
     __slots__ = (
@@ -43,9 +43,9 @@ class Entry:
         "nbytes",
         "number",
         "pins",
+        "raised_at",
         "state",
         "there",
-        "told",
         "value",
         "wanted",
     )
@@ -64,22 +64,22 @@ class Entry:
         self.value: Any = None
         self.file: ShardFile | None = None
         self.error: Exception | None = None
-        self.told: set[tuple[int, Any]] = set()
+        self.raised_at: set[tuple[int, Any]] = set()
 
 
 @final
-class Held:
+class BlockTable:
     """Entries by the number of their block, least recently used first.
 
     Attributes:
         nbytes: of all that are loaded or being loaded.
-        doomed: files that were let go of, for the caller to close outside the lock.
+        doomed: released files, which the caller closes outside the lock.
     """
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, source: BlockSource) -> None:
+        self._source = source
         self._entries: OrderedDict[int, Entry] = OrderedDict()
-        self._most_open = shelf.most_open
+        self._most_open = source.most_open
         self._open = 0  # ready ones that hold a file
         self.nbytes = 0
         self.doomed: list[ShardFile] = []
@@ -99,7 +99,7 @@ class Held:
 
     def add(self, number: int, first: int, now: float) -> Entry:
         """A new entry; it takes room once its loading begins."""
-        entry = self._entries[number] = Entry(number, self._shelf.held_nbytes(number), first, now)
+        entry = self._entries[number] = Entry(number, self._source.held_nbytes(number), first, now)
         return entry
 
     def use(self, entry: Entry) -> None:
@@ -114,67 +114,67 @@ class Held:
             for e in self._entries.values()
             if e.state == "loading" or (e.state == "ready" and e.pins)
         )
-        return taken + entry.nbytes <= self._shelf.budget()
+        return taken + entry.nbytes <= self._source.budget()
 
-    def begin(self, entry: Entry, way: Itinerary) -> None:
+    def begin(self, entry: Entry, schedule: ReadSchedule) -> None:
         """Its loading begins."""
-        self.make_room(entry.nbytes, way)
+        self.make_room(entry.nbytes, schedule)
         entry.state = "loading"
         self.nbytes += entry.nbytes
 
-    def grow(self, entry: Entry, nbytes: int, way: Itinerary) -> bool:
-        """It holds so many bytes by now; whether there is room for them."""
+    def grow(self, entry: Entry, nbytes: int, schedule: ReadSchedule) -> bool:
+        """Note that the entry holds so many bytes now; returns whether they fit the budget."""
         if nbytes > entry.nbytes:
             self.nbytes += nbytes - entry.nbytes
             entry.nbytes = nbytes
-        self.make_room(0, way)
-        return self.nbytes <= self._shelf.budget()
+        self.make_room(0, schedule)
+        return self.nbytes <= self._source.budget()
 
     def put_back(self, entry: Entry) -> None:
-        """Its loading was broken off, and begins again later."""
+        """Its loading was interrupted and starts again later."""
         self.nbytes -= entry.nbytes
         entry.state = "waiting"
 
-    def loaded(self, entry: Entry, way: Itinerary) -> None:
+    def loaded(self, entry: Entry, schedule: ReadSchedule) -> None:
         """It is ready; its size may be known only now."""
-        nbytes = self._shelf.held_nbytes(entry.number)
+        nbytes = self._source.held_nbytes(entry.number)
         self.nbytes += nbytes - entry.nbytes
         entry.nbytes = nbytes
-        self.make_room(0, way)
+        self.make_room(0, schedule)
         entry.state = "ready"
         self._open += entry.file is not None
 
     def failed(self, entry: Entry) -> None:
-        """It could not be loaded; without an error, because that was broken off."""
+        """It could not be loaded; without an error, its loading was interrupted."""
         entry.state = "failed"
         self.nbytes -= entry.nbytes
         entry.nbytes = 0
         if entry.error is None:
             del self._entries[entry.number]
 
-    def make_room(self, nbytes: int, way: Itinerary) -> None:
-        """Let go of blocks that nobody reads, those first whose next use lies farthest ahead, until there is room.
+    def make_room(self, nbytes: int, schedule: ReadSchedule) -> None:
+        """Release unused blocks, the farthest next use first, until there is room.
 
-        Of no known use are those that the next steps do not read; of them the least recently used goes first.
+        Blocks without a known next use go before all others, the least recently used first.
         """
         spare = [entry for entry in self._entries.values() if entry.state == "ready" and not entry.pins]
-        if self._shelf.keeps and way.scanned > way.tick:
+        if self._source.keeps and schedule.scanned > schedule.tick:
             # What lies in the node cache is opened again at once, and while it is open it cannot be evicted, even
             # where the plan wants its place for another: what is not needed soon is closed.
             for entry in spare:
-                if entry.file is not None and not _needed(entry, way):
+                if entry.file is not None and not _needed(entry, schedule):
                     self.drop(entry)
             spare = [entry for entry in spare if entry.number in self._entries]
-        budget = self._shelf.budget()
+        budget = self._source.budget()
         if self.nbytes + nbytes <= budget and self._open < self._most_open:
             return
-        for entry in sorted(spare, key=lambda e: -_next_use(e, way)):
+        for entry in sorted(spare, key=lambda e: -_next_use(e, schedule)):
             self.drop(entry)
             if self.nbytes + nbytes <= budget and self._open < self._most_open:
                 return
 
     def drop(self, entry: Entry) -> None:
-        """Let go of an entry."""
+        """Remove an entry and release its block."""
         del self._entries[entry.number]
         if entry.state != "waiting":
             self.nbytes -= entry.nbytes
@@ -183,25 +183,25 @@ class Held:
             self.doomed.append(entry.file)
         entry.file = entry.value = None
 
-    def free_bytes(self, way: Itinerary) -> int:
-        """What blocks to come may take: all that is not held by blocks that are still needed."""
+    def free_bytes(self, schedule: ReadSchedule) -> int:
+        """Bytes that upcoming blocks may take: the budget without the blocks that are still needed."""
         entries = self._entries.values()
-        if self._open >= self._most_open and all(_needed(entry, way) for entry in entries):
+        if self._open >= self._most_open and all(_needed(entry, schedule) for entry in entries):
             return 0
         needed = sum(
             entry.nbytes
             for entry in entries
-            if entry.state != "failed" and (entry.pins or entry.state != "ready" or _needed(entry, way))
+            if entry.state != "failed" and (entry.pins or entry.state != "ready" or _needed(entry, schedule))
         )
-        return self._shelf.budget() - needed
+        return self._source.budget() - needed
 
 
-def _next_use(entry: Entry, way: Itinerary) -> float:
-    tick = way.next_use(entry.number)
+def _next_use(entry: Entry, schedule: ReadSchedule) -> float:
+    tick = schedule.next_use(entry.number)
     if tick is None:
-        return entry.first if entry.first > way.tick else math.inf
+        return entry.first if entry.first > schedule.tick else math.inf
     return tick
 
 
-def _needed(entry: Entry, way: Itinerary) -> bool:
-    return way.needs(entry.number) or entry.first > way.tick
+def _needed(entry: Entry, schedule: ReadSchedule) -> bool:
+    return schedule.needs(entry.number) or entry.first > schedule.tick

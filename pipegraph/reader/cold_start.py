@@ -1,10 +1,10 @@
 """The first samples of a run, read by ranges, so that the first batch does not wait for whole blocks.
 
-At the start, and after a resume, nothing is near, and a rank reads from as many blocks as it has lanes. While the
-opening lasts, loads of whole blocks are held back, and workers fetch the pieces that hold their samples; then the
-blocks come, and those of the opening are read by pieces until they are there. What is fetched twice is bounded by a
-share of each block. A piece is checked by its own checksum; where anything is wrong with it, the block is loaded,
-which knows how to go on.
+At the start, and after a resume, no block is local, and a rank reads from as many blocks as it has lanes. During the
+cold start, loads of whole blocks are held back, and workers fetch the sub-blocks that hold their samples; then the
+blocks are loaded, and the first ones are read by sub-blocks until they are ready. What is fetched twice is bounded by a
+share of each block. A sub-block has a checksum of its own; if anything is wrong with it, the whole block is loaded,
+which retries and reports errors.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pipegraph.storage import BytesFile, Manifest, OverlayFile, Part, ShardFile,
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.formats.parquet import ParquetFormat
-from pipegraph.storage.pieces import Piece, PieceFolder, Pieces, fixed_pieces
 from pipegraph.storage.stores import Pending, safe_url
+from pipegraph.storage.sub_blocks import SubBlock, SubBlockFolder, SubBlocks, fixed_sub_blocks
 
 T = TypeVar("T")
 
 TWICE: Final = 4
-"""At most one byte in so many of a block is fetched by pieces, and then again with the block."""
+"""At most one byte in so many of a block is fetched by sub-blocks, and then again with the block."""
 
 KEPT_NBYTES: Final = 32 << 20
-"""Pieces that are kept for the next sample in them."""
+"""Sub-blocks that are kept for the next sample in them."""
 
 EDGE_NBYTES: Final = 1 << 17
-"""Reads outside a piece up to this size are headers and footers, which every piece of the part needs again."""
+"""Reads outside a sub-block up to this size are headers and footers, which every sub-block of the part needs again."""
 
 FEW: Final = 64
 """Parts whose headers and footers are kept."""
@@ -43,21 +43,21 @@ HELD_BACK: Final = 8
 
 @final
 class FirstBlocks:
-    """The blocks that the first samples of a run lie in, while they are not near. The caller holds a lock.
+    """The blocks that the first samples of a run lie in, while they are not local. The caller holds a lock.
 
     Attributes:
-        hold_back: whether loads of whole blocks are to wait, so that the first samples have the line for themselves.
+        hold_back: whether loads of whole blocks are to wait, so that the first samples get all the bandwidth.
     """
 
-    def __init__(self, opening: Opening | None) -> None:
-        self._opening = opening
+    def __init__(self, cold_start: ColdStart | None) -> None:
+        self._cold_start = cold_start
         self.restart()
 
     def restart(self) -> None:
         """Another run begins."""
         self._numbers: set[int] = set()
         self._nbytes = 0
-        self.hold_back = self._opening is not None
+        self.hold_back = self._cold_start is not None
 
     def __contains__(self, number: int) -> bool:
         return number in self._numbers
@@ -72,29 +72,29 @@ class FirstBlocks:
             self._nbytes += nbytes
 
     def discard(self, number: int) -> None:
-        """It is near, or cannot be had."""
+        """It is local, or cannot be loaded."""
         self._numbers.discard(number)
 
-    def has_ended(self, goes_on: bool) -> bool:
+    def has_ended(self, continues: bool) -> bool:
         """Whether the time of holding back ends now: with the run's first steps, or when enough came by ranges."""
-        assert self._opening is not None
-        if not self.hold_back or (goes_on and self._opening.nbytes * HELD_BACK < self._nbytes):
+        assert self._cold_start is not None
+        if not self.hold_back or (continues and self._cold_start.nbytes * HELD_BACK < self._nbytes):
             return False
         self.hold_back = False
         return True
 
     def waits_for(self, nbytes: int) -> bool:
-        """A block of this size must come whole: whether all the others shall come too, unless it is a small one."""
-        return nbytes * max(1, len(self._numbers)) * TWICE > self._nbytes and self.has_ended(goes_on=False)
+        """Whether a block of this size, which must be loaded whole, ends the holding back of the others too."""
+        return nbytes * max(1, len(self._numbers)) * TWICE > self._nbytes and self.has_ended(continues=False)
 
 
 @final
-class Opening:
-    """Reads samples of blocks that are not near. Any thread may call anything.
+class ColdStart:
+    """Reads samples of blocks that are not local yet. Thread-safe.
 
     Args:
-        folder: of the pieces that ``pipegraph index`` wrote, or None. Without it blocks of rows of one size and
-            those of Parquet are read by pieces, if the manifest has no checksums that would go unchecked then.
+        folder: of the sub-blocks that ``pipegraph index`` wrote, or None. Without it blocks of rows of one size and
+            those of Parquet are read by sub-blocks, if the manifest has no checksums that would go unchecked then.
         store: for remote parts.
         most_nbytes: bound of what is kept here.
     """
@@ -103,10 +103,10 @@ class Opening:
         self, manifest: Manifest, folder: str | None, store: StoreClient | None, most_nbytes: int
     ) -> None:
         self._manifest, self._store = manifest, store
-        self._folder = PieceFolder(folder, manifest, store) if folder is not None else None
+        self._folder = SubBlockFolder(folder, manifest, store) if folder is not None else None
         self._most = min(KEPT_NBYTES, most_nbytes)
         self._lock = threading.Lock()
-        self._pieces: dict[int, Pieces | None] = {}
+        self._sub_blocks: dict[int, SubBlocks | None] = {}
         self._spent: dict[int, int] = {}
         self._kept: OrderedDict[tuple[int, int], _Shared] = OrderedDict()
         self._parts: OrderedDict[int, _Ranges] = OrderedDict()
@@ -117,28 +117,28 @@ class Opening:
     def read(self, number: int, index: int) -> Any:
         """Sample ``index`` of a block; None where it must be read from the whole block."""
         try:
-            pieces = self._pieces_of(number)
-            if pieces is None:
+            sub_blocks = self._sub_blocks_of(number)
+            if sub_blocks is None:
                 return None
-            which, piece = pieces.of(index)
-            shared = self._share(number, which, piece)
+            which, sub_block = sub_blocks.of(index)
+            shared = self._share(number, which, sub_block)
             if shared is None:
                 return None
             _, block = self._manifest.block(number)
-            samples = shared.get(lambda: self._fetch(number, piece))
-            return dict(samples[block.first + index - piece.block.first])
+            samples = shared.get(lambda: self._fetch(number, sub_block))
+            return dict(samples[block.first + index - sub_block.block.first])
         except (DataError, OSError, LoaderClosedError):
-            return None  # the block is loaded and says what is wrong, or is broken off as well
+            return None  # loading the whole block reports the error, or is interrupted as well
 
-    def _pieces_of(self, number: int) -> Pieces | None:
+    def _sub_blocks_of(self, number: int) -> SubBlocks | None:
         with self._lock:
-            if number in self._pieces:
-                return self._pieces[number]
+            if number in self._sub_blocks:
+                return self._sub_blocks[number]
         found = self._look_up(number)
         with self._lock:
-            return self._pieces.setdefault(number, found)
+            return self._sub_blocks.setdefault(number, found)
 
-    def _look_up(self, number: int) -> Pieces | None:
+    def _look_up(self, number: int) -> SubBlocks | None:
         written = self._folder.of(number) if self._folder is not None else None
         if written is not None:
             return written
@@ -147,17 +147,19 @@ class Opening:
         part_number, block = self._manifest.block(number)
         form = format_of(self._manifest.parts[part_number])
         if not isinstance(form, ParquetFormat):
-            return fixed_pieces(form, block)
+            return fixed_sub_blocks(form, block)
         groups = form.index(self._part(part_number), 1)
         stop = block.first + block.samples
-        found = tuple(Piece(group, None) for group in groups if block.first <= group.first < stop)
+        found = tuple(SubBlock(group, None) for group in groups if block.first <= group.first < stop)
         return (
-            Pieces(found) if len(found) > 1 and sum(p.block.samples for p in found) == block.samples else None
+            SubBlocks(found)
+            if len(found) > 1 and sum(p.block.samples for p in found) == block.samples
+            else None
         )
 
-    def _share(self, number: int, which: int, piece: Piece) -> _Shared | None:
-        """The piece, which is fetched once for all its samples; None where too much of its block was."""
-        key, nbytes = (number, which), piece.block.nbytes
+    def _share(self, number: int, which: int, sub_block: SubBlock) -> _Shared | None:
+        """The sub-block, fetched once for all its samples; None if too much of its block was fetched already."""
+        key, nbytes = (number, which), sub_block.block.nbytes
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -175,15 +177,15 @@ class Opening:
                 self._kept.popitem(last=False)
             return shared
 
-    def _fetch(self, number: int, piece: Piece) -> Sequence[Any]:
+    def _fetch(self, number: int, sub_block: SubBlock) -> Sequence[Any]:
         part_number, _ = self._manifest.block(number)
-        part, block = self._manifest.parts[part_number], piece.block
+        part, block = self._manifest.parts[part_number], sub_block.block
         base = self._part(part_number)
         data = base.read_at(block.offset, block.nbytes)
-        if piece.crc32c is not None and crc32c_extend()(0, data) != piece.crc32c:
-            raise ShardError(f"{base.name}: a piece at byte {block.offset} differs from its checksum")
-        near = _Overlay(base, block.offset, data)
-        samples: Sequence[Any] = format_of(part).read(near, block)
+        if sub_block.crc32c is not None and crc32c_extend()(0, data) != sub_block.crc32c:
+            raise ShardError(f"{base.name}: a sub-block at byte {block.offset} differs from its checksum")
+        overlay = _Overlay(base, block.offset, data)
+        samples: Sequence[Any] = format_of(part).read(overlay, block)
         return samples
 
     def _part(self, number: int) -> _Ranges:
@@ -235,23 +237,23 @@ class Opening:
             one.cancel()
 
     def begin(self) -> None:
-        """Another run begins: pieces may be fetched again; what blocks had of their share is forgotten."""
+        """Another run begins: sub-blocks may be fetched again, and the shares used up are reset."""
         with self._lock:
             self._cancelled = False
             self.nbytes = 0
             self._spent.clear()
 
     def end(self) -> None:
-        """The blocks are there: forget the pieces."""
+        """The blocks are loaded: forget the sub-blocks."""
         with self._lock:
-            self._pieces.clear()
+            self._sub_blocks.clear()
             self._kept.clear()
             self._parts.clear()
 
 
 @final
 class _Shared:
-    """What several workers want and one fetches; a fetch that fails is tried by the next who asks."""
+    """Samples that several workers need and one fetches; after a failure the next worker tries again."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -267,12 +269,12 @@ class _Shared:
 
 @final
 class _Ranges(ShardFile):
-    """A part of which exactly what is asked for is fetched; headers and footers once."""
+    """A part of which exactly the requested ranges are fetched; headers and footers once."""
 
-    def __init__(self, opening: Opening, part: Part) -> None:
+    def __init__(self, cold_start: ColdStart, part: Part) -> None:
         assert part.size is not None
         self.name, self.size = safe_url(part.uri), part.size
-        self._opening, self._part = opening, part
+        self._cold_start, self._part = cold_start, part
         self._edges: dict[tuple[int, int], bytes] = {}
 
     def stream_nbytes(self) -> int:
@@ -284,7 +286,7 @@ class _Ranges(ShardFile):
             return b""
         data = self._edges.get((offset, nbytes))
         if data is None:
-            data = self._opening.range(self._part, offset, nbytes)
+            data = self._cold_start.range(self._part, offset, nbytes)
             if nbytes <= EDGE_NBYTES and (offset == 0 or offset + nbytes >= self.size - 8):
                 self._edges[offset, nbytes] = data
         return data
@@ -295,7 +297,7 @@ class _Ranges(ShardFile):
 
 @final
 class _Overlay(ShardFile):
-    """A part with one piece at hand; reads beside it, of headers and footers, are short."""
+    """A part with one sub-block in memory; reads beside it, of headers and footers, are short."""
 
     def __init__(self, base: _Ranges, offset: int, data: bytes) -> None:
         self.name, self.size = base.name, base.size

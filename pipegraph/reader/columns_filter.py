@@ -40,7 +40,7 @@ class Choice:
 
 @final
 class SameFields:
-    """Says where the fields of one part differ from those of the first. Any thread may call anything.
+    """Says where the fields of one part differ from those of the first. Thread-safe.
 
     Args:
         parts: in their order.

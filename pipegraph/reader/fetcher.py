@@ -1,4 +1,4 @@
-"""A store client and a handle on a node cache for one reader: what brings blocks near, ended as one."""
+"""A store client and a handle on a node cache for one reader, closed together."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pipegraph.storage.stores import StoreStats
 
 
 @final
-class Near:
-    """Of one reader's own, so that closing them ends its waits only.
+class Fetcher:
+    """Fetches blocks for one reader; closing it ends only that reader's waits.
 
     Args:
         store: options, for remote parts.
         remote: whether there are any.
-        cache: of whose folder a handle is made, or None.
+        cache: the node cache to open a handle on, or None.
         memory: bytes that blocks held in memory may take.
         count: adds to a named counter of the stage.
     """
@@ -43,11 +43,11 @@ class Near:
         self._count = count
         self._stopped = threading.Event()
         self._spills = False
-        self._telling, self._told = threading.Lock(), StoreStats()
+        self._counting, self._counted = threading.Lock(), StoreStats()
 
     @property
     def cache(self) -> NodeCache | None:
-        """The cache to load through: itself, in the way `fetch` is used."""
+        """The cache to load through: this object, which counts and interrupts each `fetch`."""
         return None if self._cache is None else cast(NodeCache, self)
 
     @property
@@ -87,13 +87,13 @@ class Near:
         self._count("cache misses" if downloaded else "cache hits", 1)
         return file
 
-    def tell(self) -> None:
-        """Count in the profile what the store's requests have met since the last call."""
+    def count_requests(self) -> None:
+        """Add the store's requests since the last call to the stage's counters."""
         if self.store is None:
             return
-        with self._telling:
-            now, before = self.store.stats, self._told
-            self._told = now
+        with self._counting:
+            now, before = self.store.stats, self._counted
+            self._counted = now
         for name, more in (
             ("store requests", now.requests - before.requests),
             ("store requests tried again", now.retried - before.retried),
@@ -112,9 +112,9 @@ class Near:
             self.store.close()
 
     def close(self) -> None:
-        """The same: both are closed by it."""
+        """End every wait and transfer, and count the last requests."""
         self.interrupt()
-        self.tell()
+        self.count_requests()
 
 
 class _Stoppable:
@@ -128,7 +128,7 @@ class _Stoppable:
 
 
 def local_ranks() -> tuple[int, int]:
-    """(local rank, ranks on this node), as torchrun tells; without it this process counts as alone."""
+    """(local rank, ranks on this node), as torchrun sets them; without it this process counts as alone."""
     try:
         return int(os.environ.get("LOCAL_RANK", "0")), max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     except ValueError:

@@ -1,4 +1,4 @@
-"""How late blocks and parts came: what was waited for at each switch to another one."""
+"""How late blocks and parts came: the wait at each transition to another one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, final
 from pipegraph.profile.reports import Report
 
 WORST: Final = 8
-"""Switches that are remembered one by one: those that were waited for longest."""
+"""Transitions that are kept one by one: those with the longest waits."""
 
 STEPS_PER_DOUBLING: Final = 4
 """Resolution of the percentiles: within a fifth."""
@@ -21,16 +21,16 @@ CLASSES: Final = 40 * STEPS_PER_DOUBLING
 
 
 @dataclass(frozen=True, order=True)
-class Switch:
-    """A block or part was entered.
+class BlockTransition:
+    """A worker entered a block or part.
 
     Attributes:
-        waited_us: microseconds for which it was wanted and not there.
+        waited_us: microseconds for which it was wanted and missing.
         name: of the part, and the block in it.
         epoch: in which it was entered.
         step: of this rank, for which it was wanted; -1 where that is not known.
         wanted_s: when a worker first found it missing, in seconds since the stage began to read.
-        there_s: the same, when it was there.
+        there_s: the same, when it was ready.
     """
 
     waited_us: int
@@ -42,10 +42,10 @@ class Switch:
 
 
 @final
-class Switches(Report):
-    """All switches of one stage since its loader was made, in bounded memory. Any thread may call anything.
+class LateBlocks(Report):
+    """How late each block of one stage came since its loader was made, in bounded memory. Thread-safe.
 
-    Those of an opening (the first blocks of a run, which cannot be there before anybody wants them) are counted apart.
+    Blocks of a cold start (the first of a run, which cannot be fetched ahead) are counted apart.
 
     Args:
         now: when the stage begins to read, in seconds.
@@ -54,19 +54,19 @@ class Switches(Report):
     def __init__(self, now: float = 0.0) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._entered = self._late = self._opening = 0
-        self._waited_us = self._opening_us = 0
+        self._entered = self._late = self._cold_start = 0
+        self._waited_us = self._cold_start_us = 0
         self._standing_s = self._elapsed_s = 0.0
         self._from: tuple[float, float] | None = None
         self._classes = [0] * CLASSES
-        self._worst: list[tuple[int, int, Switch]] = []
+        self._worst: list[tuple[int, int, BlockTransition]] = []
 
     def begin(self, now: float) -> None:
         """The stage begins to read: times count from here. Called once, before anything else."""
         self._now = now
 
     def new_run(self) -> None:
-        """The time up to the next switch does not count."""
+        """The time up to the next transition does not count."""
         with self._lock:
             self._from = None
 
@@ -79,21 +79,21 @@ class Switches(Report):
         there: float,
         now: float,
         standing: float,
-        opening: bool,
+        cold_start: bool,
     ) -> None:
-        """A block is used for the first time since it was brought.
+        """A block is used for the first time since it was loaded.
 
         Args:
             wanted: when a worker first found it missing; None if none did.
-            there: when it was there.
-            standing: seconds that some worker has stood and waited, since the stage began to read.
-            opening: it belongs to the opening of a run.
+            there: when it was ready.
+            standing: seconds in which at least one worker waited, since the stage began to read.
+            cold_start: it belongs to the cold start of a run.
         """
         waited_us = 0 if wanted is None else max(0, round((there - wanted) * 1e6))
         with self._lock:
-            if opening:
-                self._opening += 1
-                self._opening_us += waited_us
+            if cold_start:
+                self._cold_start += 1
+                self._cold_start_us += waited_us
                 self._from = (now, standing)
                 return
             before, stood = self._from or (now, standing)
@@ -106,20 +106,20 @@ class Switches(Report):
             self._late += 1
             self._waited_us += waited_us
             self._classes[min(CLASSES - 1, int(STEPS_PER_DOUBLING * math.log2(waited_us)))] += 1
-            switch = Switch(waited_us, name, epoch, step, wanted - self._now, there - self._now)
-            heapq.heappush(self._worst, (waited_us, self._late, switch))
+            transition = BlockTransition(waited_us, name, epoch, step, wanted - self._now, there - self._now)
+            heapq.heappush(self._worst, (waited_us, self._late, transition))
             if len(self._worst) > WORST:
                 heapq.heappop(self._worst)
 
     def to_dict(self) -> dict[str, Any]:
-        """What was waited for, in numbers.
+        """The counts and waits, as plain numbers.
 
-        ``entered`` and ``late`` count switches, ``waited_us`` sums their waits, ``starved`` is the share of the time
-        that some worker stood and waited; percentiles are of the waits of all switches; the ``worst`` ones are told
-        one by one, longest first. The blocks of openings count apart.
+        ``entered`` and ``late`` count transitions, ``waited_us`` sums their waits, ``starved`` is the share of the time
+        that some worker waited; percentiles are of the waits of all transitions; the ``worst`` ones are listed
+        one by one, longest first. The blocks of cold starts count apart.
         """
         with self._lock:
-            worst = [asdict(switch) for _, _, switch in sorted(self._worst, reverse=True)]
+            worst = [asdict(transition) for _, _, transition in sorted(self._worst, reverse=True)]
             return {
                 "entered": self._entered,
                 "late": self._late,
@@ -128,13 +128,13 @@ class Switches(Report):
                 "p50_us": self._percentile(0.50),
                 "p95_us": self._percentile(0.95),
                 "p99_us": self._percentile(0.99),
-                "opening": self._opening,
-                "opening_waited_us": self._opening_us,
+                "cold_start": self._cold_start,
+                "cold_start_waited_us": self._cold_start_us,
                 "worst": worst,
             }
 
     def _percentile(self, share: float) -> int:
-        """Microseconds that this share of the switches did not wait longer than, up to a fifth more."""
+        """The wait in microseconds that this share of the transitions did not exceed, up to a fifth more."""
         left = math.ceil(share * self._entered) - (self._entered - self._late)
         for number, count in enumerate(self._classes):
             if left <= 0:
@@ -143,23 +143,27 @@ class Switches(Report):
         return round(2 ** (CLASSES / STEPS_PER_DOUBLING)) if left <= 0 and self._late else 0
 
     def lines(self) -> list[str]:
-        told = self.to_dict()
-        if not told["entered"]:
+        report = self.to_dict()
+        if not report["entered"]:
             return []
         lines = [
-            f"blocks late: {told['late']:,} of {told['entered']:,}, {100 * told['starved']:.2g} % of the time"
-            + (f", waits p95 {_time(told['p95_us'])}, p99 {_time(told['p99_us'])}" if told["late"] else "")
+            f"blocks late: {report['late']:,} of {report['entered']:,}, {100 * report['starved']:.2g} % of the time"
+            + (
+                f", waits p95 {_time(report['p95_us'])}, p99 {_time(report['p99_us'])}"
+                if report["late"]
+                else ""
+            )
         ]
         lines += [
             f"  late by {_time(found['waited_us'])}: {found['name']}, epoch {found['epoch']}, step {found['step']:,}"
-            for found in told["worst"][:3]
+            for found in report["worst"][:3]
         ]
         return lines
 
 
 @final
 class Standing:
-    """Time during which at least one worker stands and waits. The caller holds a lock."""
+    """Time during which at least one worker waits. The caller holds a lock."""
 
     def __init__(self) -> None:
         self._waiting = 0
@@ -172,7 +176,7 @@ class Standing:
         self._waiting += 1
 
     def end(self, now: float) -> float | None:
-        """A worker has waited; at the last of those that waited together, the seconds since the first began."""
+        """A worker stops waiting; for the last of several at once, the seconds since the first began."""
         self._waiting -= 1
         if self._waiting:
             return None
@@ -180,7 +184,7 @@ class Standing:
         return now - self._since
 
     def total(self, now: float) -> float:
-        """Seconds in all, those under way included."""
+        """Seconds in all, those under schedule included."""
         return self._total + (now - self._since if self._waiting else 0.0)
 
 

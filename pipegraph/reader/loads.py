@@ -1,4 +1,4 @@
-"""The blocks that are being loaded, and which of them go on where they want more room than there is.
+"""The blocks that are being loaded, and which of them continue when they need more room than there is.
 
 The caller holds the lock of ``changed`` around everything here.
 """
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import final
 
 from pipegraph.errors import LoaderClosedError
-from pipegraph.reader.block_sources import Shelf
-from pipegraph.reader.block_table import Entry, Held
-from pipegraph.reader.schedule import Itinerary
+from pipegraph.reader.block_sources import BlockSource
+from pipegraph.reader.block_table import BlockTable, Entry
+from pipegraph.reader.schedule import ReadSchedule
 
 
 class GaveWayError(Exception):
@@ -21,14 +21,14 @@ class GaveWayError(Exception):
 
 @final
 class Loads:
-    """Loads under way, the one begun first comes first.
+    """Loads under schedule, the one begun first comes first.
 
     Args:
         changed: notified when a load ends, and by `released`.
     """
 
-    def __init__(self, shelf: Shelf, held: Held, changed: threading.Condition) -> None:
-        self._shelf, self._held, self._changed = shelf, held, changed
+    def __init__(self, source: BlockSource, table: BlockTable, changed: threading.Condition) -> None:
+        self._source, self._table, self._changed = source, table, changed
         self._entries: list[Entry] = []
         self._waiting = 0
 
@@ -37,11 +37,11 @@ class Loads:
 
     def may_begin(self, entry: Entry) -> bool:
         """Whether there is room for it beside the others; alone any block may try."""
-        return not self._entries or self._held.fits(entry)
+        return not self._entries or self._table.fits(entry)
 
-    def begin(self, entry: Entry, way: Itinerary) -> None:
+    def begin(self, entry: Entry, schedule: ReadSchedule) -> None:
         """A load begins."""
-        self._held.begin(entry, way)
+        self._table.begin(entry, schedule)
         self._entries.append(entry)
 
     def end(self, entry: Entry) -> None:
@@ -49,25 +49,25 @@ class Loads:
         self._entries.remove(entry)
 
     def released(self) -> None:
-        """A block is read from no more."""
+        """A use of a block has ended."""
         if self._waiting:
             self._changed.notify_all()
 
-    def grow(self, entry: Entry, nbytes: int, way: Itinerary, is_closed: Callable[[], bool]) -> None:
-        """A load under way holds so many bytes by now; waits until there is room for them.
+    def grow(self, entry: Entry, nbytes: int, schedule: ReadSchedule, is_closed: Callable[[], bool]) -> None:
+        """A running load holds so many bytes now; waits until there is room for them.
 
-        Of several that want more than there is, the one begun first goes on, as soon as what is being read from is
-        released; the others give way. So one of them always ends.
+        If several need more than there is, the one begun first continues as soon as the blocks being read are
+        released; the others give schedule. So one of them always finishes.
 
         Raises:
             MemoryLimitError: there is no room for it even alone.
             GaveWayError: it makes room for another.
         """
-        while not self._held.grow(entry, nbytes, way):
+        while not self._table.grow(entry, nbytes, schedule):
             if is_closed():
                 raise LoaderClosedError("the pipeline was closed while a block was read")
-            if nbytes > self._shelf.budget():
-                raise self._shelf.too_large(entry.number)
+            if nbytes > self._source.budget():
+                raise self._source.too_large(entry.number)
             if self._entries[0] is not entry:
                 raise GaveWayError
             self._waiting += 1

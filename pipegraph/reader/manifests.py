@@ -20,7 +20,7 @@ from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part, StoreClient, StoreError, build_manifest, expand_parts
 from pipegraph.storage.indexing import IndexProgress
 from pipegraph.storage.parts import is_url
-from pipegraph.storage.pieces import SUFFIX
+from pipegraph.storage.sub_blocks import SUFFIX
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ BESIDE: Final = "manifest.json"
 
 
 class Once(Generic[T]):
-    """A value made at first need, shared by all copies of an operator. Any thread may call anything."""
+    """A value made at first need, shared by all copies of an operator. Thread-safe."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -104,7 +104,7 @@ def store_for(
 
 
 class Found(NamedTuple):
-    """A manifest, where it comes from, and the folder of its blocks' pieces, which may not be there."""
+    """A manifest, where it comes from, and the folder of its sub-blocks, which may be missing."""
 
     manifest: Manifest
     place: str | None
@@ -113,7 +113,7 @@ class Found(NamedTuple):
     """How it came about where it lies nowhere."""
 
     @property
-    def pieces(self) -> str | None:
+    def sub_blocks(self) -> str | None:
         return None if self.place is None else self.place + SUFFIX
 
     def __str__(self) -> str:
@@ -214,7 +214,7 @@ def _numbers(manifest: Manifest, parts: Sequence[Part]) -> list[int | None]:
     by_uri = {part.uri: number for number, part in enumerate(manifest.parts)}
     by_name = {part.name: number for number, part in enumerate(manifest.parts)}
     if len(by_name) < len(manifest.parts):
-        by_name = {}  # names alone do not tell them apart
+        by_name = {}  # names alone do not distinguish them
     return [by_uri.get(part.uri, by_name.get(part.name)) for part in parts]
 
 

@@ -1,4 +1,4 @@
-"""What a node cache's entries will be used for next: an order's visits under the names of entries."""
+"""When each entry of a node cache is used next: an order's visits under the names of entries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEAST_DRAWN, MOST_DRAWN = 1_024, 65_536
 
 
 def node_ranks(rank: int, world_size: int) -> range:
-    """The ranks of this node, as torchrun tells; all of them where every rank may be on it."""
+    """The ranks of this node, as torchrun sets them; all of them where every rank may be on it."""
     local, ranks = local_ranks()
     if "LOCAL_WORLD_SIZE" not in os.environ:
         local, ranks = rank, world_size
@@ -32,10 +32,10 @@ def node_ranks(rank: int, world_size: int) -> range:
 
 
 @final
-class Foresight:
+class NextUseIndex:
     """The next uses of cache entries, in steps, of the running epoch and the one behind it.
 
-    One thread calls `follow`; any calls `next_use`.
+    One thread calls `follow`; any thread may call `next_use`.
 
     Args:
         place: of a block's entries in the cache (`Cacheable.place`).

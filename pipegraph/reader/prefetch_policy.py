@@ -4,10 +4,10 @@ A trainer that works on one part needs the next one at its end, and not before:
 starting earlier only holds memory. So a part is started as soon as the time until
 it is needed is no more than its lead: the 95th percentile of load times, plus a
 margin. With T_load above T_train this keeps ceil(T_load / T_train) parts and more
-on their way at once, as far as there are bytes for them.
+on their schedule at once, as far as there are bytes for them.
 
 Nothing here waits or reads a clock: the caller asks after each event (a part was
-finished, a load ended, samples were consumed), and starts what it is told to.
+finished, a load ended, samples were consumed), and starts what the answer says.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REMEMBERED = 64
 # With fewer measurements than this a percentile says little.
 FEW = 8
 
-# Sooner than this is now: a caller that asks again when a part is due must not be told,
+# Sooner than this is now: a caller that asks again when a part is due must not be answered
 # for the rounding of its clock, to ask again at the same time.
 NOW_S = 1e-3
 

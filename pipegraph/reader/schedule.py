@@ -31,8 +31,8 @@ class Draw(NamedTuple):
 
 
 @final
-class Itinerary:
-    """One run's steps, as far as they are known.
+class ReadSchedule:
+    """The steps of one run that are known so far, and the blocks they read.
 
     Args:
         stride: steps over which the pace is measured.
@@ -69,12 +69,12 @@ class Itinerary:
         self._deals.append((base, deal))
 
     @property
-    def opening(self) -> bool:
-        """Whether these are still the run's first steps: the first stride of them."""
+    def in_cold_start(self) -> bool:
+        """Whether the run is still in its first stride of steps."""
         return self.tick < self._opens_until
 
     def reached(self, epoch: int, step: int, now: float, waited: float, pace: Pace) -> bool:
-        """Note that a step is asked for; whether another stride is over, whose pace was measured.
+        """Note that a step is requested; returns whether another stride has ended and its pace was measured.
 
         Args:
             waited: seconds spent waiting for blocks so far, which are not training.
@@ -135,7 +135,7 @@ class Itinerary:
         """Take what was found by a draw, in ticks.
 
         Args:
-            there: blocks that are loaded or on their way.
+            there: blocks that are loaded or on their schedule.
         """
         self.scanned = scanned
         self._drawn.append(uses)

@@ -19,9 +19,9 @@ from .formats import Format, format_of
 from .manifest import Manifest, PartIndex
 from .opening import open_part
 from .parts import Part, PartsLike, expand_parts, file_version, is_url
-from .pieces import SUFFIX, PieceWriter
 from .shard_files import ShardFile
 from .stores import StoreClient
+from .sub_blocks import SUFFIX, SubBlockWriter
 
 Broken = Callable[[Part, ShardError], None]
 
@@ -106,7 +106,7 @@ def build_manifest(
     workers: int = 8,
     checksums: bool = True,
     block_nbytes: int = BLOCK_NBYTES,
-    pieces: bool = False,
+    sub_blocks: bool = False,
     progress: Callable[[IndexProgress], None] | None = None,
     broken: Broken | None = None,
     journal: str | os.PathLike[str] | None = None,
@@ -122,7 +122,7 @@ def build_manifest(
         store: for remote parts; else one is made from the environment.
         workers: parts read at the same time.
         checksums: read every byte for CRC-32C of parts and blocks.
-        pieces: with `path`, also write where the samples lie inside blocks (see `pieces`), which reads every byte:
+        sub_blocks: with `path`, also write where samples lie inside blocks (see `sub_blocks`); reads every byte:
             with it a first batch needs no whole blocks.
         progress: called in this thread after each part.
         broken: gets each part that cannot be indexed to its end, and why. What comes behind the last block that was
@@ -134,7 +134,7 @@ def build_manifest(
         ShardError: a part is broken; the other parts in flight are finished first.
         DataError: as `expand_parts`, or another process is writing this manifest.
     """
-    if checksums or pieces:
+    if checksums or sub_blocks:
         crc32c_extend()
     with contextlib.ExitStack() as stack:
         found = expand_parts(parts, store=store)
@@ -144,16 +144,16 @@ def build_manifest(
         if journal is None and path is not None and not remote:
             journal = os.fspath(path) + ".partial"
         notes = stack.enter_context(_Journal.open(journal, path)) if journal is not None else None
-        settings = [block_nbytes, checksums, *([True] if pieces else [])]
+        settings = [block_nbytes, checksums, *([True] if sub_blocks else [])]
 
         def run(part: Part) -> PartIndex:
             # A block's bytes are read a second time, for their checksum.
             with open_part(part, store, keep_nbytes=block_nbytes + block_nbytes // 2) as file:
-                if not pieces or path is None:
+                if not sub_blocks or path is None:
                     return index_part(
                         part, file, form, checksums=checksums, block_nbytes=block_nbytes, broken=broken
                     )
-                writer = PieceWriter(form or format_of(part), file)
+                writer = SubBlockWriter(form or format_of(part), file)
                 index = index_part(
                     part,
                     file,

@@ -1,4 +1,4 @@
-"""One block of a part, brought near: through the node cache, or into memory."""
+"""One block of a part, fetched: through the node cache, or into memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_block(
     cache: NodeCache | None = None,
     local: LocalParts | None = None,
 ) -> ShardFile:
-    """Open a part for ``format.read(file, block)``, the block's bytes being near when this returns.
+    """Open a part for ``format.read(file, block)``, whose bytes are local when this returns.
 
     A local part is read in place unless there is a cache (then it is taken to lie on slow
     storage, such as a mounted cluster file system); its checksum is computed once for as long as the file is the
@@ -109,11 +109,11 @@ def _copy(base: ShardFile, block: Block, sink: Sink) -> None:
 
 @final
 class _Near(ShardFile):
-    """A part with one block near; closes both."""
+    """A part with one local block; closes both."""
 
-    def __init__(self, base: ShardFile, block: Block, near: ShardFile) -> None:
+    def __init__(self, base: ShardFile, block: Block, local: ShardFile) -> None:
         self.name, self.size, self._base = base.name, base.size, base
-        self._file = OverlayFile(base, block.offset, near)
+        self._file = OverlayFile(base, block.offset, local)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         return self._file.read_at(offset, nbytes)

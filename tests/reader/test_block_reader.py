@@ -13,17 +13,17 @@ from pipegraph import operators as ops
 from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import MemoryLimitError, ShardError
 from pipegraph.reader.block_reader import BlockReader
-from pipegraph.reader.block_sources import BlockShelf, Shelf
-from pipegraph.reader.fetcher import Near
+from pipegraph.reader.block_sources import BlockSource, ManifestSource
+from pipegraph.reader.fetcher import Fetcher
 from pipegraph.reader.uses import Deal, Uses
 from pipegraph.storage import BytesFile, ShardFile
 from pipegraph.testing import Resources
 
 
-class Blocks(Shelf):
+class Blocks(BlockSource):
     """Blocks of 10 bytes that load when the test says so."""
 
-    near, stride, steps_per_switch = True, 4, 8.0
+    fetched, stride, steps_per_block = True, 4, 8.0
 
     def __init__(self, budget: int = 1000, gated: bool = False) -> None:
         self.opened: list[int] = []
@@ -84,8 +84,8 @@ def make_reader() -> Any:
     readers: list[BlockReader] = []
     counted: Counter[str] = Counter()
 
-    def make(shelf: Shelf, ahead: bool = True) -> BlockReader:
-        readers.append(BlockReader(shelf, ahead, lambda name, n: counted.update({name: n})))
+    def make(source: BlockSource, ahead: bool = True) -> BlockReader:
+        readers.append(BlockReader(source, ahead, lambda name, n: counted.update({name: n})))
         return readers[-1]
 
     make.counted = counted  # type: ignore[attr-defined]
@@ -97,35 +97,35 @@ def make_reader() -> Any:
 
 
 def test_the_next_block_is_loaded_before_it_is_asked_for(make_reader: Any) -> None:
-    shelf = Blocks()
-    reader = make_reader(shelf)
+    source = Blocks()
+    reader = make_reader(source)
     reader.dealt(deal([7] * 10 + [3] * 10 + [5] * 10))
-    shelf.wait_until_opened(7)
+    source.wait_until_opened(7)
     reader.release(reader.acquire(7, 0, 0))
-    shelf.wait_until_opened(3)
-    assert 5 not in shelf.opened  # nothing is measured yet: one ahead is enough
+    source.wait_until_opened(3)
+    assert 5 not in source.opened  # nothing is measured yet: one ahead is enough
 
 
 def test_several_workers_share_one_load_of_a_block(make_reader: Any) -> None:
-    shelf = Blocks(gated=True)
-    reader = make_reader(shelf, ahead=False)
+    source = Blocks(gated=True)
+    reader = make_reader(source, ahead=False)
     values: list[Any] = []
     threads = [
         threading.Thread(target=lambda: values.append(reader.acquire(1, 0, None).value)) for _ in range(4)
     ]
     for thread in threads:
         thread.start()
-    shelf.wait_until_opened(1)
-    shelf.allow(1)
+    source.wait_until_opened(1)
+    source.allow(1)
     for thread in threads:
         thread.join(20)
     assert values == ["block 1"] * 4
-    assert shelf.opened == [1]
+    assert source.opened == [1]
 
 
 def test_a_block_that_is_waited_for_is_read_before_it_makes_room_for_another(make_reader: Any) -> None:
-    shelf = Blocks(budget=10, gated=True)
-    reader = make_reader(shelf, ahead=False)
+    source = Blocks(budget=10, gated=True)
+    reader = make_reader(source, ahead=False)
     values: list[Any] = []
 
     def work(number: int) -> None:
@@ -137,40 +137,40 @@ def test_a_block_that_is_waited_for_is_read_before_it_makes_room_for_another(mak
     for thread in threads:
         thread.start()
     for number in range(3):
-        shelf.allow(number)
+        source.allow(number)
     for thread in threads:
         thread.join(20)
     assert sorted(values) == ["block 0", "block 1", "block 2"]
-    assert sorted(shelf.opened) == [0, 1, 2]
+    assert sorted(source.opened) == [0, 1, 2]
 
 
 def test_no_more_is_loaded_at_once_than_there_is_room_for(make_reader: Any) -> None:
-    shelf = Blocks(budget=20, gated=True)
-    reader = make_reader(shelf, ahead=False)
+    source = Blocks(budget=20, gated=True)
+    reader = make_reader(source, ahead=False)
     threads = [
         threading.Thread(target=lambda n=n: reader.release(reader.acquire(n, 0, None))) for n in range(3)
     ]  # type: ignore[misc]
     for thread in threads:
         thread.start()
-    with shelf.changed:
-        assert shelf.changed.wait_for(lambda: len(shelf.opened) == 2, 20)
-        waiting = ({0, 1, 2} - set(shelf.opened)).pop()
+    with source.changed:
+        assert source.changed.wait_for(lambda: len(source.opened) == 2, 20)
+        waiting = ({0, 1, 2} - set(source.opened)).pop()
     with reader._lock:
-        assert [entry.state for entry in reader._held].count("loading") == 2
-        assert reader._held.nbytes == 20
+        assert [entry.state for entry in reader._table].count("loading") == 2
+        assert reader._table.nbytes == 20
     for number in {0, 1, 2} - {waiting}:
-        shelf.allow(number)
-    shelf.wait_until_opened(waiting)
-    shelf.allow(waiting)
+        source.allow(number)
+    source.wait_until_opened(waiting)
+    source.allow(waiting)
     for thread in threads:
         thread.join(20)
-    assert reader._held.nbytes <= 20
+    assert reader._table.nbytes <= 20
 
 
 def test_where_blocks_do_not_fit_the_one_used_farthest_ahead_goes(make_reader: Any) -> None:
     """Seven blocks in turn with room for five: of each round only what does not fit is loaded anew."""
-    shelf = Blocks(budget=50)
-    reader = make_reader(shelf, ahead=False)
+    source = Blocks(budget=50)
+    reader = make_reader(source, ahead=False)
     steps = list(range(7)) * 30
     reader.dealt(deal(steps))
     with reader._lock:
@@ -178,7 +178,7 @@ def test_where_blocks_do_not_fit_the_one_used_farthest_ahead_goes(make_reader: A
     for step, number in enumerate(steps):
         reader.release(reader.acquire(number, 0, step))
     # The least recently used one would be the wrong one each time: 210 loads. Belady's rule needs a third at most.
-    assert len(shelf.opened) <= 80
+    assert len(source.opened) <= 80
 
 
 def test_a_block_that_grows_while_it_is_loaded_makes_others_go_or_gives_way(make_reader: Any) -> None:
@@ -188,15 +188,15 @@ def test_a_block_that_grows_while_it_is_loaded_makes_others_go_or_gives_way(make
                 room(nbytes)
             self.sizes[number] = 40
             with reader._lock:
-                most.append(reader._held.nbytes)
+                most.append(reader._table.nbytes)
             return super().open(number, room)
 
         def held_nbytes(self, number: int) -> int:
             return self.sizes.get(number, 10)
 
-    shelf, most = Growing(budget=50), list[int]()
-    shelf.sizes = {}  # type: ignore[attr-defined]
-    reader = make_reader(shelf, ahead=False)
+    source, most = Growing(budget=50), list[int]()
+    source.sizes = {}  # type: ignore[attr-defined]
+    reader = make_reader(source, ahead=False)
     threads = [
         threading.Thread(target=lambda n=n: reader.release(reader.acquire(n, 0, None))) for n in range(6)
     ]  # type: ignore[misc]
@@ -219,71 +219,71 @@ def test_a_block_that_outgrows_the_budget_is_an_error_that_says_what_helps(make_
     reader = make_reader(Huge(budget=50), ahead=False)
     with pytest.raises(MemoryLimitError, match=r"block 3 takes more than 50 bytes .*Load\(columns="):
         reader.acquire(3, 0, None)
-    assert reader._held.nbytes == 0
+    assert reader._table.nbytes == 0
 
 
 def test_what_is_held_stays_within_the_budget_and_blocks_in_use_stay(make_reader: Any) -> None:
-    shelf = Blocks(budget=30)
-    reader = make_reader(shelf, ahead=False)
+    source = Blocks(budget=30)
+    reader = make_reader(source, ahead=False)
     kept = reader.acquire(0, 0, None)
     for number in range(1, 8):
         reader.release(reader.acquire(number, 0, None))
-        assert len(reader._held) <= 3
-    assert 0 not in shelf.closed
-    assert shelf.closed == [1, 2, 3, 4, 5]
+        assert len(reader._table) <= 3
+    assert 0 not in source.closed
+    assert source.closed == [1, 2, 3, 4, 5]
     reader.release(kept)
 
 
 def test_parts_whose_size_is_known_only_once_they_are_open_count_from_then_on(make_reader: Any) -> None:
-    shelf = Blocks(budget=30)
-    shelf.unknown_until_open = True
-    reader = make_reader(shelf, ahead=False)
+    source = Blocks(budget=30)
+    source.unknown_until_open = True
+    reader = make_reader(source, ahead=False)
     for number in range(8):
         reader.release(reader.acquire(number, 0, None))
-        assert len(reader._held) <= 3
-        assert reader._held.nbytes <= 30
+        assert len(reader._table) <= 3
+        assert reader._table.nbytes <= 30
 
 
 def test_preloading_does_not_push_out_what_is_still_needed(make_reader: Any) -> None:
-    shelf = Blocks(budget=20)
-    reader = make_reader(shelf)
+    source = Blocks(budget=20)
+    reader = make_reader(source)
     steps = [0, 1] * 20 + [2, 3] * 20
     reader.dealt(deal(steps))
     for step, number in enumerate(steps[:30]):
         reader.release(reader.acquire(number, 0, step))
-    assert Counter(shelf.opened) == {0: 1, 1: 1}
+    assert Counter(source.opened) == {0: 1, 1: 1}
     for step, number in enumerate(steps[30:], 30):
         reader.release(reader.acquire(number, 0, step))
-    assert Counter(shelf.opened) == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert Counter(source.opened) == {0: 1, 1: 1, 2: 1, 3: 1}
 
 
 def test_the_next_epochs_first_block_follows_the_last_of_this_one(make_reader: Any) -> None:
-    shelf = Blocks()
-    reader = make_reader(shelf)
+    source = Blocks()
+    reader = make_reader(source)
     reader.dealt(deal([0] * 5 + [1] * 5))
     reader.release(reader.acquire(0, 0, 4))
     reader.dealt(deal([2] * 10, epoch=1))
     reader.release(reader.acquire(1, 0, 9))
-    shelf.wait_until_opened(2)
+    source.wait_until_opened(2)
 
 
 def test_what_an_ended_run_had_ordered_is_not_loaded_any_more(make_reader: Any) -> None:
-    shelf = Blocks(gated=True)
-    reader = make_reader(shelf)
+    source = Blocks(gated=True)
+    reader = make_reader(source)
     reader.dealt(deal([0] * 5 + [1] * 5))
-    shelf.wait_until_opened(0)
+    source.wait_until_opened(0)
     reader.new_run()
     reader.dealt(deal([8] * 5, epoch=3, start=2))
-    shelf.allow(0)
-    shelf.wait_until_opened(8)
-    shelf.allow(8)
+    source.allow(0)
+    source.wait_until_opened(8)
+    source.allow(8)
     assert reader.acquire(8, 3, 2).value == "block 8"
-    assert 1 not in shelf.opened
+    assert 1 not in source.opened
 
 
 def test_a_wait_ends_when_the_run_is_cancelled_and_the_load_is_not_lost(make_reader: Any) -> None:
-    shelf = Blocks(gated=True)
-    reader = make_reader(shelf, ahead=False)
+    source = Blocks(gated=True)
+    reader = make_reader(source, ahead=False)
     ended = threading.Event()
 
     def work() -> None:
@@ -293,24 +293,24 @@ def test_a_wait_ends_when_the_run_is_cancelled_and_the_load_is_not_lost(make_rea
 
     thread = threading.Thread(target=work)
     thread.start()
-    shelf.wait_until_opened(1)
+    source.wait_until_opened(1)
     reader.cancel()
     assert ended.wait(20)
     thread.join(20)
     with pytest.raises(Cancelled):
         reader.acquire(2, 0, None)
     reader.uncancel()
-    shelf.allow(1)
+    source.allow(1)
     assert reader.acquire(1, 0, None).value == "block 1"
-    assert shelf.opened == [1]
+    assert source.opened == [1]
 
 
 def test_a_block_that_fails_is_an_error_for_each_of_its_samples_and_is_loaded_again_for_a_retry(
     make_reader: Any,
 ) -> None:
-    shelf = Blocks()
-    shelf.failing[1] = ShardError("broken")
-    reader = make_reader(shelf, ahead=False)
+    source = Blocks()
+    source.failing[1] = ShardError("broken")
+    reader = make_reader(source, ahead=False)
     errors = []
     for step in (0, 1):
         with pytest.raises(ShardError, match="broken") as caught:
@@ -318,15 +318,15 @@ def test_a_block_that_fails_is_an_error_for_each_of_its_samples_and_is_loaded_ag
         caught.value.add_note(f"of step {step}")
         errors.append(caught.value)
     assert [error.__notes__ for error in errors] == [["of step 0"], ["of step 1"]]
-    assert shelf.opened == [1]
-    shelf.failing.clear()
+    assert source.opened == [1]
+    source.failing.clear()
     assert reader.acquire(1, 0, 1).value == "block 1"
-    assert shelf.opened == [1, 1]
+    assert source.opened == [1, 1]
 
 
 def test_waits_are_counted_with_their_time(make_reader: Any) -> None:
-    shelf = Blocks()
-    reader = make_reader(shelf, ahead=False)
+    source = Blocks()
+    reader = make_reader(source, ahead=False)
     reader.release(reader.acquire(0, 0, None))
     reader.release(reader.acquire(0, 0, None))
     assert make_reader.counted["waits for blocks"] == 1
@@ -422,8 +422,8 @@ def test_eviction_by_the_plan_hits_more_often_than_the_least_recently_used(
     for planned in (True, False):
         counted: Counter[str] = Counter()
         cache = pg.NodeCache(tmp_path / f"cache-{planned}", int(manifest.block_nbytes.sum()) // 2)
-        near = Near({}, True, cache, 10**9, lambda name, n: counted.update({name: n}))  # noqa: B023
-        shelf = BlockShelf(select.manifest(), order, 0, 1, near)
+        fetcher = Fetcher({}, True, cache, 10**9, lambda name, n: counted.update({name: n}))  # noqa: B023
+        source = ManifestSource(select.manifest(), order, 0, 1, fetcher)
         for epoch in range(4):
             indices = order.indices(manifest, 0, epoch)
             numbers = np.searchsorted(np.cumsum(manifest.block_samples), indices, side="right")
@@ -431,11 +431,11 @@ def test_eviction_by_the_plan_hits_more_often_than_the_least_recently_used(
             this = Deal(epoch, 0, 0, len(numbers), lambda first, last: numbers[first:last])  # noqa: B023
             for number, step in zip(uses.numbers.tolist(), uses.first.tolist(), strict=True):
                 if planned:
-                    shelf.follow(this, step)
-                found = shelf.open(number, lambda nbytes: None)[0]
+                    source.follow(this, step)
+                found = source.open(number, lambda nbytes: None)[0]
                 assert found is not None
                 found.close()
-        shelf.close()
+        source.close()
         assert cache.usage() <= cache.limit
         hits[planned] = counted["cache hits"]
     # Of three epochs' 204 blocks. Belady's optimum for such reshuffled scans is a little more than half.

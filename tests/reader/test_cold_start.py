@@ -14,10 +14,10 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.reader import fetcher as near
+from pipegraph.reader import fetcher
 from pipegraph.storage import Manifest, StoreClient, build_manifest
-from pipegraph.storage import pieces as pieces_module
-from pipegraph.storage.pieces import SUFFIX
+from pipegraph.storage import sub_blocks as pieces_module
+from pipegraph.storage.sub_blocks import SUFFIX
 from pipegraph.testing import Resources
 
 LANES, BATCH = 6, 8
@@ -64,9 +64,9 @@ class Asked:
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_sub_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As small beside these small blocks as real ones are beside real blocks."""
-    monkeypatch.setattr(pieces_module, "PIECE_NBYTES", 2_000)
+    monkeypatch.setattr(pieces_module, "SUB_BLOCK_NBYTES", 2_000)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def stores(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
         made.append(Asked(StoreClient(options)))
         return made[-1]
 
-    monkeypatch.setattr(near, "StoreClient", make)
+    monkeypatch.setattr(fetcher, "StoreClient", make)
     return made
 
 
@@ -88,10 +88,10 @@ Remote = Callable[..., tuple[str, Manifest]]
 
 @pytest.fixture
 def remote(write_shards: Any, tmp_path: Path) -> Remote:
-    """Parts with a manifest and their pieces in a store in memory: the manifest's URL, and the manifest."""
+    """Parts with a manifest and their sub-blocks in a store in memory: the manifest's URL, and the manifest."""
     pytest.importorskip("obstore", reason="the cloud extra brings obstore")
 
-    def put(form: str, pieces: bool = True, checksums: bool = True, **more: Any) -> tuple[str, Manifest]:
+    def put(form: str, sub_blocks: bool = True, checksums: bool = True, **more: Any) -> tuple[str, Manifest]:
         folder = write_shards(form, 4, more.pop("samples", SAMPLES[form]))
         out = tmp_path / f"index-{next(_numbers)}"
         out.mkdir()
@@ -101,9 +101,9 @@ def remote(write_shards: Any, tmp_path: Path) -> Remote:
             out / "manifest.json",
             block_nbytes=block_nbytes,
             checksums=checksums,
-            pieces=pieces,
+            sub_blocks=sub_blocks,
         )
-        root = f"memory://opening-{next(_numbers)}"
+        root = f"memory://cold-start-{next(_numbers)}"
         for path in (*folder.iterdir(), *(p for p in out.rglob("*") if p.is_file())):
             key = path.relative_to(out).as_posix() if path.is_relative_to(out) else path.name
             data = path.read_bytes()
@@ -117,7 +117,7 @@ def remote(write_shards: Any, tmp_path: Path) -> Remote:
 
 
 def graph_of(root: str, form: str, **load: Any) -> pg.Graph:
-    graph = pg.Graph("opening", seed=3)
+    graph = pg.Graph("cold-start", seed=3)
     select = ops.ShardSelect(
         f"{root}/part-*.{form}", order=pg.order.LaneOrder(lanes=LANES), manifest=f"{root}/manifest.json"
     )
@@ -143,7 +143,7 @@ def test_the_first_batch_asks_for_a_small_part_of_the_blocks_it_touches(
             ranges = [r for r in ranges if r[1] + r[2] < (sizes[r[0]] or 0) - 8]
         blocks = LANES * int(manifest.block_nbytes.mean())
         counters = loader.profile().stages["load"].counters
-        assert counters.get("blocks loaded", 0) <= 1  # one at a part's end that is smaller than a piece
+        assert counters.get("blocks loaded", 0) <= 1  # one at a part's end that is smaller than a sub-block
     assert counters["samples read by ranges"] >= BATCH
     # Without ranges it waits for a whole block of each lane.
     nbytes = [nbytes for _, _, nbytes in ranges]
@@ -156,7 +156,7 @@ def test_an_epoch_is_the_same_with_and_without_ranges_from_the_start_and_after_a
     form: str, remote: Remote, stores: list[Asked]
 ) -> None:
     root, _ = remote(form)
-    without, _ = remote(form, pieces=False)
+    without, _ = remote(form, sub_blocks=False)
     with graph_of(without, form).loader() as loader:
         expected = [plain(batch) for batch in loader]
         assert "samples read by ranges" not in loader.profile().stages["load"].counters
@@ -176,11 +176,11 @@ def test_an_epoch_is_the_same_with_and_without_ranges_from_the_start_and_after_a
 
 
 @pytest.mark.parametrize("form", ["npy", "bin", "parquet"])
-def test_formats_that_say_where_samples_lie_need_no_pieces_where_nothing_would_go_unchecked(
+def test_formats_that_say_where_samples_lie_need_no_sub_blocks_where_nothing_would_go_unchecked(
     form: str, remote: Remote, stores: list[Asked]
 ) -> None:
     for checksums in (False, True):
-        root, _ = remote(form, pieces=False, checksums=checksums)
+        root, _ = remote(form, sub_blocks=False, checksums=checksums)
         with graph_of(root, form).loader() as loader:
             next(iter(loader))
             counters = loader.profile().stages["load"].counters
@@ -198,7 +198,7 @@ def test_what_is_fetched_twice_is_bounded(remote: Remote, stores: list[Asked]) -
     assert stores[0].nbytes() < whole + LANES * int(manifest.block_nbytes.max())
 
 
-def test_pieces_that_differ_from_their_checksums_are_not_delivered(
+def test_sub_blocks_that_differ_from_their_checksums_are_not_delivered(
     remote: Remote, stores: list[Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, _ = remote("tar")
@@ -218,18 +218,18 @@ def test_pieces_that_differ_from_their_checksums_are_not_delivered(
             pending.result = flipped
             return pending
 
-    monkeypatch.setattr(near, "StoreClient", lambda options: Flipped(StoreClient(options)))
+    monkeypatch.setattr(fetcher, "StoreClient", lambda options: Flipped(StoreClient(options)))
     with graph_of(root, "tar").loader() as loader:
         assert [plain(batch) for batch in loader] == expected
         assert "samples read by ranges" not in loader.profile().stages["load"].counters
 
 
-def test_pieces_of_another_state_of_a_part_are_not_used(
+def test_sub_blocks_of_another_state_of_a_part_are_not_used(
     remote: Remote, stores: list[Asked], write_shards: Any, tmp_path: Path
 ) -> None:
     folder = write_shards("jsonl", 2, 1_000)
     parts = sorted(folder.glob("part-*"))
-    build_manifest(parts, folder / "manifest.json", block_nbytes=60_000, pieces=True)
+    build_manifest(parts, folder / "manifest.json", block_nbytes=60_000, sub_blocks=True)
     old = tmp_path / "old"
     shutil.move(folder / f"manifest.json{SUFFIX}", old)
     lines = parts[0].read_bytes().splitlines(keepends=True)
@@ -280,7 +280,7 @@ def test_a_break_while_a_range_hangs_ends_at_once_and_leaves_nothing(
                 hangs.set()
             return pending
 
-    monkeypatch.setattr(near, "StoreClient", lambda options: Hanging(StoreClient(options)))
+    monkeypatch.setattr(fetcher, "StoreClient", lambda options: Hanging(StoreClient(options)))
     before = Resources.now()
     loader = graph_of(root, "tar").loader()
     failed: list[BaseException] = []

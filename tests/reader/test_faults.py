@@ -12,7 +12,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import ChecksumError, LoaderClosedError
-from pipegraph.reader import fetcher as near
+from pipegraph.reader import fetcher
 from pipegraph.reader.manifests import Once
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Retry, StoreClient, StoreError
@@ -24,7 +24,9 @@ QUICK = Retry(deadline_s=20, first_s=0.005, most_s=0.05)
 @pytest.fixture(autouse=True)
 def quick_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store clients that lose patience sooner than those of real runs: the same code with other times."""
-    monkeypatch.setattr(near, "StoreClient", lambda options: StoreClient(options, retry=QUICK, grace_s=0.3))
+    monkeypatch.setattr(
+        fetcher, "StoreClient", lambda options: StoreClient(options, retry=QUICK, grace_s=0.3)
+    )
 
 
 class Bucket:
@@ -124,7 +126,9 @@ def test_a_server_that_is_gone_for_good_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     short = Retry(deadline_s=0.5, first_s=0.01, most_s=0.05, min_rate=1e9)
-    monkeypatch.setattr(near, "StoreClient", lambda options: StoreClient(options, retry=short, grace_s=0.3))
+    monkeypatch.setattr(
+        fetcher, "StoreClient", lambda options: StoreClient(options, retry=short, grace_s=0.3)
+    )
     gone = new_proxy(s3_port)
     gone.close()
     with (
@@ -153,7 +157,7 @@ def test_a_server_that_restarts_is_waited_for(
 def test_closing_while_every_request_hangs_leaves_nothing(
     bucket: Bucket, proxy: Any, s3_options: Any, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(near, "StoreClient", StoreClient)  # that of real runs would wait for minutes
+    monkeypatch.setattr(fetcher, "StoreClient", StoreClient)  # that of real runs would wait for minutes
     asked = threading.Event()
 
     def late(method: str, path: str) -> str:

@@ -1,4 +1,4 @@
-"""How late blocks came: switch by switch, in bounded memory, and in the profile."""
+"""How late blocks came: transition by transition, in bounded memory, and in the profile."""
 
 import json
 import threading
@@ -11,47 +11,47 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.reader.block_reader import BlockReader
-from pipegraph.reader.block_sources import Shelf
-from pipegraph.reader.late_blocks import WORST, Standing, Switches
+from pipegraph.reader.block_sources import BlockSource
+from pipegraph.reader.late_blocks import WORST, LateBlocks, Standing
 from pipegraph.reader.uses import Deal
 from pipegraph.storage import BytesFile, ShardFile
 from pipegraph.testing import ManualClock
 
 
-def enter(switches: Switches, number: int, waited_s: float, at: float, opening: bool = False) -> None:
+def enter(late_blocks: LateBlocks, number: int, waited_s: float, at: float, cold_start: bool = False) -> None:
     wanted = None if not waited_s else at - waited_s
-    switches.entered(f"part, block {number}", 0, number, wanted, at, at, 0.0, opening)
+    late_blocks.entered(f"part, block {number}", 0, number, wanted, at, at, 0.0, cold_start)
 
 
 def test_only_the_worst_switches_are_kept_and_all_are_counted() -> None:
-    switches = Switches()
+    late_blocks = LateBlocks()
     for number in range(1000):
-        enter(switches, number, (number % 100) * 1e-3, float(number))
-    told = switches.to_dict()
-    assert (told["entered"], told["late"]) == (1000, 990)
-    assert told["waited_us"] == 10 * sum(range(100)) * 1000
-    assert [switch["waited_us"] for switch in told["worst"]] == [99_000] * WORST
-    assert told["worst"][0]["name"] == "part, block 999"
+        enter(late_blocks, number, (number % 100) * 1e-3, float(number))
+    report = late_blocks.to_dict()
+    assert (report["entered"], report["late"]) == (1000, 990)
+    assert report["waited_us"] == 10 * sum(range(100)) * 1000
+    assert [transition["waited_us"] for transition in report["worst"]] == [99_000] * WORST
+    assert report["worst"][0]["name"] == "part, block 999"
     for share, expected in ((50, 49_000), (95, 94_000), (99, 98_000)):
-        assert expected <= told[f"p{share}_us"] <= 1.2 * expected
-    json.dumps(told)
+        assert expected <= report[f"p{share}_us"] <= 1.2 * expected
+    json.dumps(report)
 
 
 def test_percentiles_count_the_switches_that_were_in_time() -> None:
-    switches = Switches()
+    late_blocks = LateBlocks()
     for number in range(100):
-        enter(switches, number, 0.5 if number < 3 else 0.0, float(number))
-    told = switches.to_dict()
-    assert (told["p50_us"], told["p95_us"]) == (0, 0)
-    assert 500_000 <= told["p99_us"] <= 600_000
+        enter(late_blocks, number, 0.5 if number < 3 else 0.0, float(number))
+    report = late_blocks.to_dict()
+    assert (report["p50_us"], report["p95_us"]) == (0, 0)
+    assert 500_000 <= report["p99_us"] <= 600_000
 
 
 def test_the_opening_counts_apart_and_nothing_is_said_before_a_switch() -> None:
-    switches = Switches()
-    enter(switches, 0, 2.0, 5.0, opening=True)
-    assert switches.lines() == []
-    told = switches.to_dict()
-    assert (told["entered"], told["opening"], told["opening_waited_us"]) == (0, 1, 2_000_000)
+    late_blocks = LateBlocks()
+    enter(late_blocks, 0, 2.0, 5.0, cold_start=True)
+    assert late_blocks.lines() == []
+    report = late_blocks.to_dict()
+    assert (report["entered"], report["cold_start"], report["cold_start_waited_us"]) == (0, 1, 2_000_000)
 
 
 def test_waits_of_several_workers_at_once_count_once() -> None:
@@ -64,10 +64,10 @@ def test_waits_of_several_workers_at_once_count_once() -> None:
     assert standing.total(9.0) == 5.0
 
 
-class Gated(Shelf):
+class Gated(BlockSource):
     """Blocks that come when the test says so, while its clock stands."""
 
-    near, stride, steps_per_switch = True, 1, 4.0
+    fetched, stride, steps_per_block = True, 1, 4.0
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -107,13 +107,13 @@ class Gated(Shelf):
 
 
 def test_each_late_switch_is_told_with_when_it_was_wanted_and_when_there() -> None:
-    clock, shelf, switches = ManualClock(), Gated(), Switches()
+    clock, source, late_blocks = ManualClock(), Gated(), LateBlocks()
     counted: Counter[str] = Counter()
     reader = BlockReader(
-        shelf,
+        source,
         False,
         lambda name, n: counted.update({name: n}),
-        switches,
+        late_blocks,
         lambda: clock.now_ns() / 1e9,
     )
     blocks = np.repeat([4, 7, 9], 4)
@@ -122,10 +122,10 @@ def test_each_late_switch_is_told_with_when_it_was_wanted_and_when_there() -> No
     def read(number: int, step: int, waits_s: float) -> None:
         worker = threading.Thread(target=reader.sample, args=(number, 0, 0, step))
         worker.start()
-        with shelf.changed:
-            assert shelf.changed.wait_for(lambda: number in shelf.asked, 20)
+        with source.changed:
+            assert source.changed.wait_for(lambda: number in source.asked, 20)
         clock.advance(waits_s)
-        shelf.come(number)
+        source.come(number)
         worker.join(20)
         assert not worker.is_alive()
 
@@ -138,15 +138,20 @@ def test_each_late_switch_is_told_with_when_it_was_wanted_and_when_there() -> No
         reader.sample(9, 0, 0, 9)
     finally:
         reader.close()
-    told = switches.to_dict()
-    assert (told["opening"], told["entered"], told["late"], told["waited_us"]) == (1, 2, 2, 1_000_000)
-    assert told["starved"] == pytest.approx(1.0 / 10.0)
-    assert told["worst"] == [
+    report = late_blocks.to_dict()
+    assert (report["cold_start"], report["entered"], report["late"], report["waited_us"]) == (
+        1,
+        2,
+        2,
+        1_000_000,
+    )
+    assert report["starved"] == pytest.approx(1.0 / 10.0)
+    assert report["worst"] == [
         {"waited_us": 750_000, "name": "part-09", "epoch": 0, "step": 8, "wanted_s": 12.25, "there_s": 13.0},
         {"waited_us": 250_000, "name": "part-07", "epoch": 0, "step": 4, "wanted_s": 9.0, "there_s": 9.25},
     ]
-    assert switches.lines()[0].startswith("blocks late: 2 of 2, 10 % of the time, waits p95 ")
-    assert "late by 750 ms: part-09, epoch 0, step 8" in switches.lines()[1]
+    assert late_blocks.lines()[0].startswith("blocks late: 2 of 2, 10 % of the time, waits p95 ")
+    assert "late by 750 ms: part-09, epoch 0, step 8" in late_blocks.lines()[1]
     assert counted["us waited for blocks"] == 4_000_000
 
 
@@ -163,10 +168,10 @@ def test_the_profile_tells_late_blocks_by_name(write_shards: Any, upload: Any, m
         for _ in loader:
             pass
     profile = loader.profile()
-    told = profile.stages["load"].reports["blocks"]
-    assert told["entered"] + told["opening"] == profile.stages["load"].counters["blocks loaded"]
-    assert told["late"] == told["entered"] > 10  # nothing is brought before it is asked for
-    assert told["worst"][0]["name"].startswith("part-0")
-    assert f"load: blocks late: {told['late']} of {told['entered']}, " in str(profile)
-    assert told["worst"][0]["name"] in str(profile)
-    assert json.loads(profile.to_json())["stages"]["load"]["reports"]["blocks"]["late"] == told["late"]
+    report = profile.stages["load"].reports["blocks"]
+    assert report["entered"] + report["cold_start"] == profile.stages["load"].counters["blocks loaded"]
+    assert report["late"] == report["entered"] > 10  # nothing is fetched before it is requested
+    assert report["worst"][0]["name"].startswith("part-0")
+    assert f"load: blocks late: {report['late']} of {report['entered']}, " in str(profile)
+    assert report["worst"][0]["name"] in str(profile)
+    assert json.loads(profile.to_json())["stages"]["load"]["reports"]["blocks"]["late"] == report["late"]

@@ -9,8 +9,8 @@ import pytest
 
 import pipegraph as pg
 from pipegraph.order import BlockOrder, LaneOrder, Order, PartOrder, StridedOrder
-from pipegraph.reader import next_use as foresight
-from pipegraph.reader.next_use import Foresight
+from pipegraph.reader import next_use as next_uses
+from pipegraph.reader.next_use import NextUseIndex
 from pipegraph.reader.uses import Deal
 from pipegraph.storage import Manifest, Part
 from pipegraph.storage.eviction import CacheEntry, NextUse, eviction_order
@@ -106,15 +106,15 @@ def optimum(uses: list[Use], capacity: int) -> int:
 
 def planned(order: Order, manifest: Manifest) -> Any:
     """``foresee`` as a running reader does it."""
-    foresight_ = Foresight(order, manifest, RANKS[0], WORLD, str)
+    next_uses_ = NextUseIndex(order, manifest, RANKS[0], WORLD, str)
     deals: dict[int, Deal] = {}
 
     def foresee(epoch: int, step: int) -> NextUse:
         if epoch not in deals:
             stop = order.length(manifest, WORLD, (), RANKS[0], 5, epoch)
             deals[epoch] = Deal(epoch, 5, 0, stop, lambda first, last: np.empty(0, np.int64))
-        foresight_.follow(deals[epoch], step)
-        return foresight_.next_use
+        next_uses_.follow(deals[epoch], step)
+        return next_uses_.next_use
 
     return foresee
 
@@ -141,7 +141,7 @@ def test_every_orders_plan_hits_nearly_as_often_as_any_cache_can(
 def test_of_more_blocks_than_are_named_the_soonest_are_known(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foresight, "MOST_NAMES", 64)
+    monkeypatch.setattr(next_uses, "MOST_NAMES", 64)
     order = pg.order.LaneOrder(lanes=12)
     named: list[int] = []
 
@@ -149,7 +149,7 @@ def test_of_more_blocks_than_are_named_the_soonest_are_known(
         named.append(number)
         return str(number)
 
-    looks = Foresight(order, manifest, RANKS[0], WORLD, name)
+    looks = NextUseIndex(order, manifest, RANKS[0], WORLD, name)
     stop = order.length(manifest, WORLD)
     deal = Deal(0, 5, 0, stop, lambda first, last: np.empty(0, np.int64))
     uses = recorded(order, manifest)

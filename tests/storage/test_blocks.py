@@ -1,4 +1,4 @@
-"""Blocks brought near: the same samples from place, cache and memory."""
+"""Fetched blocks: the same samples from place, cache and memory."""
 
 import io
 import random

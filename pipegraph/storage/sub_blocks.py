@@ -1,11 +1,11 @@
-"""Pieces of blocks: runs of whole samples that can be fetched alone, so that a first batch needs no whole blocks.
+"""Sub-blocks: runs of whole samples that can be fetched alone, so that a first batch needs no whole blocks.
 
-A block is large, so that requests are few and a manifest is small. Its pieces, of about 64 kB or one sample each, are
+A block is large, so that requests are few and a manifest is small. Its sub-blocks, of about 64 kB or one sample, are
 written by ``pipegraph index`` into one small file per part, in a folder beside the manifest, and read from
 there block by block, when they are asked for: a rank holds those of the blocks it begins with, and no more.
 
 The file of a part, all little-endian: 8 bytes of magic; int64 (blocks + 1,), where the record of each block starts and
-the last one ends; then the records: CRC-32C of the rest (uint32), the number n of pieces (uint32), and per piece its
+the last one ends; then the records: CRC-32C of the rest (uint32), the number n of sub-blocks (uint32), and for each its
 offset in the block (uint64, (n,)), its bytes, its samples and its CRC-32C (uint32, (n,) each). It is named by a hash
 of what the manifest says of the part, so that one of another state of the part is never taken.
 """
@@ -33,19 +33,19 @@ from .parts import is_url
 from .shard_files import ShardFile
 from .stores import StoreClient
 
-PIECE_NBYTES: Final = 1 << 16
-"""Small samples share a piece: below this latency is all that counts, and the files are below 0.04 % of the data."""
+SUB_BLOCK_NBYTES: Final = 1 << 16
+"""Small samples share a sub-block: below this size only latency counts; the files take at most 0.04 % of the data."""
 
 SUFFIX: Final = ".pieces"
 """Of the folder beside a manifest, after the manifest's own name."""
 
 _MAGIC: Final = b"PGPIECE1"
 _COLUMNS: Final = ("<u8", "<u4", "<u4", "<u4")
-_PIECE: Final = sum(np.dtype(column).itemsize for column in _COLUMNS)
+_SUB_BLOCK: Final = sum(np.dtype(column).itemsize for column in _COLUMNS)
 _REMEMBERED: Final = 1024
 
 
-class Piece(NamedTuple):
+class SubBlock(NamedTuple):
     """A run of samples as a block of its own, and the CRC-32C of its bytes."""
 
     block: Block
@@ -54,33 +54,33 @@ class Piece(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Pieces:
-    """The pieces of one block, in order, together all its samples."""
+class SubBlocks:
+    """The sub-blocks of one block, in order, together all its samples."""
 
-    pieces: tuple[Piece, ...]
+    sub_blocks: tuple[SubBlock, ...]
 
-    def of(self, index: int) -> tuple[int, Piece]:
-        """The number of the piece that holds the block's sample ``index``, and the piece."""
-        first = self.pieces[0].block.first + index
-        low, high = 0, len(self.pieces)
+    def of(self, index: int) -> tuple[int, SubBlock]:
+        """The number of the sub-block that holds the block's sample ``index``, and the sub-block."""
+        first = self.sub_blocks[0].block.first + index
+        low, high = 0, len(self.sub_blocks)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.pieces[middle].block.first <= first else (low, middle)
-        return low, self.pieces[low]
+            low, high = (middle, high) if self.sub_blocks[middle].block.first <= first else (low, middle)
+        return low, self.sub_blocks[low]
 
 
-def fixed_pieces(form: Format, block: Block) -> Pieces | None:
-    """The pieces of a block of rows of one size, by arithmetic; None for other formats."""
+def fixed_sub_blocks(form: Format, block: Block) -> SubBlocks | None:
+    """The sub-blocks of a block of rows of one size, by arithmetic; None for other formats."""
     if isinstance(form, TokenFormat):
         step, row = form.stride * form.dtype.itemsize, form.window * form.dtype.itemsize
     elif isinstance(form, NpyFormat):
         step = row = block.nbytes // block.samples
     else:
         return None
-    rows = max(1, PIECE_NBYTES // step)
-    return Pieces(
+    rows = max(1, SUB_BLOCK_NBYTES // step)
+    return SubBlocks(
         tuple(
-            Piece(
+            SubBlock(
                 Block(
                     block.offset + first * step,
                     (min(rows, block.samples - first) - 1) * step + row,
@@ -94,41 +94,45 @@ def fixed_pieces(form: Format, block: Block) -> Pieces | None:
     )
 
 
-def _grouped(singles: Iterator[Block], block: Block) -> Pieces:
-    """The next single samples as pieces of a block; the block itself where they do not make it up."""
-    pieces: list[Piece] = []
+def _grouped(singles: Iterator[Block], block: Block) -> SubBlocks:
+    """The next single samples as sub-blocks of a block; the block itself where they do not make it up."""
+    sub_blocks: list[SubBlock] = []
     run: Block | None = None
     left = block.samples
     while left:
         single = next(singles, None)
         if single is None or single.samples > left:
-            return Pieces((Piece(block, None),))
+            return SubBlocks((SubBlock(block, None),))
         left -= single.samples
-        if run is not None and single.offset + single.nbytes - run.offset <= PIECE_NBYTES:
+        if run is not None and single.offset + single.nbytes - run.offset <= SUB_BLOCK_NBYTES:
             nbytes = single.offset + single.nbytes - run.offset
             run = Block(run.offset, nbytes, run.first, run.samples + single.samples)
         else:
             if run is not None:
-                pieces.append(Piece(run, None))
+                sub_blocks.append(SubBlock(run, None))
             run = single
     if run is not None:
-        pieces.append(Piece(run, None))
-    first = pieces[0].block.first if pieces else block.first
-    return Pieces(tuple(pieces)) if pieces and first == block.first else Pieces((Piece(block, None),))
+        sub_blocks.append(SubBlock(run, None))
+    first = sub_blocks[0].block.first if sub_blocks else block.first
+    return (
+        SubBlocks(tuple(sub_blocks))
+        if sub_blocks and first == block.first
+        else SubBlocks((SubBlock(block, None),))
+    )
 
 
-def pieces_name(part: PartIndex) -> str:
-    """The file of a part's pieces; the folder that the part lies in does not count."""
+def sub_blocks_name(part: PartIndex) -> str:
+    """The file of a part's sub-blocks; the folder that the part lies in does not count."""
     facts = [part.part.name, part.part.size, part.crc32c, *((b.offset, b.samples) for b in part.blocks)]
     return hashlib.blake2b(repr(facts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 @final
-class PieceWriter:
-    """The pieces of one part, found block by block while it is indexed, so that bytes that are at hand serve both.
+class SubBlockWriter:
+    """The sub-blocks of one part, found block by block while it is indexed, so that bytes that are at hand serve both.
 
     Args:
-        file: the part; read once more, and every byte for the pieces' checksums.
+        file: the part; read once more, and every byte for the sub-blocks' checksums.
     """
 
     def __init__(self, form: Format, file: ShardFile) -> None:
@@ -142,12 +146,12 @@ class PieceWriter:
         Raises:
             ShardError: the part is broken.
         """
-        pieces = fixed_pieces(self._form, block)
-        if pieces is None:
+        sub_blocks = fixed_sub_blocks(self._form, block)
+        if sub_blocks is None:
             if self._singles is None:
                 self._singles = self._form.index(self._file, 1)
-            pieces = _grouped(self._singles, block)
-        self._records.append(_record(self._file, pieces, block))
+            sub_blocks = _grouped(self._singles, block)
+        self._records.append(_record(self._file, sub_blocks, block))
 
     def save(self, folder: str, part: PartIndex, store: StoreClient | None = None) -> None:
         """Write them into the folder, at once or not at all."""
@@ -158,14 +162,14 @@ class PieceWriter:
         if is_url(folder):
             if store is None:
                 raise DataError(f"{folder}: writing to a store needs store=StoreClient(...)")
-            store.put(f"{folder}/{pieces_name(part)}", data)
+            store.put(f"{folder}/{sub_blocks_name(part)}", data)
         else:
             os.makedirs(folder, exist_ok=True)
-            write_atomically(os.path.join(folder, pieces_name(part)), [data])
+            write_atomically(os.path.join(folder, sub_blocks_name(part)), [data])
 
 
-def _record(file: ShardFile, pieces: Pieces, block: Block) -> bytes:
-    found = [p.block for p in pieces.pieces]
+def _record(file: ShardFile, sub_blocks: SubBlocks, block: Block) -> bytes:
+    found = [p.block for p in sub_blocks.sub_blocks]
     if len(found) == 1 or max(b.nbytes for b in found) >= 2**32:
         found = []  # the block is read as a whole
     columns = (
@@ -179,12 +183,12 @@ def _record(file: ShardFile, pieces: Pieces, block: Block) -> bytes:
     return crc32c_extend()(0, body).to_bytes(4, "little") + body
 
 
-def _parsed(data: bytes, block: Block) -> Pieces | None:
-    """The pieces in a record; None where there are none, or it is broken."""
+def _parsed(data: bytes, block: Block) -> SubBlocks | None:
+    """The sub-blocks in a record; None where there are none, or it is broken."""
     if len(data) < 8 or int.from_bytes(data[:4], "little") != crc32c_extend()(0, data[4:]):
         return None
     count = int.from_bytes(data[4:8], "little")
-    if not count or len(data) != 8 + count * _PIECE:
+    if not count or len(data) != 8 + count * _SUB_BLOCK:
         return None
     columns, at = [], 8
     for kind in _COLUMNS:
@@ -204,12 +208,12 @@ def _parsed(data: bytes, block: Block) -> Pieces | None:
         crcs.tolist(),
         strict=True,
     )
-    return Pieces(tuple(Piece(Block(o, n, f, s), crc) for o, n, f, s, crc in rows))
+    return SubBlocks(tuple(SubBlock(Block(o, n, f, s), crc) for o, n, f, s, crc in rows))
 
 
 @final
-class PieceFolder:
-    """The pieces of a data set, block by block. Any thread may call anything.
+class SubBlockFolder:
+    """The sub-blocks of a data set, block by block. Thread-safe.
 
     Args:
         folder: beside the manifest; path or URL. It need not be there.
@@ -221,8 +225,8 @@ class PieceFolder:
         self._lock = threading.Lock()
         self._starts: OrderedDict[int, tuple[str, list[int]] | None] = OrderedDict()
 
-    def of(self, number: int) -> Pieces | None:
-        """The pieces of a block; None where they are not known.
+    def of(self, number: int) -> SubBlocks | None:
+        """The sub-blocks of a block; None where they are not known.
 
         Raises:
             LoaderClosedError: the store was closed.
@@ -243,7 +247,7 @@ class PieceFolder:
             if number in self._starts:
                 return self._starts[number]
         part = self._manifest.part_index(number)
-        name, found = pieces_name(part), None
+        name, found = sub_blocks_name(part), None
         nbytes = len(_MAGIC) + 8 * (len(part.blocks) + 1)
         try:
             head = self._read(name, 0, nbytes)
