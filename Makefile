@@ -3,7 +3,7 @@
 #
 #   make demo                    train on drawn images, stop, resume, show the profile
 #   make demo DATA=path          the same on a folder of images or tar shards
-#   make test                    the tests (not the slow ones)
+#   make test                    the tests (not the slow ones) on all cores; ARGS="-n 0 -x" for one process
 #   make lint                    ruff and mypy
 #   make fuzz                    2,000 random graphs (EXAMPLES=n for another number), then the slow tests
 #   make bench                   the benchmarks against other loaders, in an environment of their own;
@@ -28,8 +28,11 @@ demo: $(VENV)/.installed-demo
 	@if [ -n "$$DATA" ]; then exec $(VENV)/bin/pipegraph demo --data "$$DATA"; else exec $(VENV)/bin/pipegraph demo; fi
 export DATA
 
+# One process per core, and each takes work from the others when its own is done. The processes that tests start
+# read compiled modules also where the environment says not to write them: each compiled all of them anew.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -m "not slow" $(ARGS)
+	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
 
 lint: $(VENV)/.installed-lint
 	$(VENV)/bin/ruff check .

@@ -23,9 +23,7 @@ from pipegraph.device import Backend, Event, Scattered, Slot, backend_for, copy_
 from pipegraph.device.device_slabs import Arrival, Landing
 from pipegraph.device.packed_copy import Packed, Place, pack, packable, places_for
 from pipegraph.device.slabs import SPARE_SLABS, SlabRing, aligned, allocator
-from pipegraph.errors import GraphError
-from pipegraph.operators.batch_slabs import exchanged, tensors_of
-from pipegraph.replicas.split import (
+from pipegraph.device.split import (
     Whole,
     chunk_sizes_for,
     cut,
@@ -34,6 +32,8 @@ from pipegraph.replicas.split import (
     rows_of,
     rule_for,
 )
+from pipegraph.errors import GraphError
+from pipegraph.operators.batch_slabs import exchanged, tensors_of
 
 
 def _device(device: torch.device | str | int, what: str) -> torch.device:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pipegraph.device.split import Whole as Whole
+from pipegraph.device.split import register_scatter as register_scatter
 from pipegraph.replicas.coalesce import broadcast_coalesced as broadcast_coalesced
 from pipegraph.replicas.coalesce import reduce_add_coalesced as reduce_add_coalesced
 from pipegraph.replicas.executor import ReplicaExecutor as ReplicaExecutor
@@ -11,5 +13,3 @@ from pipegraph.replicas.replicate import replicate as replicate
 from pipegraph.replicas.scatter import gather as gather
 from pipegraph.replicas.scatter import scatter as scatter
 from pipegraph.replicas.seeds import replica_seed as replica_seed
-from pipegraph.replicas.split import Whole as Whole
-from pipegraph.replicas.split import register_scatter as register_scatter

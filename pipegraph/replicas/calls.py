@@ -9,6 +9,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import Module
 
+from pipegraph.device.split import map_tree
 from pipegraph.replicas.build import Replicas
 from pipegraph.replicas.caller import no_autocast
 from pipegraph.replicas.compiled import compiled, warn_of_no_overlap
@@ -19,7 +20,6 @@ from pipegraph.replicas.parameter_gather import Exchange
 from pipegraph.replicas.replica_threads import Job
 from pipegraph.replicas.runner import Crew
 from pipegraph.replicas.seeds import forked_seed, replica_seed
-from pipegraph.replicas.split import map_tree
 
 
 class Calls:

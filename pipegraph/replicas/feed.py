@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pipegraph.device import Scattered, Slot
+from pipegraph.device.split import Whole, chunk_sizes_for, cut, leaves, moved, part_rows, rows_of
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas.split import Whole, chunk_sizes_for, cut, leaves, moved, part_rows, rows_of
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import torch
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
+from pipegraph.device.split import leaves
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas.split import leaves
 
 GONE = "the executor was closed, or nobody held it any more, before this backward: make gradients while it is open"
 

@@ -13,10 +13,10 @@ import torch
 from torch.nn import Module
 
 from pipegraph.device import backend_for, bind_thread, normalised
+from pipegraph.device.split import leaves
 from pipegraph.device.threads import start_thread
 from pipegraph.errors import note
 from pipegraph.replicas.caller import CallerState
-from pipegraph.replicas.split import leaves
 
 Job = Callable[[], Any]
 _Order = tuple[Job, "Future[Any]"]

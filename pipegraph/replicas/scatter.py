@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pipegraph.device import normalised, sent
+from pipegraph.device.split import chunk_sizes_for, cut, is_named_tuple, moved, rows_of
 from pipegraph.errors import PipegraphWarning
-from pipegraph.replicas.split import chunk_sizes_for, cut, is_named_tuple, moved, rows_of
 
 
 def scatter(
@@ -22,7 +22,7 @@ def scatter(
     """Cut `inputs` and put part i on device i. Differentiable: its backward gathers.
 
     Args:
-        inputs: any tree; see :mod:`pipegraph.replicas.split` for what is cut and what goes whole.
+        inputs: any tree; see :mod:`pipegraph.device.split` for what is cut and what goes whole.
         devices: a device per part; the same device may stand there several times.
         dim: the dimension that is cut.
         chunk_sizes: rows per part; by default those of ``torch.chunk``.

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from pipegraph.device.split import chunk_sizes_for, cut, rows_of
 from pipegraph.errors import PipegraphWarning
 from pipegraph.replicas import Whole, gather, register_scatter, scatter
-from pipegraph.replicas.split import chunk_sizes_for, cut, rows_of
 
 
 class Pair(NamedTuple):

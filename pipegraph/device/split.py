@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from pipegraph.batches import Whole as Whole
-from pipegraph.device import sent
+from pipegraph.device.copy import sent
 from pipegraph.tree import rebuilt
 
 T = TypeVar("T")
