@@ -21,7 +21,7 @@ declared here, or it cannot: nothing follows from a name, or from a method that 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -312,11 +312,3 @@ class FanOut(Operator):
     @abstractmethod
     def choose(self, chunk: Chunk) -> int:
         """The output, 0 .. outputs-1, that gets this chunk."""
-
-
-class Clock(ABC):
-    """Time, so that tests can hold it."""
-
-    @abstractmethod
-    def now_ns(self) -> int:
-        """Nanoseconds that only grow."""

@@ -17,7 +17,6 @@
     │   ├── ChecksumError            bytes differ from their manifest
     │   └── StoreError (OSError)     a store did not give what was asked for, after all tries
     ├── DeviceError                  a device, stream or slot is used wrongly
-    │   └── NotPinnedError (ValueError)
     └── ReplicaError                 replicas cannot be built, kept or stepped
     Warning
     └── PipegraphWarning (UserWarning)
@@ -107,10 +106,6 @@ class StoreError(DataError, OSError):
 
 class DeviceError(PipegraphError, RuntimeError):
     """A device, stream or slot is used wrongly."""
-
-
-class NotPinnedError(DeviceError, ValueError):
-    """A tensor is pageable where pinned memory is needed."""
 
 
 class ReplicaError(PipegraphError, RuntimeError):

@@ -108,7 +108,6 @@ class Channel:
         self._put_hooks = False  # somebody must be told of a put
         self._get_hooks = most > 1  # somebody must be told of a get
         self._taken = 0
-        self._puts = 0
         self._put_wait_ns = 0
         self._get_wait_ns = 0
         self._grown = 0

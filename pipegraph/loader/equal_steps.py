@@ -14,8 +14,6 @@ from typing import Any, Protocol
 
 from pipegraph.errors import GraphError
 
-ENDLESS = 1 << 61
-
 
 @dataclass(frozen=True)
 class Sure:

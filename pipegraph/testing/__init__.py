@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipegraph.testing.clock import ManualClock as ManualClock
 from pipegraph.testing.gate import Gate as Gate
 from pipegraph.testing.gate import Sequencer as Sequencer
 from pipegraph.testing.leaks import Resources as Resources

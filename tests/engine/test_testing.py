@@ -13,7 +13,6 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.testing import (
     Gate,
-    ManualClock,
     Resources,
     Sequencer,
     assert_resumes_exactly,
@@ -76,15 +75,6 @@ def test_a_gate_lets_pass_what_was_released_in_the_order_asked_for():
             gate.release_position(position)
             found.append(next(letters))
         assert found == ["c", "a", "b"]
-
-
-def test_a_manual_clock_moves_only_when_told():
-    clock = ManualClock(5)
-    assert clock.now_ns() == clock.now_ns() == 5
-    clock.advance(0.5)
-    assert clock.now_ns() == 500_000_005
-    with pytest.raises(ValueError, match="time only grows"):
-        clock.advance(-1)
 
 
 def test_a_sequencer_orders_blocks_of_threads():

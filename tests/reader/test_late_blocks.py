@@ -15,7 +15,6 @@ from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.late_blocks import WORST, LateBlocks, Standing
 from pipegraph.reader.uses import Deal
 from pipegraph.storage import BytesFile, ShardFile
-from pipegraph.testing import ManualClock
 
 
 def enter(late_blocks: LateBlocks, number: int, waited_s: float, at: float, cold_start: bool = False) -> None:
@@ -107,33 +106,34 @@ class Gated(BlockSource):
 
 
 def test_each_late_switch_is_told_with_when_it_was_wanted_and_when_there() -> None:
-    clock, source, late_blocks = ManualClock(), Gated(), LateBlocks()
+    now_s, source, late_blocks = 100.0, Gated(), LateBlocks()
     counted: Counter[str] = Counter()
     reader = BlockReader(
         source,
         False,
         lambda name, n: counted.update({name: n}),
         late_blocks,
-        lambda: clock.now_ns() / 1e9,
+        lambda: now_s,
     )
     blocks = np.repeat([4, 7, 9], 4)
     reader.dealt(Deal(0, 0, 0, 12, lambda first, last: blocks[first:last]))
 
     def read(number: int, step: int, waits_s: float) -> None:
+        nonlocal now_s
         worker = threading.Thread(target=reader.sample, args=(number, 0, 0, step))
         worker.start()
         with source.changed:
             assert source.changed.wait_for(lambda: number in source.asked, 20)
-        clock.advance(waits_s)
+        now_s += waits_s
         source.come(number)
         worker.join(20)
         assert not worker.is_alive()
 
     try:
         read(4, 0, 3.0)  # the first block of a run cannot be there before
-        clock.advance(6.0)
+        now_s += 6.0
         read(7, 4, 0.25)
-        clock.advance(3.0)
+        now_s += 3.0
         read(9, 8, 0.75)
         reader.sample(9, 0, 0, 9)
     finally:
