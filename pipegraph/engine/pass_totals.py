@@ -51,7 +51,7 @@ class Tally:
         """A pass over ``run`` begins; ends the one before."""
         self.end()
         with self._lock:
-            self._lap = Lap(run, self._look(run, perf_counter_ns()))
+            self._lap = Lap(run, self.look(run, perf_counter_ns()))
             self.passes += 1
             return self._lap
 
@@ -70,9 +70,11 @@ class Tally:
         lap = self._lap
         if lap is None:
             return self._total
-        return self._total + (self._look(lap.run, lap.left_ns or perf_counter_ns()) - lap.start)
+        return self._total + (self.look(lap.run, lap.left_ns or perf_counter_ns()) - lap.start)
 
-    def _look(self, run: Run, now_ns: int) -> Totals:
+    def look(self, run: Run, now_ns: int) -> Totals:
+        """All counters of a run as they stand."""
+        elsewhere = self._runtime.look_elsewhere(run)
         found: Totals = Counter({("elapsed",): now_ns})
         for stage, meters in self._runtime.meters.items():
             found["busy", stage] = sum(meter.busy_ns for meter in meters)
@@ -85,4 +87,7 @@ class Tally:
             stats = channel.stats(now_ns)
             found["put", consumer, index] = stats.put_wait_ns
             found["get", consumer, index] = stats.get_wait_ns
+        for key, value in elsewhere.items():
+            # Who puts into the first queue here is the stage there, and not what brings its chunks.
+            found[key] = value if key[0] == "put" else found[key] + value
         return found

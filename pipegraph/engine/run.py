@@ -96,11 +96,16 @@ class Run:
         self._cancelled = False
         self._inner: list[Channel] = []
         self._wire(resume)
+        self.snapshots = {name: stage.snapshots for name, stage in self.stages.items()}
 
     @property
     def terminal(self) -> Channel:
         """The queue that the consumer reads."""
         return self.channels["", 0]
+
+    def first_step(self, source: str) -> int:
+        """The step at which a source began in the run's first epoch."""
+        return self.stages[source].restart.step
 
     def source(self, stage: str) -> Source | None:
         """A source as it was opened, to be asked what is where; None once the runtime has closed."""

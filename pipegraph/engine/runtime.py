@@ -27,19 +27,21 @@ import sys
 import threading
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.contracts import Context, Operator, Source, history_of
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.pass_totals import Tally
+from pipegraph.engine.pass_totals import Tally, Totals
 from pipegraph.engine.run import Resume, Run
 from pipegraph.engine.stage.cache_wiring import wire_cache
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.loops import loop_for
 from pipegraph.engine.stage.stage_run import Meter, Worker
 from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
+from pipegraph.planning.isolation import Elsewhere
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.stopping import Stopping
 
@@ -130,6 +132,10 @@ class Runtime:
             self.memory_limit,
         )
 
+    def look_elsewhere(self, run: Run) -> Totals:
+        """What stages of the run that are not in this process have counted."""
+        return Counter()
+
     def shared(self, stage: str) -> dict[str, Any]:
         """What a stage's workers share, by name; also after ``close``."""
         with self._sharing:
@@ -164,7 +170,7 @@ class Runtime:
                 copies = [worker.operator for worker in self.workers[stage.name]]
                 for source in (*copies, *filter(None, [self.readers.get(stage.name)])):
                     source.go_on(epoch, history_of(resume.history, stage.name))
-        run = Run(self, epoch, horizon, resume)
+        run = self._make_run(epoch, horizon, resume)
         run.activity.attach()  # the consumer
         for stage in self.plan.running:
             if stage.backend == "inline":
@@ -179,6 +185,9 @@ class Runtime:
             self._run_number += 1
             self._condition.notify_all()
         return run
+
+    def _make_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
+        return Run(self, epoch, horizon, resume)
 
     def end_run(self) -> None:
         """Cancel the current run and wait until every worker has left it."""
@@ -272,7 +281,8 @@ class Runtime:
         try:
             worker.operator.open(self.context(stage, worker.index))
         except BaseException as error:
-            note(error, f"pipegraph: stage {stage!r}: worker {worker.index} could not be started")
+            if not isinstance(self.plan.stages[stage].operator, Elsewhere):  # else it names its own stage
+                note(error, f"pipegraph: stage {stage!r}: worker {worker.index} could not be started")
             raise
         worker.opened = True
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipegraph.chunk import Chunk
 from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.isolated import IsolatedRuntime
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.ledger import Ledger
@@ -39,6 +40,7 @@ from pipegraph.loader.equal_steps import own_group
 from pipegraph.loader.position import Place, Progress
 from pipegraph.loader.ranks import agree_on_seed, resolve
 from pipegraph.machine import available_memory
+from pipegraph.planning.isolation import isolate as cut
 from pipegraph.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -68,11 +70,10 @@ class Loader:
             raise GraphError(
                 "autotune=True is not available in this version; set workers= and capacity= per stage"
             )
-        if isolate:
-            raise GraphError("isolate=True is not available in this version")
         if rank is not None or world_size is not None:
             resolve(rank, world_size)
         self.plan = graph.plan(output)
+        self._isolation = cut(self.plan) if isolate else None
         self._graph = graph
         self._epochs = epochs
         self._memory_limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
@@ -210,7 +211,11 @@ class Loader:
                     self._group = own_group(world_size)
             self._seed = agree_on_seed(self._seed, rank, world_size)
             limit = self._memory_limit if self._memory_limit is not None else max(1, available_memory() // 2)
-            runtime = Runtime(self.plan, limit, self._seed, rank, world_size)
+            runtime = (
+                Runtime(self.plan, limit, self._seed, rank, world_size)
+                if self._isolation is None
+                else IsolatedRuntime(self._isolation, limit, self._seed, rank, world_size)
+            )
             runtime.ledger = self._ledger
             self._runtime = runtime
             # Holds the runtime, never the loader: dropping the last reference to the loader ends its threads.

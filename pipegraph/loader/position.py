@@ -179,7 +179,7 @@ class Progress:
         """The pass goes on from this place, on this run."""
         if self.tracked and place.delivered is None:
             place.delivered = states.Delivered(place.cursor, {})
-        place.snapshots = {name: stage.snapshots for name, stage in run.stages.items()}
+        place.snapshots = run.snapshots
         mine = weakref.ref(self)
         for name, snapshots in place.snapshots.items():
             if isinstance(self._plan.stages[name].operator, Source):
@@ -262,7 +262,7 @@ class Progress:
         for name, step in found.steps.items():
             first = place.floors.get(name)
             if first is None:
-                first = run.stages[name].restart.step if place.epoch == run.first_epoch else 0
+                first = run.first_step(name) if place.epoch == run.first_epoch else 0
             source = run.source(name)
             if step > first and source is not None:
                 # Asked of the source, because not in every order do positions grow with the steps.

@@ -28,7 +28,7 @@ def profile_of(loader: Loader) -> Profile:
     totals = runtime.tally.totals()
     elapsed_ns = max(1, totals["elapsed",])
     waits = _edge_waits(plan, totals)
-    stages = {name: _stage(stage, runtime, totals, waits, elapsed_ns) for name, stage in plan.stages.items()}
+    stages = {name: _stage(stage, plan, runtime, totals, waits, elapsed_ns) for name, stage in plan.stages.items()}
     stall_ns = waits["", 0][0]
     busy = {name: stage.busy + stage.memory for name, stage in stages.items()}
     busy[CONSUMER] = max(0.0, 1 - stall_ns / elapsed_ns)
@@ -125,6 +125,7 @@ def _share(wait_ns: float, workers: int, elapsed_ns: int) -> float:
 
 def _stage(
     stage: StagePlan,
+    plan: Plan,
     runtime: Runtime,
     totals: Totals,
     waits: dict[tuple[str, int], tuple[float, float]],
@@ -134,7 +135,7 @@ def _stage(
         return StageProfile(within=stage.within)
     name, workers = stage.name, stage.workers
     meters = runtime.meters.get(name, [])
-    producers = _producers(runtime.plan)
+    producers = _producers(plan)
     # A source's call may read a whole group of items.
     per_item = isinstance(stage.operator, Source)
     calls = sum(meter.items if per_item else meter.calls for meter in meters)

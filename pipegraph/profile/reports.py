@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, final
 
 
 class Report(ABC):
@@ -19,3 +19,18 @@ class Report(ABC):
     @abstractmethod
     def lines(self) -> list[str]:
         """The same for people: short lines for the printed profile; none if there is nothing to say."""
+
+
+@final
+class Told(Report):
+    """A report as it stood when it was asked for."""
+
+    def __init__(self, told: dict[str, Any], lines: list[str]) -> None:
+        self._told = told
+        self._lines = lines
+
+    def to_dict(self) -> dict[str, Any]:
+        return self._told
+
+    def lines(self) -> list[str]:
+        return self._lines

@@ -90,6 +90,11 @@ class Host:
         count: told of what the operator counts.
     """
 
+    entry = ENTRY
+    """What runs in the process."""
+    extra: tuple[int, ...] = ()
+    """Descriptors that it is given beside its own."""
+
     def __init__(
         self,
         parent: zygote.Zygote,
@@ -101,6 +106,7 @@ class Host:
         self._zygote = parent
         self._sealed = sealed
         self._context = context
+        self.given: Any = context  # to the process
         self._timeout_s = timeout_s
         self._count = count
         self._wake = -1  # made with the first process
@@ -146,7 +152,7 @@ class Host:
             stack = anonymous_file(0)
             undo_stack = undo.enter_context(contextlib.ExitStack())
             undo_stack.callback(os.close, stack)
-            self._child = self._zygote.spawn(ENTRY, [page_fd, stack, self._sealed.fd])
+            self._child = self._zygote.spawn(self.entry, [page_fd, stack, self._sealed.fd, *self.extra])
             undo_stack.pop_all()
         self._page, self._stack = page, stack
         self._port = Port(self._child.sock)
@@ -155,7 +161,7 @@ class Host:
             self._poll.register(fd, select.POLLIN)
         self._unanswered = 0
         try:
-            self._port.send((self._sealed.spans, self._context))
+            self._port.send((self._sealed.spans, self.given))
             self._unanswered = 1
             self._result(None)
         except (BrokenPipeError, ConnectionResetError):

@@ -10,7 +10,9 @@ from pipegraph.engine.process import zygote
 from pipegraph.engine.process.host import Host
 from pipegraph.engine.process.remote_operator import remote
 from pipegraph.engine.process.sealed import Sealed
-from pipegraph.planning.plan import StagePlan
+from pipegraph.engine.process.sidecar import Sidecar
+from pipegraph.errors import GraphError
+from pipegraph.planning.plan import Plan, StagePlan
 
 
 class Processes:
@@ -30,6 +32,22 @@ class Processes:
             self._sealed[stage.name] = Sealed(stage.operator, stage.name)
         host = Host(self._zygote, self._sealed[stage.name], context, stage.spec.timeout, context.count)
         return remote(copy.copy(stage.operator), host, stage.name, stage.spec.timeout)
+
+    def sidecar(self, plan: Plan, facts: tuple[int, int, int, int]) -> Sidecar:
+        """The process that a whole plan runs in.
+
+        Raises:
+            GraphError: an operator cannot be sent to another process.
+        """
+        instead = "leave out isolate=True"
+        try:
+            sealed = Sealed(plan, "", instead)
+        except GraphError:
+            for stage in plan.running:
+                Sealed(stage.operator, stage.name, instead).close()
+            raise
+        self._sealed[""] = sealed
+        return Sidecar(self._zygote, sealed, facts)
 
     def close(self) -> None:
         """Once every worker has closed its own."""

@@ -25,12 +25,13 @@ class Sealed:
     Args:
         value: what to pickle.
         stage: whose it is, for the message.
+        instead: what else the user can do, for the message.
 
     Raises:
         GraphError: it cannot be pickled; says what in it cannot.
     """
 
-    def __init__(self, value: Any, stage: str) -> None:
+    def __init__(self, value: Any, stage: str, instead: str = "use backend='thread'") -> None:
         buffers: list[memoryview] = []
 
         def take(buffer: pickle.PickleBuffer) -> bool:
@@ -46,7 +47,7 @@ class Sealed:
         except Exception as error:
             raise GraphError(
                 f"stage {stage!r}: the operator cannot be sent to another process: {_culprit(value, error)}. "
-                "Make it in open(context) or at first use, or use backend='thread'"
+                f"Make it in open(context) or at first use, or {instead}"
             ) from error
         parts = [file.getbuffer(), *buffers]
         self.spans: list[tuple[int, int]] = []

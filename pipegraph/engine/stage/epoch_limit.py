@@ -17,6 +17,11 @@ class Horizon:
         self._waiting: list[Waiter] = []
         self._cancelled = False
 
+    @property
+    def limit(self) -> float:
+        """The last epoch that may be read."""
+        return self._limit
+
     def wait_for(self, epoch: int) -> None:
         """Blocks until ``epoch`` may be read.
 

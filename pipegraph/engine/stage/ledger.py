@@ -52,6 +52,12 @@ class Ledger:
         """Whether there is nothing to tell, of this run or before."""
         return not self._quarantine and not self._base and not self._books
 
+    @property
+    def base(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """What a run counts on from: ``(failed, items)`` by stage and epoch."""
+        with self._lock:
+            return dict(self._base)
+
     def forked(self) -> None:
         """In a forked child: a thread that is not here may have held the lock."""
         self._lock = threading.RLock()

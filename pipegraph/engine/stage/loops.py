@@ -27,8 +27,10 @@ from pipegraph.engine.stage.failure_policy import not_a_chunk
 from pipegraph.engine.stage.merge_route import merge_loop, route_loop
 from pipegraph.engine.stage.regroup_loop import regroup_loop
 from pipegraph.engine.stage.row_parallel import rows_loop, whole_batches
+from pipegraph.engine.stage.sidecar_loop import sidecar_loop
 from pipegraph.engine.stage.source_loops import groups_loop, reading, sequence_loop
 from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.planning.isolation import Elsewhere
 from pipegraph.tree import ATOMS
 
 Loop = Iterator[None]
@@ -42,6 +44,8 @@ def loop_for(stage: StageRun, worker: Worker) -> Loop:
         if isinstance(operator, Source):
             return (read_bundles if operator.random_access else read_in_sequence)(stage, worker)
         return (work_on_bundles if operator.kind == "map" else collect_bundles)(stage, worker)
+    if isinstance(operator, Elsewhere):
+        return sidecar_loop(stage, worker)
     if isinstance(operator, Source):
         if not operator.random_access:
             return sequence_loop(stage, worker)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -61,6 +61,21 @@ class Meter:
         self.dropped = 0
         self.failed = 0
         self.retried = 0
+
+    def values(self) -> tuple[int, ...]:
+        """All counters, as :meth:`of` takes them."""
+        return (
+            *(self.busy_ns, self.calls, self.items, self.samples, self.nbytes),
+            *(self.dropped, self.failed, self.retried, self.cpu_ns()),
+        )
+
+    @staticmethod
+    def of(values: Sequence[int]) -> Meter:
+        """A meter that shows these."""
+        meter = Meter()
+        meter.busy_ns, meter.calls, meter.items, meter.samples, meter.nbytes = values[:5]
+        meter.dropped, meter.failed, meter.retried, meter._cpu_ns = values[5:]
+        return meter
 
     def thread_begins(self) -> None:
         """Called by the worker's own thread; an inline stage has none, nor have all systems such clocks."""

@@ -1,0 +1,140 @@
+"""The trainer's half of a loader with ``isolate=True``: a runtime of the stages below the cut, and what it knows of those above.
+
+States are made in the trainer alone, from cursors that chunks bring along and from what the sidecar tells with them; only
+the profile asks it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from pipegraph.engine.pass_totals import Totals
+from pipegraph.engine.process.sidecar import Sidecar
+from pipegraph.engine.run import Resume, Run
+from pipegraph.engine.runtime import Runtime
+from pipegraph.engine.stage.restore import restarts
+from pipegraph.engine.stage.snapshots import Snapshots
+from pipegraph.engine.stage.stage_run import Meter
+from pipegraph.planning.isolation import Elsewhere, Isolation
+from pipegraph.planning.plan import StagePlan
+
+HERE = 4
+"""One part in so many of the memory limit is for chunks that have crossed into the trainer."""
+
+
+class IsolatedRun(Run):
+    """A run of the stages below the cut."""
+
+    def __init__(self, runtime: IsolatedRuntime, epoch: int, horizon: float, resume: Resume) -> None:
+        super().__init__(runtime, epoch, horizon, Resume(history=resume.history, stream=resume.stream))
+        runtime.runs += 1
+        self.number = runtime.runs
+        self._runtime: IsolatedRuntime = runtime
+        self._asked = epoch, horizon, resume
+        self._steps = restarts(runtime.isolation.whole, resume.cursor).steps
+        self.snapshots = {stage.name: Snapshots() for stage in runtime.isolation.whole.running}
+        for name, snapshot in resume.iterators.items():
+            self.snapshots[name].begin(epoch, snapshot)
+
+    def start(self) -> tuple[Any, ...]:
+        """What the sidecar's run begins with."""
+        return (*self._asked, self.ledger.base)
+
+    def first_step(self, source: str) -> int:
+        """The step at which a source began in the run's first epoch."""
+        return self._steps[source]
+
+    def source(self, stage: str) -> Any:
+        """Answers where a source's steps lie, from the sidecar."""
+        sidecar = self._runtime.sidecar
+        return None if sidecar is None else _Positions(sidecar, stage)
+
+    def cancel(self) -> None:
+        """Wake everybody, in the sidecar too."""
+        super().cancel()
+        sidecar = self._runtime.sidecar
+        if sidecar is not None and sidecar.number == self.number:
+            sidecar.cancel()
+
+
+class _Positions:
+    """The one question that states have of a source: which positions lie behind a restart."""
+
+    def __init__(self, sidecar: Sidecar, stage: str) -> None:
+        self._sidecar = sidecar
+        self._stage = stage
+
+    def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
+        """Without an answer none: then a state keeps more than it must."""
+        found: list[int] = self._sidecar.ask("positions", self._stage, steps, epoch, rank, world_size) or []
+        return found
+
+
+class IsolatedRuntime(Runtime):
+    """Owns the trainer's threads and the sidecar."""
+
+    def __init__(self, isolation: Isolation, memory_limit: int, seed: int, rank: int, world_size: int) -> None:
+        below = {
+            name: replace(stage, spec=replace(stage.spec, max_bytes=max(1, memory_limit // HERE)))
+            if isinstance(stage.operator, Elsewhere)
+            else stage
+            for name, stage in isolation.below.stages.items()
+        }
+        super().__init__(replace(isolation.below, stages=below), memory_limit, seed, rank, world_size)
+        self.isolation = isolation
+        self.sidecar: Sidecar | None = None
+        self.runs = 0
+        self._reports: dict[str, dict[str, Any]] = {}
+
+    def _operator(self, stage: StagePlan, index: int) -> Any:
+        if not isinstance(stage.operator, Elsewhere):
+            return super()._operator(stage, index)
+        assert self._processes is not None
+        limit = max(1, self.memory_limit - self.memory_limit // HERE)
+        facts = limit, self.seed, self.rank, self.world_size
+        self.sidecar = self._processes.sidecar(self.isolation.above, facts)
+        return self.sidecar
+
+    def _make_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
+        return IsolatedRun(self, epoch, horizon, resume)
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def look_elsewhere(self, run: Run) -> Totals:
+        """What the sidecar's stages have counted; asks it."""
+        assert isinstance(run, IsolatedRun)
+        found = None if self.sidecar is None else self.sidecar.ask("profile")
+        if found is None:
+            return self._seen(run)
+        number, totals, meters, grown, counters, self._reports = found
+        for name, values in meters.items():
+            self.meters[name] = [Meter.of(values)]
+        self.grown.update(grown)
+        self.counters.update(counters)
+        self._last = number, totals
+        return self._seen(run)
+
+    _last: tuple[int, Totals] = (0, Counter())
+
+    def _seen(self, run: IsolatedRun) -> Totals:
+        number, totals = self._last
+        if number != run.number:  # that run has not begun there: it has not waited for anything
+            return Counter()
+        edge = next(((s.name, 0) for s in self.plan.running if s.upstream and s.upstream[0].stage in self._cut()), ("", 0))
+        seen: Totals = Counter()
+        for key, value in totals.items():
+            if key == ("put", "", 0):
+                seen["put", *edge] = value
+            elif key[0] in ("put", "get", "memory", "wakes", "late") and key != ("get", "", 0):
+                seen[key] = value
+        return seen
+
+    def _cut(self) -> set[str]:
+        return {stage.name for stage in self.plan.running if isinstance(stage.operator, Elsewhere)}
+
+    def shared(self, stage: str) -> dict[str, Any]:
+        """The sidecar's reports as they were seen last."""
+        return self._reports.get(stage) or super().shared(stage)

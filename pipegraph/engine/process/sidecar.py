@@ -1,0 +1,147 @@
+"""The trainer's side of the process in which ``loader(isolate=True)`` runs the host's part of a plan.
+
+One thread of the trainer calls (``start_run``, ``next``), through a :class:`~.host.Host` like that of any worker process.
+What may come from other threads while it waits, a cancelled run and questions for the profile, goes over a connection
+of its own (``_control``), which a thread of the sidecar serves.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+from pipegraph.contracts import Context
+from pipegraph.engine.process import zygote
+from pipegraph.engine.process.host import Host
+from pipegraph.engine.process.sealed import Sealed
+
+ENTRY = "pipegraph.engine.sidecar_process:main"
+
+ANSWER_S = 1.0
+"""How long a question for the profile may wait for its answer."""
+
+
+class _Host(Host):
+    """A worker process with a second socket."""
+
+    entry = ENTRY
+
+    def __init__(self, parent: zygote.Zygote, sealed: Sealed, facts: Any) -> None:
+        super().__init__(parent, sealed, facts, None, lambda name, n: None)
+        self.control: Connection | None = None
+
+    def start(self) -> None:
+        """As a worker's; after a death, with a new control connection."""
+        self.end_control()
+        ours, theirs = socket.socketpair()
+        self.control = Connection(ours.detach())
+        self.extra = (theirs.fileno(),)
+        try:
+            super().start()
+        finally:
+            theirs.close()
+            self.extra = ()
+
+    def end_control(self) -> None:
+        """Close the control connection."""
+        control, self.control = self.control, None
+        if control is not None:
+            control.close()
+
+
+class Sidecar:
+    """What the one worker of the ``Elsewhere`` stage holds; its loop is ``stage.sidecar_loop``.
+
+    Args:
+        parent: whose fork the process is.
+        sealed: the plan that runs there.
+        facts: ``(memory limit, seed, rank, world size)``.
+    """
+
+    kind = "source"
+    group = 1
+
+    def __init__(self, parent: zygote.Zygote, sealed: Sealed, facts: tuple[int, int, int, int]) -> None:
+        self._host = _Host(parent, sealed, facts)
+        self._sending = threading.Lock()  # of whole messages on the control connection; never held for an answer
+        self._asking = threading.Lock()  # one question at a time
+        self._question = 0
+        self.number = 0
+        """Of the run that it works for."""
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process."""
+        return self._host.pid
+
+    def open(self, context: Context) -> None:
+        """Start the process, and the workers in it."""
+        try:
+            with context.stopping.ending(self._stop):
+                self._host.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the process and all that it has started; idempotent."""
+        try:
+            self._host.close()
+        finally:
+            with self._sending:
+                self._host.end_control()
+
+    def go_on(self, epoch: int, history: Any) -> None:
+        """The sources are told in the sidecar."""
+
+    # -- calls, by the one thread --------------------------------------------------------------
+
+    def start_run(self, *args: Any) -> None:
+        """See ``sidecar_process.Serving``."""
+        self._host.call("start_run", self.number, *args)
+
+    def next(self, stop: int, horizon: float) -> Any:
+        """See ``sidecar_process.Serving``."""
+        return self._host.call("next", stop, horizon)
+
+    # -- any thread ----------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """End the current run there, and a call that waits here."""
+        self._send("cancel", self.number)
+        self._host.cancel()
+
+    def uncancel(self) -> None:
+        """Calls may wait again."""
+        self._host.uncancel()
+
+    def _stop(self) -> None:
+        self._send("stop")
+        self._host.cancel()
+
+    def ask(self, what: str, *args: Any) -> Any:
+        """The answer to a question; None where there is none in time."""
+        with self._asking:
+            self._question += 1
+            control = self._send("ask", self._question, what, *args)
+            try:
+                while control is not None and control.poll(ANSWER_S):
+                    number, answer = control.recv()
+                    if number == self._question:
+                        return answer
+            except (OSError, EOFError, TypeError, ValueError):  # closed meanwhile, or the process has died
+                pass
+        return None
+
+    def _send(self, *message: Any) -> Connection | None:
+        with self._sending:
+            control = self._host.control
+            if control is None:
+                return None
+            try:
+                control.send(message)
+            except OSError:
+                return None
+            return control

@@ -1,0 +1,321 @@
+"""The process in which ``loader(isolate=True)`` runs the host's part of a plan: an ordinary runtime, whose consumer is the trainer.
+
+The main thread answers the trainer's calls one at a time, and is the consumer of the run that there is. A second thread
+serves the control connection: it cancels runs, also while the main thread waits in one, and answers the profile's questions.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import pickle
+import resource
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from time import perf_counter_ns
+from typing import Any
+
+from pipegraph.chunk import Chunk, Cursor, Failure, Lineage
+from pipegraph.contracts import Context, Source
+from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.channel import Channel
+from pipegraph.engine.process import zygote
+from pipegraph.engine.process.exceptions import Carried
+from pipegraph.engine.process.sealed import unseal
+from pipegraph.engine.process.wire import Port
+from pipegraph.engine.run import Resume, Run
+from pipegraph.engine.runtime import Runtime
+from pipegraph.engine.stage.budgets import Quarantined
+from pipegraph.engine.stage.ledger import Ledger
+from pipegraph.engine.stage.snapshots import Snapshots
+from pipegraph.planning.plan import Plan
+
+MOST = 64
+"""Items in one answer, at most: so a call is paid once for many small ones."""
+
+ENOUGH = 1 << 20
+"""Bytes after which no more is added to an answer."""
+
+Log = deque[tuple[Any, ...]]
+
+
+class _ToldLedger(Ledger):
+    """Tells the trainer's ledger, which states are made from; here it only judges budgets."""
+
+    def __init__(self, log: Log, base: dict[tuple[str, int], tuple[int, int]]) -> None:
+        super().__init__()
+        self._log = log
+        self._base = base
+
+    def took(self, stage: str, epoch: int, befores: Sequence[Cursor], first: int) -> None:
+        self._log.append(("took", stage, epoch, befores, first))
+
+    def add(self, stage: str, epoch: int, ordinal: int, lost: Sequence[tuple[Lineage, Quarantined]]) -> bool:
+        super().add(stage, epoch, ordinal, lost)
+        self._log.append(("failed", stage, epoch, ordinal, lost))
+        return False  # the trainer says so
+
+
+class _ToldSnapshots(Snapshots):
+    """Tells the trainer's."""
+
+    def __init__(self, log: Log, stage: str, first: tuple[int, Any] | None) -> None:
+        super().__init__()
+        self.first = first
+        self._log = log
+        self._stage = stage
+
+    def add(self, epoch: int, step: int, snapshot: Any) -> None:
+        # As bytes at once: the iterator may go on changing what it has given.
+        self._log.append(("stood", self._stage, epoch, step, pickle.loads(pickle.dumps(snapshot))))
+
+
+class HostRuntime(Runtime):
+    """A runtime whose ledger and snapshots are the trainer's."""
+
+    def __init__(self, plan: Plan, facts: tuple[int, int, int, int], allocate: Callable[[int], Any]) -> None:
+        super().__init__(plan, *facts)
+        self.log: Log = deque()
+        self._allocate = allocate
+
+    def context(self, stage: str, worker: int) -> Context:
+        context = super().context(stage, worker)
+        context.allocate = self._allocate
+        return context
+
+    def open(self) -> None:
+        """Start the workers before the first run, so that what cannot start is said then."""
+        with self._condition:
+            if self._closed:
+                raise Cancelled
+            self._starter = threading.current_thread()
+        try:
+            self._start_workers()
+        finally:
+            with self._condition:
+                self._starter = None
+                self._condition.notify_all()
+
+    def _make_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
+        run = super()._make_run(epoch, horizon, resume)
+        for name, stage in run.stages.items():
+            stage.snapshots = _ToldSnapshots(self.log, name, stage.snapshots.first)
+        return run
+
+    def cancel_run(self, run: Run) -> None:
+        """End a run; whoever waits for it gets ``Cancelled``."""
+        self._cancel(run)
+
+
+class _Port(Port):
+    """A port whose slabs are made by other threads than the one that sends."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._slabs_lock = threading.Lock()  # while it is held no slab comes to be
+
+    def send(self, message: Any) -> int:
+        with self._slabs_lock:
+            return super().send(message)
+
+    def slab(self, nbytes: int) -> Any:
+        with self._slabs_lock:
+            return super().slab(nbytes)
+
+
+class Serving:
+    """What the trainer calls, by the main thread, and what it asks, by the control thread.
+
+    ``_lock`` guards which run is whose: a run whose number was cancelled is cancelled, whichever came first.
+    """
+
+    def __init__(self, runtime: HostRuntime) -> None:
+        self.runtime = runtime
+        self._lock = threading.Lock()
+        self._number = 0
+        self._cancelled = 0
+        self._stopped = -1
+        self.left: deque[Any] = deque()
+        """Taken from the run and not yet sent, because the answer that it was in could not be."""
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def start_run(
+        self, number: int, epoch: int, horizon: float, resume: Resume, base: dict[tuple[str, int], tuple[int, int]]
+    ) -> None:
+        """Start run ``number`` in place of the one there is."""
+        runtime = self.runtime
+        runtime.end_run()
+        runtime.log.clear()
+        self.left.clear()
+        self._stopped = -1
+        runtime.ledger = _ToldLedger(runtime.log, base)
+        run = runtime.start_run(epoch, horizon, resume)
+        with self._lock:
+            self._number = number
+            over = self._cancelled >= number
+        if over:
+            runtime.cancel_run(run)
+
+    def next(self, stop: int, horizon: float) -> tuple[list[Any], list[Any], Carried | None]:
+        """What is delivered next: ``(items, what stages have told meanwhile, the error that has ended the run)``.
+
+        No items and no error: the run was cancelled.
+
+        Args:
+            stop: the last epoch of which nothing more is wanted.
+            horizon: the last epoch that may be read.
+        """
+        run = self.runtime.run
+        assert run is not None
+        run.horizon.raise_to(horizon)
+        if stop > self._stopped:
+            self._stopped = stop
+            run.discard_output(stop)
+        error = None
+        items: list[Any] = []
+        try:
+            items = [self.left.popleft()] if self.left else self._gather(run, run.terminal)
+        except Cancelled:
+            if run.error is not None:
+                error = Carried(run.error)
+        return items, self._told(), error
+
+    def _gather(self, run: Run, terminal: Channel) -> list[Any]:
+        found = [terminal.get()]
+        chunks, token = terminal.ahead()
+        nbytes = found[0].nbytes
+        for _ in range(min(MOST - 1, chunks + (token is not None))):
+            if nbytes > ENOUGH:
+                break
+            found.append(terminal.get())
+            nbytes += found[-1].nbytes
+        for index, item in enumerate(found):
+            if item.__class__ is Chunk:
+                run.account.release(item.buffers)
+                item.keys, item.buffers, item.packed = item.own_keys, (), None
+            elif item.__class__ is Failure:
+                found[index] = Failure(Carried(item.error), item.epoch)  # type: ignore[arg-type]
+        return found
+
+    def _told(self) -> list[Any]:
+        log = self.runtime.log
+        return [log.popleft() for _ in range(len(log))]
+
+    # -- the control connection ----------------------------------------------------------------
+
+    def control(self, connection: Connection) -> None:
+        """The life of the control thread."""
+        try:
+            while True:
+                what, *about = connection.recv()
+                if what == "cancel":
+                    self._cancel(*about)
+                elif what == "stop":
+                    self.runtime.signal_close()
+                else:
+                    number, question, *rest = about
+                    try:
+                        answer = getattr(self, question)(*rest)
+                    except Exception:  # a run that ends meanwhile; the trainer takes it for no answer
+                        answer = None
+                    connection.send((number, answer))
+        except (EOFError, OSError):
+            pass  # the trainer is done, or gone
+
+    def _cancel(self, number: int) -> None:
+        with self._lock:
+            self._cancelled = max(self._cancelled, number)
+            run = self.runtime.run if self._number <= self._cancelled else None
+        if run is not None:
+            self.runtime.cancel_run(run)
+
+    def profile(self) -> Any:
+        """What the stages have counted: ``(run, totals, meters, grown queues, counters, reports)``."""
+        from pipegraph.profile.reports import Report, Told
+
+        runtime = self.runtime
+        with self._lock:
+            run, number = runtime.run, self._number
+        totals = {} if run is None else dict(runtime.tally.look(run, perf_counter_ns()))
+        meters = {name: [sum(each) for each in zip(*(m.values() for m in found), strict=True)] for name, found in runtime.meters.items()}
+        reports = {
+            name: {key: Told(made.to_dict(), made.lines()) for key, made in runtime.shared(name).items() if isinstance(made, Report)}
+            for name in runtime.meters
+        }
+        return number, totals, meters, dict(runtime.grown), {k: dict(v) for k, v in runtime.counters.items()}, reports
+
+    def positions(self, name: str, steps: range, epoch: int, rank: int, world_size: int) -> list[int]:
+        """Where steps of a source lie."""
+        run = self.runtime.run
+        source = None if run is None else run.source(name)
+        return [] if source is None else list(source.positions_of(steps, epoch, rank, world_size))
+
+
+def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, control_fd: int) -> None:
+    """The life of the sidecar. Called by the zygote's fork."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.enable(stack_fd)
+    port = _Port(sock)
+    borrowed = False
+    try:
+        spans, facts = port.receive()
+        try:
+            plan: Plan = unseal(sealed_fd, spans)
+            if any(stage.backend == "process" for stage in plan.running):
+                zygote.borrow()  # before there are threads
+                borrowed = True
+            serving = Serving(HostRuntime(plan, facts, port.slab))
+            threading.Thread(target=serving.control, args=(Connection(control_fd),), name="control", daemon=True).start()
+            serving.runtime.open()
+        except BaseException as error:
+            port.send((Carried(error), {}))
+            return
+        try:
+            port.send((None, {}))
+            _serve(port, serving)
+        finally:
+            serving.runtime.close()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the trainer is gone
+    finally:
+        if borrowed:
+            zygote.release()
+
+
+def _serve(port: Port, serving: Serving) -> None:
+    while True:
+        name, args = port.receive()
+        if name == "close":
+            serving.runtime.close()
+            port.send((None, {}))
+            return
+        try:
+            result = getattr(serving, name)(*args)
+        except BaseException as error:
+            result = Carried(error)
+        del args
+        _answer(port, serving, result)
+        del result
+
+
+def _answer(port: Port, serving: Serving, result: Any) -> None:
+    try:
+        port.send((result, {}))
+        return
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        if not isinstance(result, tuple) or not result[0]:
+            port.send((Carried(error), {}))
+            return
+        items, told, ended = result
+        if len(items) > 1:  # one of them cannot be sent: what is before it can
+            serving.left.extend(items[1:])
+            items = items[:1]
+        else:
+            error.add_note(f"pipegraph: {items[0]!r} cannot be sent from the process of isolate=True")
+            items = [Failure(Carried(error), items[0].epoch)]  # type: ignore[arg-type]
+    _answer(port, serving, (items, told, ended))

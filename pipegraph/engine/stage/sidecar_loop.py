@@ -1,0 +1,86 @@
+"""The loop that brings what a sidecar has made into the training process, chunk by chunk as the sidecar gives it.
+
+With each answer comes what states need to know of the stages there (``log``): it is told here before the chunks that
+were made after it are handed on, so that a state needs no call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from pipegraph.chunk import Chunk, EndOfEpoch, Failure
+from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.process.host import Died
+from pipegraph.engine.process.sidecar import Sidecar
+from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.errors import WorkerDiedError
+
+log = logging.getLogger("pipegraph")
+
+
+def sidecar_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
+    """One worker of the trainer takes what the sidecar delivers."""
+    run: Any = stage.run  # an IsolatedRun
+    sidecar: Sidecar = worker.operator
+    put = stage.putter()
+    sidecar.number = run.number
+    if run.stopping.is_set():  # before the number was known: nobody would cancel the run there
+        raise Cancelled
+    try:
+        sidecar.start_run(*run.start())
+        epoch = run.first_epoch
+        while True:
+            run.horizon.wait_for(epoch)
+            items, told, error = sidecar.next(stage.stop_epoch, run.horizon.limit)
+            tell(run, told)
+            if error is not None:
+                raise error.error()
+            if not items:
+                raise Cancelled
+            for item in items:
+                if item.__class__ is Chunk:
+                    worker.meter.items += 1
+                    stage.settle(worker, 0, (), item)
+                    if not put(item):
+                        stage.unwanted(item)
+                    continue
+                if item.__class__ is Failure:
+                    item.error = item.error.error()
+                elif item.__class__ is EndOfEpoch:
+                    epoch = item.epoch + 1
+                put(item)
+            del items, item
+            yield
+    except Died as died:
+        run.fail(_blame(died))
+        raise Cancelled from None
+    except Exception as error:
+        run.fail(error)  # its notes name the stage that it comes from
+        raise Cancelled from None
+
+
+def tell(run: Any, told: list[tuple[Any, ...]]) -> None:
+    """Note what stages in the sidecar have told their ledger and their snapshots."""
+    for what, *about in told:
+        if what == "took":
+            run.ledger.took(*about)
+        elif what == "failed":
+            if run.ledger.add(*about):
+                quarantined = about[3][0][1]
+                log.warning(
+                    "stage %r: sample %r, epoch %d, was left out or replaced: %s. on_error= says so; further ones are "
+                    "only counted, and listed in loader.profile().quarantined",
+                    *(quarantined.stage, quarantined.key, quarantined.epoch, quarantined.error),
+                )
+        else:
+            name, *snapshot = about
+            run.snapshots[name].add(*snapshot)
+
+
+def _blame(died: Died) -> WorkerDiedError:
+    error = WorkerDiedError(f"isolate=True: the process that runs the stages {died.reason}")
+    if died.stack:
+        error.add_note(f"pipegraph: it stood at\n{died.stack}")
+    return error

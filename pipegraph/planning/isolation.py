@@ -1,0 +1,107 @@
+"""Where ``loader(isolate=True)`` cuts a plan in two: what runs in a sidecar process, and what stays with the trainer.
+
+Stages that move chunks to pinned memory or to devices stay, and so does what lies behind them. A chunk keeps its cursors
+across the cut, so only one-to-one stages may lie below it: the cursors there are those that the whole plan knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipegraph.contracts import Memo, Operator, Source
+from pipegraph.errors import GraphError
+from pipegraph.graph import Edge, StageSpec
+from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
+from pipegraph.policies import Replace, final_policy
+
+BATCHES_HERE = 2
+"""Batches that have crossed and wait for the trainer: one to be taken next, one on its way."""
+
+
+class Elsewhere(Source):
+    """Stands for all that runs in the sidecar, in the trainer's part of the plan."""
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """A plan in two parts.
+
+    Attributes:
+        whole: the plan that was cut.
+        above: what runs in the sidecar.
+        below: what runs in the trainer: an :class:`Elsewhere` under the name of the stage above the cut, and the rest.
+    """
+
+    whole: Plan
+    above: Plan
+    below: Plan
+
+
+def isolate(plan: Plan) -> Isolation:
+    """Cut a plan.
+
+    Raises:
+        GraphError: a stage on the trainer's side is not one-to-one; says which and why.
+    """
+    staying = {stage.name for stage in plan.running if _works_on_devices(stage)}
+    below: dict[str, StagePlan] = {}
+    edge = plan.output
+    while staying:
+        stage = plan.stages[edge.stage]
+        _check(plan, stage, sorted(staying)[0])
+        staying.discard(stage.name)
+        below[stage.name] = stage
+        edge = stage.upstream[0]
+    above = {
+        stage.name: replace(stage, memory="pageable") for stage in plan.running if stage.name not in below
+    }
+    cut = plan.stages[edge.stage]
+    kept = {edge.stage: _elsewhere(cut)}
+    for stage in reversed(below.values()):
+        # Under the stage above the cut there is one queue here, whichever of its outputs is read.
+        upstream = (Edge(edge.stage),) if stage.upstream[0] == edge else stage.upstream
+        kept[stage.name] = replace(stage, upstream=upstream)
+    output = Edge(edge.stage) if not below else plan.output
+    return Isolation(
+        plan,
+        replace(plan, stages=above, output=edge, asked=None),
+        replace(plan, stages=kept, output=output, asked=None),
+    )
+
+
+def _works_on_devices(stage: StagePlan) -> bool:
+    operator = stage.operator
+    return isinstance(operator, Operator) and bool(operator.moves or operator.fetches)
+
+
+def _check(plan: Plan, stage: StagePlan, mover: str) -> None:
+    operator = stage.operator
+    why = None
+    if not isinstance(operator, Operator) or operator.kind != "map" or operator.stateful:
+        why = "is not one-to-one"
+    elif isinstance(operator, Memo):
+        why = "skips stages that run in the sidecar"
+    elif stage.unordered_above:
+        why = "finishes in any order (ordered=False), or lies behind a stage that does"
+    elif isinstance(final_policy(stage.spec.on_error), Replace):
+        why = "replaces samples by others, which would have to come from the sidecar"
+    elif len(plan.consumers(stage.name)) > 1:
+        why = "is read by several stages"
+    if why is not None:
+        raise GraphError(
+            f"isolate=True: stage {stage.name!r} ({operator.name}) {why}, and it stays in the training process because "
+            f"{mover!r}, which works on its devices, does; move it before that, or leave out isolate=True"
+        )
+
+
+def _elsewhere(stage: StagePlan) -> StagePlan:
+    capacity = BATCHES_HERE if stage.level == "batch" else min(stage.capacity, SAMPLES_PER_QUEUE)
+    return StagePlan(
+        StageSpec(stage.name, Elsewhere(), (), capacity=capacity),
+        (),
+        workers=1,
+        backend="process",
+        capacity=capacity,
+        level=stage.level,
+        unordered_above=False,
+    )
