@@ -273,9 +273,8 @@ class Graph:
             memory_limit: bytes (or ``"4 GB"``) in flight; by default half of what the machine has available.
             equal_steps: with several ranks and unknown lengths, whether the ranks agree on their steps.
             autotune: find workers and capacities while training goes on; refused in this version.
-            isolate: run all stages above those that move chunks to pinned memory or devices in one process of their own,
-                so that their Python code never holds the training process's interpreter lock. ``docs/processes.md``
-                says what that asks of them.
+            isolate: run all stages above those that move chunks to pinned memory or devices in one process of
+                their own, so that their Python code never holds the training process's interpreter lock.
             rank, world_size: by default those of torch.distributed, else of the environment, else 0 and 1.
             mesh: a DeviceMesh dimension to take rank and size from.
 

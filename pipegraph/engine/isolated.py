@@ -1,7 +1,7 @@
-"""The trainer's half of a loader with ``isolate=True``: a runtime of the stages below the cut, and what it knows of those above.
+"""The trainer's half of a loader with ``isolate=True``: a runtime of the stages below the cut.
 
-States are made in the trainer alone, from cursors that chunks bring along and from what the sidecar tells with them; only
-the profile asks it.
+States are made in the trainer alone, from cursors that chunks bring along and from what the sidecar tells with them;
+only the profile asks it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class _Positions:
 class IsolatedRuntime(Runtime):
     """Owns the trainer's threads and the sidecar."""
 
-    def __init__(self, isolation: Isolation, memory_limit: int, seed: int, rank: int, world_size: int) -> None:
+    def __init__(
+        self, isolation: Isolation, memory_limit: int, seed: int, rank: int, world_size: int
+    ) -> None:
         below = {
             name: replace(stage, spec=replace(stage.spec, max_bytes=max(1, memory_limit // HERE)))
             if isinstance(stage.operator, Elsewhere)
@@ -88,6 +90,9 @@ class IsolatedRuntime(Runtime):
         self.sidecar: Sidecar | None = None
         self.runs = 0
         self._reports: dict[str, dict[str, Any]] = {}
+        self._last: tuple[int, Totals] = 0, Counter()  # run and totals, as the sidecar told them last
+        first = [stage for stage in self.plan.running if stage.upstream]
+        self._first = (first[0].name if first else "", 0)  # the edge that crosses
 
     def _operator(self, stage: StagePlan, index: int) -> Any:
         if not isinstance(stage.operator, Elsewhere):
@@ -117,23 +122,17 @@ class IsolatedRuntime(Runtime):
         self._last = number, totals
         return self._seen(run)
 
-    _last: tuple[int, Totals] = (0, Counter())
-
     def _seen(self, run: IsolatedRun) -> Totals:
         number, totals = self._last
-        if number != run.number:  # that run has not begun there: it has not waited for anything
-            return Counter()
-        edge = next(((s.name, 0) for s in self.plan.running if s.upstream and s.upstream[0].stage in self._cut()), ("", 0))
         seen: Totals = Counter()
+        if number != run.number:  # that run has not begun there: it has not waited for anything
+            return seen
         for key, value in totals.items():
             if key == ("put", "", 0):
-                seen["put", *edge] = value
+                seen["put", *self._first] = value
             elif key[0] in ("put", "get", "memory", "wakes", "late") and key != ("get", "", 0):
                 seen[key] = value
         return seen
-
-    def _cut(self) -> set[str]:
-        return {stage.name for stage in self.plan.running if isinstance(stage.operator, Elsewhere)}
 
     def shared(self, stage: str) -> dict[str, Any]:
         """The sidecar's reports as they were seen last."""

@@ -1,7 +1,7 @@
-"""The process in which ``loader(isolate=True)`` runs the host's part of a plan: an ordinary runtime, whose consumer is the trainer.
+"""The process in which ``loader(isolate=True)`` runs the host's part of a plan: an ordinary runtime.
 
 The main thread answers the trainer's calls one at a time, and is the consumer of the run that there is. A second thread
-serves the control connection: it cancels runs, also while the main thread waits in one, and answers the profile's questions.
+serves the control connection: it cancels runs, also while the main thread waits in one, and answers the profile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Failure, Lineage
-from pipegraph.contracts import Context, Source
+from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.process import zygote
@@ -144,7 +144,12 @@ class Serving:
     # -- calls ---------------------------------------------------------------------------------
 
     def start_run(
-        self, number: int, epoch: int, horizon: float, resume: Resume, base: dict[tuple[str, int], tuple[int, int]]
+        self,
+        number: int,
+        epoch: int,
+        horizon: float,
+        resume: Resume,
+        base: dict[tuple[str, int], tuple[int, int]],
     ) -> None:
         """Start run ``number`` in place of the one there is."""
         runtime = self.runtime
@@ -241,12 +246,26 @@ class Serving:
         with self._lock:
             run, number = runtime.run, self._number
         totals = {} if run is None else dict(runtime.tally.look(run, perf_counter_ns()))
-        meters = {name: [sum(each) for each in zip(*(m.values() for m in found), strict=True)] for name, found in runtime.meters.items()}
+        meters = {
+            name: [sum(each) for each in zip(*(m.values() for m in found), strict=True)]
+            for name, found in runtime.meters.items()
+        }
         reports = {
-            name: {key: Told(made.to_dict(), made.lines()) for key, made in runtime.shared(name).items() if isinstance(made, Report)}
+            name: {
+                key: Told(made.to_dict(), made.lines())
+                for key, made in runtime.shared(name).items()
+                if isinstance(made, Report)
+            }
             for name in runtime.meters
         }
-        return number, totals, meters, dict(runtime.grown), {k: dict(v) for k, v in runtime.counters.items()}, reports
+        return (
+            number,
+            totals,
+            meters,
+            dict(runtime.grown),
+            {k: dict(v) for k, v in runtime.counters.items()},
+            reports,
+        )
 
     def positions(self, name: str, steps: range, epoch: int, rank: int, world_size: int) -> list[int]:
         """Where steps of a source lie."""
@@ -270,7 +289,9 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, contr
                 zygote.borrow()  # before there are threads
                 borrowed = True
             serving = Serving(HostRuntime(plan, facts, port.slab))
-            threading.Thread(target=serving.control, args=(Connection(control_fd),), name="control", daemon=True).start()
+            threading.Thread(
+                target=serving.control, args=(Connection(control_fd),), name="control", daemon=True
+            ).start()
             serving.runtime.open()
         except BaseException as error:
             port.send((Carried(error), {}))

@@ -1,7 +1,7 @@
-"""Where ``loader(isolate=True)`` cuts a plan in two: what runs in a sidecar process, and what stays with the trainer.
+"""Where ``loader(isolate=True)`` cuts a plan: what runs in a sidecar process, and what stays with the trainer. Pure.
 
-Stages that move chunks to pinned memory or to devices stay, and so does what lies behind them. A chunk keeps its cursors
-across the cut, so only one-to-one stages may lie below it: the cursors there are those that the whole plan knows.
+Stages that move chunks to pinned memory or to devices stay, and so does what lies behind them. A chunk keeps its
+cursors across the cut, so only one-to-one stages may lie below it: cursors there are those that the whole plan knows.
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ def profile_of(loader: Loader) -> Profile:
     totals = runtime.tally.totals()
     elapsed_ns = max(1, totals["elapsed",])
     waits = _edge_waits(plan, totals)
-    stages = {name: _stage(stage, plan, runtime, totals, waits, elapsed_ns) for name, stage in plan.stages.items()}
+    stages = {
+        name: _stage(stage, plan, runtime, totals, waits, elapsed_ns) for name, stage in plan.stages.items()
+    }
     stall_ns = waits["", 0][0]
     busy = {name: stage.busy + stage.memory for name, stage in stages.items()}
     busy[CONSUMER] = max(0.0, 1 - stall_ns / elapsed_ns)

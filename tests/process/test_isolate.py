@@ -12,11 +12,21 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.engine.process import zygote
+from pipegraph.errors import GraphError, LoaderClosedError, WorkerDiedError
 from pipegraph.testing import assert_resumes_exactly
 from pipegraph.testing.outcome import Delivered, assert_equal_chunks, is_ordered
 from tests.engine.test_resume import CASES, LOOSE
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.usefixtures("zygote_there", "no_leaks")
+
+
+@pytest.fixture(scope="module")
+def zygote_there():
+    """One zygote for all tests of the file: they are about what it forks."""
+    zygote.borrow()
+    yield
+    zygote.release()
 
 
 def steps(make, epochs=2, **options):
@@ -49,9 +59,9 @@ def test_chunks_and_states_are_those_without_it_and_a_state_goes_on_in_either(na
     isolated, told = steps(make, isolate=True)
     assert_equal_chunks(tuple(chunks), tuple(isolated), True, "isolated")
     assert states == told
-    middle = len(chunks) // 2 + (1 if len(chunks) // 2 < len(chunks) // 2 else 2)
-    left = rest(make, told[middle], 2)
-    assert_equal_chunks(tuple(left), tuple(rest(make, told[middle], 2, isolate=True)), True, "restored")
+    state = told[len(told) // 3]
+    left = rest(make, state, 2)
+    assert_equal_chunks(tuple(left), tuple(rest(make, state, 2, isolate=True)), True, "restored")
     assert left
 
 
@@ -64,4 +74,312 @@ def test_below_completion_order_every_sample_comes_once(name):
     assert_equal_chunks(tuple(chunks), tuple(isolated), False, "isolated")
     at = len(chunks) // 3
     begun = isolated[:at]
-    assert_equal_chunks(tuple(chunks), tuple(begun + rest(make, told[at], 2, isolate=True)), False, "restored")
+    assert_equal_chunks(
+        tuple(chunks), tuple(begun + rest(make, told[at], 2, isolate=True)), False, "restored"
+    )
+
+
+def graph_of(*steps_, source=None):
+    graph = pg.Graph("g", seed=3)
+    node = graph.add(source or ops.FromSequence(list(range(20))))
+    for step in steps_:
+        node = node.then(step)
+    return graph
+
+
+def test_the_stages_run_in_one_other_process():
+    graph = graph_of(lambda x: (x, os.getpid()), lambda pair: (*pair, os.getpid()))
+    with graph.loader(isolate=True) as loader:
+        found = list(loader)
+    assert [x for x, *_ in found] == list(range(20))
+    first, second = {a for _, a, _ in found}, {b for *_, b in found}
+    assert first == second
+    assert len(first) == 1
+    assert os.getpid() not in first
+
+
+def test_resumes_exactly_at_every_step():
+    def make():
+        return graph_of(lambda x: x + 1, ops.Batch(3), source=ops.FromIterable(range(7)))
+
+    assert_resumes_exactly(make, isolate=True)
+
+
+def test_a_failure_comes_at_its_place_with_its_notes_and_the_state_before_it():
+    def fail(x):
+        if x == 7:
+            raise LookupError("seven")
+        return x
+
+    graph = graph_of(fail)
+    with graph.loader(isolate=True) as loader:
+        found = []
+        with pytest.raises(LookupError, match="seven") as caught:
+            for x in loader:
+                found.append(x)
+        state = loader.state_dict()
+    assert found == list(range(7))
+    assert any("'fail'" in note and "7" in note for note in caught.value.__notes__)
+    with graph_of(fail).loader(isolate=True) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(LookupError, match="seven"):
+            next(iter(loader))
+
+
+def test_an_operator_that_cannot_be_opened_says_so_at_the_first_iter():
+    class Closed(pg.Operator):
+        kind = "map"
+
+        def open(self, context):
+            raise OSError("no such place")
+
+        def process(self, chunk):
+            return chunk
+
+    loader = graph_of(Closed()).loader(isolate=True)
+    with pytest.raises(OSError, match="no such place") as caught:
+        iter(loader)
+    (note,) = caught.value.__notes__
+    assert "'closed'" in note
+    with pytest.raises(LoaderClosedError):
+        iter(loader)
+
+
+def test_skipped_samples_are_in_the_ledger_and_go_on_in_a_state():
+    def fail(x):
+        if x % 4 == 1:
+            raise ValueError(x)
+        return x
+
+    def make():
+        graph = pg.Graph("g")
+        graph.add(ops.FromIterable(range(14))).then(fail, name="fail", on_error=pg.Skip(5), workers=2)
+        return graph
+
+    _, states = steps(make, epochs=1)
+    _, told = steps(make, epochs=1, isolate=True)
+    assert states == told
+    with make().loader(isolate=True) as loader:
+        loader.load_state_dict(told[5])
+        list(loader)
+        profile = loader.profile()
+    assert [q.position for q in profile.quarantined] == [1, 5, 9, 13]
+    assert profile.stages["fail"].failed > 0
+
+
+def test_a_budget_counts_on_after_a_resume():
+    def fail(x):
+        if x % 4 == 1:
+            raise ValueError(x)
+        return x
+
+    def make():
+        graph = pg.Graph("g")
+        graph.add(ops.FromIterable(range(14))).then(fail, name="fail", on_error=pg.Skip(3))
+        return graph
+
+    with make().loader(isolate=True) as loader:
+        items = iter(loader)
+        assert [next(items) for _ in range(6)] == [0, 2, 3, 4, 6, 7]
+        state = loader.state_dict()
+    with make().loader(isolate=True) as loader:
+        loader.load_state_dict(state)
+        items = iter(loader)
+        assert [next(items) for _ in range(4)] == [8, 10, 11, 12]
+        with pytest.raises(ValueError, match="13"):
+            next(items)
+
+
+def test_an_operator_that_cannot_be_sent_is_named():
+    lock = threading.Lock()
+
+    def locked(x):
+        with lock:
+            return x
+
+    graph = graph_of(lambda x: x + 1, locked)
+    with pytest.raises(GraphError, match=r"stage 'locked'.*lock.*leave out isolate=True"):
+        iter(graph.loader(isolate=True))
+
+
+def test_a_stage_behind_a_copy_that_is_not_one_to_one_is_refused():
+    graph = graph_of(ops.Batch(2), ops.CopyToDevice("cpu", copy=True), ops.Unbatch())
+    with pytest.raises(GraphError, match=r"'unbatch'.*is not one-to-one.*'copy'"):
+        graph.loader(isolate=True)
+
+
+def test_what_is_made_cannot_be_sent_is_a_failure_at_its_place():
+    def make_lock(x):
+        return threading.Lock() if x == 5 else x
+
+    with graph_of(make_lock).loader(isolate=True) as loader:
+        found = []
+        with pytest.raises(TypeError, match="pickle"):
+            for x in loader:
+                found.append(x)
+    assert found == list(range(5))
+
+
+def test_copies_to_devices_stay_in_the_training_process():
+    def batches(**options):
+        graph = graph_of(
+            lambda x: {"x": torch.full((300,), x), "pid": os.getpid()},
+            ops.Batch(4),
+            ops.CopyToDevice("cpu", copy=True),
+            lambda batch: {**batch, "here": os.getpid()},
+        )
+        with graph.loader(**options) as loader:
+            found = list(loader)
+            return found, loader.profile()
+
+    plain, _ = batches()
+    isolated, profile = batches(isolate=True)
+    assert len(plain) == len(isolated) == 5
+    for one, other in zip(plain, isolated, strict=True):
+        assert torch.equal(one["x"], other["x"])
+        assert other["here"] == os.getpid()
+        assert os.getpid() not in other["pid"].tolist()
+    assert [profile.stages[name].items for name in ("fromsequence", "batch", "copy")] == [20, 5, 5]
+
+
+def test_arrays_that_are_kept_are_never_overwritten():
+    with graph_of(lambda x: np.full(50_000, x)).loader(isolate=True) as loader:
+        kept = list(loader)
+    assert [int(each[0]) for each in kept] == list(range(20))
+    assert all((each == each[0]).all() for each in kept)
+
+
+def test_a_break_goes_on_with_the_next_epoch():
+    graph = graph_of(lambda x: x, source=ops.FromIterable(lambda epoch: range(100 * epoch, 100 * epoch + 9)))
+    with graph.loader(isolate=True, epochs=3) as loader:
+        for x in loader:
+            if x == 3:
+                break
+        state = loader.state_dict()
+        assert list(loader) == list(range(100, 109))
+        loader.set_epoch(5)
+        assert list(loader) == list(range(500, 509))
+    with graph.loader(isolate=True, epochs=3) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == list(range(4, 9))
+
+
+def test_an_endless_source_ends_with_a_break_a_close_and_the_last_reference():
+    def endless():
+        n = 0
+        while True:
+            yield n
+            n += 1
+
+    for end in ("break", "close", "collect"):
+        loader = graph_of(lambda x: x, source=ops.FromIterable(lambda: endless())).loader(isolate=True)
+        items = iter(loader)
+        assert [next(items) for _ in range(3)] == [0, 1, 2]
+        if end == "close":
+            loader.close()
+            with pytest.raises(LoaderClosedError):
+                next(items)
+        elif end == "break":
+            with loader:
+                del items
+        del loader
+        items = None
+        gc.collect()
+
+
+def test_the_death_of_the_sidecar_is_told_and_the_state_goes_on(tmp_path):
+    told = tmp_path / "die"
+    told.touch()
+
+    def make():
+        def die(x):
+            if x == 9 and told.exists():
+                os.kill(os.getpid(), signal.SIGKILL)
+            return x
+
+        return graph_of(die, ops.Batch(2, collate=list))
+
+    with make().loader(isolate=True) as loader:
+        found = []
+        with pytest.raises(WorkerDiedError, match=r"isolate=True.*SIGKILL"):
+            for batch in loader:
+                found += batch
+        state = loader.state_dict()
+        assert "die" in loader.profile().stages
+    told.unlink()
+    assert found == list(range(len(found)))
+    with make().loader(isolate=True) as loader:
+        loader.load_state_dict(state)
+        assert [x for batch in loader for x in batch] == list(range(len(found), 20))
+
+
+def test_after_a_death_the_same_loader_goes_on_with_another_process():
+    many = ops.FromSequence(list(range(5000)))
+    with graph_of(lambda x: (x, os.getpid()), source=many).loader(isolate=True, epochs=2) as loader:
+        items = iter(loader)
+        _, pid = next(items)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            for _ in range(5000):
+                next(items)
+        again = list(loader)
+    assert [x for x, _ in again] == list(range(5000))
+    assert pid not in {each for _, each in again}
+
+
+def test_two_loaders_at_once_do_not_meet():
+    with (
+        graph_of(lambda x: x).loader(isolate=True) as one,
+        graph_of(lambda x: -x).loader(isolate=True) as other,
+    ):
+        assert [a + b for a, b in zip(one, other, strict=True)] == [0] * 20
+
+
+def test_process_stages_may_run_inside():
+    def make():
+        graph = pg.Graph("g")
+        node = graph.add(ops.FromSequence(list(range(20))))
+        node.then(lambda x: (x, os.getpid()), backend="process", workers=2).then(lambda p: (*p, os.getpid()))
+        return graph
+
+    with make().loader(isolate=True) as loader:
+        found = list(loader)
+    assert [x for x, *_ in found] == list(range(20))
+    assert not {a for _, a, _ in found} & {b for *_, b in found}
+
+
+def test_the_profile_shows_the_stages_of_the_sidecar():
+    graph = graph_of(lambda x: np.zeros(100), ops.Batch(5))
+    with graph.loader(isolate=True, epochs=2) as loader:
+        for _ in range(2):
+            for _ in loader:
+                pass
+        during = loader.profile()
+    after = loader.profile()
+    for profile in (during, after):
+        assert {name: stage.items for name, stage in profile.stages.items()} == {
+            "fromsequence": 40,
+            "map": 40,
+            "batch": 8,
+        }
+        assert profile.passes == 2
+    assert after.stages["map"].nbytes == 40 * 800
+
+
+def test_ranks_read_their_own_part():
+    found = []
+    for rank in range(2):
+        with graph_of(lambda x: x).loader(isolate=True, rank=rank, world_size=2) as loader:
+            found.append(list(loader))
+    assert sorted(found[0] + found[1]) == list(range(20))
+
+
+def test_a_memory_limit_holds_in_the_sidecar():
+    graph = graph_of(lambda x: np.zeros(1 << 20, np.uint8))
+    with graph.loader(isolate=True, memory_limit="8 MiB") as loader:
+        assert sum(1 for _ in loader) == 20
+    with (
+        graph.loader(isolate=True, memory_limit="1 KiB") as loader,
+        pytest.raises(pg.errors.MemoryLimitError, match="larger than memory_limit"),
+    ):
+        list(loader)

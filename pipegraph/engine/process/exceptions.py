@@ -39,7 +39,12 @@ class Carried:
         """The exception, with the worker's traceback as its cause."""
         try:
             kind, args, attributes, notes = pickle.loads(self._pickled)
-            error: BaseException = kind.__new__(kind, *args)
+            try:
+                error: BaseException = kind.__new__(kind, *args)
+            except (
+                TypeError
+            ):  # of two built-in bases the one that comes second has another __new__ (MemoryError)
+                error = BaseException.__new__(kind, *args)
             if notes:
                 attributes["__notes__"] = notes
             for name, value in {"args": args, **attributes}.items():

@@ -1,8 +1,8 @@
 """The trainer's side of the process in which ``loader(isolate=True)`` runs the host's part of a plan.
 
-One thread of the trainer calls (``start_run``, ``next``), through a :class:`~.host.Host` like that of any worker process.
-What may come from other threads while it waits, a cancelled run and questions for the profile, goes over a connection
-of its own (``_control``), which a thread of the sidecar serves.
+One thread of the trainer calls (``start_run``, ``next``), through a :class:`~.host.Host` like that of any worker. What
+may come from other threads while it waits, a cancelled run and questions for the profile, goes over a connection of
+its own (``control``), which a thread of the sidecar serves.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Sidecar:
 
     def __init__(self, parent: zygote.Zygote, sealed: Sealed, facts: tuple[int, int, int, int]) -> None:
         self._host = _Host(parent, sealed, facts)
-        self._sending = threading.Lock()  # of whole messages on the control connection; never held for an answer
+        self._sending = (
+            threading.Lock()
+        )  # of whole messages on the control connection; never held for an answer
         self._asking = threading.Lock()  # one question at a time
         self._question = 0
         self.number = 0

@@ -47,7 +47,8 @@ def sidecar_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
                         stage.unwanted(item)
                     continue
                 if item.__class__ is Failure:
-                    item.error = item.error.error()
+                    carried: Any = item.error
+                    item.error = carried.error()
                 elif item.__class__ is EndOfEpoch:
                     epoch = item.epoch + 1
                 put(item)
