@@ -25,7 +25,7 @@ from pipegraph.engine.channel import Channel
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import unseal
-from pipegraph.engine.process.wire import Port
+from pipegraph.engine.process.wire import Port, Unreadable
 from pipegraph.engine.run import Resume, Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.budgets import Quarantined
@@ -280,14 +280,13 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, contr
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable(stack_fd)
     port = _Port(sock)
-    borrowed = False
+    borrowed: zygote.Zygote | None = None
     try:
         spans, facts = port.receive()
         try:
             plan: Plan = unseal(sealed_fd, spans)
             if any(stage.backend == "process" for stage in plan.running):
-                zygote.borrow()  # before there are threads
-                borrowed = True
+                borrowed = zygote.borrow()  # before there are threads
             serving = Serving(HostRuntime(plan, facts, port.slab))
             threading.Thread(
                 target=serving.control, args=(Connection(control_fd),), name="control", daemon=True
@@ -304,13 +303,17 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, contr
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the trainer is gone
     finally:
-        if borrowed:
-            zygote.release()
+        if borrowed is not None:
+            zygote.release(borrowed)
 
 
 def _serve(port: Port, serving: Serving) -> None:
     while True:
-        name, args = port.receive()
+        try:
+            name, args = port.receive()
+        except Unreadable as bad:
+            port.send((Carried(bad.error), {}))
+            continue
         if name == "close":
             serving.runtime.close()
             port.send((None, {}))
@@ -328,7 +331,9 @@ def _answer(port: Port, serving: Serving, result: Any) -> None:
     try:
         port.send((result, {}))
         return
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception as error:
         if not isinstance(result, tuple) or not result[0]:
             port.send((Carried(error), {}))
             return

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.usefixtures("zygote_there", "no_leaks")
 @pytest.fixture(scope="module")
 def zygote_there():
     """One zygote for all tests of the file: they are about what it forks."""
-    zygote.borrow()
+    there = zygote.borrow()
     yield
-    zygote.release()
+    zygote.release(there)
 
 
 def steps(make, epochs=2, **options):

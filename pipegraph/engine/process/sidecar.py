@@ -14,8 +14,9 @@ from typing import Any
 
 from pipegraph.contracts import Context
 from pipegraph.engine.process import zygote
-from pipegraph.engine.process.host import Host
+from pipegraph.engine.process.host import GRACE_S, Died, Host
 from pipegraph.engine.process.sealed import Sealed
+from pipegraph.errors import WorkerDiedError
 
 ENTRY = "pipegraph.engine.sidecar_process:main"
 
@@ -29,17 +30,22 @@ class _Host(Host):
     entry = ENTRY
 
     def __init__(self, parent: zygote.Zygote, sealed: Sealed, facts: Any) -> None:
-        super().__init__(parent, sealed, facts, None, lambda name, n: None)
+        super().__init__(parent, sealed, Context(""), None, lambda name, n: None)
+        self.given = facts
         self.control: Connection | None = None
 
-    def start(self) -> None:
-        """As a worker's; after a death, with a new control connection."""
+    def opened_with(self, context: Context) -> None:
+        """Its stop ends a start."""
+        self._context = context
+
+    def _start(self) -> None:
+        """As a worker's, with a new control connection."""
         self.end_control()
         ours, theirs = socket.socketpair()
         self.control = Connection(ours.detach())
         self.extra = (theirs.fileno(),)
         try:
-            super().start()
+            super()._start()
         finally:
             theirs.close()
             self.extra = ()
@@ -80,17 +86,21 @@ class Sidecar:
 
     def open(self, context: Context) -> None:
         """Start the process, and the workers in it."""
+        self._host.opened_with(context)
         try:
             with context.stopping.ending(self._stop):
                 self._host.start()
+        except Died as died:
+            self.close(0)
+            raise blame(died) from None
         except BaseException:
-            self.close()
+            self.close(0)
             raise
 
-    def close(self) -> None:
+    def close(self, grace_s: float = GRACE_S) -> None:
         """End the process and all that it has started; idempotent."""
         try:
-            self._host.close()
+            self._host.close(grace_s)
         finally:
             with self._sending:
                 self._host.end_control()
@@ -147,3 +157,11 @@ class Sidecar:
             except OSError:
                 return None
             return control
+
+
+def blame(died: Died) -> WorkerDiedError:
+    """What the death of the process is called."""
+    error = WorkerDiedError(f"isolate=True: the process that runs the stages {died.reason}")
+    if died.stack:
+        error.add_note(f"pipegraph: it stood at\n{died.stack}")
+    return error

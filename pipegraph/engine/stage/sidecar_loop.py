@@ -13,9 +13,8 @@ from typing import Any
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process.host import Died
-from pipegraph.engine.process.sidecar import Sidecar
+from pipegraph.engine.process.sidecar import Sidecar, blame
 from pipegraph.engine.stage.stage_run import StageRun, Worker
-from pipegraph.errors import WorkerDiedError
 
 log = logging.getLogger("pipegraph")
 
@@ -55,7 +54,7 @@ def sidecar_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             del items, item
             yield
     except Died as died:
-        run.fail(_blame(died))
+        run.fail(blame(died))
         raise Cancelled from None
     except Exception as error:
         run.fail(error)  # its notes name the stage that it comes from
@@ -78,10 +77,3 @@ def tell(run: Any, told: list[tuple[Any, ...]]) -> None:
         else:
             name, *snapshot = about
             run.snapshots[name].add(*snapshot)
-
-
-def _blame(died: Died) -> WorkerDiedError:
-    error = WorkerDiedError(f"isolate=True: the process that runs the stages {died.reason}")
-    if died.stack:
-        error.add_note(f"pipegraph: it stood at\n{died.stack}")
-    return error
