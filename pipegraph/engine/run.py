@@ -181,7 +181,9 @@ class Run:
                     size *= stage.most_rows // size  # several batches' rows, which are there already
                 limit = max(1, self.account.limit // BUNDLES_PER_LIMIT)
                 paces[stage.bundle] = Pace(stage.most_rows, stage.operator.group, size, limit)
-            self.stages[stage.name].pace = paces[stage.bundle]
+            pace = self.stages[stage.name].pace = paces[stage.bundle]
+            if not isinstance(stage.operator, Regroup):
+                pace.admit(stage.name)  # before any thread runs: a stage that begins late sets the pace too
             if isinstance(stage.operator, Regroup):
                 self.stages[stage.upstream[0].stage].pack = stage.operator.packing()
 

@@ -12,6 +12,7 @@ from pipegraph.bundle import UNNAMED, Bundle, joined
 from pipegraph.chunk import Chunk, Rows
 from pipegraph.engine.channel import LIGHT_BYTES, Channel
 from pipegraph.engine.stage import bundle_size as pacing
+from pipegraph.engine.stage import loops
 from pipegraph.engine.stage.bundle_size import Pace
 from pipegraph.operators.collate import collate
 from pipegraph.operators.columns import batch_of, pack
@@ -99,6 +100,26 @@ def test_the_slowest_stage_of_a_chain_sets_the_pace():
     assert pace.rows(0) == 1
     pace.note("slow", 1, 1000, 0)
     assert pace.rows(0) == 2
+
+
+def test_a_stage_whose_thread_begins_late_sets_the_pace_from_the_first_bundle_on(monkeypatch):
+    asked, known = threading.Event(), []
+    rows, work = Pace.rows, loops.work_on_bundles
+
+    def noting(self, done):
+        known.append(set(self._allowed))
+        asked.set()
+        return rows(self, done)
+
+    def late(stage, worker):
+        assert asked.wait(60)
+        yield from work(stage, worker)
+
+    monkeypatch.setattr(Pace, "rows", noting)
+    monkeypatch.setattr(loops, "work_on_bundles", late)
+    with chain((lambda x: x, "raise"), source=ops.FromIterable(range(100))).loader() as loader:
+        assert len(list(loader)) == 10
+    assert known[0] == {"rows", "map0"}
 
 
 def test_a_bundle_ends_with_its_batch():

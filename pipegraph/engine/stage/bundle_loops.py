@@ -98,7 +98,6 @@ class _Work:
 
     def __init__(self, stage: StageRun, worker: Worker) -> None:
         assert stage.pace is not None
-        stage.pace.admit(stage.name)
         self.stage = stage
         self.worker = worker
         self.pace = stage.pace
@@ -285,7 +284,6 @@ def read_in_sequence(stage: StageRun, worker: Worker) -> Loop:
     run, name, pace, put = stage.run, stage.name, stage.pace, stage.putter()
     meter, memory, now = worker.meter, stage.account, perf_counter_ns
     assert pace is not None
-    pace.admit(name)
     epoch, step = run.first_epoch, stage.restart.step
     began = step
     snapshots: bool | None = None  # whether the iterator gives any: not known before it was begun

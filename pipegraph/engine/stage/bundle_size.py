@@ -45,7 +45,7 @@ class Pace:
         self._heaviest = 0
 
     def admit(self, stage: str) -> None:
-        """A stage whose time counts."""
+        """A stage whose time counts; called for each before the first bundle, whose size they all decide."""
         self._allowed[stage] = self.least
 
     def rows(self, done: int) -> int:
