@@ -146,6 +146,14 @@ class Picky(Exception):
         self.code = code
 
 
+class Slotted(Exception):
+    __slots__ = ("code",)
+
+    def __init__(self, where, *, code):
+        super().__init__(where)
+        self.code = code
+
+
 class Unprintable(Exception):
     def __str__(self):
         raise RuntimeError("no text")
@@ -158,7 +166,10 @@ class Unprintable(Exception):
         lambda: Frozen(3),
         lambda: Picky(code=3, where="x"),
         lambda: Unprintable(),
+        lambda: Slotted("x", code=3),
         lambda: FileNotFoundError(2, "no", "f"),
+        lambda: UnicodeDecodeError("utf-8", b"a\xff", 1, 2, "invalid start byte"),
+        lambda: SyntaxError("no", ("f", 3, 5, "x y", 3, 6)),
         lambda: StopIteration(),
     ],
 )
@@ -177,8 +188,10 @@ def test_errors_arrive_as_themselves_at_their_place(make):
             for x in loader:
                 found.append(x)
     assert found == [0, 1, 2, 3, 4]
-    for name in ("code", "errno", "filename"):
+    for name in ("code", "errno", "filename", "reason", "object", "start", "lineno", "text"):
         assert getattr(caught.value, name, None) == getattr(error, name, None)
+    if not isinstance(error, StopIteration | Unprintable):
+        assert str(caught.value) == str(error)
 
 
 def test_the_workers_traceback_is_told():

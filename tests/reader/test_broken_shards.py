@@ -10,7 +10,8 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import PipegraphWarning, ShardError
-from pipegraph.storage import build_manifest
+from pipegraph.storage import LocalFile, build_manifest
+from pipegraph.storage.formats import Block, TarFormat, TokenFormat
 
 CUTS = {
     "tar": lambda data: data[: len(data) // 2],
@@ -43,6 +44,33 @@ def test_one_broken_shard_is_left_to_the_policy(write_shards: Any, form: str) ->
     assert set(left) <= set(whole)
     with loader_of(folder) as loader, pytest.raises(ShardError, match="part-01"):
         list(loader)
+
+
+@pytest.mark.parametrize("whole", [0, 1, 2])
+def test_a_tar_cut_behind_a_whole_sample_does_not_pass_for_a_shorter_one(
+    write_shards: Any, whole: int
+) -> None:
+    part = write_shards("tar", parts=1, samples=4) / "part-00.tar"
+    with LocalFile(part) as file:
+        samples = list(TarFormat().index(file, block_nbytes=1))
+    part.write_bytes(part.read_bytes()[: samples[whole].offset])
+    truncated = pytest.raises(ShardError, match="truncated: no end-of-archive marker")
+    with loader_of(part) as loader, pytest.warns(PipegraphWarning, match="truncated"), truncated:
+        list(loader)
+
+
+def test_tokens_cut_within_one_are_refused(tmp_path: Path) -> None:
+    form = TokenFormat("uint16", window=4, suffixes=(".tokens",))
+    with LocalFile(write_bytes(tmp_path / "a.tokens", bytes(17))) as file:
+        with pytest.raises(ShardError, match="no whole number"):
+            list(form.index(file))
+        with pytest.raises(ShardError, match="no whole number"):  # what is read in its place
+            form.read(file, Block(0, 17, 0, 1))
+
+
+def write_bytes(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
 
 
 def test_a_broken_shard_is_refused_where_a_manifest_is_asked_for(write_shards: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import traceback
 from typing import Any
@@ -73,17 +74,28 @@ def _text_of(error: BaseException) -> str:
 def _dumped(error: BaseException) -> bytes:
     attributes = {**getattr(error, "__dict__", {})}
     notes = attributes.pop("__notes__", None)
-    if isinstance(error, OSError | StopIteration | SystemExit | UnicodeError | SyntaxError | ImportError):
-        # Their fields lie in slots of their own, which their constructor sets.
-        for name in ("filename", "filename2", "errno", "strerror", "value", "code", "name", "path"):
-            if getattr(error, name, None) is not None and not callable(getattr(error, name)):
-                attributes[name] = getattr(error, name)
+    attributes = {**_slots(error), **attributes}
     kept = {name: value for name, value in attributes.items() if _can(value)}
     args = tuple([each if _can(each) else repr(each) for each in error.args])
     try:
         return bytes(cloudpickle.dumps((type(error), args, kept, notes)))
     except Exception:
         return b""
+
+
+def _slots(error: BaseException) -> dict[str, Any]:
+    """Fields in slots of their own: of built-in exceptions, which only ``__init__`` fills, and of ``__slots__``."""
+    found = {}
+    for kind in type(error).__mro__:
+        # A group's are read-only, and made from args. The object that lacks an attribute may be the whole data set.
+        if kind in (BaseException, BaseExceptionGroup, object):
+            continue
+        for name, slot in vars(kind).items():
+            if inspect.ismemberdescriptor(slot) and not (kind is AttributeError and name == "obj"):
+                value = getattr(error, name, None)
+                if value is not None:
+                    found[name] = value
+    return found
 
 
 def _can(value: Any) -> bool:

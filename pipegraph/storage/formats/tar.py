@@ -74,7 +74,10 @@ class _TarBlock(Sequence[Sample]):
 
     def __init__(self, file: ShardFile, block: Block) -> None:
         self._file, self._block = file, block
-        self._starts = array("q", _sample_starts(file, block.offset, block.offset + block.nbytes))
+        stop = block.offset + block.nbytes
+        # Blocks end where their last sample does. One that ends with the file is what lies behind the last whole
+        # block of a broken part, or has the archive's end in it: without its marker it was cut short.
+        self._starts = array("q", _sample_starts(file, block.offset, stop, marker=stop == file.size))
         if len(self) != block.samples:
             raise ShardError(
                 f"{file.name}: the block at byte {block.offset} holds {len(self)} samples, its index says "
