@@ -6,7 +6,7 @@ The behaviour contract is at the head of ``runtime``, which starts and ends runs
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Generator, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.chunk import Lineage
@@ -50,6 +50,7 @@ class Pump:
         self._channels = channels
         self._lock = threading.Lock()
         self._busy = False
+        self._over = False
 
     def try_enter(self) -> bool:
         """Become the driver."""
@@ -68,9 +69,25 @@ class Pump:
     def leave(self) -> None:
         """Free the role, then let a waiter of each channel look again: it may have found us busy."""
         with self._lock:
-            self._busy = False
+            self._busy = over = self._over
+        if over:
+            self._close()
         for channel in self._channels:
             channel.nudge()
+
+    def end(self) -> None:
+        """Nobody may drive from now on: end the loop, and with it what it holds open, such as a user's generator.
+
+        Where somebody is driving still, that is done as they leave.
+        """
+        with self._lock:
+            busy, self._busy, self._over = self._busy, True, True
+        if not busy:
+            self._close()
+
+    def _close(self) -> None:
+        assert isinstance(self._loop, Generator)
+        self._loop.close()
 
 
 class Run:
@@ -95,6 +112,7 @@ class Run:
         self._lock = threading.Lock()
         self._cancelled = False
         self._inner: list[Channel] = []
+        self._pumps: list[Pump] = []
         self._wire(resume)
         self.snapshots = {name: stage.snapshots for name, stage in self.stages.items()}
 
@@ -159,7 +177,10 @@ class Run:
             run.above = [self.stages[edge.stage] for edge in stage.upstream]
             if isinstance(stage.operator, Source) and stage.operator.random_access:
                 inner = Channel(max(64, 2 * stage.workers), None, self.activity)
-                inner.pump = Pump(positions_loop(run, self._runtime.readers[stage.name], inner), [inner])
+                pump = inner.pump = Pump(
+                    positions_loop(run, self._runtime.readers[stage.name], inner), [inner]
+                )
+                self._pumps.append(pump)
                 run.inboxes = [inner]
                 self._inner.append(inner)
             if run.pooled and run.budgeted:
@@ -216,6 +237,7 @@ class Run:
         run = self.stages[stage.name]
         channels = [channel for output in run.outboxes for channel in output]
         pump = Pump(loop_for(run, worker), channels)
+        self._pumps.append(pump)
         for channel in channels:
             channel.pump = pump
 
@@ -243,6 +265,11 @@ class Run:
         self.account.cancel()
         for channel in (*self.channels.values(), *self._inner):
             channel.cancel()
+
+    def end_inline(self) -> None:
+        """After ``cancel``: end what the threads that wait have driven, as the workers' own loops have ended."""
+        for pump in self._pumps:
+            pump.end()
 
     # -- standing still ------------------------------------------------------------------------
 

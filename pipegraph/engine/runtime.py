@@ -15,12 +15,14 @@ Behaviour contract (what differs from this is a bug):
 * ``close`` may come from any thread at any moment. It cancels, wakes, and joins for ``GRACE_S``; what does not
   return by then is named with its stack in a ``StuckWorker`` warning and abandoned (its thread is a daemon).
 
-Invariants, all under ``_condition``: no run is published once ``_closed`` is set, so whoever sets it cancels the
-last one; and nothing is closed while a thread is starting workers (``_starter``), which finds ``_closed`` and leaves.
+Invariants, all under ``_lock``: no run is published once ``_closed`` is set, so whoever sets it cancels the
+last one; all workers' threads are started in one turn, and only while ``_closed`` is not set; and nothing is closed
+while a thread is starting workers (it holds ``_starting``), which finds ``_closed`` and leaves.
 """
 
 from __future__ import annotations
 
+import _thread
 import copy
 import logging
 import sys
@@ -75,13 +77,16 @@ class Runtime:
         self._processes: Processes | None = None
         self._sharing = threading.RLock()
         self._shared: dict[tuple[str, str], Any] = {}
-        self._condition = threading.Condition()
+        # Entered as itself: the condition's own ``__exit__`` is Python, in which Ctrl-C would leave it locked.
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
         self._ending = (
             threading.RLock()
         )  # one thread closes what is open; a signal handler may begin anew inside
-        self._starter: threading.Thread | None = None
+        # Held while a thread starts workers or a run: released in C, whatever interrupts that thread.
+        self._starting = threading.RLock()
+        self._starter: threading.Thread | None = None  # who held it last
         self._threads: list[threading.Thread] = []
-        self._begun: set[threading.Thread] = set()
         self._opened: list[tuple[str, Worker | Source]] = []  # by the starter, and not in a worker's thread
         self._run_number = 0
         self._inside: set[threading.Thread] = set()  # workers that are in the current run
@@ -105,7 +110,7 @@ class Runtime:
         counters = self.counters.setdefault(stage, {})
 
         def count(name: str, n: int) -> None:
-            with self._condition:
+            with self._lock:
                 counters[name] = counters.get(name, 0) + n
 
         def share(name: str, make: Callable[[], Any]) -> Any:
@@ -151,16 +156,12 @@ class Runtime:
             Exception: whatever an operator's ``open`` raised, with a note that names the stage.
         """
         self.end_run()
-        with self._condition:
-            if self._closed:
-                raise Cancelled
+        with self._starting:
             self._starter = threading.current_thread()
-        try:
+            with self._lock:
+                if self._closed:
+                    raise Cancelled
             return self._start_run(epoch, horizon, resume)
-        finally:
-            with self._condition:
-                self._starter = None
-                self._condition.notify_all()
 
     def _start_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
         if not self.workers:
@@ -175,7 +176,7 @@ class Runtime:
         for stage in self.plan.running:
             if stage.backend == "inline":
                 run.pumps(stage, self.workers[stage.name][0])
-        with self._condition:
+        with self._lock:
             if self._closed:
                 raise Cancelled
             count = len(self._threads)
@@ -195,7 +196,7 @@ class Runtime:
         if run is None:
             return
         self._cancel(run)
-        with self._condition:
+        with self._lock:
             left = self._condition.wait_for(lambda: not self._inside or self._closed, GRACE_S)
             stuck = [] if left else list(self._inside)
         for thread in stuck:
@@ -203,11 +204,12 @@ class Runtime:
                 "stage %r: a new pass waits for its worker, which is still in the one before; it stands at:\n%s",
                 *(self._stage_of(thread), _stack_of(thread)),
             )
-        with self._condition:
+        with self._lock:
             self._condition.wait_for(lambda: not self._inside or self._closed)
             if self._closed:
                 return
             self.run = None
+        run.end_inline()
         for workers in self.workers.values():
             for worker in workers:
                 worker.operator.uncancel()
@@ -258,10 +260,10 @@ class Runtime:
         self.workers = workers
         self.meters = {name: [worker.meter for worker in each] for name, each in workers.items()}
         self._opening = len(threads)
-        self._threads = threads
-        for thread in threads:
-            thread.start()
-        with self._condition:
+        # Ctrl-C is raised in the main thread only, and in the middle of a Thread.start it would leave one of which
+        # nobody knows whether it will ever run. This call, of C, has either happened or not.
+        _thread.start_new_thread(self._launch, (threads,))
+        with self._lock:
             while self._opening and self._open_error is None and not self._closed:
                 self._condition.wait()
             error, closed = self._open_error, self._closed
@@ -269,6 +271,19 @@ class Runtime:
             raise error
         if closed:  # what a source was to find in `open` must not be looked for again, where nothing ends it
             raise Cancelled
+
+    def _launch(self, threads: list[threading.Thread]) -> None:
+        """Start all workers at once, or none if the runtime was closed before. Runs in a thread of its own."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                for thread in threads:
+                    thread.start()
+                    self._threads.append(thread)
+            except BaseException as error:
+                self._open_error = error
+            self._condition.notify_all()
 
     def _operator(self, stage: StagePlan, index: int) -> Any:
         """What a worker of the stage holds: a copy of the operator, or what stands for one in a process."""
@@ -288,25 +303,22 @@ class Runtime:
 
     def _work(self, stage: StagePlan, worker: Worker) -> None:
         """The life of a worker's thread."""
-        with self._condition:
-            self._begun.add(threading.current_thread())
-            self._condition.notify_all()
         worker.meter.thread_begins()
         try:
             self._open(stage.name, worker)
         except BaseException as error:
-            with self._condition:
+            with self._lock:
                 self._open_error = error if self._open_error is None else self._open_error
                 self._opening -= 1
                 self._condition.notify_all()
             return
-        with self._condition:
+        with self._lock:
             self._opening -= 1
             self._condition.notify_all()
         seen = 0
         try:
             while True:
-                with self._condition:
+                with self._lock:
                     while self._run_number == seen and not self._closed:
                         self._condition.wait()
                     if self._closed:
@@ -322,7 +334,7 @@ class Runtime:
                     note(error, f"pipegraph: in stage {stage.name!r}")
                     run.fail(error)
                 finally:
-                    with self._condition:
+                    with self._lock:
                         self._inside.discard(threading.current_thread())
                         self._condition.notify_all()
                     run.activity.pause()
@@ -344,7 +356,7 @@ class Runtime:
 
     def signal_close(self) -> None:
         """Tell every worker to end; joins nobody. Safe from any thread, also from the garbage collector."""
-        with self._condition:
+        with self._lock:
             self._closed = True
             run = self.run
             self._condition.notify_all()
@@ -360,19 +372,18 @@ class Runtime:
         """
         self.signal_close()
         deadline = monotonic() + grace_s
-        starter = self._starter
-        if starter is threading.current_thread():
+        if self._starting._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks it
             return
-        with self._condition:
-            left = self._condition.wait_for(lambda: self._starter is None, max(0.0, deadline - monotonic()))
-        if not left and starter is not None:
+        if not self._starting.acquire(timeout=max(0.0, grace_s)):
+            starter = self._starter
             warnings.warn(
                 f"the thread that starts the pipeline did not return within {grace_s:g} s; it closes what it has "
-                f"opened when it does; it stands at:\n{_stack_of(starter)}",
+                f"opened when it does; it stands at:\n{_stack_of(starter) if starter is not None else ''}",
                 StuckWorker,
                 stacklevel=3,
             )
             return
+        self._starting.release()  # none begins any more
         with self._ending:
             self._end(grace_s, deadline)
 
@@ -387,6 +398,8 @@ class Runtime:
                 )
             if thread in self._threads:
                 self._threads.remove(thread)
+        if self.run is not None:
+            self.run.end_inline()
         while self._opened:
             stage, opened = self._opened.pop()
             self._close_operators(stage, opened)
@@ -408,13 +421,7 @@ class Runtime:
         """Whether a worker's thread has ended, waited for until ``deadline``."""
         if thread is threading.current_thread():
             return True
-        if thread not in threading.enumerate():  # it has ended, or the starter was interrupted before it
-            return True
-        with self._condition:
-            # An interrupted start() leaves a thread that will begin, and cannot be joined before.
-            self._condition.wait_for(lambda: thread in self._begun, max(0.0, deadline - monotonic()))
-        if thread in self._begun:
-            thread.join(max(0.0, deadline - monotonic()))
+        thread.join(max(0.0, deadline - monotonic()))
         return not thread.is_alive()
 
 

@@ -26,6 +26,8 @@ class Pass:
     Its last reference ends it, at once: nothing that it refers to may refer to it.
     """
 
+    over = "it has not begun"
+
     def __init__(
         self,
         loader: object,
@@ -46,7 +48,6 @@ class Pass:
         self._place = progress.place
         self.turn = turn
         self.epoch = self._place.epoch
-        self.over = ""
         self._get = run.terminal.get
         self._release = run.account.release
         self._whole = whole
@@ -55,6 +56,7 @@ class Pass:
         self._step = 0
         if group is not None:
             self._agreement = Agreement(minimum_over(group))
+        self.over = ""  # last: one that was interrupted before has not begun
 
     def __iter__(self) -> Pass:
         return self
