@@ -49,6 +49,7 @@ def drawn_cases(kind, count, draw):
         yield kind, size, world_size, draw.randrange(world_size), draw.randint(0, 1), epoch, new_size
 
 
+@pytest.mark.slow  # torch's headers take a compiler half a minute
 @pytest.mark.parametrize(
     ("kind", "order"),
     [("random", BlockOrder(compat=True)), ("sequential", BlockOrder(shuffle=False))],
@@ -67,6 +68,7 @@ def test_it_equals_the_cpp_sampler_index_for_index(cpp_samplers, kind, order):
         assert this.length(size, world_size) == len(expected)
 
 
+@pytest.mark.slow  # torch's headers take a compiler half a minute
 @pytest.mark.parametrize("size", [65_535, 65_536, 65_537, 200_000])
 def test_it_equals_the_cpp_sampler_where_the_shuffle_changes_its_way_of_drawing(cpp_samplers, size):
     (expected,) = cpp_samplers([("random", size, 3, 2, 1, 17, -1)])

@@ -31,7 +31,7 @@ def looked_at(loader: pg.Loader) -> tuple[int, BlockReader, list[int]]:
         reading = runtime.shared("load")["reading"]
         assert isinstance(reading, Reading)
         assert reading.reader is not None
-        together.append(runtime.run.account.used + reading.reader._held.nbytes)
+        together.append(runtime.run.account.used + reading.reader._table.nbytes)
         found = runtime.run.account.limit, reading.reader
     return (*found, together)
 
@@ -44,8 +44,8 @@ def test_blocks_in_memory_and_chunks_share_the_loaders_limit(
     graph = graph_of(f"{upload(folder)}/*", make_manifest(folder, block_nbytes=20_000), order)
     with graph.loader(memory_limit=LIMIT) as loader:
         for_chunks, reader, together = looked_at(loader)
-        assert for_chunks + reader._shelf.budget() == LIMIT
-    assert reader._shelf.budget() == LIMIT // 2
+        assert for_chunks + reader._source.budget() == LIMIT
+    assert reader._source.budget() == LIMIT // 2
     assert max(together) <= LIMIT
 
 
@@ -85,7 +85,7 @@ def test_blocks_that_are_decoded_count_also_where_their_bytes_lie_in_the_cache(
     )
     with graph.loader(memory_limit=LIMIT) as loader:
         for_chunks, reader, together = looked_at(loader)
-        assert for_chunks + reader._shelf.budget() == LIMIT
+        assert for_chunks + reader._source.budget() == LIMIT
     assert max(together) <= LIMIT
 
 
@@ -94,5 +94,5 @@ def test_whole_parts_in_memory_count_too(write_shards: Any, upload: Any) -> None
     graph = graph_of(f"{upload(folder)}/*", None, pg.order.PartOrder())
     with graph.loader(memory_limit=LIMIT, equal_steps=False) as loader:
         for_chunks, reader, together = looked_at(loader)
-        assert for_chunks + reader._shelf.budget() == LIMIT
+        assert for_chunks + reader._source.budget() == LIMIT
     assert max(together) <= LIMIT
