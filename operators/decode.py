@@ -215,7 +215,7 @@ class DecodeImage(RowOperator):
         if paths is not None:
             return _Batch(chunk, field, [], paths, numbers, (), slab, rows)
         parts = [self._part_or_error(*row) for row in zip(encoded, numbers, strict=True)]
-        if field is not None:  # then the rows let go of their bytes one by one
+        if field is not None:  # then each row's bytes are released one by one
             chunk.keys = chunk.own_keys
             chunk.data = {name: value for name, value in chunk.data.items() if name != field}
         return _Batch(chunk, field, list(encoded), None, numbers, parts, slab, rows)

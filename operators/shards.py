@@ -38,7 +38,7 @@ class Listener(Protocol):
 class Feed:
     """What one loader's ``ShardSelect`` deals, epoch by epoch. It travels with the samples to their ``Load``.
 
-    Any thread may call anything.
+    Thread-safe.
     """
 
     def __init__(self, select: ShardSelect, context: Context) -> None:

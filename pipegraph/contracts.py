@@ -203,7 +203,7 @@ class Regroup(Operator):
     samples out keeps what it holds, chunks too, in its ``state_dict()``.
 
     An operator whose ``process`` or ``flush`` raises sets ``failing`` to the chunks that this is about and that
-    it has let go of; by default it is about the chunk given.
+    it has released; by default it is about the chunk given.
     """
 
     kind: ClassVar[Kind] = "regroup"

@@ -10,7 +10,7 @@ from typing import final
 
 @final
 class Stopping(threading.Event):
-    """Set when a pipeline stops. Any thread may call anything.
+    """Set when a pipeline stops. Thread-safe.
 
     Who cannot wait on it, since it waits for a store or a lock, leaves a call that ends that wait.
     """

@@ -1,6 +1,6 @@
 """The command line: ``pipegraph demo | plan | profile | index | quality | doctor``.
 
-Exit codes: 0; 1 where the pipeline or the machine failed; 2 for bad input, told in one line; 130 after Ctrl-C.
+Exit codes: 0; 1 where the pipeline or the machine failed; 2 for bad input, reported in one line; 130 after Ctrl-C.
 """
 
 from __future__ import annotations

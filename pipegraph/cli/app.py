@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Annotated
 
-import rich  # noqa: F401  a missing one is told before any command starts
+import rich  # noqa: F401  a missing one is reported before any command starts
 import typer
 
 from pipegraph.cli import interrupts
@@ -109,7 +109,7 @@ def index(
         typer.Option(help="An option of the store, such as endpoint=https://host:9000; may be repeated."),
     ] = None,
 ) -> None:
-    """Index shards once, so that any order over them can start at any sample. A stopped run goes on."""
+    """Index shards once, so that any order over them can start at any sample. A stopped run resumes."""
     from pipegraph.cli.index_command import run_index
 
     run_index(parts, out, checksums, sub_blocks and checksums, block_size, store or [])

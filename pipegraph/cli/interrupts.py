@@ -1,7 +1,7 @@
 """Ctrl-C that is never lost.
 
 Python raises ``KeyboardInterrupt`` wherever the main thread happens to be. Inside a ``__del__`` or a weak reference's
-callback, which may run whenever a batch is let go of, the interpreter prints it and drops it
+callback, which may run whenever a batch is released, the interpreter prints it and drops it
 ("Exception ignored in ..."). Here it is remembered instead, and raised at the job's next step.
 """
 

@@ -23,7 +23,7 @@ def run_profile(graph: Graph, seconds: float, output: str | None, as_json: bool)
             over.set()
             loader.close()
 
-        # Not a check per batch: a pipeline that stands still must be told of too.
+        # Not a check per batch: a stalled pipeline must be reported too.
         clock = threading.Timer(seconds, stop)
         clock.daemon = True
         clock.name = "pipegraph-profile-clock"

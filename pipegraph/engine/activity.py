@@ -1,4 +1,4 @@
-"""Who runs and who waits: how a pipeline notices that it stands still.
+"""Who runs and who waits: how a pipeline notices that it is stalled.
 
 Invariant (under ``_lock``): ``_running`` is never less than the number of attached threads that
 can still change something. A thread counts itself out *after* it has queued itself as a waiter,

@@ -1,4 +1,4 @@
-"""One wiring of a graph: channels, account and stages of consecutive epochs, and what to do when they stand still.
+"""One wiring of a graph: channels, account and stages of consecutive epochs, and what to do when they stall.
 
 The behaviour contract is at the head of ``runtime``, which starts and ends runs.
 """
@@ -298,7 +298,7 @@ class Run:
         else:
             self.fail(
                 PipegraphError(
-                    "the pipeline stands still: every stage waits for another (a defect of pipegraph)"
+                    "the pipeline is stalled: every stage waits for another (a defect of pipegraph)"
                 )
             )
 

@@ -9,7 +9,7 @@ from typing import Any, final
 class Report(ABC):
     """A shared object of a stage's workers (``Context.share``) that the profile shows under its name.
 
-    Any thread may call anything; it is read while workers write, and after ``close()``.
+    Thread-safe; it is read while workers write, and after ``close()``.
     """
 
     @abstractmethod

@@ -45,7 +45,7 @@ class _Commit:
 
 @final
 class Commits:
-    """One cache's entries that are not on disk yet. Any thread may call anything.
+    """One cache's entries that are not on disk yet. Thread-safe.
 
     The thread lives as long as there is something to do, so that a cache nobody closes leaves none behind.
     """

@@ -1,4 +1,4 @@
-"""Building manifests: every part is read once, in parallel, and a stopped run goes on."""
+"""Building manifests: every part is read once, in parallel, and a stopped run resumes."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Identity = tuple[int, int, int, int]
 
 @final
 class LocalParts:
-    """Opens local parts so that any number of them can be in use. Any thread may call anything.
+    """Opens local parts so that any number of them can be in use. Thread-safe.
 
     Args:
         most_open: files open at once, beside those that are being read from; an eighth of what the process may

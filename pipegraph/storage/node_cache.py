@@ -45,7 +45,7 @@ DOWNLOADS: Final = 4
 class NodeCache:
     """A folder of at most `limit` bytes that any number of processes share.
 
-    Any thread may call anything. Making room looks at every file in the folder, so
+    Thread-safe. Making room looks at every file in the folder, so
     entries should be megabytes, as blocks and parts are.
 
     Args:

@@ -78,7 +78,7 @@ class LocalFile(ShardFile):
     """A file, read in place with ``pread``: no memory is held and no position shared.
 
     ``pread`` and not ``mmap``: a file cut short under a map kills the process
-    (SIGBUS) where ``pread`` gives an error, and it lets go of the interpreter
+    (SIGBUS) where ``pread`` gives an error, and it releases the interpreter
     lock while the disk works.
 
     Attributes:

@@ -23,7 +23,7 @@ from .filelock import is_at, try_exclusive
 
 @final
 class Space:
-    """The folder of a `NodeCache`; any number of processes share it. Any thread may call anything.
+    """The folder of a `NodeCache`; any number of processes share it. Thread-safe.
 
     Args:
         folder: absolute; made if missing.

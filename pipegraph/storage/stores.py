@@ -65,7 +65,7 @@ class _Counts:
 
 @final
 class StoreClient:
-    """Reads objects by URL. Any thread may call anything.
+    """Reads objects by URL. Thread-safe.
 
     After a fork it is an error to use one that was made before (its thread is not there any
     more, nor those of the client library); pickled to another process, it is made anew there.

@@ -41,7 +41,7 @@ def as_etag(version: str | None) -> str | None:
 class Versions:
     """Bytes of two versions never meet: each answer must be of the version that was expected or answered first.
 
-    Any thread may call anything.
+    Thread-safe.
     """
 
     def __init__(self) -> None:

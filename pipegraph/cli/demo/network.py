@@ -58,7 +58,7 @@ class Classifier(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Paints an image's thumbnail from 64 numbers: what can be learnt without labels."""
+    """Paints an image's thumbnail from 64 numbers: what can be learned without labels."""
 
     def __init__(self) -> None:
         super().__init__()
