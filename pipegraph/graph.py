@@ -136,12 +136,14 @@ class Graph:
             upstream: none for a source, one for most, several for a fan-in.
             name: unique in the graph; by default the operator's.
             workers: how many work on it at once.
-            backend: ``"inline"`` or ``"thread"``; ``"process"`` and ``"ray"`` are refused in this version.
+            backend: ``"inline"``, ``"thread"``, or, for functions that hold the interpreter lock, ``"process"`` (Linux;
+                see ``docs/processes.md``); ``"ray"`` is refused in this version.
             capacity: items its output queue may hold; by default 64 samples, or 2 batches per worker.
             max_bytes: bytes its output queue may hold; by default a share of ``memory_limit``.
             ordered: whether chunks leave in the order they came.
             on_error: ``"raise"``, ``pg.Skip``, ``pg.Retry`` or ``pg.Replace``.
-            timeout: seconds that one item may take; refused in this version.
+            timeout: seconds that one item may take in a process, which is then ended and replaced; the item fails with
+                ``StageTimeoutError``. With other backends it is refused in this version.
 
         Raises:
             GraphError: an option or the wiring is wrong; the message names rule, value and remedy.

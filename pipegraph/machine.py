@@ -52,3 +52,8 @@ def open_files_limit() -> int:
     """Files that this process may have open at once (``ulimit -n``)."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1 << 20 if limit == resource.RLIM_INFINITY else limit
+
+
+def lacking_for_processes() -> list[str]:
+    """What worker processes need of the system and this one does not offer; empty on Linux 5.4 and later."""
+    return [name for name in ("fork", "pidfd_open", "eventfd") if not hasattr(os, name)]

@@ -6,10 +6,11 @@ import platform
 import shutil
 import sys
 from importlib import metadata, util
+from pathlib import Path
 from typing import NamedTuple
 
 from pipegraph.errors import MissingExtraError
-from pipegraph.machine import available_memory, cores
+from pipegraph.machine import available_memory, cores, lacking_for_processes
 from pipegraph.units import format_bytes
 
 
@@ -39,9 +40,13 @@ PARTS = (
 )
 
 
+ENOUGH_FILES = 4096
+"""Open files that no pipeline runs out of: a worker process takes four, each shared slab one until it was sent."""
+
+
 def report() -> str:
     """Facts and optional parts as aligned text; of the parts it imports only the decoders, to measure them."""
-    lines = [f"{name:<12}{value}" for name, value in [*_facts(), *_devices(), *_decoders()]]
+    lines = [f"{name:<12}{value}" for name, value in [*_facts(), *_processes(), *_devices(), *_decoders()]]
     lines += ["", "optional parts"]
     width = max(len(part.distribution) for part in PARTS)
     for part in PARTS:
@@ -72,6 +77,24 @@ def _facts() -> list[tuple[str, str]]:
         ("memory", f"{format_bytes(available_memory())} available; memory_limit defaults to half of it"),
         ("cache", f"{folder}, {format_bytes(shutil.disk_usage(near).free)} free"),
     ]
+
+
+def _processes() -> list[tuple[str, str]]:
+    missing = lacking_for_processes()
+    if missing:
+        return [("processes", f"backend='process' does not work here: no {', '.join(missing)}")]
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    advice = f"; ulimit -n {min(hard, ENOUGH_FILES)} allows more" if soft < min(hard, ENOUGH_FILES) else ""
+    found = [
+        ("processes", "backend='process' works; shared memory has no names, and counts as memory"),
+        ("open files", f"{soft} at most{advice}"),
+    ]
+    if Path("/dev/shm").exists():
+        free = format_bytes(shutil.disk_usage("/dev/shm").free)
+        found.append(("/dev/shm", f"{free} free; DataLoader's processes need it, pipegraph's do not"))
+    return found
 
 
 def _devices() -> list[tuple[str, str]]:

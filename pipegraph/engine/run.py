@@ -191,6 +191,7 @@ class Run:
     def _pace_bundles(self) -> None:
         """One pace for the stages of each chain that hands rows over in bundles."""
         paces: dict[str, Pace] = {}
+        afar = {stage.bundle for stage in self.plan.running if stage.backend == "process"}
         for stage in self.plan.running:
             if stage.bundle is None:
                 continue
@@ -201,7 +202,9 @@ class Run:
                 if stage.most_rows > batch.group_size():
                     size *= stage.most_rows // size  # several batches' rows, which are there already
                 limit = max(1, self.account.limit // BUNDLES_PER_LIMIT)
-                paces[stage.bundle] = Pace(stage.most_rows, stage.operator.group, size, limit)
+                paces[stage.bundle] = Pace(
+                    stage.most_rows, stage.operator.group, size, limit, stage.bundle in afar
+                )
             pace = self.stages[stage.name].pace = paces[stage.bundle]
             if not isinstance(stage.operator, Regroup):
                 pace.admit(stage.name)  # before any thread runs: a stage that begins late sets the pace too

@@ -221,6 +221,20 @@ class Plan:
             if edge.stage == name
         ]
 
+    def _crossing(self, stage: StagePlan) -> str:
+        """What a stage that runs in processes is given and sends back, for the printed plan."""
+        where = "a process of its own" if stage.workers == 1 else f"{stage.workers} processes of its own"
+        if isinstance(stage.operator, Source):
+            given = (
+                "positions go there, samples come back"
+                if stage.operator.random_access
+                else "samples come back"
+            )
+        else:
+            level = self.stages[stage.upstream[0].stage].level
+            given = f"{'batches' if level == 'batch' else level + 's'} go there and back"
+        return f"in {where}: {given}{', in bundles' if stage.bundle is not None else ', one at a time'}"
+
     def __str__(self) -> str:
         rows = [("stage", "operator", "workers", "backend", "queue", "from")]
         for stage in self.stages.values():
@@ -241,6 +255,8 @@ class Plan:
             if stage.bypassed is not None:
                 lines.append(f"{stage.name}: {'left out: ' if stage.within is None else ''}{stage.bypassed}")
             lines += [f"{stage.name}: {note}" for note in stage.notes]
+            if stage.backend == "process" and stage.bypassed is None:
+                lines.append(f"{stage.name}: {self._crossing(stage)}")
         lines.append(f"delivers: {self.output.stage}")
         if self.inelastic:
             lines.append(f"resumes at the same world size only, because of: {', '.join(self.inelastic)}")

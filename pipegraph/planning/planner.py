@@ -124,7 +124,9 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
             notes.append(f"runs in a thread: {why}")
             backend = "thread"
     if spec.timeout is not None and backend != "process":
-        raise GraphError(f"stage {spec.name!r}: timeout= needs backend='process' in this version")
+        raise GraphError(
+            f"stage {spec.name!r}: timeout= needs backend='process': only a process can be ended"
+        )
     workers = spec.workers
     bypassed = None
     if isinstance(operator, Source):

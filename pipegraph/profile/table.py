@@ -48,7 +48,8 @@ def conclude(profile: Profile) -> str:
         cores = (stage.running or 0.0) * stage.workers
         why = (
             f"it holds the interpreter lock ({cores:.1f} cores' worth of running), for which other threads wait "
-            f"{_duration(profile.wake_s)} each time; more threads do not help, code that releases the lock does"
+            f'{_duration(profile.wake_s)} each time; more threads do not help: give it backend="process", '
+            f"or use code that releases the lock"
         )
     elif stage.memory > stage.busy:
         why = f"its workers wait for room under memory_limit {_share(stage.memory)} of the time"

@@ -274,7 +274,16 @@ def test_doctor_names_the_machine_and_the_install_line_of_what_is_missing(monkey
     )
     assert main(["doctor"]) == 0
     out = told(capsys).out
-    for word in ("cores", "memory", "devices", "torch", "python", "decoder     auto: "):
+    for word in (
+        "cores",
+        "memory",
+        "processes   backend='process' works",
+        "open files",
+        "devices",
+        "torch",
+        "python",
+        "decoder     auto: ",
+    ):
         assert f"\n{word}" in f"\n{out}"
     assert "JPEG regions/s of one thread at full scale: opencv " in out
     assert 'missing: pip install "pipegraph-torch[cloud]"' in out

@@ -398,3 +398,13 @@ def test_rows_of_a_mapped_file_are_packed_too(tmp_path):
     packed = pack(rows)
     assert packed is not None
     assert batch_of([packed], None).tolist() == collate(rows).tolist() == np.arange(12).reshape(4, 3).tolist()
+
+
+def test_bundles_that_go_to_a_process_may_take_longer():
+    near, afar = Pace(64, 1, 64, 1 << 20), Pace(64, 1, 64, 1 << 20, afar=True)
+    for pace in (near, afar):
+        pace.admit("a")
+        for _ in range(8):
+            pace.note("a", pace.rows(0), 1_000_000 * pace.rows(0), 0)
+    assert near.rows(0) == 1
+    assert afar.rows(0) == 16

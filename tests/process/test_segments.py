@@ -3,6 +3,8 @@
 import gc
 import os
 import socket
+import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -149,3 +151,28 @@ def _target(fd):
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return ""
+
+
+def test_a_port_keeps_nothing_of_what_it_has_sent(ports):
+    class Big(list):
+        pass
+
+    message = Big([1, 2, 3])
+    kept = weakref.ref(message)
+    assert carried(ports, message) == [1, 2, 3]
+    del message
+    assert kept() is None
+
+
+def test_a_message_after_one_that_could_not_be_pickled_arrives_whole(ports):
+    with pytest.raises(TypeError, match="pickle"):
+        ports[0].send([np.zeros(APART), threading.Lock()])
+    assert carried(ports, ["next", 1]) == ["next", 1]
+
+
+def test_functions_of_other_modules_keep_their_globals_apart(ports):
+    for number in range(20):
+        scope = {"number": number, "__name__": "__main__"}
+        exec("def tell(): return number", scope)
+        assert carried(ports, scope["tell"])() == number
+        del scope

@@ -444,3 +444,23 @@ def test_two_loaders_share_one_zygote_and_the_last_ends_it():
             assert {*two} == first
         assert zygote._users == 1
     assert zygote._shared is None
+
+
+def test_the_plan_says_what_crosses():
+    graph = pipeline(lambda x: x, workers=2)
+    graph.add(ops.Batch(4), graph.tail).then(
+        ops.Map(
+            lambda x: x,
+        ),
+        name="whole",
+        backend="process",
+    )
+    text = str(graph.plan())
+    assert "work: in 2 processes of its own: samples go there and back, in bundles" in text
+    assert "whole: in a process of its own: batches go there and back, one at a time" in text
+
+
+def test_a_system_without_what_processes_need_is_told_of(monkeypatch):
+    monkeypatch.delattr(os, "eventfd")
+    with pytest.raises(GraphError, match="needs Linux: this Python has no eventfd; use backend='thread'"):
+        delivered(pipeline(lambda x: x))

@@ -102,3 +102,13 @@ def test_a_run_that_was_too_short_blames_nobody():
     assert (
         "too briefly to tell" in said and "holds training back" not in said and "sets the pace:" not in said
     )
+
+
+def test_a_stage_that_holds_the_lock_is_told_the_line_to_write():
+    from pipegraph.profile.table import conclude
+
+    stage = dataclasses.replace(next(iter(profile().stages.values())), running=0.9)
+    held = dataclasses.replace(
+        profile(), stages={"work": stage}, bottleneck="work", lock=True, items=10, elapsed_s=10.0
+    )
+    assert 'more threads do not help: give it backend="process"' in conclude(held)

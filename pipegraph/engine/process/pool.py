@@ -12,13 +12,23 @@ from pipegraph.engine.process.remote_operator import remote
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.sidecar import Sidecar
 from pipegraph.errors import GraphError
+from pipegraph.machine import lacking_for_processes
 from pipegraph.planning.plan import Plan, StagePlan
 
 
 class Processes:
-    """Made before the loader has threads: then the zygote can be a fork of this process."""
+    """Made before the loader has threads: then the zygote can be a fork of this process.
+
+    Raises:
+        GraphError: this system does not offer what worker processes need.
+    """
 
     def __init__(self) -> None:
+        missing = lacking_for_processes()
+        if missing:
+            raise GraphError(
+                f"backend='process' needs Linux: this Python has no {', '.join(missing)}; use backend='thread'"
+            )
         self._zygote = zygote.borrow()
         self._sealed: dict[str, Sealed] = {}
 

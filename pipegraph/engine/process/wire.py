@@ -280,6 +280,8 @@ class Port:
                 stream = buffers.pop(0)
             del memory
         try:
+            if not views:
+                return pickle.loads(stream, buffers=buffers)
             return _Unpickler(io.BytesIO(stream), buffers, views).load()
         except Exception as error:
             raise Unreadable(error) from error

@@ -16,6 +16,9 @@ BUNDLE_NS = 1_000_000
 LONG_NS = 8 * BUNDLE_NS
 """One that took more was too long. Not twice, for a thread that waits for the interpreter lock waits 5 ms."""
 
+AFAR = 10
+"""A bundle that goes to a process and back may take so many times as long: the way costs that much more."""
+
 BUNDLE_BYTES = 1 << 20
 """Rows of so many bytes are heavy enough to be handed over alone."""
 
@@ -32,9 +35,11 @@ class Pace:
         least: rows that the source reads in one call in any case.
         size: rows of the batch at which a bundle ends.
         nbytes: at most in one bundle.
+        afar: whether one of the chain's stages works in processes.
     """
 
-    def __init__(self, most: int, least: int, size: int, nbytes: int) -> None:
+    def __init__(self, most: int, least: int, size: int, nbytes: int, afar: bool = False) -> None:
+        self._times = AFAR if afar else 1
         self.most = min(most, size)
         self.least = min(least, self.most)
         self.size = size
@@ -60,11 +65,11 @@ class Pace:
         """A stage has done a bundle."""
         with self._lock:
             allowed = self._allowed[stage]
-            if spent_ns < BUNDLE_NS:
+            if spent_ns < BUNDLE_NS * self._times:
                 if allowed >= self.most and nbytes <= rows * self._heaviest:
                     return
                 self._allowed[stage] = max(allowed, min(self.most, 2 * rows))
-            elif spent_ns > LONG_NS:
+            elif spent_ns > LONG_NS * self._times:
                 self._allowed[stage] = min(allowed, max(self.least, rows // 4))
             self._heaviest = max(self._heaviest, nbytes // rows)
             lightest = self.nbytes // self._heaviest if self._heaviest else self.most
