@@ -2,6 +2,7 @@
 
 import json
 import logging
+from itertools import islice
 
 import pytest
 
@@ -243,3 +244,27 @@ def test_a_handler_of_the_log_may_ask_the_loader(caplog):
     finally:
         log.removeHandler(handler)
     assert seen == [1]
+
+
+def test_a_share_is_judged_by_all_items_after_a_second_restart_in_which_no_further_one_failed():
+    class Rough:
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, index):
+            if index == 1:
+                raise ValueError(index)
+            return index
+
+    got, state = [], None
+    for stop in (2, 6, None):
+        graph = pg.Graph("g")
+        graph.add(
+            ops.FromSequence(Rough()), on_error=pg.Skip(0.2)
+        )  # one of nine is less, one of three is more
+        with graph.loader() as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            got += list(islice(loader, stop))
+            state = loader.state_dict()
+    assert got == [0, 2, 3, 4, 5, 6, 7, 8]

@@ -183,7 +183,7 @@ class Ledger:
         with self._lock:
             found = list(self._past)
             counts = {
-                stage: [stage, failed, items]
+                stage: [stage, failed, sources.get(stage, items)]
                 for (stage, of), (failed, items) in self._base.items()
                 if of == epoch
             }
