@@ -73,8 +73,8 @@ class Replace:
     budget: int | float | None = None
 
     def __post_init__(self) -> None:
-        if self.tries < 1:
-            raise GraphError(f"Replace: tries must be >= 1, got {self.tries}")
+        if isinstance(self.tries, bool) or not isinstance(self.tries, int) or self.tries < 1:
+            raise GraphError(f"Replace: tries must be an int >= 1, got {self.tries!r}")
         check_budget(self.budget, "Replace")
 
 
@@ -93,8 +93,8 @@ class Retry:
     then: str | Skip | Replace = "raise"
 
     def __post_init__(self) -> None:
-        if self.times < 0:
-            raise GraphError(f"Retry: times must be >= 0, got {self.times}")
+        if isinstance(self.times, bool) or not isinstance(self.times, int) or self.times < 0:
+            raise GraphError(f"Retry: times must be an int >= 0, got {self.times!r}")
         if self.backoff < 0:
             raise GraphError(f"Retry: backoff must be >= 0 seconds, got {self.backoff}")
         if self.then != "raise" and not isinstance(self.then, Skip | Replace):

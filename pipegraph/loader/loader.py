@@ -113,7 +113,7 @@ class Loader:
         Any other discards prefetched work, and restored work with a warning if nothing of it was delivered yet.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise GraphError(f"epoch must be >= 0, got {epoch!r}")
+            raise GraphError(f"epoch must be an int >= 0, got {epoch!r}")
         if epoch == self.epoch:
             return
         place = Place(epoch)

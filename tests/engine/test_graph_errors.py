@@ -204,13 +204,15 @@ def test_mix_wants_one_weight_per_input(graph, numbers):
             lambda: pg.Skip("all"),
             "Skip: budget must be a count (an int >= 0), a share (a float of 0 to 1) or None, got 'all'",
         ),
-        (lambda: pg.Retry(-1), "Retry: times must be >= 0, got -1"),
+        (lambda: pg.Retry(-1), "Retry: times must be an int >= 0, got -1"),
+        (lambda: pg.Retry(1.5), "Retry: times must be an int >= 0, got 1.5"),
         (lambda: pg.Retry(1, -1.0), "Retry: backoff must be >= 0 seconds, got -1.0"),
         (
             lambda: pg.Retry(then="skip"),
             "Retry: then must be \"raise\", pg.Skip(...) or pg.Replace(...), got 'skip'",
         ),
-        (lambda: pg.Replace(tries=0), "Replace: tries must be >= 1, got 0"),
+        (lambda: pg.Replace(tries=0), "Replace: tries must be an int >= 1, got 0"),
+        (lambda: pg.Replace(tries=True), "Replace: tries must be an int >= 1, got True"),
     ],
 )
 def test_wrong_parameters_are_errors_at_once(make, message):

@@ -344,7 +344,10 @@ def test_set_epoch_during_a_pass_holds_for_the_next_one():
 
 
 def test_epochs_must_be_numbers_from_zero_on():
-    with epoch_graph().loader() as loader, pytest.raises(GraphError, match="epoch must be >= 0, got -1"):
+    with (
+        epoch_graph().loader() as loader,
+        pytest.raises(GraphError, match="epoch must be an int >= 0, got -1"),
+    ):
         loader.set_epoch(-1)
 
 

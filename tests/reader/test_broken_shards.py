@@ -11,7 +11,8 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import PipegraphWarning, ShardError
 from pipegraph.storage import LocalFile, build_manifest
-from pipegraph.storage.formats import Block, TarFormat, TokenFormat
+from pipegraph.storage.formats import Block, TokenFormat
+from pipegraph.storage.formats.tar import TarFormat
 
 CUTS = {
     "tar": lambda data: data[: len(data) // 2],
