@@ -13,11 +13,11 @@ class Stalled(Exception):
     """fewer bytes per second than the least rate"""
 
 
-class Cut(Exception):
+class ClosedEarly(Exception):
     """the connection ended before its time"""
 
 
-class Unasked(Exception):
+class WrongRange(Exception):
     """the server answered with another range than the one asked for"""
 
 
@@ -36,7 +36,7 @@ def is_passing(error: Exception, generic: type[Exception]) -> bool:
     Args:
         generic: obstore's ``GenericError``.
     """
-    if isinstance(error, Stalled | Cut | TimeoutError):
+    if isinstance(error, Stalled | ClosedEarly | TimeoutError):
         return True
     if not isinstance(error, generic | ConnectionError):
         return False

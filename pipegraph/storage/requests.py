@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar, final
 
 from pipegraph.errors import ShardError
 
-from .failures import Cut, Stalled, Unasked, is_passing, plain
+from .failures import ClosedEarly, Stalled, WrongRange, is_passing, plain
 from .retries import Hedge, Retry, Stall, jitter
 from .urls import safe_url
 from .versions import ObjectInfo, Versions, as_etag
@@ -127,13 +127,13 @@ class Requests:
                 f"{answer.meta['size']}; it is truncated or its index belongs to another object"
             )
         if tuple(answer.range) != options["range"]:
-            raise Unasked
+            raise WrongRange
         chunks = aiter(answer.stream(min_chunk_size=_CHUNK_NBYTES))
         while transfer.came < transfer.nbytes:
             try:
                 chunk = await within(anext(chunks))
             except StopAsyncIteration:
-                raise Cut from None
+                raise ClosedEarly from None
             stall.received(loop.time(), len(chunk))
             transfer.data.write(memoryview(chunk)[: transfer.nbytes - transfer.came])
 

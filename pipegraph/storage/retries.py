@@ -79,7 +79,7 @@ class Hedge:
 
     WINDOW: Final = 128
     NEEDED: Final = 16
-    MOST: Final = 0.05
+    MOST_SHARE: Final = 0.05
 
     def __init__(self, least_s: float = 0.05) -> None:
         self._least = least_s
@@ -93,7 +93,7 @@ class Hedge:
 
     def after(self) -> float | None:
         """Seconds after which to ask again, or None where that is not known or not allowed."""
-        if len(self._took) < self.NEEDED or self._hedges >= 1 + self.MOST * self._requests:
+        if len(self._took) < self.NEEDED or self._hedges >= 1 + self.MOST_SHARE * self._requests:
             return None
         ordered = sorted(self._took)
         return max(self._least, ordered[int(0.95 * len(ordered))])
