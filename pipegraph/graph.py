@@ -276,7 +276,9 @@ class Graph:
             equal_steps: with several ranks and unknown lengths, whether the ranks agree on their steps.
             autotune: find workers and capacities while training goes on; refused in this version.
             isolate: run all stages above those that move chunks to pinned memory or devices in one process of
-                their own, so that their Python code never holds the training process's interpreter lock.
+                their own, so that their Python code never holds the training process's interpreter lock. Operators
+                are sent there (functions by value), a quarter of ``memory_limit`` is for what has crossed, and behind
+                a copy to a device only ordered one-to-one stages may follow.
             rank, world_size: by default those of torch.distributed, else of the environment, else 0 and 1.
             mesh: a DeviceMesh dimension to take rank and size from.
 

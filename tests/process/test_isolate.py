@@ -383,3 +383,13 @@ def test_a_memory_limit_holds_in_the_sidecar():
         pytest.raises(pg.errors.MemoryLimitError, match="larger than memory_limit"),
     ):
         list(loader)
+
+
+def test_ctrl_c_in_the_loop_ends_everything():
+    endless = ops.FromIterable(lambda: iter(int, 1))
+    with (
+        pytest.raises(KeyboardInterrupt),
+        graph_of(lambda x: x, source=endless).loader(isolate=True) as loader,
+    ):
+        for _ in loader:
+            signal.raise_signal(signal.SIGINT)
