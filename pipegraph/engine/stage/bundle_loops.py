@@ -7,6 +7,7 @@ whichever bundles, is what would have come out sample by sample.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -37,6 +38,7 @@ SMALL_BYTES = LIGHT_ROW_BYTES
 """Buffers up to this size count with their bundle, one by one above: what they may share does not matter then."""
 
 _nbytes = attrgetter("nbytes")
+_numbers = itertools.count(-1, -1)  # below all addresses
 _PLAIN = ATOMS | {str}
 
 
@@ -236,7 +238,8 @@ def measured(bundle: Bundle) -> Buffers:
     nbytes = _light(bundle.data)
     if nbytes is None:
         return buffers(bundle.data)
-    return ((id(bundle), nbytes),) if nbytes else ()
+    # Not the bundle's id: a part of it may outlive it in a batch, and another bundle be given the same id.
+    return ((next(_numbers), nbytes),) if nbytes else ()
 
 
 def _light(items: Any) -> int | None:
