@@ -1,0 +1,50 @@
+"""States of graphs whose stages live in processes: exact at every step, and the same as everywhere."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from pipegraph.testing import assert_resumes_exactly
+from pipegraph.testing.outcome import placed, run_pass
+
+_spec = importlib.util.spec_from_file_location(
+    "resume_cases", Path(__file__).parent.parent / "engine" / "test_resume.py"
+)
+_cases = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_cases)
+CASES = _cases.CASES
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+FEW = ["Map", "FlatMap", "a stateful regrouping operator"]
+
+
+def in_processes(name):
+    return lambda: placed(CASES[name](), "process", 2)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_resumes_exactly_at_every_step(name):
+    assert_resumes_exactly(in_processes(name), epochs=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_every_graph_resumes_exactly_at_every_step(name):
+    assert_resumes_exactly(in_processes(name), epochs=1)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_state_taken_with_processes_is_good_without_and_the_other_way_round(name):
+    for first, second in ((in_processes(name), CASES[name]), (CASES[name], in_processes(name))):
+        with first().loader() as loader:
+            whole = run_pass(loader).chunks
+        with first().loader() as loader:
+            chunks = loader.chunks() if hasattr(loader, "chunks") else iter(loader)
+            for _ in range(max(1, len(whole) // 2)):
+                next(chunks)
+            state = loader.state_dict()
+        with second().loader() as loader:
+            loader.load_state_dict(state)
+            assert run_pass(loader).chunks == whole[max(1, len(whole) // 2) :]
