@@ -132,10 +132,15 @@ def _not_awaited(made: list[Any], start: int = 0) -> TypeError:
 
 def _is_generator(function: Any) -> bool:
     """Whether a call makes a generator and no value."""
-    return any(
-        inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each)
-        for each in (function, getattr(function, "__call__", None))  # noqa: B004
-    )
+    return any(map(inspect.isgeneratorfunction, _callables(function))) or _is_async_generator(function)
+
+
+def _is_async_generator(function: Any) -> bool:
+    return any(map(inspect.isasyncgenfunction, _callables(function)))
+
+
+def _callables(function: Any) -> tuple[Any, Any]:
+    return function, getattr(function, "__call__", None)  # noqa: B004
 
 
 class _Function(Operator):
@@ -150,6 +155,11 @@ class _Function(Operator):
     def __init__(self, function: Callable[..., Any]) -> None:
         if not callable(function):
             raise GraphError(f"{type(self).__name__}: a function is needed, got {function!r}")
+        if type(self) is FlatMap and _is_async_generator(function):
+            raise GraphError(
+                f"FlatMap: {_stem(function)} is an async generator function; let it return a list "
+                "(`return [item async for item in ...]`), or make it a plain generator"
+            )
         if type(self) is not FlatMap and _is_generator(function):
             raise GraphError(
                 f"{type(self).__name__}: {_stem(function)} is a generator function, whose items would get lost; place "

@@ -28,6 +28,8 @@ def parse_bytes(size: int | float | str, what: str) -> int:
         raise GraphError(f"{what} must be bytes or a size such as '500 MB' or '2 GiB', got {size!r}")
     else:
         value = size
+    if isinstance(size, float) and not size.is_integer():
+        raise GraphError(f"{what} must be whole bytes or a size such as '1.5 GB', got {size!r}")
     if value < 1:
         raise GraphError(f"{what} must be at least 1 byte, got {size!r}")
     return int(value)

@@ -13,6 +13,7 @@ One ``for`` is one pass over one epoch. The loader's methods belong to one threa
 from __future__ import annotations
 
 import _thread
+import operator
 import os
 import sys
 import threading
@@ -112,8 +113,13 @@ class Loader:
         Equal to :attr:`epoch` it changes nothing, so that a training loop may call it at the start of every epoch.
         Any other discards prefetched work, and restored work with a warning if nothing of it was delivered yet.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+        try:
+            number = -1 if isinstance(epoch, bool) else operator.index(epoch)  # NumPy's integers too
+        except TypeError:
+            number = -1
+        if number < 0:
             raise GraphError(f"epoch must be an int >= 0, got {epoch!r}")
+        epoch = number
         if epoch == self.epoch:
             return
         place = Place(epoch)

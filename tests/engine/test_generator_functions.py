@@ -36,6 +36,13 @@ def test_a_generator_function_is_refused_where_its_items_would_get_lost(function
         node.then(ops.Filter(function))
 
 
+def test_flat_map_refuses_an_async_one_with_the_way_out():
+    with pytest.raises(
+        pg.errors.GraphError, match=r"FlatMap: waits is an async generator function; let it return a list"
+    ):
+        ops.FlatMap(waits)
+
+
 def test_flat_map_takes_one():
     graph = pg.Graph("g")
     graph.add(ops.FromIterable(range(2))).then(ops.FlatMap(twice))

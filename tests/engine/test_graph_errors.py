@@ -260,6 +260,7 @@ def test_policies_that_cannot_work_are_refused_with_the_reason(graph, numbers):
 def test_loader_options_are_checked(graph, numbers):
     for options, message in [
         ({"epochs": 0}, "epochs must be >= 1 or None (endless), got 0"),
+        ({"memory_limit": 1.5}, "memory_limit must be whole bytes or a size such as '1.5 GB', got 1.5"),
         ({"memory_limit": "0 B"}, "memory_limit must be at least 1 byte, got '0 B'"),
         ({"rank": 1}, "rank and world_size go together, got rank=1, world_size=None"),
         ({"rank": 2, "world_size": 2}, "rank must be in 0..world_size-1, got rank=2, world_size=2"),

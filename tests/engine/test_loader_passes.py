@@ -4,6 +4,7 @@ import json
 import re
 import threading
 
+import numpy as np
 import pytest
 
 import pipegraph as pg
@@ -349,6 +350,13 @@ def test_epochs_must_be_numbers_from_zero_on():
         pytest.raises(GraphError, match="epoch must be an int >= 0, got -1"),
     ):
         loader.set_epoch(-1)
+
+
+def test_an_epoch_may_be_a_numpy_integer_and_the_state_stays_json():
+    with epoch_graph().loader(epochs=None) as loader:
+        loader.set_epoch(np.int64(4))
+        assert next(iter(loader)) == items(4)[0]
+        assert json.loads(json.dumps(loader.state_dict()))["rank0"]["epoch"] == 4
 
 
 class Opened:
