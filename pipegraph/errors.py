@@ -70,6 +70,10 @@ class MissingExtraError(PipegraphError, ImportError):
             f'{purpose} needs {module}, which is not installed: pip install "pipegraph-torch[{extra}]"'
         )
         self.extra = extra
+        self._given = (module, extra, purpose)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._given  # a copy is made of what was given, not of the message
 
 
 class BudgetError(PipegraphError, RuntimeError):

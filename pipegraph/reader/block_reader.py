@@ -419,7 +419,10 @@ class BlockReader:
 
 def _again(error: Exception) -> Exception:
     """A copy of the error for another sample, so that notes added to one do not show at the others."""
-    fresh = copy.copy(error)
+    try:
+        fresh = copy.copy(error)
+    except Exception:  # its class wants other arguments than it keeps
+        return error
     fresh.__notes__ = list(getattr(error, "__notes__", ()))
     fresh.__cause__ = error.__cause__
     return fresh.with_traceback(error.__traceback__)

@@ -174,3 +174,13 @@ def test_a_key_that_cannot_be_shown_does_not_hide_the_error():
             loader.state_dict()
         else:
             assert isinstance(caught, ValueError)
+
+
+def test_the_error_for_a_missing_part_can_be_copied_and_pickled():
+    import copy
+    import pickle
+
+    error = pg.errors.MissingExtraError("cv2", "images", "DecodeImage")
+    for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert str(other) == str(error)
+        assert other.extra == "images"
