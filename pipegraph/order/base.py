@@ -164,9 +164,10 @@ class Order(abc.ABC):
     ) -> int:
         """A position < N whose sample may stand in for the one at ``position``.
 
-        A keyed draw among the others of the position's window: the window's blocks
-        in ``LaneOrder``, else aligned windows of 1,024 positions. A sample alone in
-        its window is its own substitute.
+        The first try is a keyed draw among the others of the position's window: the
+        window's blocks in ``LaneOrder``, else aligned windows of 1,024 positions. A
+        sample alone in its window is its own substitute. Later tries draw from other
+        windows: where a whole block is broken, nothing in its own can stand in.
 
         Args:
             attempt: >= 0; each one draws anew.
@@ -176,6 +177,8 @@ class Order(abc.ABC):
         if position < 0 or not total:
             raise GraphError(f"{self!r}: position {position} of a layout with {total} samples")
         position = int(position) % total
+        if attempt:
+            position = key64("elsewhere", seed, epoch, position, attempt) % total
         draw = key64("substitute", seed, epoch, position, attempt) // 2
         return self._substitute(layout, position, draw, int(seed), int(epoch))
 

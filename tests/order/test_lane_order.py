@@ -142,3 +142,13 @@ def test_the_order_never_changes():
         4,
         8,
     ]
+
+
+def test_later_substitutes_come_from_other_blocks_so_that_a_broken_one_can_be_replaced():
+    order, layout = LaneOrder(lanes=4), [50] * 12
+    for position in range(0, 600, 37):
+        own = order.samples_at(layout, np.array([position]), 7, 1)[0] // 50
+        tried = [order.substitute(layout, position, attempt, 7, 1) for attempt in range(8)]
+        blocks = order.samples_at(layout, np.array(tried), 7, 1) // 50
+        assert blocks[0] == own
+        assert len({*blocks[1:].tolist()} - {own}) >= 3
