@@ -1,8 +1,8 @@
 """Several consecutive samples that are handed over together, each still a sample of its own.
 
 Handing a small row to another thread costs more than reading it. So between a source, the one-to-one
-stages behind it and the ``Batch`` that collects their rows, rows travel in bundles (``bundling`` says
-where, ``engine/stage/bundle_loops.py`` how many at a time). A bundle is no batch: nothing but the hand-over is
+stages behind it and the ``Batch`` that collects their rows, rows travel in bundles (``bundle_chains`` says
+where, ``bundle_size`` how many at a time). A bundle is no batch: nothing but the hand-over is
 shared. What makes it invisible:
 
 * Its samples are neighbours: sample i's cursors are ``(before + i, before + i + 1)``, as if it had come
