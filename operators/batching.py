@@ -132,7 +132,7 @@ class Batch(Regroup):
     def take_bundle(self, bundle: Bundle) -> Sequence[Chunk]:
         assert self.size is not None
         made: list[Chunk] = []
-        rows = len(bundle.rows)
+        rows = len(bundle.lineages)
         missing = self.size - self._held
         while rows >= missing:
             whole = missing == rows
@@ -143,7 +143,7 @@ class Batch(Regroup):
             if whole:
                 return made
             bundle = self._bundles.pop()
-            rows, missing = len(bundle.rows), self.size
+            rows, missing = len(bundle.lineages), self.size
         self._bundles.append(bundle)
         self._held = self.size - missing + rows
         return made
@@ -220,7 +220,7 @@ class Unbatch(Operator):
     elastic = True
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
-        count = len(chunk.rows)
+        count = len(chunk.lineages)
         parts = resolved(chunk.data, chunk.layout, count)
         for index in range(count):
             # Copied: a view would keep the whole batch's memory for as long as one of its samples lives.

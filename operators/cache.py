@@ -173,7 +173,7 @@ class Cache(Memo):
             return chunk
         assert self._index_of is not None
         assert self._store is not None
-        position = chunk.rows[0][1]
+        position = chunk.lineages[0][1]
         kept = (chunk.own_keys, data)  # another epoch has the sample at another position
         self._store.put(self._digest, self._index_of(position, chunk.epoch), kept)
         return chunk

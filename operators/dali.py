@@ -74,8 +74,8 @@ class Dali(Operator):
         data = chunk.data
         if not isinstance(data, dict):
             raise DataError(f"Dali: batches must be dicts of fields, got {type(data).__name__}")
-        count = len(chunk.rows)
-        rng = generator(self._context.seed, chunk.epoch, chunk.rows[0], self._context.stage)
+        count = len(chunk.lineages)
+        rng = generator(self._context.seed, chunk.epoch, chunk.lineages[0], self._context.stage)
         try:
             made = runner.run(data, count, rng)
         except DaliError as error:

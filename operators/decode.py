@@ -199,7 +199,7 @@ class DecodeImage(RowOperator):
     def begin_batch(self, chunk: Chunk) -> _Batch:
         paths = None if self._load is None else self._paths(chunk)
         field, encoded = ("bytes", chunk.data["path"]) if paths is not None else self._find(chunk.data)
-        count = len(chunk.rows)
+        count = len(chunk.lineages)
         if not isinstance(encoded, list | tuple) or len(encoded) != count:
             raise DataError(
                 f"DecodeImage: field {field!r} of a batch of {count} samples must be a list of as many encoded images, "
@@ -255,7 +255,7 @@ class DecodeImage(RowOperator):
             batch.substitutes[index] = sample  # which brings its label and the rest along
 
     def end_batch(self, batch: _Batch, kept: Sequence[int]) -> Chunk:
-        chunk, rows, count = batch.chunk, batch.rows, len(batch.chunk.rows)
+        chunk, rows, count = batch.chunk, batch.rows, len(batch.chunk.lineages)
         data = chunk.data
         if batch.substitutes:
             parts = resolved(data, chunk.layout, count)
@@ -309,8 +309,8 @@ class DecodeImage(RowOperator):
     def _draw(self, chunk: Chunk) -> Sequence[Sequence[float]]:
         """The random numbers of each row."""
         if not self.random:
-            return [()] * len(chunk.rows)
-        return uniforms(self._context.seed, chunk.epoch, chunk.rows, self._context.stage, DRAWS)
+            return [()] * len(chunk.lineages)
+        return uniforms(self._context.seed, chunk.epoch, chunk.lineages, self._context.stage, DRAWS)
 
     def _part(self, encoded: Any, numbers: Sequence[float]) -> _Part:
         header = probe(encoded)

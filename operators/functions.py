@@ -207,7 +207,7 @@ class _Function(Operator):
     def call(self, chunk: Chunk) -> Any:
         """The function's result for a chunk's data."""
         if self.random:
-            rng = generator(self._context.seed, chunk.epoch, chunk.rows[0], self._context.stage)
+            rng = generator(self._context.seed, chunk.epoch, chunk.lineages[0], self._context.stage)
             result = self.function(chunk.data, rng=rng)
         else:
             result = self.function(chunk.data)
@@ -237,7 +237,7 @@ class Map(_Function):
             if made and made[-1].__class__ is CoroutineType:
                 raise _not_awaited(made, before)
             return
-        for index in range(start, len(bundle.rows)):
+        for index in range(start, len(bundle.lineages)):
             made.append(self.call(bundle.one(index)))  # noqa: PERF401 (one may fail)
 
     def process(self, chunk: Chunk) -> Chunk:

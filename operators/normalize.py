@@ -123,7 +123,7 @@ class Normalize(RowOperator):
         normalize_into(images, self.mean, self.std, batch.out[index : index + 1], self.layout)
 
     def end_batch(self, batch: _Batch, kept: Sequence[int]) -> Chunk:
-        chunk, out, count = batch.chunk, batch.out, len(batch.chunk.rows)
+        chunk, out, count = batch.chunk, batch.out, len(batch.chunk.lineages)
         data = chunk.data
         chunk.keys = chunk.own_keys
         if len(kept) < count:

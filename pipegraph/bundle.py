@@ -21,7 +21,7 @@ from itertools import repeat
 from operator import is_
 from typing import Any
 
-from pipegraph.chunk import Chunk, Rows
+from pipegraph.chunk import Chunk, Lineages
 
 UNNAMED = object()
 """In place of a sample's key: nothing has fixed it yet."""
@@ -38,17 +38,17 @@ class Bundle(Chunk):
     """
 
     __slots__ = ("names", "packed")
-    rows: Rows
+    lineages: Lineages
 
     def __init__(
         self,
         data: list[Any],
-        rows: Rows,
+        lineages: Lineages,
         epoch: int,
         before: int,
         names: list[Any] | None = None,
     ) -> None:
-        super().__init__(data, rows, epoch, before, before + len(rows))
+        super().__init__(data, lineages, epoch, before, before + len(lineages))
         self.names = names
         self.packed: Any = None
 
@@ -70,13 +70,13 @@ class Bundle(Chunk):
         """Sample ``index`` by itself."""
         names, before = self.names, self.before + index
         keys = None if names is None or names[index] is UNNAMED else (names[index],)
-        return Chunk(self.data[index], (self.rows[index],), self.epoch, before, before + 1, keys)
+        return Chunk(self.data[index], (self.lineages[index],), self.epoch, before, before + 1, keys)
 
     def part(self, start: int, stop: int) -> Bundle:
         """Samples ``start`` to ``stop``; their memory is still this bundle's."""
         names = None if self.names is None else self.names[start:stop]
-        rows = self.rows[start:stop]
-        part = Bundle(self.data[start:stop], rows, self.epoch, self.before + start, names)
+        lineages = self.lineages[start:stop]
+        part = Bundle(self.data[start:stop], lineages, self.epoch, self.before + start, names)
         if self.packed is not None:
             part.packed = self.packed.part(start, stop)
         return part
@@ -99,10 +99,12 @@ def joined(bundles: Sequence[Bundle]) -> Chunk:
     Identity is as :meth:`Chunk.group` has it.
     """
     first = bundles[0]
-    rows = first.rows
+    lineages = first.lineages
     if len(bundles) > 1:
-        rows = Rows(rows.source, [position for bundle in bundles for position in bundle.rows.positions])
-    grouped = Chunk(None, rows, first.epoch, first.before, bundles[-1].after, None, True)
+        lineages = Lineages(
+            lineages.source, [position for bundle in bundles for position in bundle.lineages.positions]
+        )
+    grouped = Chunk(None, lineages, first.epoch, first.before, bundles[-1].after, None, True)
     with_keys = first.packed is None and isinstance(first.data[0], Mapping)
     if with_keys or any(bundle.names is not None for bundle in bundles):
         grouped.keys = tuple([key for bundle in bundles for key in _keys(bundle)])
@@ -115,6 +117,8 @@ def _keys(bundle: Bundle) -> list[Any]:
     if names is not None and not any(map(is_, names, repeat(UNNAMED))):
         return names
     if bundle.packed is None:
-        return [bundle.one(index).keys[0] for index in range(len(bundle.rows))]
-    names = names or [UNNAMED] * len(bundle.rows)
-    return [at if name is UNNAMED else name for name, at in zip(names, bundle.rows.positions, strict=True)]
+        return [bundle.one(index).keys[0] for index in range(len(bundle.lineages))]
+    names = names or [UNNAMED] * len(bundle.lineages)
+    return [
+        at if name is UNNAMED else name for name, at in zip(names, bundle.lineages.positions, strict=True)
+    ]

@@ -29,12 +29,12 @@ Cursor = Any
 """A JSON-serialisable restart point; ``None`` is the start of the epoch. See ``docs/resuming.md``."""
 
 
-class Rows(Sequence[Lineage]):
+class Lineages(Sequence[Lineage]):
     """The lineages of several samples of one source, each made when it is asked for.
 
     Equal to the tuple of them.
 
-    >>> Rows("numbers", [7, 8])[1]
+    >>> Lineages("numbers", [7, 8])[1]
     ('numbers', 8)
     """
 
@@ -55,14 +55,14 @@ class Rows(Sequence[Lineage]):
     def __getitem__(self, index: int) -> Lineage: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Rows: ...
+    def __getitem__(self, index: slice) -> Lineages: ...
 
-    def __getitem__(self, index: int | slice) -> Lineage | Rows:
+    def __getitem__(self, index: int | slice) -> Lineage | Lineages:
         found = self.positions[index]
-        return Rows(self.source, found) if isinstance(found, list) else (self.source, found)
+        return Lineages(self.source, found) if isinstance(found, list) else (self.source, found)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Rows | tuple) and tuple(self) == tuple(other)
+        return isinstance(other, Lineages | tuple) and tuple(self) == tuple(other)
 
     def __hash__(self) -> int:
         return hash(tuple(self))
@@ -76,7 +76,7 @@ class Chunk:
 
     Attributes:
         data: the sample (any tree), or the batch: the same tree with the sample dimension first.
-        rows: one lineage per sample.
+        lineages: one per sample.
         epoch: the epoch it belongs to.
         batched: whether ``data`` has a sample dimension.
         layout: of a batch, what is known of which of its parts have a row per sample; see ``pipegraph.batches``.
@@ -97,17 +97,17 @@ class Chunk:
         "data",
         "epoch",
         "layout",
+        "lineages",
         "nbytes",
         "packed",
         "paths",
         "ready",
-        "rows",
     )
 
     def __init__(
         self,
         data: Any,
-        rows: Sequence[Lineage],
+        lineages: Sequence[Lineage],
         epoch: int = 0,
         before: Cursor = 0,
         after: Cursor = 0,
@@ -116,7 +116,7 @@ class Chunk:
         layout: Note = None,
     ) -> None:
         self.data = data
-        self.rows = rows
+        self.lineages = lineages
         self.epoch = epoch
         self.before = before
         self.after = after
@@ -134,11 +134,11 @@ class Chunk:
         """One key per sample: its ``"key"`` field, else its position (then its lineage without the source)."""
         keys = self._keys
         if keys is None:
-            rows = self.rows
-            if isinstance(rows, Rows):
-                keys = tuple(rows.positions)
+            lineages = self.lineages
+            if isinstance(lineages, Lineages):
+                keys = tuple(lineages.positions)
             else:
-                keys = tuple(row[1] if len(row) == 2 else row[1:] for row in rows)
+                keys = tuple(lineage[1] if len(lineage) == 2 else lineage[1:] for lineage in lineages)
             data = self.data
             if isinstance(data, Mapping) and "key" in data:
                 found = data["key"]
@@ -161,26 +161,26 @@ class Chunk:
     @property
     def positions(self) -> NDArray[np.int64]:
         """(samples,) int64: global positions in the epoch's order of each sample's source."""
-        rows = self.rows
-        found = rows.positions if isinstance(rows, Rows) else (row[1] for row in rows)
-        return np.fromiter(found, np.int64, len(rows))
+        lineages = self.lineages
+        found = lineages.positions if isinstance(lineages, Lineages) else (lineage[1] for lineage in lineages)
+        return np.fromiter(found, np.int64, len(lineages))
 
     @property
     def sources(self) -> tuple[str, ...]:
         """(samples,): the name of each sample's source stage."""
-        return tuple(row[0] for row in self.rows)
+        return tuple(lineage[0] for lineage in self.lineages)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.lineages)
 
     def __repr__(self) -> str:
-        what = f"{len(self.rows)} samples" if self.batched else f"sample {self.keys[0]!r}"
+        what = f"{len(self.lineages)} samples" if self.batched else f"sample {self.keys[0]!r}"
         return f"<Chunk {what}, epoch {self.epoch}, {self.nbytes} bytes>"
 
     def replace(self, data: Any) -> Chunk:
         """The same samples with other data."""
         chunk = Chunk(
-            data, self.rows, self.epoch, self.before, self.after, self._keys, self.batched, self.layout
+            data, self.lineages, self.epoch, self.before, self.after, self._keys, self.batched, self.layout
         )
         chunk.paths = self.paths
         chunk.ready = self.ready
@@ -190,7 +190,7 @@ class Chunk:
 
     def child(self, index: int, data: Any) -> Chunk:
         """Sample ``index`` that an expanding operator made out of this chunk's single sample."""
-        row = (*self.rows[0], index)
+        row = (*self.lineages[0], index)
         chunk = Chunk(data, (row,), self.epoch, self.before, self.after)
         if self.paths is not None:
             chunk.paths = self.paths[:1]
@@ -199,7 +199,7 @@ class Chunk:
     def row(self, index: int, data: Any) -> Chunk:
         """Sample ``index`` of this batch, with its own lineage."""
         keys = None if self._keys is None else (self._keys[index],)
-        chunk = Chunk(data, (self.rows[index],), self.epoch, self.before, self.after, keys)
+        chunk = Chunk(data, (self.lineages[index],), self.epoch, self.before, self.after, keys)
         if self.paths is not None:
             chunk.paths = (self.paths[index],)
         return chunk
@@ -209,7 +209,7 @@ class Chunk:
         keys = self.keys
         chunk = Chunk(
             data,
-            tuple(self.rows[i] for i in indices),
+            tuple(self.lineages[i] for i in indices),
             self.epoch,
             self.before,
             self.after,
@@ -224,7 +224,7 @@ class Chunk:
     def shorten(self, kept: Sequence[int], data: Any) -> None:
         """Keep only the samples ``kept`` of this batch, whose data is ``data``."""
         keys = self.keys
-        self.rows, self.keys = tuple(self.rows[i] for i in kept), tuple(keys[i] for i in kept)
+        self.lineages, self.keys = tuple(self.lineages[i] for i in kept), tuple(keys[i] for i in kept)
         if self.paths is not None:
             self.paths = tuple(self.paths[i] for i in kept)
         self.data = data
@@ -238,10 +238,10 @@ class Chunk:
             transposed: its lists are columns, as ``torch.utils.data.default_collate`` makes them of lists.
         """
         first = chunks[0]
-        rows: list[Lineage] = []
+        lineages: list[Lineage] = []
         for chunk in chunks:
-            rows += chunk.rows
-        grouped = Chunk(data, tuple(rows), first.epoch, first.before, chunks[-1].after, None, batched)
+            lineages += chunk.lineages
+        grouped = Chunk(data, tuple(lineages), first.epoch, first.before, chunks[-1].after, None, batched)
         if any(chunk._keys is not None for chunk in chunks) or isinstance(first.data, Mapping):
             grouped._keys = tuple(key for chunk in chunks for key in chunk.keys)
         if batched and not first.batched:

@@ -175,7 +175,7 @@ class Channel:
         return after <= room and (self._max_bytes is None or weight <= self._max_bytes)
 
     def _put(self, lane: int, item: Any, last: bool, stamp: Callable[[Any], None] | None) -> bool:
-        samples = len(item.rows) if item.__class__ is Bundle else 1
+        samples = len(item.lineages) if item.__class__ is Bundle else 1
         while True:
             with self._lock:
                 if self._cancelled:
@@ -314,7 +314,7 @@ class Channel:
 
     def _after_get(self, item: Any) -> None:
         if item.__class__ is Bundle:
-            self._extra -= len(item.rows) - 1
+            self._extra -= len(item.lineages) - 1
         if self._putters:
             self._wake_putter()
         self._set_hooks()
@@ -416,7 +416,7 @@ class Channel:
             if dropped:
                 self._ready = deque(i for i in self._ready if not (isinstance(i, Chunk) and i.epoch <= epoch))
                 self._nbytes -= sum(item.nbytes for item in dropped)
-                self._extra -= sum(len(item.rows) - 1 for item in dropped if item.__class__ is Bundle)
+                self._extra -= sum(len(item.lineages) - 1 for item in dropped if item.__class__ is Bundle)
             for waiter in self._putters:
                 waiter.wake(self.activity)
             self._putters.clear()

@@ -79,7 +79,7 @@ class Pass:
                 for event in item.ready:
                     event.wait()
                 progress = self._progress
-                progress.samples += len(item.rows)
+                progress.samples += len(item.lineages)
                 if not progress.first_batch_ns:
                     progress.first_batch_ns = perf_counter_ns()
                 # Last of all: what is interrupted before this was not delivered.

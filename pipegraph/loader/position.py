@@ -206,7 +206,7 @@ class Progress:
         """A chunk of a ``counted`` graph was delivered."""
         if place.delivered is None:
             place.cursor = chunk.after
-            self._since_prune += 1 + len(chunk.rows) // states.FORGET_SAMPLES
+            self._since_prune += 1 + len(chunk.lineages) // states.FORGET_SAMPLES
             due = self._since_prune >= states.FORGET_EVERY
         else:
             due = place.delivered.add(chunk)

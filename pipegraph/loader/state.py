@@ -24,7 +24,7 @@ FORGET_SAMPLES = 64
 """So many samples of a chunk count as another chunk, for what is kept is kept sample by sample."""
 
 
-Rows = Mapping[Path, Set[Lineage]]
+LineagesByPath = Mapping[Path, Set[Lineage]]
 """Samples delivered beyond the watermark, by the way on which they came."""
 
 
@@ -35,11 +35,11 @@ class Delivered:
     what is known is one pair, replaced as a whole, of samples that never change and a log that only grows.
     """
 
-    def __init__(self, cursor: Cursor, rows: Rows) -> None:
+    def __init__(self, cursor: Cursor, lineages: LineagesByPath) -> None:
         found: dict[Lineage, list[tuple[Path, Lineage]]] = {}  # by (source, position), as they are forgotten
-        for path, each in rows.items():
-            for row in each:
-                found.setdefault(row[:2], []).append((path, row))
+        for path, each in lineages.items():
+            for lineage in each:
+                found.setdefault(lineage[:2], []).append((path, lineage))
         self._begin(found, cursor)
 
     def _begin(self, found: dict[Lineage, list[tuple[Path, Lineage]]], cursor: Cursor) -> None:
@@ -50,8 +50,8 @@ class Delivered:
 
     def add(self, chunk: Chunk) -> bool:
         """Count a delivered chunk; says whether it is time to forget some."""
-        samples = len(chunk.rows)
-        self._known[1].append((chunk.after, chunk.rows, chunk.paths or ((),) * samples))
+        samples = len(chunk.lineages)
+        self._known[1].append((chunk.after, chunk.lineages, chunk.paths or ((),) * samples))
         self._samples += samples
         self._chunks += 1 + samples // FORGET_SAMPLES
         # Not before there is as much new as was kept: so forgetting costs no more than noting.
@@ -66,37 +66,37 @@ class Delivered:
         """The cursor of what was delivered last, and the samples up to it by path."""
         found, log = self._known
         entries = log.copy()
-        rows: dict[Path, set[Lineage]] = {}
+        lineages: dict[Path, set[Lineage]] = {}
         for several in found.values():
-            for path, row in several:
-                rows.setdefault(path, set()).add(row)
+            for path, lineage in several:
+                lineages.setdefault(path, set()).add(lineage)
         for _, delivered, paths in entries:
-            for row, path in zip(delivered, paths, strict=True):
-                rows.setdefault(path, set()).add(row)
-        return entries[-1][0], rows
+            for lineage, path in zip(delivered, paths, strict=True):
+                lineages.setdefault(path, set()).add(lineage)
+        return entries[-1][0], lineages
 
     def forget(self, behind: Iterable[Lineage]) -> None:
         """These (source, position) lie before their source's restart: they will not come again."""
         known, log = self._known
         found = {key: list(several) for key, several in known.items()}
         for _, delivered, paths in log:
-            for row, path in zip(delivered, paths, strict=True):
-                found.setdefault(row[:2], []).append((path, row))
+            for lineage, path in zip(delivered, paths, strict=True):
+                found.setdefault(lineage[:2], []).append((path, lineage))
         for key in behind:
             found.pop(key, None)
         self._begin(found, log[-1][0])
 
 
-def encode_delivered(rows: Rows) -> list[Any]:
+def encode_delivered(lineages: LineagesByPath) -> list[Any]:
     """JSON: per path, runs of the last index under a common prefix."""
     encoded = []
-    for path, each in sorted(rows.items()):
+    for path, each in sorted(lineages.items()):
         runs: list[Any] = []
-        for row in sorted(each):
-            if runs and runs[-1][0] == row[:-1] and runs[-1][2] == row[-1] - 1:
-                runs[-1][2] = row[-1]
+        for lineage in sorted(each):
+            if runs and runs[-1][0] == lineage[:-1] and runs[-1][2] == lineage[-1] - 1:
+                runs[-1][2] = lineage[-1]
             else:
-                runs.append([row[:-1], row[-1], row[-1]])
+                runs.append([lineage[:-1], lineage[-1], lineage[-1]])
         encoded.append([list(path), [[list(prefix), low, high] for prefix, low, high in runs]])
     return encoded
 
@@ -105,10 +105,10 @@ def decode_delivered(encoded: Iterable[Any]) -> dict[Path, set[Lineage]]:
     """The inverse of :func:`encode_delivered`."""
     found: dict[Path, set[Lineage]] = {}
     for path, runs in encoded:
-        rows = found.setdefault(tuple(path), set())
+        lineages = found.setdefault(tuple(path), set())
         for prefix, low, high in runs:
             head = freeze(prefix)
-            rows.update((*head, last) for last in range(low, high + 1))
+            lineages.update((*head, last) for last in range(low, high + 1))
     return found
 
 
@@ -123,7 +123,7 @@ class Stream:
     place: tuple[int, int]
     cursor: Cursor
     history: History = ()
-    delivered: Rows = field(default_factory=dict)
+    delivered: LineagesByPath = field(default_factory=dict)
 
     def encode(self) -> list[Any]:
         """JSON."""
@@ -288,8 +288,8 @@ def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
             _is_place(place)
             and _leads_to_steps(cursor, plan)
             and _is_history(history)
-            and _is_delivered(rows)
-            for place, cursor, history, rows in value
+            and _is_delivered(lineages)
+            for place, cursor, history, lineages in value
         ),
         "ledger": lambda value: len(value) == 2 and all(len(each) == 3 for each in value[0]),
         "iterators": lambda value: all(_is_count(step) for step, _ in value.values()),

@@ -58,7 +58,7 @@ class Gate(Operator):
         self._run = context.share("run", _Run)  # the end of one loader is not that of another
 
     def process(self, chunk: Chunk) -> Chunk:
-        door, run, position = self._door, self._run, int(chunk.rows[0][1])
+        door, run, position = self._door, self._run, int(chunk.lineages[0][1])
         with door.condition:
             door.waiting.append(position)
             door.condition.notify_all()

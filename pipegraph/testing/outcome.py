@@ -68,7 +68,7 @@ class Delivered:
     """One delivered chunk."""
 
     epoch: int
-    rows: tuple[Any, ...]
+    lineages: tuple[Any, ...]
     keys: tuple[Any, ...]
     data: Any
     batched: bool
@@ -77,25 +77,25 @@ class Delivered:
     def of(cls, chunk: Chunk) -> Delivered:
         """The chunk as a value."""
         keys = tuple(map(fingerprint, chunk.keys))
-        return cls(chunk.epoch, tuple(chunk.rows), keys, fingerprint(chunk.data), chunk.batched)
+        return cls(chunk.epoch, tuple(chunk.lineages), keys, fingerprint(chunk.data), chunk.batched)
 
     def differs(self, other: Delivered) -> str:
         """The first difference from another chunk, in words."""
         if self.epoch != other.epoch or self.batched != other.batched:
             return f"should be {self}, is {other}"
-        if self.rows != other.rows:
-            return f"should hold the samples {_short(self.rows)}, holds {_short(other.rows)}"
+        if self.lineages != other.lineages:
+            return f"should hold the samples {_short(self.lineages)}, holds {_short(other.lineages)}"
         if self.keys != other.keys:
             return f"should have the keys {_short(self.keys)}, has {_short(other.keys)}"
         return difference(self.data, other.data)
 
     def __repr__(self) -> str:
-        return f"<epoch {self.epoch}, samples {_short(self.rows)}, data {_short(self.data)}>"
+        return f"<epoch {self.epoch}, samples {_short(self.lineages)}, data {_short(self.data)}>"
 
     def samples(self) -> Iterator[Any]:
         """What must be equal also where samples may meet in other batches."""
         data = None if self.batched else self.data
-        return ((self.epoch, row, data) for row in self.rows)
+        return ((self.epoch, row, data) for row in self.lineages)
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,9 @@ def test_scatter_cuts_by_the_rule_of_unbatch(name: str) -> None:
     for part, one in zip(parts, expected, strict=True):
         (row,) = [
             plain(found.data)
-            for found in ops.Unbatch().process(Chunk(part, chunk.rows[:1], layout=chunk.layout, batched=True))
+            for found in ops.Unbatch().process(
+                Chunk(part, chunk.lineages[:1], layout=chunk.layout, batched=True)
+            )
         ]
         assert row == one
 

@@ -9,7 +9,7 @@ import torch
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.bundle import UNNAMED, Bundle, joined
-from pipegraph.chunk import Chunk, Rows
+from pipegraph.chunk import Chunk, Lineages
 from pipegraph.engine.channel import LIGHT_BYTES, Channel
 from pipegraph.engine.stage import bundle_size as pacing
 from pipegraph.engine.stage import loops
@@ -20,7 +20,7 @@ from pipegraph.operators.columns import batch_of, pack
 
 def bundle(count, before=0, nbytes=0, epoch=0):
     made = Bundle(
-        list(range(before, before + count)), Rows("s", list(range(before, before + count))), epoch, before
+        list(range(before, before + count)), Lineages("s", list(range(before, before + count))), epoch, before
     )
     made.nbytes = nbytes
     return made
@@ -203,7 +203,7 @@ def outcome(graph, count=None):
         found = []
         try:
             for chunk in loader.chunks():
-                found.append((chunk.keys, tuple(chunk.rows), chunk.before, chunk.after, repr(chunk.data)))
+                found.append((chunk.keys, tuple(chunk.lineages), chunk.before, chunk.after, repr(chunk.data)))
         except ValueError as error:
             found.append((str(error), error.__notes__))
         profile = loader.profile()
@@ -382,12 +382,12 @@ def test_a_batch_keeps_no_more_memory_than_its_own_rows():
 
 def test_a_chunk_of_bundles_is_as_the_chunk_of_their_rows():
     rows = [{"key": "a", "x": 1}, {"x": 2}, {"x": 3}]
-    made = Bundle(rows, Rows("s", [4, 5, 6]), 1, 7, ["a", UNNAMED, UNNAMED])
+    made = Bundle(rows, Lineages("s", [4, 5, 6]), 1, 7, ["a", UNNAMED, UNNAMED])
     one_by_one = Chunk.group([made.one(index) for index in range(3)], None)
     for whole in (joined([made]), joined([made.part(0, 2), made.part(2, 3)])):
         for name in ("keys", "before", "after", "epoch", "batched"):
             assert getattr(one_by_one, name) == getattr(whole, name)
-        assert one_by_one.rows == tuple(whole.rows)
+        assert one_by_one.lineages == tuple(whole.lineages)
         assert whole.positions.tolist() == [4, 5, 6]
 
 

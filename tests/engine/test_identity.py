@@ -90,7 +90,7 @@ def test_children_append_their_index_and_batches_keep_their_rows():
     grand.then(ops.Batch(5, collate=list))
     with graph.loader() as loader:
         chunks = list(loader.chunks())
-    rows = [row for chunk in chunks for row in chunk.rows]
+    rows = [row for chunk in chunks for row in chunk.lineages]
     assert rows == [("s", p, c, g) for p in range(4) for c in range(p) for g in range(2)]
     assert chunks[0].keys[:2] == ((1, 0, 0), (1, 0, 1))
     assert chunks[0].positions.dtype == np.int64
@@ -104,7 +104,7 @@ def test_zip_takes_the_first_inputs_identity_and_other_fan_ins_keep_theirs():
         b = graph.add(ops.FromIterable("pq"), name="b")
         graph.add(join, a, b)
         with graph.loader() as loader:
-            return [chunk.rows[0] for chunk in loader.chunks()]
+            return [chunk.lineages[0] for chunk in loader.chunks()]
 
     assert rows(ops.Zip()) == [("a", 0), ("a", 1)]
     assert rows(ops.Concat()) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]

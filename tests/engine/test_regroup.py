@@ -140,7 +140,7 @@ def test_a_group_that_leaves_out_a_sample_between_its_own_is_refused_at_once():
 
 class Bare(pg.Regroup):
     def process(self, chunk):
-        return [pg.Chunk(chunk.data, chunk.rows, chunk.epoch)]
+        return [pg.Chunk(chunk.data, chunk.lineages, chunk.epoch)]
 
 
 def test_a_group_that_was_not_made_by_chunk_group_is_refused():

@@ -65,12 +65,12 @@ def test_positions_may_be_numpy_integers_and_the_state_is_json(source, batched):
 
     with graph().loader() as loader:
         chunks = loader.chunks()
-        got = list(next(chunks).rows) + list(next(chunks).rows) + list(next(chunks).rows)
+        got = list(next(chunks).lineages) + list(next(chunks).lineages) + list(next(chunks).lineages)
         assert all(type(row[1]) is int for row in got)
         state = json.loads(json.dumps(loader.state_dict()))
     with graph().loader() as loader:
         loader.load_state_dict(state)
-        got += [row for chunk in loader.chunks() for row in chunk.rows]
+        got += [row for chunk in loader.chunks() for row in chunk.lineages]
     assert sorted(row[1] for row in got) == [0, 1, *range(3, 12)]
 
 

@@ -136,7 +136,7 @@ class RemoteMap(_Remote):
 
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
         """Append what is made of a bundle's rows, until one fails."""
-        self._extend(made, "work", bundle, start, len(bundle.rows))
+        self._extend(made, "work", bundle, start, len(bundle.lineages))
 
 
 class RemoteRows(RemoteMap):
@@ -157,7 +157,7 @@ class RemoteRows(RemoteMap):
     def _rows(self) -> tuple[Any, dict[int, Any]]:
         deaths = _Deaths()
         without = dict(self._without)
-        last = len(self._chunk.rows) - 1
+        last = len(self._chunk.lineages) - 1
         while True:
             try:
                 made, failed = self._host.call("rows", self._chunk, without)

@@ -102,7 +102,7 @@ class Worker:
     def work(self, bundle: Bundle, start: int, stop: int) -> tuple[list[Any], Carried | None]:
         """Rows of a bundle: what was made of them, and the error that ended it."""
         made = _Made(self._page, start)
-        rows = bundle if stop == len(bundle.rows) else bundle.part(0, stop)
+        rows = bundle if stop == len(bundle.lineages) else bundle.part(0, stop)
         try:
             self._operator.work_into(made, rows, start)
         except Exception as error:
@@ -125,7 +125,7 @@ class Worker:
         operator = self._operator
         self._batch = operator.begin_batch(chunk)
         failed = dict(without)
-        for index in range(len(chunk.rows)):
+        for index in range(len(chunk.lineages)):
             if index in without:
                 continue
             self._page.begin(index)
@@ -135,7 +135,7 @@ class Worker:
                 failed[index] = Carried(error)
         if failed:
             return None, failed
-        return self.end(list(range(len(chunk.rows)))), {}
+        return self.end(list(range(len(chunk.lineages)))), {}
 
     def row(self, index: int, sample: Any) -> None:
         """A row again, on a substitute where one is given."""

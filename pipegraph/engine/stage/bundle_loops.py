@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from pipegraph.bundle import UNNAMED, Bundle, named
-from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Rows
+from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Lineages
 from pipegraph.contracts import Operator, Regroup, Source
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.bundle_size import LIGHT_ROW_BYTES
@@ -86,7 +86,7 @@ def work_on_bundles(stage: StageRun, worker: Worker) -> Loop:
         )  # identity stays with the sample, whatever the function drops
         given = item
         if retries:
-            given = Bundle(copy_containers(item.data), item.rows, item.epoch, item.before)
+            given = Bundle(copy_containers(item.data), item.lineages, item.epoch, item.before)
         done.work(ticket, item, reserved, partial(_work_into, operator, given), process)
         yield
 
@@ -113,7 +113,7 @@ class _Work:
         memory = self.stage.account
         if not memory.guarded:
             return 0
-        return self.stage.run.account.reserve(memory, self._first, ticket, len(bundle.rows))
+        return self.stage.run.account.reserve(memory, self._first, ticket, len(bundle.lineages))
 
     def work(
         self,
@@ -131,7 +131,7 @@ class _Work:
             process: does one sample, for another try.
         """
         stage, worker, now = self.stage, self.worker, perf_counter_ns
-        meter, count = worker.meter, len(bundle.rows)
+        meter, count = worker.meter, len(bundle.lineages)
         made: list[Any] = []
         keys: dict[int, Any] = {}  # of substitutes
         begun = spent = nbytes = 0
@@ -197,7 +197,7 @@ class _Work:
         last: bool,
     ) -> int:
         """Send neighbours that are done; returns their bytes."""
-        names, rows = bundle.names, bundle.rows
+        names, rows = bundle.names, bundle.lineages
         if len(made) < len(rows):
             rows = rows[begun : begun + len(made)]
             names = None if names is None else names[begun : begun + len(made)]
@@ -220,14 +220,14 @@ class _Work:
 
 def settle(stage: StageRun, worker: Worker, reserved: int, held: Buffers, out: Bundle) -> None:
     """Count what a call has made of what it was given."""
-    if stage.pack is not None and stage.pace is not None and stage.pace.packs(len(out.rows)):
+    if stage.pack is not None and stage.pace is not None and stage.pace.packs(len(out.lineages)):
         out.pack(stage.pack)
     out.buffers = measured(out)
     if out.buffers:
         out.nbytes = sum([nbytes for _, nbytes in out.buffers])
         worker.meter.nbytes += out.nbytes
     if out.buffers or reserved or held:
-        stage.run.account.settle(stage.account, reserved, held, out.buffers, len(out.rows))
+        stage.run.account.settle(stage.account, reserved, held, out.buffers, len(out.lineages))
 
 
 def measured(bundle: Bundle) -> Buffers:
@@ -321,7 +321,7 @@ def read_in_sequence(stage: StageRun, worker: Worker) -> Loop:
                 continue
             data = [pair[1] for pair in found]
             out = Bundle(
-                data, Rows(name, [as_int(pair[0]) for pair in found]), epoch, step, named(data, None)
+                data, Lineages(name, [as_int(pair[0]) for pair in found]), epoch, step, named(data, None)
             )
             step += len(found)
             if snapshots and not step % SNAPSHOT_EVERY and not ended and failure is None:
@@ -355,10 +355,10 @@ def collect_bundles(stage: StageRun, worker: Worker) -> Loop:
         for out in made:
             if out.__class__ is Chunk:
                 meter.items += 1
-                meter.samples += len(out.rows)
+                meter.samples += len(out.lineages)
             stage.settle(worker, 0, (), out)
             if out.__class__ is Chunk:
-                held.release(out.rows)
+                held.release(out.lineages)
             if not put(out):
                 stage.unwanted(out)
             yield
@@ -366,9 +366,9 @@ def collect_bundles(stage: StageRun, worker: Worker) -> Loop:
     while True:
         item = get()
         if item.__class__ is Bundle:
-            reserved = account.reserve(memory) if memory.guarded and operator.fills(len(item.rows)) else 0
+            reserved = account.reserve(memory) if memory.guarded and operator.fills(len(item.lineages)) else 0
             held.add(item)
-            meter.calls += len(item.rows) - 1
+            meter.calls += len(item.lineages) - 1
             made = regrouped(stage, worker, item, partial(operator.take_bundle, item), held)
             if reserved:
                 account.cancel_reservation(reserved)

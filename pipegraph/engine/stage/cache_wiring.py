@@ -107,7 +107,7 @@ class _Misses:
 
         def forget(chunk: Chunk) -> Any:
             out = process(chunk)
-            self._indices.pop((chunk.epoch, chunk.rows[0][1]), None)
+            self._indices.pop((chunk.epoch, chunk.lineages[0][1]), None)
             return out
 
         return forget

@@ -36,7 +36,7 @@ def explain(error: BaseException, stage: str, chunk: Chunk) -> BaseException:
 
 def where(chunk: Chunk) -> str:
     """Which samples of which epoch a chunk holds, for messages."""
-    keys, positions = chunk.keys, [row[1] for row in chunk.rows]
+    keys, positions = chunk.keys, [row[1] for row in chunk.lineages]
     if len(keys) == 1:
         return f"sample {shown(keys[0])} at position {positions[0]}, epoch {chunk.epoch}"
     some = ", ".join(map(shown, keys[:4])) + (", ..." if len(keys) > 4 else "")
@@ -203,7 +203,7 @@ class Failures:
             what = described(error)
             lost = [
                 (row, Quarantined(key, row[1], chunk.epoch, stage.name, what))
-                for key, row in zip(chunk.keys, chunk.rows, strict=True)
+                for key, row in zip(chunk.keys, chunk.lineages, strict=True)
             ]
             first = ledger.add(stage.name, chunk.epoch, items, lost)
         if first:
@@ -299,7 +299,7 @@ class Failures:
                 dropped.add(index)
             elif not self._replace_row(worker, chunk, index, work):
                 return self._give_up(one, error)
-        return [index for index in range(len(chunk.rows)) if index not in dropped]
+        return [index for index in range(len(chunk.lineages)) if index not in dropped]
 
     def _replace_row(
         self, worker: Worker, chunk: Chunk, index: int, work: Callable[[int, Any], None]
@@ -338,7 +338,7 @@ class Failures:
         chain = worker.substitutes(stage)
         source = chain[0]
         assert isinstance(source, Source)
-        row = chunk.rows[0]
+        row = chunk.lineages[0]
         for attempt in range(self.final.tries):
             position = source.substitute(row[1], chunk.epoch, attempt)
             if position is None:

@@ -42,7 +42,7 @@ class Groups:
     def came(self, chunk: Chunk) -> None:
         """A chunk is given to the operator."""
         if not self._unordered:
-            self._came.append((chunk.before, chunk.rows))
+            self._came.append((chunk.before, chunk.lineages))
 
     def failed(self, rows: Iterable[Lineage]) -> None:
         """The operator failed with these samples: they are in no group."""
@@ -51,7 +51,7 @@ class Groups:
 
     def check(self, out: Chunk) -> GraphError | None:
         """What is wrong with a group, if anything is."""
-        rows = frozenset(out.rows)
+        rows = frozenset(out.lineages)
         if self._unordered:
             shared, self._last = rows & self._last, rows
             return twice(self._name, next(iter(shared))) if shared else None
@@ -61,14 +61,14 @@ class Groups:
             )
         if earlier(out.before, self._end):
             return self._error(
-                f"the group of {named(out.rows[0])} begins before the end of the one before it"
+                f"the group of {named(out.lineages[0])} begins before the end of the one before it"
             )
         self._end = out.after
         while self._came and earlier(self._came[0][0], out.after):
             for row in self._came.popleft()[1]:
                 if row not in rows:
                     return self._error(
-                        f"the group of {named(out.rows[0])} leaves out {named(row)}, which came between it and "
+                        f"the group of {named(out.lineages[0])} leaves out {named(row)}, which came between it and "
                         "the one before, or inside it"
                     )
         return None

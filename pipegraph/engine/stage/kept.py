@@ -63,7 +63,7 @@ def _encode_chunk(chunk: Chunk) -> dict[str, Any]:
     return {
         TAG: "chunk",
         "data": encode(chunk.data),
-        "rows": [list(row) for row in chunk.rows],
+        "rows": [list(row) for row in chunk.lineages],
         "keys": None if chunk._keys is None else encode(chunk._keys),
         "epoch": chunk.epoch,
         "batched": chunk.batched,

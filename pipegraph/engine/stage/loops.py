@@ -104,7 +104,7 @@ def _map_alone(stage: StageRun, worker: Worker, process: Process) -> Loop:
                     _place_of(item, out)
                 if out.__class__ is Chunk:
                     meter.items += 1
-                    meter.samples += len(out.rows)
+                    meter.samples += len(out.lineages)
                 if held or reserved or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
                     stage.settle(worker, reserved, held, out)
                 if not put(out):
@@ -151,7 +151,7 @@ def _map_pooled(stage: StageRun, worker: Worker, process: Process) -> Loop:
                     _place_of(item, out)
                 if out.__class__ is Chunk:
                     meter.items += 1
-                    meter.samples += len(out.rows)
+                    meter.samples += len(out.lineages)
                 if memory.guarded or held or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
                     stage.settle(worker, reserved, held, out)
                 if not put_at(ticket, out, True):
@@ -192,7 +192,7 @@ def _map_unordered(stage: StageRun, worker: Worker, process: Process) -> Loop:
                 if out is not item:
                     _place_of(item, out)
                 meter.items += 1
-                meter.samples += len(out.rows)
+                meter.samples += len(out.lineages)
                 stage.settle(worker, reserved, held, out)
                 if not stage.put_unordered(ticket, out, True):
                     stage.unwanted(out)
@@ -264,7 +264,7 @@ def _expand(stage: StageRun, worker: Worker) -> Loop:
                     )  # its last child cannot be told from the others
                 child.epoch = epoch
                 meter.items += 1
-                meter.samples += len(child.rows)
+                meter.samples += len(child.lineages)
             stage.settle(worker, reserved, (), child)
             if unordered:
                 kept = stage.put_unordered(ticket, child, False)

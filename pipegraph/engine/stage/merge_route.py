@@ -51,7 +51,7 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
                 yield
                 continue
             meter.items += 1
-            meter.samples += len(item.rows)
+            meter.samples += len(item.lineages)
             if joined:
                 before, after = item.before, item.after
                 item.before = (before, turn)
@@ -108,7 +108,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
             item = inboxes[index].get()
             if item.__class__ is Chunk:
                 if tracked:
-                    item.paths = tuple((*path, index) for path in item.paths or ((),) * len(item.rows))
+                    item.paths = tuple((*path, index) for path in item.paths or ((),) * len(item.lineages))
                 positions[index] = item.after
                 last = _merge_one(stage, worker, item, positions, last, held, put)
             elif isinstance(item, EndOfEpoch):
@@ -166,7 +166,7 @@ def _merge_one(
         after = worker.operator.cursor(positions)
         out.before, out.after, last = last, after, after
         meter.items += 1
-        meter.samples += len(out.rows)
+        meter.samples += len(out.lineages)
     stage.settle(worker, 0, (), out)
     for buffers in held:
         stage.run.account.release(buffers)

@@ -39,9 +39,9 @@ class Ordinals:
         stage = self._stage
         if item.__class__ is Bundle:
             stage.run.ledger.took(stage.name, item.epoch, range(item.before, item.after), self._count + 1)
-            self._count += len(item.rows)
+            self._count += len(item.lineages)
             return
-        self._count += len(item.rows) if self._operator.per_sample else 1
+        self._count += len(item.lineages) if self._operator.per_sample else 1
         stage.run.ledger.took(stage.name, item.epoch, (item.before,), self._count)
 
     def _turn_to(self, epoch: int) -> None:

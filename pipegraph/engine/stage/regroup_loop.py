@@ -41,12 +41,12 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
                 out = Failure(wrong, out.epoch)
             if out.__class__ is Chunk:
                 worker.meter.items += 1
-                worker.meter.samples += len(out.rows)
+                worker.meter.samples += len(out.lineages)
                 if marks is not None:
                     marks.stamp(out)
             stage.settle(worker, 0, (), out)
             if out.__class__ is Chunk:
-                held.release(out.rows)
+                held.release(out.lineages)
             if not put(out):
                 stage.unwanted(out)
             yield
@@ -101,9 +101,9 @@ def regrouped(
         chunks = list(operator.failing) or ([] if item is None else [item])
         if chunks:
             lost = Chunk.group(chunks, None)
-            held.release(lost.rows)
+            held.release(lost.lineages)
             if groups is not None:
-                groups.failed(lost.rows)
+                groups.failed(lost.lineages)
             failure: Any = stage.failures.handle(worker, lost, error)
         elif isinstance(error, Exception):
             note(error, f"pipegraph: stage {stage.name!r}, at the end of epoch {epoch}")
@@ -126,7 +126,7 @@ class Held:
     def add(self, chunk: Chunk) -> None:
         if chunk.buffers:
             # A sample that reaches a window by two ways is in it twice.
-            self._rows.setdefault(chunk.rows[0], []).append(chunk.buffers)
+            self._rows.setdefault(chunk.lineages[0], []).append(chunk.buffers)
 
     def release(self, rows: Iterable[Any]) -> None:
         if self._rows:
@@ -154,7 +154,7 @@ class HeldBundles:
         self._inside: deque[list[Any]] = deque()  # [samples left, buffers]
 
     def add(self, bundle: Bundle) -> None:
-        self._inside.append([len(bundle.rows), bundle.buffers])
+        self._inside.append([len(bundle.lineages), bundle.buffers])
 
     def release(self, rows: Sequence[Any]) -> None:
         left = len(rows)

@@ -134,16 +134,16 @@ def was_delivered(
     """
 
     def seen(item: Any) -> bool:
-        if not isinstance(item, Chunk) or not item.rows:
+        if not isinstance(item, Chunk) or not item.lineages:
             return False
-        paths = item.paths or ((),) * len(item.rows)
+        paths = item.paths or ((),) * len(item.lineages)
         kept = [
             index
-            for index, (row, way) in enumerate(zip(item.rows, paths, strict=True))
+            for index, (row, way) in enumerate(zip(item.lineages, paths, strict=True))
             if row not in delivered.get((*way, *path), ())
         ]
-        if kept and shorten and item.batched and len(kept) < len(item.rows):
-            item.shorten(kept, select_rows(item.data, kept, len(item.rows), item.layout))
+        if kept and shorten and item.batched and len(kept) < len(item.lineages):
+            item.shorten(kept, select_rows(item.data, kept, len(item.lineages), item.layout))
         return not kept
 
     return seen

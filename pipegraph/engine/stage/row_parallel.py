@@ -30,7 +30,7 @@ class _Job:
         self.held: Buffers = chunk.buffers
         self.reserved = reserved
         self.taken = 0
-        self.left = len(chunk.rows)
+        self.left = len(chunk.lineages)
         self.failed: dict[int, Exception] = {}
 
 
@@ -88,7 +88,7 @@ def _next_row(stage: StageRun) -> tuple[_Job, int] | None:
         job = stage.jobs[0]
         index = job.taken
         job.taken += 1
-        if job.taken == len(job.chunk.rows):
+        if job.taken == len(job.chunk.lineages):
             stage.jobs.popleft()
         return job, index
 
@@ -108,7 +108,7 @@ def _end(stage: StageRun, worker: Worker, job: _Job) -> Any:
     start = perf_counter_ns()
     out: Any
     try:
-        kept: list[int] | Failure = list(range(len(job.chunk.rows)))
+        kept: list[int] | Failure = list(range(len(job.chunk.lineages)))
         if job.failed:
             kept = stage.failures.judge_rows(
                 worker, job.chunk, job.failed, lambda row, sample: operator.do_row(job.batch, row, sample)
@@ -133,7 +133,7 @@ def _send(stage: StageRun, worker: Worker, ticket: int, out: Any, held: Buffers,
     else:
         if out.__class__ is Chunk:
             meter.items += 1
-            meter.samples += len(out.rows)
+            meter.samples += len(out.lineages)
         stage.settle(worker, reserved, held, out)
     if stage.unordered:
         if out is not None and not stage.put_unordered(ticket, out, True):

@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Rows
+from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Lineages
 from pipegraph.contracts import Source
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import Channel
@@ -122,7 +122,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                 break
             places = list(map(as_int, [drawn.position for drawn in group] if source.draws else group))
             if pace is not None:
-                inner.put(Bundle(group, Rows(name, places), epoch, step))
+                inner.put(Bundle(group, Lineages(name, places), epoch, step))
             else:
                 rows = tuple([(name, position) for position in places])
                 data = group if source.group > 1 else group[0]
@@ -173,7 +173,7 @@ def groups_loop(stage: StageRun, worker: Worker) -> Loop:
                 put(item)
             yield
             continue
-        count = len(item.rows)
+        count = len(item.lineages)
         first = stage.first_in_line if stage.pooled else None
         memory = stage.account
         reserved = stage.run.account.reserve(memory, first, ticket, count) if memory.guarded else 0
@@ -188,7 +188,7 @@ def groups_loop(stage: StageRun, worker: Worker) -> Loop:
         meter.busy_ns += now() - start
         meter.calls += 1
         for index in range(count):
-            row, step = item.rows[index], item.before + index
+            row, step = item.lineages[index], item.before + index
             one = Chunk(item.data[index], (row,), item.epoch, step, step + 1)
             out: Any = one
             start = now()

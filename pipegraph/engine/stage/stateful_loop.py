@@ -73,7 +73,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
                     continue
                 out.before, out.after = places
                 meter.items += 1
-                meter.samples += len(out.rows)
+                meter.samples += len(out.lineages)
             stage.settle(worker, 0, (), out)
             if not put(out):
                 stage.unwanted(out)
@@ -164,20 +164,20 @@ class _Tracks:
 
     def came(self, item: Chunk) -> None:
         """A chunk is given to the operator."""
-        (self._inside if self._unordered else self._fresh).update(item.rows)
+        (self._inside if self._unordered else self._fresh).update(item.lineages)
 
     def left(self, out: Chunk) -> GraphError | None:
         """A chunk leaves it; returns what is wrong with that, if anything is."""
         if self._unordered:
-            rows = frozenset(out.rows)
+            rows = frozenset(out.lineages)
             shared, self._last = rows & self._last, rows
-            for row in out.rows:
+            for row in out.lineages:
                 self._inside[row] -= 1
                 if self._inside[row] <= 0:
                     del self._inside[row]
             return twice(self._stage, next(iter(shared))) if shared else None
         if self._kept is not None:
-            for row in out.rows:
+            for row in out.lineages:
                 if row not in self._fresh and row not in self._kept and row[0] in self._sources:
                     return forgotten(self._stage, row)
         return None
