@@ -52,7 +52,9 @@ def pipegraph(
     """A pipeline-graph data loading framework for PyTorch."""
 
 
-@app.command(epilog="Examples:  pipegraph demo  |  pipegraph demo --data photos/ --epochs 5")
+@app.command(
+    epilog="Examples:  pipegraph demo  |  pipegraph demo --data photos/ --epochs 5  |  pipegraph demo --make ."
+)
 def demo(
     data: Annotated[
         str | None,
@@ -62,11 +64,20 @@ def demo(
         ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the data.")] = None,
+    make: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Train nothing: draw the files that the documentation's examples read."
+        ),
+    ] = None,
 ) -> None:
     """Train a small network on images, stop in the middle, resume, and show the profile."""
-    from pipegraph.cli.demo import run_demo
+    from pipegraph.cli.demo import make_files, run_demo
 
-    run_demo(data, epochs)
+    if make is not None:
+        print(*make_files(make), sep="\n")
+    else:
+        run_demo(data, epochs)
 
 
 @app.command(epilog="Example:  pipegraph plan train.py:graph")

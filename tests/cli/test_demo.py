@@ -112,7 +112,22 @@ def test_a_drawing_that_is_broken_off_leaves_no_folder_behind(cache, monkeypatch
     def interrupted(path, numbers):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shapes, "_write_shard", interrupted)
+    monkeypatch.setattr(shapes, "write_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         shapes_folder(lambda text: None, images=24)
     assert not [each for each in cache.iterdir() if "-24" in each.name]
+
+
+def test_the_files_of_the_examples_are_drawn_the_same_each_time(tmp_path, capsys):
+    assert main(["demo", "--make", str(tmp_path)]) == 0
+    assert "512 labelled JPEG images in 2 tar shards" in capsys.readouterr().out
+    first = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert main(["demo", "--make", str(tmp_path)]) == 0
+    assert first == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(first) == 2 + 8 * 24 + 1
+
+
+def test_making_the_files_where_a_file_is_says_so(tmp_path, capsys):
+    (tmp_path / "taken").write_text("")
+    assert main(["demo", "--make", str(tmp_path / "taken")]) == 2
+    assert "a file of that name exists; name a folder" in capsys.readouterr().err

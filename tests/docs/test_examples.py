@@ -1,10 +1,8 @@
 """Every Python example of the README and of docs/ runs, one document after its own beginning to its end."""
 
 import re
-import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -26,21 +24,12 @@ def examples(document):
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    """What the examples read: shards in data/ and class folders in photos/."""
-    from pipegraph.cli.demo.shapes import CLASSES, _encoded, _write_shard, draw
+    """What the examples read, as `pipegraph demo --make .` draws it."""
+    from pipegraph.cli.demo.samples import make_files
 
     monkeypatch.setenv("PIPEGRAPH_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    for shard in range(2):
-        _write_shard(tmp_path / "data" / f"train-{shard:03d}.tar", range(shard, 64, 2))
-    for number in range(24):
-        folder = tmp_path / "photos" / CLASSES[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        image = draw(number % 2, np.random.default_rng(number))
-        (folder / f"{number:02d}.jpg").write_bytes(_encoded(image))
-    with tarfile.open(tmp_path / "data" / "train-000.tar") as tar:
-        assert len(tar.getmembers()) == 64
+    make_files(".")
 
 
 WITH_EXAMPLES = [document for document in DOCUMENTS if examples(document).strip()]

@@ -40,7 +40,7 @@ def shapes_folder(tell: Callable[[str], None], images: int = IMAGES) -> Path:
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         for shard in range(SHARDS):
-            _write_shard(draft / f"shapes-{shard:03d}.tar", range(shard, images, SHARDS))
+            write_shard(draft / f"shapes-{shard:03d}.tar", range(shard, images, SHARDS))
         try:
             os.rename(draft, folder)
         except OSError:
@@ -51,11 +51,12 @@ def shapes_folder(tell: Callable[[str], None], images: int = IMAGES) -> Path:
     return folder
 
 
-def _write_shard(path: Path, numbers: range) -> None:
+def write_shard(path: Path, numbers: range) -> None:
+    """Write the images of these numbers as one tar shard."""
     with tarfile.open(path, "w") as tar:
         for number in numbers:
             label = (number // SHARDS) % len(CLASSES)
-            _add(tar, f"{number:06d}.jpg", _encoded(draw(label, np.random.default_rng([7, number]))))
+            _add(tar, f"{number:06d}.jpg", encoded(draw(label, np.random.default_rng([7, number]))))
             _add(tar, f"{number:06d}.cls", str(label).encode())
 
 
@@ -73,7 +74,8 @@ def _cv2() -> Any:
     return cv2
 
 
-def _encoded(image: NDArray[np.uint8]) -> bytes:
+def encoded(image: NDArray[np.uint8]) -> bytes:
+    """The image (uint8, height x width x 3) as JPEG."""
     cv2 = _cv2()
     return bytes(cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 90])[1])
 
