@@ -17,12 +17,12 @@ from pipegraph.errors import DataError, GraphError, note
 from pipegraph.operators.batch_slabs import StageSlabs
 from pipegraph.operators.images import (
     Crop,
-    Cut,
+    CropWindow,
     Header,
     Interpolation,
     check_crop,
     check_interpolation,
-    cut_of,
+    crop_window,
     open_backend,
     probe,
 )
@@ -40,7 +40,7 @@ FIELDS = ("image", "jpg", "jpeg", "png", "webp", "bytes")
 
 _pixels = Scratch()
 
-_Part = tuple[Header, Cut]
+_Part = tuple[Header, CropWindow]
 
 
 class _Batch:
@@ -315,7 +315,7 @@ class DecodeImage(RowOperator):
     def _part(self, encoded: Any, numbers: Sequence[float]) -> _Part:
         header = probe(encoded)
         exact = self.interpolation == "antialias"
-        return header, cut_of(self.crop, self.flip, *header.size, self.size, numbers, exact)
+        return header, crop_window(self.crop, self.flip, *header.size, self.size, numbers, exact)
 
     def _part_or_error(self, encoded: Any, numbers: Sequence[float]) -> _Part | Exception:
         try:
@@ -324,12 +324,12 @@ class DecodeImage(RowOperator):
             return error
 
     def _decode(self, encoded: Any, part: _Part, out: Any) -> None:
-        header, cut = part
+        header, window = part
         pixels = out
         if self._normalize is not None:
             shape = (*self.size, self._channels)
             count = math.prod(shape)
             pixels = _pixels.take(count)[:count].reshape(shape)
-        self._decoder.decode_into(encoded, header, cut, pixels, interpolation=self.interpolation)
+        self._decoder.decode_into(encoded, header, window, pixels, interpolation=self.interpolation)
         if self._normalize is not None:
             self._fill(pixels, out)

@@ -86,14 +86,14 @@ class Reading:
         Raises:
             MemoryLimitError: together with what else is held that is more than blocks may take.
         """
-        most = int(memory_of(self._context) * SHARE)
+        limit = int(memory_of(self._context) * SHARE)
         with self._lock:
             self._decoded[part] = nbytes
             total = sum(self._decoded.values()) + (self.reader.nbytes if self.reader is not None else 0)
-        if total > most:
+        if total > limit:
             raise MemoryLimitError(
                 f"stage {self._context.stage!r}: parts take {total} bytes of memory while they are read out of order, "
-                f"more than the {most} that they may ({SHARE:.0%} of memory_limit): raise memory_limit, use fewer "
+                f"more than the {limit} that they may ({SHARE:.0%} of memory_limit): raise memory_limit, use fewer "
                 "workers, PartOrder(shuffle=False), which reads parts as streams, or a manifest="
             )
 
@@ -121,13 +121,13 @@ def blocks_nbytes(select: ShardSelect, memory_limit: int) -> int:
     Where a node cache is used, or parts are read in place, nothing is held but what is decoded; what a full cache
     has no room for goes to memory all the same, up to this. How large decoded blocks are is known once they are read.
     """
-    most = int(memory_limit * SHARE)
+    limit = int(memory_limit * SHARE)
     if _decodes(select):
-        return most
+        return limit
     if select.whole_parts:
         sizes = [part.size for part in select.part_list()]
-        return most if None in sizes else min(most, sum(size or 0 for size in sizes))
-    return min(most, int(select.manifest().block_nbytes.sum()))
+        return limit if None in sizes else min(limit, sum(size or 0 for size in sizes))
+    return min(limit, int(select.manifest().block_nbytes.sum()))
 
 
 def _decodes(select: ShardSelect) -> bool:

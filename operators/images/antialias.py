@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from pipegraph.errors import MissingExtraError
-from pipegraph.operators.images.crop import Cut
+from pipegraph.operators.images.crop import CropWindow
 from pipegraph.operators.images.decoder import ImageHWC
 from pipegraph.operators.images.orientation import oriented
 
 
-def resized(image: Any, cut: Cut, height: int, width: int) -> Any:
-    """A Pillow image of the cut's region, oriented, as the output of this size shows it, before it is mirrored."""
-    return image.resize((width, height), 2, box=cut.box)  # 2 is PIL.Image.Resampling.BILINEAR
+def resized(image: Any, window: CropWindow, height: int, width: int) -> Any:
+    """A Pillow image of the window's region, oriented, as the output of this size shows it, before it is mirrored."""
+    return image.resize((width, height), 2, box=window.box)  # 2 is PIL.Image.Resampling.BILINEAR
 
 
-def antialias_into(pixels: ImageHWC, out: ImageHWC, orientation: int, cut: Cut) -> None:
-    """Scale the pixels of the cut's region (stored rows and columns) to fill ``out``.
+def antialias_into(pixels: ImageHWC, out: ImageHWC, orientation: int, window: CropWindow) -> None:
+    """Scale the pixels of the window's region (stored rows and columns) to fill ``out``.
 
     Args:
         pixels: uint8 (rows, columns[, channels]).
@@ -34,5 +34,5 @@ def antialias_into(pixels: ImageHWC, out: ImageHWC, orientation: int, cut: Cut) 
         raise MissingExtraError("Pillow", "images", "interpolation='antialias'") from error
     seen = np.ascontiguousarray(oriented(pixels, orientation))
     image = Image.fromarray(seen.reshape(seen.shape[:2]) if out.shape[2] == 1 else seen)
-    made = np.asarray(resized(image, cut, *out.shape[:2])).reshape(out.shape)
-    np.copyto(out, made[:, ::-1] if cut.flip else made)
+    made = np.asarray(resized(image, window, *out.shape[:2])).reshape(out.shape)
+    np.copyto(out, made[:, ::-1] if window.flip else made)

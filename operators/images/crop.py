@@ -42,7 +42,7 @@ class Box(NamedTuple):
     bottom: float
 
 
-class Cut(NamedTuple):
+class CropWindow(NamedTuple):
     """What was drawn for one sample: the region, and whether it is mirrored left to right.
 
     ``box`` is the part of the region that fills the output where that is not all of it: the pixels around it then have
@@ -191,7 +191,7 @@ def check_crop(crop: Crop, size: tuple[int, int]) -> None:
         )
 
 
-def cut_of(
+def crop_window(
     crop: Crop,
     flip: float,
     height: int,
@@ -199,7 +199,7 @@ def cut_of(
     size: tuple[int, int],
     numbers: Sequence[float],
     exact: bool = False,
-) -> Cut:
+) -> CropWindow:
     """One sample's region and flip, as its numbers choose; pure.
 
     Args:
@@ -213,18 +213,18 @@ def cut_of(
     mirrored = bool(flip) and numbers[0] < flip
     if exact and isinstance(crop, CenterCrop):
         region, box = crop.exact(height, width, *size)
-        return Cut(region, mirrored, box)
+        return CropWindow(region, mirrored, box)
     if crop is None:
         region = Region(0, 0, height, width)
     else:
         region = crop.region(height, width, size[0], size[1], numbers)
-    return Cut(region, mirrored)
+    return CropWindow(region, mirrored)
 
 
 def draw(
     crop: Crop, flip: float, height: int, width: int, size: tuple[int, int], rng: np.random.Generator | None
-) -> Cut:
-    """:func:`cut_of` with numbers from ``rng``.
+) -> CropWindow:
+    """:func:`crop_window` with numbers from ``rng``.
 
     Args:
         rng: consumed by one ``random(DRAWS)``, whatever the image's size; left
@@ -233,4 +233,4 @@ def draw(
     numbers: Sequence[float] = ()
     if rng is not None and (flip or (crop is not None and crop.random)):
         numbers = rng.random(DRAWS).tolist()
-    return cut_of(crop, flip, height, width, size, numbers)
+    return crop_window(crop, flip, height, width, size, numbers)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph.errors import GraphError
-from pipegraph.operators.images.crop import Cut
+from pipegraph.operators.images.crop import CropWindow
 from pipegraph.operators.images.header import Header
 
 Interpolation = Literal["nearest", "linear", "cubic", "area", "antialias"]
@@ -37,17 +37,17 @@ class Backend(Protocol):
         self,
         data: Buffer,
         header: Header,
-        cut: Cut,
+        window: CropWindow,
         out: ImageHWC,
         *,
         interpolation: Interpolation = "linear",
     ) -> None:
-        """Decode ``cut`` of the image and scale it to fill ``out``.
+        """Decode ``window`` of the image and scale it to fill ``out``.
 
         Args:
             data: the encoded image.
             header: what ``probe(data)`` said.
-            cut: region of the oriented image, inside it, and whether to mirror it.
+            window: region of the oriented image, inside it, and whether to mirror it.
             out: uint8 (height, width, channels), each row contiguous; 3 channels
                 for RGB, 1 for greyscale. Every byte is written, or an error is raised
                 and the content is undefined.

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipegraph.errors import DecodeError, MissingExtraError
 from pipegraph.operators.images.antialias import resized
-from pipegraph.operators.images.crop import Cut
+from pipegraph.operators.images.crop import CropWindow
 from pipegraph.operators.images.decoder import Buffer, ImageHWC, Interpolation
 from pipegraph.operators.images.header import Header, check_size
 from pipegraph.operators.images.orientation import stored_region
@@ -106,7 +106,7 @@ class PillowBackend:
         self,
         data: Buffer,
         header: Header,
-        cut: Cut,
+        window: CropWindow,
         out: ImageHWC,
         *,
         interpolation: Interpolation = "linear",
@@ -119,7 +119,7 @@ class PillowBackend:
             "cubic": Image.Resampling.BICUBIC,
             "area": Image.Resampling.BOX,
         }
-        top, left, h, w = stored_region(cut.region, header.orientation, *header.size)
+        top, left, h, w = stored_region(window.region, header.orientation, *header.size)
         try:
             image = Image.open(io.BytesIO(data), formats=formats)
             check_size(*image.size)
@@ -134,7 +134,7 @@ class PillowBackend:
             if header.orientation != 1:
                 image = image.transpose(Image.Transpose(_TRANSPOSE[header.orientation]))
             if interpolation == "antialias":
-                image = resized(image, cut, *out.shape[:2])
+                image = resized(image, window, *out.shape[:2])
             else:
                 image = image.resize(out.shape[1::-1], filters[interpolation])
         except (DecodeError, MemoryError):
@@ -142,4 +142,4 @@ class PillowBackend:
         except Exception as error:
             raise _refusal(data, error) from error
         pixels = np.asarray(image).reshape(out.shape)
-        np.copyto(out, pixels[:, ::-1] if cut.flip else pixels)
+        np.copyto(out, pixels[:, ::-1] if window.flip else pixels)

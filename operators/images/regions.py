@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Protocol, final
 
 from pipegraph.operators.images.antialias import antialias_into
-from pipegraph.operators.images.crop import Cut, Region
+from pipegraph.operators.images.crop import CropWindow, Region
 from pipegraph.operators.images.decoder import Buffer, ImageHWC, Interpolation
 from pipegraph.operators.images.header import Header
 from pipegraph.operators.images.orientation import stored_region, swaps_sides
@@ -82,7 +82,7 @@ class RegionBackend:
         self,
         data: Buffer,
         header: Header,
-        cut: Cut,
+        window: CropWindow,
         out: ImageHWC,
         *,
         interpolation: Interpolation = "linear",
@@ -90,7 +90,7 @@ class RegionBackend:
         """See ``Backend.decode_into``."""
         pixels = None
         if header.plain and header.complete:
-            region = stored_region(cut.region, header.orientation, *header.size)
+            region = stored_region(window.region, header.orientation, *header.size)
             height, width = out.shape[1::-1] if swaps_sides(header.orientation) else out.shape[:2]
             if header.format == "JPEG":
                 whole = interpolation in ("nearest", "antialias")
@@ -102,8 +102,8 @@ class RegionBackend:
             if pixels is None and decoder is not self._other:
                 pixels = self._other.decode(data, header, region, factor, out.shape[2])
         if pixels is None:
-            self._pillow.decode_into(data, header, cut, out, interpolation=interpolation)
+            self._pillow.decode_into(data, header, window, out, interpolation=interpolation)
         elif interpolation == "antialias":
-            antialias_into(pixels, out, header.orientation, cut)
+            antialias_into(pixels, out, header.orientation, window)
         else:
-            resize_into(pixels, out, header.orientation, cut.flip, interpolation)
+            resize_into(pixels, out, header.orientation, window.flip, interpolation)

@@ -1,7 +1,7 @@
 """What the counters of a loader have come to while its passes ran.
 
 Workers' meters live as long as the loader and channels as long as a run; the training loop may rest
-between passes. So a pass is a *lap*: what the counters grew by from its beginning to its end is
+between passes. So a pass is an *interval*: what the counters grew by from its beginning to its end is
 added to the total, and the rest between passes dilutes nothing.
 """
 
@@ -24,7 +24,7 @@ Totals = Counter[tuple[Any, ...]]
 waits summed over threads."""
 
 
-class Lap:
+class Interval:
     """One pass over one run."""
 
     def __init__(self, run: Run, start: Totals) -> None:
@@ -37,40 +37,40 @@ class Lap:
         self.left_ns = perf_counter_ns()
 
 
-class Tally:
+class PassTotals:
     """Thread-safe; one per runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._lock = threading.Lock()
         self._total: Totals = Counter()
-        self._lap: Lap | None = None
+        self._interval: Interval | None = None
         self.passes = 0
 
-    def begin(self, run: Run) -> Lap:
+    def begin(self, run: Run) -> Interval:
         """A pass over ``run`` begins; ends the one before."""
         self.end()
         with self._lock:
-            self._lap = Lap(run, self.look(run, perf_counter_ns()))
+            self._interval = Interval(run, self.look(run, perf_counter_ns()))
             self.passes += 1
-            return self._lap
+            return self._interval
 
     def end(self) -> None:
-        """The pass is over, if one is: add its lap to the total."""
+        """The pass is over, if one is: add its interval to the total."""
         with self._lock:
             self._total = self._so_far()
-            self._lap = None
+            self._interval = None
 
     def totals(self) -> Totals:
-        """All laps, the running one included."""
+        """All intervals, the running one included."""
         with self._lock:
             return self._so_far()
 
     def _so_far(self) -> Totals:
-        lap = self._lap
-        if lap is None:
+        interval = self._interval
+        if interval is None:
             return self._total
-        return self._total + (self.look(lap.run, lap.left_ns or perf_counter_ns()) - lap.start)
+        return self._total + (self.look(interval.run, interval.left_ns or perf_counter_ns()) - interval.start)
 
     def look(self, run: Run, now_ns: int) -> Totals:
         """All counters of a run as they stand."""

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipegraph.contracts import Context, Operator, Source, history_of
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.pass_totals import Tally, Totals
+from pipegraph.engine.pass_totals import PassTotals, Totals
 from pipegraph.engine.run import Resume, Run
 from pipegraph.engine.stage.cache_wiring import wire_cache
 from pipegraph.engine.stage.ledger import Ledger
@@ -69,7 +69,7 @@ class Runtime:
         self.run: Run | None = None
         self.workers: dict[str, list[Worker]] = {}
         self.meters: dict[str, list[Meter]] = {}  # kept after close
-        self.tally = Tally(self)
+        self.pass_totals = PassTotals(self)
         self.readers: dict[str, Source] = {}  # deal the positions of random-access sources
         self.grown: dict[str, int] = {}
         self.counters: dict[str, dict[str, int]] = {}

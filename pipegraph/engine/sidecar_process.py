@@ -240,19 +240,19 @@ class Serving:
 
     def profile(self) -> Any:
         """What the stages have counted: ``(run, totals, meters, grown queues, counters, reports)``."""
-        from pipegraph.profile.reports import Report, Told
+        from pipegraph.profile.reports import Report, ReportSnapshot
 
         runtime = self.runtime
         with self._lock:
             run, number = runtime.run, self._number
-        totals = {} if run is None else dict(runtime.tally.look(run, perf_counter_ns()))
+        totals = {} if run is None else dict(runtime.pass_totals.look(run, perf_counter_ns()))
         meters = {
             name: [sum(each) for each in zip(*(m.values() for m in found), strict=True)]
             for name, found in runtime.meters.items()
         }
         reports = {
             name: {
-                key: Told(made.to_dict(), made.lines())
+                key: ReportSnapshot(made.to_dict(), made.lines())
                 for key, made in runtime.shared(name).items()
                 if isinstance(made, Report)
             }

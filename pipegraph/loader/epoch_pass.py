@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.pass_totals import Lap
+from pipegraph.engine.pass_totals import Interval
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.errors import LoaderClosedError
@@ -34,7 +34,7 @@ class Pass:
         turn: threading.RLock,
         runtime: Runtime,
         run: Run,
-        lap: Lap,
+        interval: Interval,
         progress: Progress,
         group: Any,
         whole: bool,
@@ -43,7 +43,7 @@ class Pass:
         self._runtime = runtime
         self._own = (runtime.rank, runtime.world_size)
         self._run = run
-        self._lap = lap
+        self._interval = interval
         self._progress = progress
         self._place = progress.place
         self.turn = turn
@@ -133,7 +133,7 @@ class Pass:
 
     def _finish(self) -> NoReturn:
         self.over = "finished"
-        self._runtime.tally.end()
+        self._runtime.pass_totals.end()
         self._progress.pass_finished(self._place)
         raise StopIteration
 
@@ -153,11 +153,11 @@ class Pass:
     def _take_over(self) -> None:
         """This part of the epoch is delivered: go on with the next of another rank's."""
         place, runtime = self._progress.following(self._place, self._own), self._runtime
-        runtime.tally.end()
+        runtime.pass_totals.end()
         runtime.end_run()  # its workers may still write into the ledger
         runtime.ledger.take_over(self.epoch)
         run = self._run = runtime.start_run(self.epoch, self.epoch, place.resume())
-        self._lap = runtime.tally.begin(run)
+        self._interval = runtime.pass_totals.begin(run)
         self._progress.enter(place, run)
         self._place = place
         self._get, self._release = run.terminal.get, run.account.release
@@ -179,10 +179,10 @@ class Pass:
         self.over = why
         self._progress.broken(failed)
         self._run.cancel()
-        self._runtime.tally.end()
+        self._runtime.pass_totals.end()
 
     def __del__(self) -> None:
         # After a break. Only flags of its own: the garbage collector may call this in any thread.
         if not self.over:
             self.over = "it was left"
-            self._lap.leave()
+            self._interval.leave()

@@ -158,17 +158,17 @@ class Loader:
             if old is not None:
                 old.over = "a new pass over the loader has begun"
             runtime = self._start()
-            runtime.tally.end()  # before the run may be cancelled, which ends its waits
+            runtime.pass_totals.end()  # before the run may be cancelled, which ends its waits
             run = self._run_from(place, runtime)
             # Known before a signal handler may ask for it, and behind the start, in which sources look for their data
             # so that a close ends the search.
             with suppress(Exception):  # who asks is told what is wrong
                 self._digests()
-            lap = runtime.tally.begin(run)
+            interval = runtime.pass_totals.begin(run)
             progress.pass_begins(place, run)
             if not progress.started_ns:
                 progress.started_ns = started
-            current = Pass(self, self._turn, runtime, run, lap, progress, self._group, whole)
+            current = Pass(self, self._turn, runtime, run, interval, progress, self._group, whole)
             self._pass = weakref.ref(current)
             return current
 
@@ -349,7 +349,7 @@ class Loader:
             running.over = "the loader was closed"
         runtime = self._runtime
         if runtime is not None:
-            runtime.tally.end()
+            runtime.pass_totals.end()
             runtime.close()
             if self._finalizer is not None:  # kept so far, should this have been interrupted
                 self._finalizer.detach()

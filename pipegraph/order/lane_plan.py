@@ -94,10 +94,10 @@ def proposed_lanes(lanes: int, blocks: int, world_size: int) -> int | None:
     shared = math.gcd(lanes, world_size)
     if shared == world_size and lanes // world_size in GOOD_LANES_PER_RANK:
         return None
-    most = min(32, blocks // world_size)
-    if most < 1:
+    limit = min(32, blocks // world_size)
+    if limit < 1:
         return None
-    multiples = range(min(16, most), most + 1)
+    multiples = range(min(16, limit), limit + 1)
     best = max((m * world_size for m in multiples), key=lambda n: (_divisors(n), -n))
     return best if best != lanes else None
 

@@ -56,13 +56,13 @@ class Visits:
                 return max(0, int(self.first[visit]) - step)
         return NEVER
 
-    def soonest(self, step: int, most: int) -> Int64Array:
-        """The blocks that are read from a step on, the soonest first, at most so many."""
+    def soonest(self, step: int, limit: int) -> Int64Array:
+        """Up to `limit` blocks that are read from a step on, the soonest first."""
         number = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
         kept = self.last >= step
         by_step = np.argsort(self.first[kept], kind="stable")
         _, place = np.unique(number[kept][by_step], return_index=True)
-        soonest: Int64Array = number[kept][by_step][np.sort(place)[:most]]
+        soonest: Int64Array = number[kept][by_step][np.sort(place)[:limit]]
         return soonest
 
 

@@ -12,7 +12,7 @@ from pipegraph.contracts import Operator, Source
 from pipegraph.graph import Edge
 from pipegraph.planning.plan import StagePlan
 
-MOST_INLINE = 64
+MAX_INLINE = 64
 """Inline stages in a row: each is driven from inside the next, by four calls of Python's 1,000."""
 
 
@@ -114,9 +114,9 @@ def part_inline(planned: dict[str, StagePlan]) -> None:
             continue
         above = max([nested[shortcut(edge, planned).stage] for edge in stage.upstream], default=0)
         nested[stage.name] = above + 1 if stage.backend == "inline" else 0
-        if nested[stage.name] > MOST_INLINE:
+        if nested[stage.name] > MAX_INLINE:
             nested[stage.name] = 0
-            why = f"runs in a thread of its own: more than {MOST_INLINE} inline stages in a row would nest too deep"
+            why = f"runs in a thread of its own: more than {MAX_INLINE} inline stages in a row would nest too deep"
             planned[stage.name] = replace(stage, backend="thread", notes=(*stage.notes, why))
 
 

@@ -25,7 +25,7 @@ def profile_of(loader: Loader) -> Profile:
     if runtime is None:
         stages = {name: StageProfile(workers=_workers(stage)) for name, stage in plan.stages.items()}
         return Profile(stages, CONSUMER, 0.0, 0.0, quarantined, graph=plan.graph_name)
-    totals = runtime.tally.totals()
+    totals = runtime.pass_totals.totals()
     elapsed_ns = max(1, totals["elapsed",])
     waits = _edge_waits(plan, totals)
     stages = {
@@ -54,7 +54,7 @@ def profile_of(loader: Loader) -> Profile:
         quarantined=quarantined,
         graph=plan.graph_name,
         elapsed_s=elapsed_s,
-        passes=runtime.tally.passes,
+        passes=runtime.pass_totals.passes,
         items=progress.items,
         samples=progress.samples,
         first_batch_s=(progress.first_batch_ns - progress.started_ns) / 1e9

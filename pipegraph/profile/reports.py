@@ -1,4 +1,4 @@
-"""What a stage can tell of itself in the profile beside its counters."""
+"""What a stage reports in the profile beside its counters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Report(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """JSON of what it tells."""
+        """The report as JSON."""
 
     @abstractmethod
     def lines(self) -> list[str]:
@@ -22,15 +22,15 @@ class Report(ABC):
 
 
 @final
-class Told(Report):
+class ReportSnapshot(Report):
     """A report as it stood when it was asked for."""
 
-    def __init__(self, told: dict[str, Any], lines: list[str]) -> None:
-        self._told = told
+    def __init__(self, values: dict[str, Any], lines: list[str]) -> None:
+        self._values = values
         self._lines = lines
 
     def to_dict(self) -> dict[str, Any]:
-        return self._told
+        return self._values
 
     def lines(self) -> list[str]:
         return self._lines

@@ -38,7 +38,7 @@ class StageProfile:
         memory: the part of ``blocked`` that was spent waiting for room under ``memory_limit``.
         grown_to: capacity of its output queue if the graph stood still and it was enlarged, else None.
         counters: what the operator counts itself, by name.
-        reports: what it tells of itself beside counters: name -> JSON (see ``profile.reports``).
+        reports: its reports beside counters: name -> JSON (see ``profile.reports``).
         remarks: the same for people, as lines of the table.
         within: the stage that does its work, and in whose figures that is, or None.
     """

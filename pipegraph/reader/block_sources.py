@@ -35,7 +35,7 @@ class BlockSource(ABC):
         stride: steps over which consumption is measured; that many first steps of a run are its cold start.
         steps_per_block: about how many steps lie between the first uses of two consecutive blocks.
         cold_start: reads samples of blocks that are not local yet, where the format allows it.
-        most_open: blocks that may be held at once, where each holds a file open.
+        max_open: blocks that may be held at once, where each holds a file open.
     """
 
     fetched: bool
@@ -43,7 +43,7 @@ class BlockSource(ABC):
     stride: int
     steps_per_block: float
     cold_start: ColdStart | None = None
-    most_open: float = math.inf
+    max_open: float = math.inf
 
     @abstractmethod
     def held_nbytes(self, number: int) -> int:
@@ -124,7 +124,7 @@ class ManifestSource(BlockSource):
         self._local = LocalParts()
         self._decoded = any(map(is_decoded, manifest.parts))
         self.fetched, self.keeps = fetcher.in_use or self._decoded, fetcher.handle is not None
-        self.most_open = fetcher.most_open
+        self.max_open = fetcher.max_open
         readers = 1  # ranks that read the same block
         if isinstance(order, LaneOrder) and order.shuffle:
             readers = world_size // math.gcd(order.lane_count(manifest), world_size)
@@ -251,7 +251,7 @@ class PartSource(BlockSource):
         self._parts, self._fetcher, self._whole = parts, fetcher, whole
         self._local = LocalParts()
         self.fetched = fetcher.in_use and whole
-        self.most_open = fetcher.most_open
+        self.max_open = fetcher.max_open
         self._sizes: dict[int, int] = {}  # of parts whose size was asked for
 
     def held_nbytes(self, number: int) -> int:

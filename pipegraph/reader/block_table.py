@@ -79,7 +79,7 @@ class BlockTable:
     def __init__(self, source: BlockSource) -> None:
         self._source = source
         self._entries: OrderedDict[int, Entry] = OrderedDict()
-        self._most_open = source.most_open
+        self._max_open = source.max_open
         self._open = 0  # ready ones that hold a file
         self.nbytes = 0
         self.doomed: list[ShardFile] = []
@@ -166,11 +166,11 @@ class BlockTable:
                     self.drop(entry)
             spare = [entry for entry in spare if entry.number in self._entries]
         budget = self._source.budget()
-        if self.nbytes + nbytes <= budget and self._open < self._most_open:
+        if self.nbytes + nbytes <= budget and self._open < self._max_open:
             return
         for entry in sorted(spare, key=lambda e: -_next_use(e, schedule)):
             self.drop(entry)
-            if self.nbytes + nbytes <= budget and self._open < self._most_open:
+            if self.nbytes + nbytes <= budget and self._open < self._max_open:
                 return
 
     def drop(self, entry: Entry) -> None:
@@ -186,7 +186,7 @@ class BlockTable:
     def free_bytes(self, schedule: ReadSchedule) -> int:
         """Bytes that upcoming blocks may take: the budget without the blocks that are still needed."""
         entries = self._entries.values()
-        if self._open >= self._most_open and all(_needed(entry, schedule) for entry in entries):
+        if self._open >= self._max_open and all(_needed(entry, schedule) for entry in entries):
             return 0
         needed = sum(
             entry.nbytes

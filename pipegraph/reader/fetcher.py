@@ -56,7 +56,7 @@ class Fetcher:
         return self._cache
 
     @property
-    def most_open(self) -> float:
+    def max_open(self) -> float:
         """Blocks that may be in use at once: an entry of the cache stays open for as long as it is read."""
         return math.inf if self._cache is None else max(4, open_files_limit() // 8)
 

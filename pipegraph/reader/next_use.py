@@ -15,10 +15,10 @@ from pipegraph.reader.uses import Deal
 from pipegraph.storage import Manifest
 from pipegraph.storage.entries import place_of
 
-MOST_NAMES: Final = 65_536
+MAX_NAMES: Final = 65_536
 """Blocks of which each one's entry is named; of more, those that are read soonest. What has no name goes first."""
 
-LEAST_DRAWN, MOST_DRAWN = 1_024, 65_536
+MIN_DRAWN, MAX_DRAWN = 1_024, 65_536
 """Steps that are drawn ahead of orders that permute single samples: enough to meet each block a few times."""
 
 
@@ -48,7 +48,7 @@ class NextUseIndex:
         self._world_size, self._ranks = world_size, node_ranks(rank, world_size)
         self._whole = True  # until the order says that it does not know whole epochs
         drawn = 8 * manifest.blocks // len(self._ranks)
-        self._ahead = min(MOST_DRAWN, max(LEAST_DRAWN, drawn))
+        self._ahead = min(MAX_DRAWN, max(MIN_DRAWN, drawn))
         self._deal: Deal | None = None
         self._then = self._now = NOTHING
         self._known_to = self._named_to = 0
@@ -81,14 +81,14 @@ class NextUseIndex:
 
     def _give_names(self, step: int) -> None:
         blocks = self._manifest.blocks
-        if blocks <= MOST_NAMES:
+        if blocks <= MAX_NAMES:
             if not self._places:
                 self._places = {self._place(number): number for number in range(blocks)}
             self._named_to = NEVER
             return
-        soonest = self._now.soonest(step, MOST_NAMES // 4).tolist()
-        if len(soonest) < MOST_NAMES // 4:
-            soonest += self._then.soonest(0, MOST_NAMES // 4 - len(soonest)).tolist()
+        soonest = self._now.soonest(step, MAX_NAMES // 4).tolist()
+        if len(soonest) < MAX_NAMES // 4:
+            soonest += self._then.soonest(0, MAX_NAMES // 4 - len(soonest)).tolist()
         self._places = {self._place(number): number for number in soonest}
         # Asked again when half of these have begun.
         self._named_to = step + self._now.next_use(soonest[len(soonest) // 2], step) if soonest else NEVER

@@ -28,7 +28,7 @@ SPREADS = 3.0
 REMEMBERED = 64
 
 # With fewer measurements than this a percentile says little.
-FEW = 8
+MIN_MEASUREMENTS = 8
 
 # Sooner than this is now: a caller that asks again when a part is due must not be answered
 # for the rounding of its clock, to ask again at the same time.
@@ -61,7 +61,7 @@ class Durations:
     def lead(self) -> float | None:
         """How long before it is needed to start what takes so long; None while there are few measurements."""
         mean, p95 = self.mean, self.p95
-        if mean is None or p95 is None or len(self._latest) < FEW:
+        if mean is None or p95 is None or len(self._latest) < MIN_MEASUREMENTS:
             return None
         # One load far above the rest (the first ones wait for each other) lifts the mean above the percentile.
         return p95 * (1 + MARGIN) + SPREADS * max(0.0, p95 - mean)

@@ -23,7 +23,7 @@ from pipegraph.errors import ReplicaError
 # Each has a check of its own: parameters and modules may not change, buffers are copied.
 APART = frozenset({"_parameters", "_buffers", "_modules"})
 # Objects that an attribute may reach and that are looked through; what is larger counts by identity.
-MOST_INSIDE = 1000
+MAX_CONTAINER_ITEMS = 1000
 _ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size),
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType),
@@ -137,7 +137,7 @@ def _inside(value: Any) -> list[Any]:
     found: list[Any] = []
     todo = [value]
     passed = {id(value)}
-    while todo and len(found) < MOST_INSIDE:
+    while todo and len(found) < MAX_CONTAINER_ITEMS:
         one = todo.pop()
         entries: Any
         if isinstance(one, torch.Tensor):
@@ -157,7 +157,7 @@ def _inside(value: Any) -> list[Any]:
             if not isinstance(entry, _ATOMS) and id(entry) not in passed:
                 passed.add(id(entry))
                 todo.append(entry)
-            if len(found) >= MOST_INSIDE:
+            if len(found) >= MAX_CONTAINER_ITEMS:
                 break
     return found
 

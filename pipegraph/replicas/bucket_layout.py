@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pipegraph.replicas.buckets import ParameterFacts, plan_buckets
 from pipegraph.replicas.group import Ranks
-from pipegraph.replicas.reduce_streams import Lanes, LiveBucket
+from pipegraph.replicas.reduce_streams import LiveBucket, ReduceStreams
 
 #: Called with the parameter when its gradient has been accumulated.
 Hook = Callable[[torch.Tensor], None]
@@ -32,13 +32,13 @@ class Layout:
     def __init__(
         self,
         parameters: Sequence[Sequence[Parameter]],
-        lanes: Lanes,
+        reduce_streams: ReduceStreams,
         owners: Sequence[int] | None,
         ranks: Ranks | None,
         apart: Iterable[int],
     ) -> None:
         self._parameters = parameters
-        self._lanes = lanes
+        self._reduce_streams = reduce_streams
         self._owners = owners
         self._ranks = ranks
         self.buckets: list[LiveBucket] = []
@@ -117,7 +117,7 @@ class Layout:
             for index, p in enumerate(self._parameters[0])
         ]
         self.buckets = [
-            self._lanes.make(number, plan, self._parameters)
+            self._reduce_streams.make(number, plan, self._parameters)
             for number, plan in enumerate(plan_buckets(facts, order, len(self._parameters)))
         ]
         self.home = {member.parameter: live for live in self.buckets for member in live.plan.members}

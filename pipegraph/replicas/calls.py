@@ -18,7 +18,7 @@ from pipegraph.replicas.jobs import Forward, Loss, after, backward_job, call_job
 from pipegraph.replicas.losses import Reduction, shares
 from pipegraph.replicas.parameter_gather import Exchange
 from pipegraph.replicas.replica_threads import Job
-from pipegraph.replicas.runner import Crew
+from pipegraph.replicas.runner import ReplicaRunner
 from pipegraph.replicas.seeds import forked_seed, replica_seed
 
 
@@ -26,7 +26,7 @@ class Calls:
     """What is called of each replica, and how: at the same time, or in turn and seeded.
 
     Args:
-        crew: runs the jobs.
+        runner: runs the jobs.
         module: the first replica as the user holds it.
         replicas: all of them.
         wrap: how the user had wrapped (compiled) the model, if so.
@@ -41,7 +41,7 @@ class Calls:
 
     def __init__(
         self,
-        crew: Crew,
+        runner: ReplicaRunner,
         module: Module,
         replicas: Replicas,
         wrap: Callable[[Module], Callable[..., Any]] | None,
@@ -49,7 +49,7 @@ class Calls:
         deterministic: bool,
         exchange: Exchange | None,
     ) -> None:
-        self._crew = crew
+        self._runner = runner
         self._module = module
         self._each = _callables(module, replicas.modules, wrap, options)
         self._seen_shapes: set[object] | None = set() if options is not None or wrap is not None else None
@@ -58,9 +58,9 @@ class Calls:
         self._seed = torch.initial_seed()
         self.count = 0
         self.joint_backward = False
-        crew.seed_devices(self._seed)
+        runner.seed_devices(self._seed)
         if deterministic:
-            crew.stop_watching()
+            runner.stop_watching()
 
     def outputs(self, feed: Feed) -> dict[int, Any]:
         """Call each replica with its arguments."""
@@ -80,7 +80,7 @@ class Calls:
         jobs = {r: step_job(self._each[r], fetch, forward, loss) for r, fetch in enumerate(feed.fetch)}
         made, serial = self._forward(jobs, feed)
         values = {r: value for r, (_, value) in made.items()}
-        scaled, total = shares(values, dict(enumerate(feed.rows)), reduction, self._crew.slots[0].device)
+        scaled, total = shares(values, dict(enumerate(feed.rows)), reduction, self._runner.slots[0].device)
         kept = tuple(map_tree(_detached, given) for given, _ in made.values()) if outputs else None
         del made, values
         if scaler is not None:
@@ -89,14 +89,14 @@ class Calls:
             if self.joint_backward:
                 torch.autograd.backward(list(scaled.values()))
             else:
-                self._crew.run({r: backward_job(share) for r, share in scaled.items()}, serial)
+                self._runner.run({r: backward_job(share) for r, share in scaled.items()}, serial)
         return total, kept
 
     def _forward(self, jobs: dict[int, Job], feed: Feed) -> tuple[dict[int, Any], bool]:
         """Run forwards; also whether this call's replicas go one after another."""
         serial = self._deterministic
         if self._deterministic:
-            devices = list(self._crew.backends)
+            devices = list(self._runner.backends)
             jobs = {
                 r: forked_seed(job, replica_seed(self._seed, self.count, r), devices)
                 for r, job in jobs.items()
@@ -109,7 +109,7 @@ class Calls:
         self.count += 1
         if self._exchange is not None:
             jobs = {r: after(self._exchange, r, job) for r, job in jobs.items()}
-        return self._crew.run_watched(jobs, serial), serial
+        return self._runner.run_watched(jobs, serial), serial
 
 
 def _callables(

@@ -26,9 +26,9 @@ from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers, zero_grads
 from pipegraph.replicas.parameter_gather import Exchange
 from pipegraph.replicas.proxy import JointOptimizer
 from pipegraph.replicas.reducer import Reducer
-from pipegraph.replicas.replica_threads import Abandoned, Team, note_once
+from pipegraph.replicas.replica_threads import Abandoned, ReplicaThreads, note_once
 from pipegraph.replicas.result import StepResult as StepResult
-from pipegraph.replicas.runner import Crew
+from pipegraph.replicas.runner import ReplicaRunner
 from pipegraph.replicas.scatter import gather
 from pipegraph.replicas.update import Update
 from pipegraph.replicas.usage import Usage
@@ -98,24 +98,24 @@ class ReplicaExecutor:
         self._optimizers = (
             None if optimizer is None else ReplicaOptimizers(optimizer, self._replicas.modules, owners)
         )
-        self._crew = Crew(slots)
+        self._runner = ReplicaRunner(slots)
         self._reducer: Reducer | None = None
         try:
             self._wire(owners)
             self._calls = Calls(
-                self._crew, model, self._replicas, wrap, compile, deterministic, self._exchange
+                self._runner, model, self._replicas, wrap, compile, deterministic, self._exchange
             )
         except BaseException:
             if self._reducer is not None:
                 self._reducer.stop()
                 self._reducer.join()
-            self._crew.close()
+            self._runner.close()
             raise
-        self._end = weakref.finalize(self, _end, self._reducer, self._crew.team, self._usage)
+        self._end = weakref.finalize(self, _end, self._reducer, self._runner.threads, self._usage)
 
     def _wire(self, owners: list[int] | None) -> None:
         """The parts that stand between the replicas."""
-        parameters, slots, backends = self._replicas.parameters, self._crew.slots, self._crew.backends
+        parameters, slots, backends = self._replicas.parameters, self._runner.slots, self._runner.backends
         if len(slots) > 1 or self._ranks is not None:
             names, sparse = self._replicas.names, self._replicas.sparse()
             self._reducer = Reducer(parameters, names, slots, backends, owners, self._ranks, sparse)
@@ -127,7 +127,7 @@ class ReplicaExecutor:
         self._update = (
             None
             if self._optimizers is None
-            else Update(self, self._crew, self._replicas, self._optimizers, self._exchange, self._reducer)
+            else Update(self, self._runner, self._replicas, self._optimizers, self._exchange, self._reducer)
         )
 
     # Calling it like a module
@@ -143,13 +143,13 @@ class ReplicaExecutor:
             The first failing replica's exception, with its own type and a note that names it.
         """
         with self.entered():
-            feed = call_feed(args, kwargs, self._crew.slots, self._dim)
+            feed = call_feed(args, kwargs, self._runner.slots, self._dim)
             self._align()
             followed = self._reducer if self._syncing and torch.is_grad_enabled() else None
             if followed is not None:
                 followed.prepare()
             outputs = self._calls.outputs(feed)
-            if len(self._crew.slots) == 1:
+            if len(self._runner.slots) == 1:
                 joined = outputs[0]
             else:
                 joined = gather(list(outputs.values()), self.output_device, self._dim)
@@ -194,7 +194,7 @@ class ReplicaExecutor:
         if clip_norm is not None and not clip_norm > 0:
             raise ReplicaError(f"clip_norm must be > 0, got {clip_norm}")
         with self.entered():
-            feed = batch_feed(batch, self._crew.slots, self._dim)
+            feed = batch_feed(batch, self._runner.slots, self._dim)
             del batch
             self._align()
             if self._update is not None:
@@ -323,7 +323,7 @@ class ReplicaExecutor:
 
     def _copy_all(self) -> None:
         self._settle()
-        if len(self._crew.slots) > 1:
+        if len(self._runner.slots) > 1:
             self._replicas.copy_parameters()
             self._replicas.copy_buffers(everything=True)
 
@@ -381,7 +381,7 @@ class ReplicaExecutor:
         """
         if not self._usage.here:  # a forked child has none of the threads
             return
-        members = () if self._crew.team is None else self._crew.team.threads
+        members = () if self._runner.threads is None else self._runner.threads.members
         with self._usage.closing(members):
             if self._usage.closed is None:
                 self._settle()
@@ -392,7 +392,7 @@ class ReplicaExecutor:
         self._end()
         if self._reducer is not None and join:
             self._reducer.join()
-        self._crew.close(join)
+        self._runner.close(join)
 
     def __enter__(self) -> Self:
         return self
@@ -404,17 +404,17 @@ class ReplicaExecutor:
 
     def __repr__(self) -> str:
         state = "closed" if self._usage.closed is not None else "ready"
-        places = ", ".join(map(str, self._crew.slots))
+        places = ", ".join(map(str, self._runner.slots))
         return (
             f"<ReplicaExecutor {type(self.module).__name__} on {places}: {state}, {self._calls.count} calls>"
         )
 
 
-def _end(reducer: Reducer | None, team: Team | None, usage: Usage) -> None:
+def _end(reducer: Reducer | None, threads: ReplicaThreads | None, usage: Usage) -> None:
     """Ends the threads of an executor that was not closed; waits for nothing."""
     if not usage.here:
         return  # the parent's threads, and locks that they may have held
     if reducer is not None:
         reducer.stop()
-    if team is not None:
-        team.close(join=False)
+    if threads is not None:
+        threads.close(join=False)

@@ -64,17 +64,17 @@ class Ranks:
         dist.all_reduce(total, group=self._group)
         return total.coalesce()
 
-    def most_of(self, flags: Sequence[int]) -> torch.Tensor:
+    def max_over_ranks(self, flags: Sequence[int]) -> torch.Tensor:
         """Flag by flag, the greatest of any rank (int32, ordered on the current stream)."""
-        told = torch.tensor(flags, dtype=torch.int32, device=self._device)
-        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group)
-        return told
+        result = torch.tensor(flags, dtype=torch.int32, device=self._device)
+        dist.all_reduce(result, op=dist.ReduceOp.MAX, group=self._group)
+        return result
 
     def first_ranks(self, order: Sequence[int]) -> list[int]:
         """Rank 0's list, which has the same length everywhere."""
-        told = torch.tensor(order, dtype=torch.int64, device=self._device)
-        dist.broadcast(told, group=self._group, group_src=0)
-        return [int(index) for index in told.tolist()]
+        result = torch.tensor(order, dtype=torch.int64, device=self._device)
+        dist.broadcast(result, group=self._group, group_src=0)
+        return [int(index) for index in result.tolist()]
 
     def take_first_ranks(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite tensors with rank 0's, many in one message as DDP does it."""

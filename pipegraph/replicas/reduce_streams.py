@@ -1,6 +1,6 @@
 """Side streams that sum buckets over replicas and hand the sums back.
 
-Side streams touch buckets only, never gradients, so no allocator has to be told of them. Sums are made in the
+Side streams touch buckets only, never gradients, so no allocator needs to know of them. Sums are made in the
 order of the replicas, so they repeat bit by bit; with NCCL they repeat on one topology.
 """
 
@@ -27,7 +27,7 @@ class LiveBucket:
 
     `pending`, `left` and `marked` belong to one step and are guarded by the reducer's lock. `seen`: by replica the
     streams that have written since the last launch. `arrivals`: by replica an event for each such stream, recorded
-    once the replica has brought all it will bring.
+    once the replica has written all it will write.
     """
 
     number: int
@@ -43,11 +43,11 @@ class LiveBucket:
     marked: set[tuple[int, int]] = field(default_factory=set)
 
     def contributors(self) -> list[int]:
-        """Replicas that have brought a gradient, in order."""
+        """Replicas that have written a gradient, in order."""
         return sorted({replica for replica, _ in self.marked})
 
 
-class Lanes:
+class ReduceStreams:
     """One side stream per replica.
 
     Args:
@@ -78,7 +78,7 @@ class Lanes:
         self._wire = self._backends[0].stream(self._slots[0], "ranks") if ranks is not None and cpu else None
         self._used = [backend.event() for backend in self._backends]
         self._flags = self._backends[0].event()
-        self._told: list[torch.Tensor] = []
+        self._received: list[torch.Tensor] = []
         self._scratch: dict[tuple[int, torch.dtype, str], torch.Tensor] = {}
         self._fused = len(slots) > 1 and _all_reduce_of(self._slots)
         self.observer: Observer | None = None
@@ -171,23 +171,23 @@ class Lanes:
                 stream.run(self._observed(live, self._copy_to(live, replica)))
                 stream.record_event(live.filled[replica])
 
-    def tell_ranks(self, flags: Sequence[int]) -> None:
+    def exchange_flags(self, flags: Sequence[int]) -> None:
         """After the last bucket: exchange which parameters have a gradient, of which kind."""
         ranks = self._ranks
         if ranks is not None:
             wire = self._wire or self._side[0]
-            self._told = []
-            wire.run(lambda: self._told.append(ranks.most_of(flags)))
+            self._received = []
+            wire.run(lambda: self._received.append(ranks.max_over_ranks(flags)))
             wire.record_event(self._flags)
 
-    def await_told(self) -> None:
+    def await_flags(self) -> None:
         """Later collectives of the calling thread come after the exchange on every rank."""
         self._flags.wait()
 
-    def told(self) -> list[int]:
-        """What :meth:`tell_ranks` brought: the host waits."""
+    def flags(self) -> list[int]:
+        """What :meth:`exchange_flags` received; blocks the host."""
         self._flags.synchronize()
-        return [int(flag) for flag in self._told[0].tolist()]
+        return [int(flag) for flag in self._received[0].tolist()]
 
     def await_reduced(self, live: LiveBucket) -> None:
         """Make the current streams wait until every replica's buffer holds the sum."""

@@ -32,7 +32,7 @@ from pipegraph.replicas.bucket_layout import Layout
 from pipegraph.replicas.buckets import Bucket
 from pipegraph.replicas.group import Ranks
 from pipegraph.replicas.outside import Outside, refuse_gone
-from pipegraph.replicas.reduce_streams import Lanes, LiveBucket, Observer
+from pipegraph.replicas.reduce_streams import LiveBucket, Observer, ReduceStreams
 
 
 class Reducer:
@@ -62,8 +62,8 @@ class Reducer:
         self._parameters = [list(given) for given in parameters]
         self._names = list(names)
         self._ranks = ranks
-        self._lanes = Lanes(slots, backends, owners is not None, ranks)
-        self._layout = Layout(self._parameters, self._lanes, owners, ranks, sparse)
+        self._reduce_streams = ReduceStreams(slots, backends, owners is not None, ranks)
+        self._layout = Layout(self._parameters, self._reduce_streams, owners, ranks, sparse)
         self._sums = Sums(self._parameters, owners, ranks)
         # Re-entrant, because `stop` may be called by the garbage collector.
         self._condition = threading.Condition(threading.RLock())
@@ -94,11 +94,11 @@ class Reducer:
     @property
     def observer(self) -> Observer | None:
         """Sees every sum and copy of a bucket as ``observer(bucket, work)``, and has to call ``work``."""
-        return self._lanes.observer
+        return self._reduce_streams.observer
 
     @observer.setter
     def observer(self, observer: Observer | None) -> None:
-        self._lanes.observer = observer
+        self._reduce_streams.observer = observer
 
     @property
     def layout(self) -> tuple[Bucket, ...]:
@@ -162,7 +162,7 @@ class Reducer:
             if grad.is_sparse:
                 self._sparse.add(index)
         if not grad.is_sparse:
-            self._lanes.put(live, replica, index, grad)
+            self._reduce_streams.put(live, replica, index, grad)
             if not outside.under_way:
                 # The gradient lives on in its bucket: its own memory is free for the rest of the backward.
                 parameter.grad = live.views[replica][index]
@@ -172,7 +172,7 @@ class Reducer:
                 live.pending -= 1
                 live.left[replica] -= 1
                 if live.left[replica] == 0:
-                    self._lanes.arrived(live, replica)
+                    self._reduce_streams.arrived(live, replica)
                 if replica == self._leader:
                     self._layout.arrived(index)
                 if live.pending == 0:
@@ -195,9 +195,9 @@ class Reducer:
         if failure is not None:
             raise failure
         for live in self._layout.buckets:
-            self._lanes.await_reduced(live)
+            self._reduce_streams.await_reduced(live)
         if self._ranks is not None:
-            self._lanes.await_told()
+            self._reduce_streams.await_flags()
         self._flags = self._agreed_flags()
         found = {index for index, flag in enumerate(self._flags) if flag == SPARSE}
         with self._condition:
@@ -214,13 +214,13 @@ class Reducer:
                 if grad.is_sparse:
                     self._sparse.add(member.parameter)
                 else:
-                    self._lanes.put(live, replica, member.parameter, grad)
+                    self._reduce_streams.put(live, replica, member.parameter, grad)
                 live.marked.add((replica, member.parameter))
         for replica in live.contributors() or [live.plan.owner]:
             for member in live.plan.members:
                 if (replica, member.parameter) not in live.marked:
-                    self._lanes.put(live, replica, member.parameter, None)
-            self._lanes.arrived(live, replica)
+                    self._reduce_streams.put(live, replica, member.parameter, None)
+            self._reduce_streams.arrived(live, replica)
 
     @property
     def _launches(self) -> int:
@@ -238,7 +238,7 @@ class Reducer:
         if self._ranks is None or all(flag == DENSE for flag in wanted):
             # Only a rank that lacks one, or has a sparse one, has to wait for the others' answer.
             return flags
-        return self._lanes.told()
+        return self._reduce_streams.flags()
 
     def give(self) -> None:
         """Set every replica's ``.grad`` to the sums: views of buckets, valid until :meth:`release`."""
@@ -266,9 +266,9 @@ class Reducer:
     def release(self) -> None:
         """The reduced gradients have been used; tests poison the buckets."""
         for replica in range(len(self._parameters)):
-            self._lanes.used(replica)
+            self._reduce_streams.used(replica)
         for live in self._layout.buckets:
-            self._lanes.released(live)
+            self._reduce_streams.released(live)
 
     def abort(self) -> bool:
         """Forget a step that failed; nothing of it reaches a later one.
@@ -284,7 +284,7 @@ class Reducer:
             self._condition.wait_for(lambda: not self._launching)
         if self._ranks is not None and launched:
             return False
-        self._lanes.drain(self._layout.buckets)
+        self._reduce_streams.drain(self._layout.buckets)
         return True
 
     def stop(self) -> None:
@@ -321,9 +321,9 @@ class Reducer:
             try:
                 if number < len(self._layout.buckets):
                     live = self._layout.buckets[number]
-                    self._lanes.launch(live, live.contributors())
+                    self._reduce_streams.launch(live, live.contributors())
                 else:
-                    self._lanes.tell_ranks(self._own_flags())
+                    self._reduce_streams.exchange_flags(self._own_flags())
             except BaseException as failure:
                 with self._condition:
                     self._failure = failure

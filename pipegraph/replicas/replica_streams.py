@@ -17,7 +17,7 @@ T = TypeVar("T")
 LEAST_RATIO = 0.75
 
 
-class Places:
+class ReplicaStreams:
     """Streams of the replicas, tied to the caller's streams at the edges of each phase.
 
     The first slot of a device works on the caller's own current stream there,

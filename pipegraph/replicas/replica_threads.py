@@ -37,8 +37,8 @@ def _serve(orders: SimpleQueue[_Order | None]) -> None:
         del order, job, done
 
 
-class Team:
-    """One thread per replica, started once; ended by :meth:`close` or when the team is collected.
+class ReplicaThreads:
+    """One thread per replica, started once; ended by :meth:`close` or when the object is collected.
 
     Args:
         names: what failures are to be noted with, one per member: ``"replica 0 on cpu#0"``.
@@ -82,8 +82,8 @@ class Team:
         return collect(futures, self._names)
 
     @property
-    def threads(self) -> tuple[threading.Thread, ...]:
-        """The members' threads."""
+    def members(self) -> tuple[threading.Thread, ...]:
+        """The threads, by replica."""
         return tuple(self._threads)
 
     def close(self, join: bool = True) -> None:
@@ -95,7 +95,7 @@ class Team:
 
 
 class _Server:
-    """Holds a member's queue and not the team, so that an unused team can be collected."""
+    """Holds a thread's queue and not its owner, so that an unused owner can be collected."""
 
     def __init__(self, orders: SimpleQueue[_Order | None], device: torch.device | None = None) -> None:
         self._orders = orders

@@ -11,26 +11,28 @@ import torch
 from pipegraph.device import Backend, Slot
 from pipegraph.errors import PipegraphWarning
 from pipegraph.replicas.caller import CallerState
-from pipegraph.replicas.replica_streams import Places
-from pipegraph.replicas.replica_threads import Job, Team, note_once
+from pipegraph.replicas.replica_streams import ReplicaStreams
+from pipegraph.replicas.replica_threads import Job, ReplicaThreads, note_once
 from pipegraph.replicas.seeds import replica_seed
 
 
-class Crew:
+class ReplicaRunner:
     """One replica runs in the calling thread; several in a thread each, the CPU's cores dealt among them."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
-        self._places = Places(slots)
-        self.slots = self._places.slots
+        self._streams = ReplicaStreams(slots)
+        self.slots = self._streams.slots
         self._names = [f"replica {replica} on {slot}" for replica, slot in enumerate(slots)]
         width = max(1, torch.get_num_threads() // len(slots))
-        self.team = Team(self._names, width, [slot.device for slot in slots]) if len(slots) > 1 else None
+        self.threads = (
+            ReplicaThreads(self._names, width, [slot.device for slot in slots]) if len(slots) > 1 else None
+        )
         self._watched = sorted({slot.device for slot in slots if slot.index > 0}, key=str)
 
     @property
     def backends(self) -> Mapping[torch.device, Backend]:
         """By device."""
-        return self._places.backends
+        return self._streams.backends
 
     def seed_devices(self, seed: int) -> None:
         """Distinct devices draw different numbers; the first keeps the caller's own state."""
@@ -44,18 +46,18 @@ class Crew:
         Raises:
             The lowest failing replica's exception, noted with the replica and its slot.
         """
-        if self.team is None:
+        if self.threads is None:
             try:
                 return {0: jobs[0]()}
             except BaseException as failure:
                 note_once(failure, f"in {self._names[0]}")
                 raise
         state = CallerState.capture(frozenset(device.type for device in self.backends))
-        orders = {replica: _under(state, self._places.bound(replica, job)) for replica, job in jobs.items()}
+        orders = {replica: _under(state, self._streams.bound(replica, job)) for replica, job in jobs.items()}
         results: dict[int, Any] = {}
         for chosen in [{replica: order} for replica, order in orders.items()] if serial else [orders]:
-            results.update(self.team.run(chosen))
-        self._places.join(list(results))
+            results.update(self.threads.run(chosen))
+        self._streams.join(list(results))
         return results
 
     def run_watched(self, jobs: Mapping[int, Job], serial: bool = False) -> dict[int, Any]:
@@ -80,10 +82,10 @@ class Crew:
 
     def close(self, join: bool = True) -> None:
         """End threads and streams; with ``join=False`` without waiting for what still runs."""
-        if self.team is not None:
-            self.team.close(join)
+        if self.threads is not None:
+            self.threads.close(join)
         if join:
-            self._places.close()
+            self._streams.close()
 
 
 def _under(state: CallerState, job: Job) -> Job:

@@ -18,7 +18,7 @@ from pipegraph.replicas.parameter_gather import Exchange
 from pipegraph.replicas.proxy import JointOptimizer
 from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.replica_threads import note_once
-from pipegraph.replicas.runner import Crew
+from pipegraph.replicas.runner import ReplicaRunner
 
 DIFFER = "the executor is closed: its replicas may differ after a failed optimizer step"
 
@@ -38,7 +38,7 @@ class Update:
 
     Args:
         user: the executor, which is not kept alive.
-        crew: runs them.
+        runner: runs them.
         replicas: whose parameters are stepped.
         optimizers: of all replicas.
         exchange: brings new parameters from their owners; None where every replica steps all.
@@ -51,14 +51,14 @@ class Update:
     def __init__(
         self,
         user: User,
-        crew: Crew,
+        runner: ReplicaRunner,
         replicas: Replicas,
         optimizers: ReplicaOptimizers,
         exchange: Exchange | None,
         reducer: Reducer | None,
     ) -> None:
         self._user = weakref.ref(user)
-        self._crew = crew
+        self._runner = runner
         self._replicas = replicas
         self._optimizers = optimizers
         self._exchange = exchange
@@ -155,7 +155,7 @@ class Update:
     def _step(self, parts: Sequence[OneOptimizer]) -> None:
         """Step optimizers on all replicas, and begin to exchange what only the owners have."""
         with no_autocast():
-            self._crew.run({r: _stepping(parts, r) for r in range(len(self._replicas.modules))})
+            self._runner.run({r: _stepping(parts, r) for r in range(len(self._replicas.modules))})
         if self._exchange is not None:
             self._exchange.start()
             self._exchange.wait(0)

@@ -18,7 +18,7 @@ from .entries import CachedFile, Fate
 from .filelock import is_at
 from .manifest import sync_folder
 
-MOST_PENDING: Final = 8
+MAX_PENDING: Final = 8
 """Entries being written at most: with more, the disk is slower than the network and limits the speed anyway."""
 
 
@@ -60,13 +60,13 @@ class Commits:
     def add(self, name: str, uri: str, fd: int, partial: str, final_path: str) -> CachedFile:
         """Take over an exclusively locked file with an entry's checked bytes, and give it to be read.
 
-        Waits while `MOST_PENDING` are being written.
+        Waits while `MAX_PENDING` are being written.
 
         Raises:
             LoaderClosedError: `close` was called; `fd` stays the caller's.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._pending) < MOST_PENDING)
+            self._changed.wait_for(lambda: self._closed or len(self._pending) < MAX_PENDING)
             self._check_open()
             commit = self._pending[name] = _Commit(uri, fd, partial, final_path)
             file = self._open(commit)

@@ -24,12 +24,12 @@ class LocalParts:
     """Opens local parts so that any number of them can be in use. Thread-safe.
 
     Args:
-        most_open: files open at once, beside those that are being read from; an eighth of what the process may
+        max_open: files open at once, beside those that are being read from; an eighth of what the process may
             open by default, so that several readers and caches fit beside what the training opens.
     """
 
-    def __init__(self, most_open: int | None = None) -> None:
-        self._most = most_open or max(4, open_files_limit() // 8)
+    def __init__(self, max_open: int | None = None) -> None:
+        self._max_open = max_open or max(4, open_files_limit() // 8)
         # Guards both tables. A file that leaves the first is closed when its last read has ended.
         self._lock = threading.Lock()
         self._open: dict[PartFile, None] = {}  # the one opened longest ago first
@@ -63,7 +63,7 @@ class LocalParts:
         with self._lock:
             self._open[file] = None
             file._file = opened
-            while len(self._open) > self._most:
+            while len(self._open) > self._max_open:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
                 oldest._file = None

@@ -21,13 +21,13 @@ class Retry:
     Args:
         deadline_s: after this no further try begins, for a transfer without bytes;
             each byte adds its time at `min_rate`.
-        first_s, most_s: bound of the first and of any delay.
+        first_s, max_s: bound of the first and of any delay.
         min_rate: bytes per second, as in `Stall`.
     """
 
     deadline_s: float = 120.0
     first_s: float = 0.1
-    most_s: float = 10.0
+    max_s: float = 10.0
     min_rate: float = 64_000.0
 
     def delay(self, failures: int, elapsed_s: float, nbytes: int, draw: float) -> float | None:
@@ -39,7 +39,7 @@ class Retry:
             nbytes: length of the transfer.
             draw: uniform in [0, 1).
         """
-        bound = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 60))
+        bound = min(self.max_s, self.first_s * 2.0 ** min(failures - 1, 60))
         delay = draw * bound
         deadline = self.deadline_s + nbytes / self.min_rate
         return delay if elapsed_s + delay < deadline else None
@@ -79,7 +79,7 @@ class Hedge:
 
     WINDOW: Final = 128
     NEEDED: Final = 16
-    MOST_SHARE: Final = 0.05
+    MAX_SHARE: Final = 0.05
 
     def __init__(self, least_s: float = 0.05) -> None:
         self._least = least_s
@@ -93,7 +93,7 @@ class Hedge:
 
     def after(self) -> float | None:
         """Seconds after which to ask again, or None where that is not known or not allowed."""
-        if len(self._took) < self.NEEDED or self._hedges >= 1 + self.MOST_SHARE * self._requests:
+        if len(self._took) < self.NEEDED or self._hedges >= 1 + self.MAX_SHARE * self._requests:
             return None
         ordered = sorted(self._took)
         return max(self._least, ordered[int(0.95 * len(ordered))])

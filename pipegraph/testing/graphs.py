@@ -24,7 +24,7 @@ from pipegraph.graph import Graph, Node
 from pipegraph.order import StridedOrder
 from pipegraph.policies import Policy, Retry, Skip
 
-MOST_STAGES = 12
+MAX_STAGES = 12
 SIZES = (0, 1, 5, 9, 14, 20, 30, 45)
 
 
@@ -83,9 +83,9 @@ def keep(item: Any, modulus: int) -> bool:
     return weigh(item) % modulus != 0
 
 
-def several(item: Any, most: int) -> Any:
-    """Zero to ``most`` items, one by one."""
-    for index in range(weigh(item) % (most + 1)):
+def several(item: Any, limit: int) -> Any:
+    """Zero to ``limit`` items, one by one."""
+    for index in range(weigh(item) % (limit + 1)):
         yield transform(item, index + 1, 0)
 
 
@@ -265,7 +265,7 @@ def _operator(step: Step) -> Operator | Source:
         "async": lambda: ops.Map(partial(later, factor=size, delay=delay)),
         "random": lambda: ops.Map(partial(draw, delay=delay)),
         "filter": lambda: ops.Filter(partial(keep, modulus=size + 1)),
-        "flat": lambda: ops.FlatMap(partial(several, most=min(size, 3))),
+        "flat": lambda: ops.FlatMap(partial(several, limit=min(size, 3))),
         "fail": lambda: ops.Map(partial(fail, modulus=size + 3)),
         "flaky": lambda: ops.Map(Flaky(size + 2)),
         "sum": RunningSum,
@@ -429,13 +429,13 @@ def recipes(draw_from: Any, failures: bool = True) -> Recipe:
             sketch.rows()
         else:
             sketch.add(draw_from(st.sampled_from(["iterable", "sequence", "arrays", "keyed", "sampled"])))
-    for _ in range(draw_from(st.integers(0, MOST_STAGES - 3))):
-        if len(sketch.steps) >= MOST_STAGES - 1:
+    for _ in range(draw_from(st.integers(0, MAX_STAGES - 3))):
+        if len(sketch.steps) >= MAX_STAGES - 1:
             break
         what = draw_from(st.integers(0, 9))
         if what < 6:
             sketch.one_input((len(sketch.steps) - 1, 0))
-        elif what < 9 or len(sketch.steps) > MOST_STAGES - 9:
+        elif what < 9 or len(sketch.steps) > MAX_STAGES - 9:
             sketch.several_inputs()
         else:
             sketch.routed()

@@ -106,11 +106,11 @@ class Outcome:
     error: tuple[str, str] | None = None
 
 
-def run_pass(loader: Loader, most: int | None = None) -> Outcome:
-    """The next pass, or its first ``most`` chunks."""
+def run_pass(loader: Loader, limit: int | None = None) -> Outcome:
+    """The next pass, or its first ``limit`` chunks."""
     chunks: list[Delivered] = []
     try:
-        chunks.extend(Delivered.of(chunk) for chunk in itertools.islice(loader.chunks(), most))
+        chunks.extend(Delivered.of(chunk) for chunk in itertools.islice(loader.chunks(), limit))
     except Exception as error:
         return Outcome(tuple(chunks), (type(error).__name__, str(error)))
     return Outcome(tuple(chunks))

@@ -74,14 +74,14 @@ def _uninterrupted(
 
 
 def _restored(
-    graph: Graph, state: str, epochs: int, options: dict[str, Any], most: int | None
+    graph: Graph, state: str, epochs: int, options: dict[str, Any], limit: int | None
 ) -> tuple[tuple[Delivered, ...], str | None]:
-    """What comes after loading a state: everything, or the first ``most`` chunks and the state then."""
+    """What comes after loading a state: everything, or the first ``limit`` chunks and the state then."""
     chunks: tuple[Delivered, ...] = ()
     with graph.loader(epochs=epochs, **options) as loader:
         loader.load_state_dict(json.loads(state))
         while loader.epoch < epochs:
-            left = None if most is None else most - len(chunks)
+            left = None if limit is None else limit - len(chunks)
             if left == 0:
                 return chunks, json.dumps(loader.state_dict())
             outcome = run_pass(loader, left)

@@ -84,8 +84,8 @@ def test_few_large_batches_do_not_pile_up_the_cursors_of_their_samples():
         breaks(3), name="work", on_error=pg.Skip()
     ).then(ops.Batch(1000, collate=len))
     with graph.loader() as loader:
-        most = max(reachable(loader._ledger) for _ in loader)
-    assert most < 3 * 30_000
+        peak = max(reachable(loader._ledger) for _ in loader)
+    assert peak < 3 * 30_000
 
 
 def test_a_state_costs_the_same_however_much_was_quarantined():
@@ -171,20 +171,20 @@ def unordered(order, items=4000, rank=0, world_size=1):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_state_below_a_completion_order_stage_stays_bounded(order, rank):
     with unordered(order, rank=rank, world_size=2) as loader:
-        most = 0
+        peak = 0
         for number, _ in enumerate(loader):
             if number % 97 == 0:
-                most = max(most, len(json.dumps(loader.state_dict())))
+                peak = max(peak, len(json.dumps(loader.state_dict())))
         assert number == 1999
-    assert most < 6000
+    assert peak < 6000
 
 
 def test_what_was_delivered_is_forgotten_also_where_nobody_takes_a_state():
     with unordered(BlockOrder()) as loader:
-        most = 0
+        peak = 0
         for _ in loader:
-            most = max(most, sum(map(len, loader._progress.place.reached()[1].values())))
-    assert most < 2 * FORGET_EVERY
+            peak = max(peak, sum(map(len, loader._progress.place.reached()[1].values())))
+    assert peak < 2 * FORGET_EVERY
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)

@@ -15,9 +15,9 @@ from PIL import Image, ImageOps
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.operators.images import CenterCrop, Cut, Region, open_backend, probe
+from pipegraph.operators.images import CenterCrop, CropWindow, Region, open_backend, probe
 from pipegraph.operators.images.choice import installed
-from pipegraph.operators.images.crop import cut_of
+from pipegraph.operators.images.crop import crop_window
 
 BACKENDS = ("pillow", "opencv", "simplejpeg", "nvimgcodec", "auto")
 MODULES = {"nvimgcodec": "nvidia.nvimgcodec", "simplejpeg": "simplejpeg"}
@@ -56,9 +56,9 @@ def evaluated(data: bytes, resize: int, size: tuple[int, int], by: str) -> np.nd
 
 def ours(backend, data: bytes, crop, size: tuple[int, int], interpolation: str = "antialias") -> np.ndarray:
     header = probe(data)
-    cut = cut_of(crop, 0.0, *header.size, size, (), interpolation == "antialias")
+    window = crop_window(crop, 0.0, *header.size, size, (), interpolation == "antialias")
     out = np.full((*size, 3), 77, np.uint8)
-    backend.decode_into(data, header, cut, out, interpolation=interpolation)
+    backend.decode_into(data, header, window, out, interpolation=interpolation)
     return out
 
 
@@ -92,7 +92,9 @@ def test_regions_are_resized_by_their_own_pixels_alone(backend, encode):
     pixels = grain(120, 160, 4)
     out = np.empty((40, 30, 3), np.uint8)
     data = encode(pixels)
-    backend.decode_into(data, probe(data), Cut(Region(7, 11, 90, 101), True), out, interpolation="antialias")
+    backend.decode_into(
+        data, probe(data), CropWindow(Region(7, 11, 90, 101), True), out, interpolation="antialias"
+    )
     part = Image.fromarray(pixels[7:97, 11:112]).resize((30, 40), Image.Resampling.BILINEAR)
     assert np.array_equal(out, np.asarray(part)[:, ::-1])
 
@@ -100,7 +102,9 @@ def test_regions_are_resized_by_their_own_pixels_alone(backend, encode):
 def test_grey_images_are_resized_so_too(backend, encode):
     pixels = grain(120, 160, 5)[:, :, 0]
     data, out = encode(pixels), np.empty((40, 30, 1), np.uint8)
-    backend.decode_into(data, probe(data), Cut(Region(0, 0, 120, 160), False), out, interpolation="antialias")
+    backend.decode_into(
+        data, probe(data), CropWindow(Region(0, 0, 120, 160), False), out, interpolation="antialias"
+    )
     assert np.array_equal(
         out[:, :, 0], np.asarray(Image.fromarray(pixels).resize((30, 40), Image.Resampling.BILINEAR))
     )

@@ -24,7 +24,7 @@ from PIL import Image, ImageOps
 from pipegraph.errors import DecodeError, MissingExtraError
 from pipegraph.operators.images import (
     CenterCrop,
-    Cut,
+    CropWindow,
     RandomResizedCrop,
     Region,
     draw,
@@ -55,22 +55,24 @@ def backend(request):
     return backend_of(request.param)
 
 
-def reference(data: bytes, cut: Cut, height: int, width: int, mode: str = "RGB") -> np.ndarray:
+def reference(data: bytes, window: CropWindow, height: int, width: int, mode: str = "RGB") -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's advice on transparency
         image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
         if image.mode.startswith("I"):  # 16 bits of grey: the upper byte, where convert() would clip
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         image = image.convert(mode)
-    top, left, h, w = cut.region
+    top, left, h, w = window.region
     image = image.crop((left, top, left + w, top + h)).resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(image).reshape(height, width, -1)
-    return pixels[:, ::-1] if cut.flip else pixels
+    return pixels[:, ::-1] if window.flip else pixels
 
 
-def decoded(backend, data: bytes, cut: Cut, height: int = 32, width: int = 40, channels: int = 3, **options):
+def decoded(
+    backend, data: bytes, window: CropWindow, height: int = 32, width: int = 40, channels: int = 3, **options
+):
     out = np.full((height, width, channels), 77, np.uint8)
-    backend.decode_into(data, probe(data), cut, out, **options)
+    backend.decode_into(data, probe(data), window, out, **options)
     return out
 
 
@@ -78,30 +80,33 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a.astype(int) - b).mean())
 
 
-def some_cut(data: bytes, seed: int, size: tuple[int, int] = (32, 40)) -> Cut:
+def some_window(data: bytes, seed: int, size: tuple[int, int] = (32, 40)) -> CropWindow:
     return draw(RandomResizedCrop((0.3, 1.0)), 0.5, *probe(data).size, size, np.random.default_rng(seed))
 
 
 def test_the_reference_backend_is_pillow_on_every_odd_file(odd_files):
     backend = open_backend("pillow")
     for i, (name, data) in enumerate(odd_files.items()):
-        cut = some_cut(data, i)
+        window = some_window(data, i)
         for channels, mode in ((3, "RGB"), (1, "L")):
-            expected = reference(data, cut, 32, 40, mode)
-            assert (name, 0.0) == (name, difference(expected, decoded(backend, data, cut, channels=channels)))
+            expected = reference(data, window, 32, 40, mode)
+            assert (name, 0.0) == (
+                name,
+                difference(expected, decoded(backend, data, window, channels=channels)),
+            )
 
 
 def test_odd_files_decode_as_pillow_decodes_them(fast, odd_files):
     for i, (name, data) in enumerate(odd_files.items()):
         plain = probe(data).plain
         for seed in range(3):
-            cut = some_cut(data, 10 * i + seed)
+            window = some_window(data, 10 * i + seed)
             for channels, mode in ((3, "RGB"), (1, "L")):
                 error = difference(
-                    reference(data, cut, 32, 40, mode), decoded(fast, data, cut, channels=channels)
+                    reference(data, window, 32, 40, mode), decoded(fast, data, window, channels=channels)
                 )
                 limit = TOLERANCE_ON_SMALL_IMAGES if plain else 0.0
-                assert error <= limit, f"{name}, {cut}, {mode}: {error}"
+                assert error <= limit, f"{name}, {window}, {mode}: {error}"
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
@@ -110,9 +115,9 @@ def test_every_orientation_is_applied_once(backend, odd_files, turn, end):
     data = odd_files[f"orientation-{turn}.{end}"]
     height, width = probe(data).size
     for flip in (False, True):
-        cut = Cut(Region(0, 0, height, width), flip)
-        out = decoded(backend, data, cut, height, width)
-        assert difference(reference(data, cut, height, width), out) <= 0.1
+        window = CropWindow(Region(0, 0, height, width), flip)
+        out = decoded(backend, data, window, height, width)
+        assert difference(reference(data, window, height, width), out) <= 0.1
 
 
 @pytest.mark.parametrize(
@@ -123,8 +128,8 @@ def test_every_orientation_is_applied_once(backend, odd_files, turn, end):
 def test_photographs_are_within_the_tolerance(photographs, crop, on_average, at_most):
     backend, errors = open_backend("opencv"), []
     for i, data in enumerate(photographs):
-        cut = draw(crop, 0.5, *probe(data).size, (224, 224), np.random.default_rng(i))
-        errors.append(difference(reference(data, cut, 224, 224), decoded(backend, data, cut, 224, 224)))
+        window = draw(crop, 0.5, *probe(data).size, (224, 224), np.random.default_rng(i))
+        errors.append(difference(reference(data, window, 224, 224), decoded(backend, data, window, 224, 224)))
     assert max(errors) <= at_most
     assert sum(errors) / len(errors) <= on_average
 
@@ -132,8 +137,8 @@ def test_photographs_are_within_the_tolerance(photographs, crop, on_average, at_
 def test_all_fast_backends_give_the_same_bytes_on_photographs(fast, photographs):
     opencv = open_backend("opencv")
     for i, data in enumerate(photographs):
-        cut = draw(RandomResizedCrop(), 0.5, *probe(data).size, (160, 160), np.random.default_rng(i))
-        assert np.array_equal(decoded(opencv, data, cut, 160, 160), decoded(fast, data, cut, 160, 160))
+        window = draw(RandomResizedCrop(), 0.5, *probe(data).size, (160, 160), np.random.default_rng(i))
+        assert np.array_equal(decoded(opencv, data, window, 160, 160), decoded(fast, data, window, 160, 160))
 
 
 @settings(max_examples=150, derandomize=True, deadline=None)
@@ -146,13 +151,13 @@ def test_all_fast_backends_give_the_same_bytes_for_any_region_and_scale(odd_file
     region = Region(
         top, left, data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left))
     )
-    cut = Cut(region, data.draw(st.booleans()))
+    window = CropWindow(region, data.draw(st.booleans()))
     size = data.draw(st.integers(1, 100)), data.draw(st.integers(1, 100))
     channels = data.draw(st.sampled_from([1, 3]))
-    expected = decoded(open_backend("opencv"), encoded, cut, *size, channels)
+    expected = decoded(open_backend("opencv"), encoded, window, *size, channels)
     for other in FAST[1:]:
         if other not in MODULES or installed(MODULES[other]):
-            assert np.array_equal(expected, decoded(open_backend(other), encoded, cut, *size, channels)), (
+            assert np.array_equal(expected, decoded(open_backend(other), encoded, window, *size, channels)), (
                 other
             )
 
@@ -164,8 +169,8 @@ def test_large_images_shrink_without_aliasing(fast, encode, make_scene, end):
     kind = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP"}[end]
     data = encode(stripes, kind)
     for region in (Region(0, 0, 1200, 1000), Region(101, 53, 930, 333), Region(7, 9, 120, 990)):
-        cut = Cut(region, False)
-        assert difference(reference(data, cut, 50, 60), decoded(fast, data, cut, 50, 60)) <= 3.0
+        window = CropWindow(region, False)
+        assert difference(reference(data, window, 50, 60), decoded(fast, data, window, 50, 60)) <= 3.0
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "linear", "cubic", "area"])
@@ -174,7 +179,12 @@ def test_every_interpolation_enlarges_and_shrinks(backend, encode, make_scene, i
     filters = {"nearest": 0, "linear": 2, "cubic": 3, "area": 4}
     for height, width in ((60, 80), (180, 240)):
         out = decoded(
-            backend, data, Cut(Region(0, 0, 90, 120), False), height, width, interpolation=interpolation
+            backend,
+            data,
+            CropWindow(Region(0, 0, 90, 120), False),
+            height,
+            width,
+            interpolation=interpolation,
         )
         image = Image.open(io.BytesIO(data)).resize((width, height), filters[interpolation])
         assert difference(np.asarray(image), out) <= 4.0
@@ -184,7 +194,7 @@ def test_only_the_given_slot_is_written(backend, odd_files):
     slab = np.full((3, 32, 40, 3), 201, np.uint8)
     for name in ("sampling-420.jpg", "orientation-6.jpg", "cmyk.jpg", "colour.png"):
         data = odd_files[name]
-        backend.decode_into(data, probe(data), some_cut(data, 3), slab[1])
+        backend.decode_into(data, probe(data), some_window(data, 3), slab[1])
         assert (slab[::2] == 201).all()
         assert (slab[1] != 201).any()
 
@@ -192,10 +202,10 @@ def test_only_the_given_slot_is_written(backend, odd_files):
 def test_a_slot_whose_rows_are_apart_is_filled(backend, odd_files):
     data = odd_files["sampling-420.jpg"]
     for flip in (False, True):
-        cut = Cut(Region(3, 4, 80, 90), flip)
+        window = CropWindow(Region(3, 4, 80, 90), flip)
         wide = np.full((32, 100, 3), 201, np.uint8)
-        backend.decode_into(data, probe(data), cut, wide[:, 20:60])
-        assert np.array_equal(decoded(backend, data, cut), wide[:, 20:60])
+        backend.decode_into(data, probe(data), window, wide[:, 20:60])
+        assert np.array_equal(decoded(backend, data, window), wide[:, 20:60])
         assert (wide[:, :20] == 201).all()
         assert (wide[:, 60:] == 201).all()
 
@@ -203,24 +213,24 @@ def test_a_slot_whose_rows_are_apart_is_filled(backend, odd_files):
 def test_any_bytes_like_object_is_decoded(backend, odd_files):
     for name in ("sampling-420.jpg", "colour.png", "cmyk.jpg"):
         data = odd_files[name]
-        cut = Cut(Region(1, 2, 50, 60), False)
-        expected = decoded(backend, data, cut)
-        assert np.array_equal(expected, decoded(backend, bytearray(data), cut))
-        assert np.array_equal(expected, decoded(backend, memoryview(data), cut))
+        window = CropWindow(Region(1, 2, 50, 60), False)
+        expected = decoded(backend, data, window)
+        assert np.array_equal(expected, decoded(backend, bytearray(data), window))
+        assert np.array_equal(expected, decoded(backend, memoryview(data), window))
 
 
 def test_the_encoded_bytes_are_left_as_they_were(backend, odd_files):
     data = bytearray(odd_files["sampling-420.jpg"])
-    decoded(backend, data, Cut(Region(0, 0, 20, 121), False))
+    decoded(backend, data, CropWindow(Region(0, 0, 20, 121), False))
     assert bytes(data) == odd_files["sampling-420.jpg"]
 
 
 def test_threads_that_share_a_backend_do_not_disturb_each_other(backend, photographs):
     chosen = photographs[:16]
-    cuts = [some_cut(data, i, (64, 64)) for i, data in enumerate(chosen)]
+    windows = [some_window(data, i, (64, 64)) for i, data in enumerate(chosen)]
 
     def decode(i: int) -> np.ndarray:
-        return decoded(backend, chosen[i % 16], cuts[i % 16], 64, 64)
+        return decoded(backend, chosen[i % 16], windows[i % 16], 64, 64)
 
     alone = [decode(i) for i in range(16)]
     with ThreadPoolExecutor(4) as pool:
@@ -234,17 +244,17 @@ def test_threads_that_share_a_backend_do_not_disturb_each_other(backend, photogr
 @pytest.mark.parametrize("share", [0.5, 0.9])
 def test_a_truncated_file_is_an_error_wherever_the_region_lies(backend, odd_files, name, share):
     data = odd_files[name]
-    cut = Cut(Region(0, 0, 8, 8), False)
+    window = CropWindow(Region(0, 0, 8, 8), False)
     with pytest.raises(DecodeError, match=r"the image cannot be decoded: .+ \(\d+ bytes\)"):
-        decoded(backend, data[: int(len(data) * share)], cut)
+        decoded(backend, data[: int(len(data) * share)], window)
 
 
 def test_a_file_with_another_formats_name_is_decoded_by_what_it_is(backend, tmp_path, odd_files):
     path = tmp_path / "really-a-png.jpg"
     path.write_bytes(odd_files["colour.png"])
     data = path.read_bytes()
-    cut = Cut(Region(0, 0, 93, 121), False)
-    assert np.array_equal(decoded(backend, data, cut, 93, 121), np.asarray(Image.open(path)))
+    window = CropWindow(Region(0, 0, 93, 121), False)
+    assert np.array_equal(decoded(backend, data, window, 93, 121), np.asarray(Image.open(path)))
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -256,10 +266,10 @@ def test_broken_files_decode_or_are_refused_and_nothing_else(odd_files, data):
         broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(DecodeError):
         header = probe(broken)
-        cut = Cut(Region(0, 0, *header.size), False)
+        window = CropWindow(Region(0, 0, *header.size), False)
         if header.width * header.height <= 1_000_000:
-            out = decoded(open_backend("opencv"), broken, cut)
-            assert np.array_equal(out, decoded(open_backend("simplejpeg"), broken, cut))
+            out = decoded(open_backend("opencv"), broken, window)
+            assert np.array_equal(out, decoded(open_backend("simplejpeg"), broken, window))
 
 
 @pytest.mark.parametrize(

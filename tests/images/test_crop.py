@@ -33,8 +33,8 @@ def test_area_and_ratio_are_within_their_bounds(height, seed):
 
 def test_areas_ratios_and_places_are_spread_over_their_whole_range():
     rng = np.random.default_rng(5)
-    cuts = [draw(RandomResizedCrop(), 0.25, 1000, 1000, (224, 224), rng) for _ in range(4000)]
-    regions = np.array([cut.region for cut in cuts], dtype=float)
+    windows = [draw(RandomResizedCrop(), 0.25, 1000, 1000, (224, 224), rng) for _ in range(4000)]
+    regions = np.array([window.region for window in windows], dtype=float)
     areas = regions[:, 2] * regions[:, 3] / 1e6
     # Tries that do not fit are drawn again, so large areas are rarer than small ones.
     assert 0.08 <= areas.min() < 0.10
@@ -42,7 +42,7 @@ def test_areas_ratios_and_places_are_spread_over_their_whole_range():
     assert abs(np.median(np.log(regions[:, 3] / regions[:, 2]))) < 0.02
     places = regions[:, 0] / np.maximum(1, 1000 - regions[:, 2])
     assert abs(places.mean() - 0.5) < 0.02
-    assert abs(np.mean([cut.flip for cut in cuts]) - 0.25) < 0.03
+    assert abs(np.mean([window.flip for window in windows]) - 0.25) < 0.03
 
 
 def test_the_generator_advances_alike_whatever_the_image():

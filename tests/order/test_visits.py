@@ -57,8 +57,8 @@ def test_every_read_lies_in_a_visit_and_visits_begin_and_end_near_reads(
     history: tuple[tuple[int, int], ...] = ()
     if data.draw(st.booleans()):
         before = data.draw(st.integers(1, 3))
-        most = order.length(layout, before, (), 0, seed, epoch)
-        history = ((before, data.draw(st.integers(0, most))),)
+        limit = order.length(layout, before, (), 0, seed, epoch)
+        history = ((before, data.draw(st.integers(0, limit))),)
     deal = Deal(seed, epoch, world_size, history)
     ranks = sorted(data.draw(st.sets(st.integers(0, world_size - 1), min_size=1)))
     visits = order.visits(layout, deal, ranks)

@@ -304,6 +304,6 @@ def test_a_run_of_no_length_blames_nobody():
     graph.add(ops.FromIterable([1]))
     with graph.loader() as loader:
         list(loader)
-        tally = loader._runtime.tally
-        tally._total[("elapsed",)] = 1000
+        totals = loader._runtime.pass_totals
+        totals._total[("elapsed",)] = 1000
         assert loader.profile().bottleneck == "consumer" and "too briefly" in loader.profile().conclusion

@@ -189,13 +189,13 @@ def test_a_block_that_grows_while_it_is_loaded_makes_others_go_or_gives_way(make
                 room(nbytes)
             self.sizes[number] = 40
             with reader._lock:
-                most.append(reader._table.nbytes)
+                peak.append(reader._table.nbytes)
             return super().open(number, room)
 
         def held_nbytes(self, number: int) -> int:
             return self.sizes.get(number, 10)
 
-    source, most = Growing(budget=50), list[int]()
+    source, peak = Growing(budget=50), list[int]()
     source.sizes = {}  # type: ignore[attr-defined]
     reader = make_reader(source, ahead=False)
     threads = [
@@ -206,8 +206,8 @@ def test_a_block_that_grows_while_it_is_loaded_makes_others_go_or_gives_way(make
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
-    assert len(most) >= 6
-    assert max(most) <= 50
+    assert len(peak) >= 6
+    assert max(peak) <= 50
 
 
 def test_a_block_that_outgrows_the_budget_is_an_error_that_says_what_helps(make_reader: Any) -> None:

@@ -62,11 +62,11 @@ class World:
 def chain(make: Callable[[], pg.Graph], stops: list[int]) -> list[list[Place]]:
     """Global batches of one epoch whose number of ranks changes after each of these numbers of steps."""
     batches, state = [], None
-    for ranks, most in zip(RUN, [*stops, None], strict=True):
+    for ranks, limit in zip(RUN, [*stops, None], strict=True):
         with World(make, ranks, state) as world:
             for number, batch in enumerate(world.steps(), 1):
                 batches.append(batch)
-                if number == most:
+                if number == limit:
                     break
             state = world.state()
     return batches
@@ -111,12 +111,12 @@ def test_a_resize_in_every_epoch_keeps_the_epochs_apart(write_shards: Any, make_
     make = lambda: graph_of(folder, order, manifest, 12)  # noqa: E731
     epochs: list[list[Place]] = [[], []]
     state = None
-    for ranks, epoch, most in ((4, 0, 10), (3, 0, None), (3, 1, 7), (2, 1, None)):
+    for ranks, epoch, limit in ((4, 0, 10), (3, 0, None), (3, 1, 7), (2, 1, None)):
         with World(make, ranks, state) as world:
             assert {loader.epoch for loader in world.loaders} == {epoch}
             for number, batch in enumerate(world.steps(), 1):
                 epochs[epoch] += batch
-                if number == most:
+                if number == limit:
                     break
             state = world.state()
     for found in epochs:

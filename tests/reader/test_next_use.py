@@ -141,7 +141,7 @@ def test_every_orders_plan_hits_nearly_as_often_as_any_cache_can(
 def test_of_more_blocks_than_are_named_the_soonest_are_known(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(next_uses, "MOST_NAMES", 64)
+    monkeypatch.setattr(next_uses, "MAX_NAMES", 64)
     order = pg.order.LaneOrder(lanes=12)
     named: list[int] = []
 

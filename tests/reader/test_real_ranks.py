@@ -22,10 +22,10 @@ Run = Callable[..., list[list[list[str]]]]
 def run(write_shards: Any, tmp_path: Path) -> Run:
     folder = write_shards("tar", 4, 60)
 
-    def torchrun(job: str, ranks: int, most: int = 0, shards: Path = folder) -> list[list[list[str]]]:
+    def torchrun(job: str, ranks: int, limit: int = 0, shards: Path = folder) -> list[list[list[str]]]:
         """Each rank's steps, each a list of ``position:key``."""
         done = subprocess.run(
-            [sys.executable, *OPTIONS, str(ranks), str(RANK), job, str(shards), str(tmp_path), str(most)],
+            [sys.executable, *OPTIONS, str(ranks), str(RANK), job, str(shards), str(tmp_path), str(limit)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
@@ -33,7 +33,7 @@ def run(write_shards: Any, tmp_path: Path) -> Run:
         )
         assert done.returncode == 0, done.stderr[-3000:]
         return [
-            json.loads((tmp_path / f"{job}-{ranks}-{most}-{rank}.json").read_text()) for rank in range(ranks)
+            json.loads((tmp_path / f"{job}-{ranks}-{limit}-{rank}.json").read_text()) for rank in range(ranks)
         ]
 
     return torchrun
@@ -51,8 +51,8 @@ def positions(ranks: list[list[list[str]]]) -> list[list[int]]:
 def test_an_epoch_over_3_2_4_and_1_ranks_through_checkpoints_is_exact(run: Run) -> None:
     found: list[list[int]] = []
     keys: dict[int, set[str]] = {}
-    for ranks, most in ((3, 4), (2, 5), (4, 3), (1, 0)):
-        steps = run("elastic", ranks, most)
+    for ranks, limit in ((3, 4), (2, 5), (4, 3), (1, 0)):
+        steps = run("elastic", ranks, limit)
         found += positions(steps)
         for place in itertools.chain.from_iterable(itertools.chain.from_iterable(steps)):
             position, _, key = place.partition(":")
@@ -71,8 +71,8 @@ def test_an_epoch_over_8_6_5_16_7_and_1_ranks_is_read_once(run: Run, write_shard
     batches: list[list[int]] = []
     keys: Counter[str] = Counter()
     for ranks in (8, 6, 5, 16, 7, 1):
-        most = stops.randrange(1, 4) if ranks > 1 else 0
-        steps = run("resized", ranks, most, folder)
+        limit = stops.randrange(1, 4) if ranks > 1 else 0
+        steps = run("resized", ranks, limit, folder)
         batches += positions(steps)
         keys.update(
             place.partition(":")[2]

@@ -19,7 +19,7 @@ from pipegraph.device import backend_for, copy_tree, slots_on
 from pipegraph.device.cuda import is_available
 from pipegraph.device.scattered import Scattered
 from pipegraph.replicas import ReplicaExecutor, gather, parallel_apply, replicate, scatter
-from pipegraph.replicas.reduce_streams import Lanes
+from pipegraph.replicas.reduce_streams import ReduceStreams
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 
@@ -120,16 +120,16 @@ def test_delayed_streams_leave_every_step_right(
     make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, mode: str, places: list[str]
 ) -> None:
     """Spinning kernels hold up sums and copies; a missing wait would read old gradients."""
-    inner = Lanes._observed
+    inner = ReduceStreams._observed
 
-    def delayed(self: Lanes, live: Any, work: Any) -> Any:
+    def delayed(self: ReduceStreams, live: Any, work: Any) -> Any:
         def late() -> None:
             torch.cuda._sleep(2_000_000)
             work()
 
         return inner(self, live, late)
 
-    monkeypatch.setattr(Lanes, "_observed", delayed)
+    monkeypatch.setattr(ReduceStreams, "_observed", delayed)
     alone = model()
     theirs = sgd(alone.parameters())
     executor = make_executor(model(), places, mode, optimizer=sgd)
@@ -144,17 +144,17 @@ def test_delayed_streams_leave_every_step_right(
 def test_one_wait_removed_under_delayed_streams_is_found(
     make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(Lanes, "_await_filled", lambda *_: None)
-    inner = Lanes._observed
+    monkeypatch.setattr(ReduceStreams, "_await_filled", lambda *_: None)
+    inner = ReduceStreams._observed
 
-    def delayed(self: Lanes, live: Any, work: Any) -> Any:
+    def delayed(self: ReduceStreams, live: Any, work: Any) -> Any:
         def late() -> None:
             torch.cuda._sleep(200_000_000)
             work()
 
         return inner(self, live, late)
 
-    monkeypatch.setattr(Lanes, "_observed", delayed)
+    monkeypatch.setattr(ReduceStreams, "_observed", delayed)
     alone = model()
     theirs = sgd(alone.parameters())
     executor = make_executor(model(), ["cuda:0"] * 2, mode, optimizer=sgd)

@@ -19,7 +19,7 @@ from pipegraph.replicas import ReplicaExecutor, Whole, gather, update
 from pipegraph.replicas import parameter_gather as exchange
 from pipegraph.replicas.buckets import ParameterFacts, plan_buckets
 from pipegraph.replicas.feed import from_another_gpu
-from pipegraph.replicas.reduce_streams import Lanes
+from pipegraph.replicas.reduce_streams import ReduceStreams
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 
@@ -291,19 +291,21 @@ def test_a_bucket_waits_once_per_replica_whatever_its_parameters(monkeypatch: py
     for count in (1, 161):
         with CpuBackend() as backend:
             compute = [backend.stream(slot, f"compute-{slot.index}") for slot in slots]
-            lanes = Lanes(slots, {torch.device("cpu"): backend}, scattered_sums=False, ranks=None)
+            reduce_streams = ReduceStreams(
+                slots, {torch.device("cpu"): backend}, scattered_sums=False, ranks=None
+            )
             facts = [ParameterFacts(2, torch.float64)] * count
             given = [[torch.zeros(2, dtype=torch.float64)] * count] * 8
-            live = lanes.make(0, plan_buckets(facts, range(count), 8)[0], given)
+            live = reduce_streams.make(0, plan_buckets(facts, range(count), 8)[0], given)
             made: list[Any] = []
-            for stream in (*compute, *lanes._side):
+            for stream in (*compute, *reduce_streams._side):
                 monkeypatch.setattr(stream, "wait_event", counted(stream.wait_event, made))
             for replica, stream in enumerate(compute):
                 with backend.use(stream):
                     for index in range(count):
-                        lanes.put(live, replica, index, torch.ones(2, dtype=torch.float64))
-                    lanes.arrived(live, replica)
-            lanes.launch(live, list(range(8)))
+                        reduce_streams.put(live, replica, index, torch.ones(2, dtype=torch.float64))
+                    reduce_streams.arrived(live, replica)
+            reduce_streams.launch(live, list(range(8)))
             for event in live.filled:
                 event.synchronize()
             assert all(torch.equal(view, torch.full_like(view, 8.0)) for view in live.views[7].values())
@@ -322,7 +324,7 @@ def test_a_part_made_on_another_gpu_is_copied_by_the_caller() -> None:
 def test_all_gpus_are_the_default(make_executor: MakeExecutor) -> None:
     executor = ReplicaExecutor(mlp().to(every_device()[0]))
     try:
-        assert [slot.device for slot in executor._crew.slots] == every_device()
+        assert [slot.device for slot in executor._runner.slots] == every_device()
     finally:
         executor.close()
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pipegraph.device import Chaos, CpuBackend, backend_for, slots_on
-from pipegraph.replicas import replica_streams as places
+from pipegraph.replicas import replica_streams
 from pipegraph.replicas.buckets import ParameterFacts, deal_owners, plan_buckets
-from pipegraph.replicas.reduce_streams import Lanes, LiveBucket
+from pipegraph.replicas.reduce_streams import LiveBucket, ReduceStreams
 from pipegraph.replicas.reducer import Reducer
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
@@ -111,13 +111,13 @@ def test_buckets_are_launched_in_order_and_rebuilt_once(make_executor: MakeExecu
     reducer = executor._reducer
     assert reducer is not None
     launched: list[int] = []
-    launch = reducer._lanes.launch
+    launch = reducer._reduce_streams.launch
 
     def watched(live: Any, contributors: Any) -> None:
         launched.append(live.number)
         launch(live, contributors)
 
-    reducer._lanes.launch = watched  # type: ignore[method-assign]
+    reducer._reduce_streams.launch = watched  # type: ignore[method-assign]
     layouts = []
     for step in range(4):
         launched.clear()
@@ -223,7 +223,7 @@ def test_our_hooks_do_not_wait_for_held_side_streams(make_executor: MakeExecutor
 
 
 def chaotic(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(places, "backend_for", lambda device: CpuBackend(Chaos(seed)))
+    monkeypatch.setattr(replica_streams, "backend_for", lambda device: CpuBackend(Chaos(seed)))
 
 
 def uneven(step: int) -> int:
@@ -261,7 +261,7 @@ def test_one_wait_removed_from_training_is_found(
     make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, mode: str, wait: str
 ) -> None:
     chaotic(monkeypatch, seed=1)
-    monkeypatch.setattr(Lanes, wait, lambda *_: None)
+    monkeypatch.setattr(ReduceStreams, wait, lambda *_: None)
     executor = make_executor(model(), 3, mode, optimizer=sgd)
     alone = trained_alone(20, uneven)
     for step in range(20):
@@ -290,9 +290,9 @@ def test_the_wait_for_other_owners_parameters_removed_is_found(
         train()
 
 
-def one_bucket(lanes: Lanes) -> LiveBucket:
+def one_bucket(reduce_streams: ReduceStreams) -> LiveBucket:
     facts = [ParameterFacts(8, torch.float64)]
-    return lanes.make(0, plan_buckets(facts, [0], 3)[0], [[torch.zeros(8, dtype=torch.float64)]] * 3)
+    return reduce_streams.make(0, plan_buckets(facts, [0], 3)[0], [[torch.zeros(8, dtype=torch.float64)]] * 3)
 
 
 def filled(value: float) -> torch.Tensor:
@@ -303,23 +303,23 @@ def filled(value: float) -> torch.Tensor:
 def test_each_wait_of_the_lanes_is_needed(monkeypatch: pytest.MonkeyPatch, removed: str | None) -> None:
     """As on a GPU: gradients are written and read on streams of the replicas' own, and the host never waits."""
     if removed is not None:
-        monkeypatch.setattr(Lanes, removed, lambda *_: None)
+        monkeypatch.setattr(ReduceStreams, removed, lambda *_: None)
     slots = slots_on(["cpu"] * 3)
     read: list[tuple[int, torch.Tensor]] = []
     for seed in range(20):
         with CpuBackend(Chaos(seed)) as backend:
             compute = [backend.stream(slot, f"compute-{slot.index}") for slot in slots]
-            lanes = Lanes(slots, {CPU: backend}, scattered_sums=False, ranks=None)
-            live = one_bucket(lanes)
+            reduce_streams = ReduceStreams(slots, {CPU: backend}, scattered_sums=False, ranks=None)
+            live = one_bucket(reduce_streams)
             for step in range(20):
                 for replica, stream in enumerate(compute):
                     with backend.use(stream):
-                        lanes.put(live, replica, 0, filled(step + replica))
-                        lanes.arrived(live, replica)
-                lanes.launch(live, [0, 1, 2])
+                        reduce_streams.put(live, replica, 0, filled(step + replica))
+                        reduce_streams.arrived(live, replica)
+                reduce_streams.launch(live, [0, 1, 2])
                 for replica, stream in enumerate(compute):
                     with backend.use(stream):
-                        lanes.await_reduced(live)
+                        reduce_streams.await_reduced(live)
                     view = live.views[replica][0]
                     stream.run(lambda view=view, step=step: read.append((3 * step + 3, view.clone())))
             for stream in compute:
@@ -332,22 +332,22 @@ def test_each_wait_of_the_lanes_is_needed(monkeypatch: pytest.MonkeyPatch, remov
 def test_the_wait_for_the_last_readers_is_needed(monkeypatch: pytest.MonkeyPatch, removed: bool) -> None:
     """A replica goes on to its next gradient while another has not yet copied the last sum."""
     if removed:
-        monkeypatch.setattr(Lanes, "_await_readers", lambda *_: None)
+        monkeypatch.setattr(ReduceStreams, "_await_readers", lambda *_: None)
     slots = slots_on(["cpu"] * 3)
     gate = threading.Event()
     with backend_for("cpu") as backend:
         ahead = backend.stream(slots[0], "ahead")
-        lanes = Lanes(slots, {CPU: backend}, scattered_sums=False, ranks=None)
-        live = one_bucket(lanes)
+        reduce_streams = ReduceStreams(slots, {CPU: backend}, scattered_sums=False, ranks=None)
+        live = one_bucket(reduce_streams)
         for replica in range(3):
-            lanes.put(live, replica, 0, filled(1))
-            lanes.arrived(live, replica)
-        lanes._side[2].run(gate.wait)  # the last replica is late
-        lanes.launch(live, [0, 1, 2])
+            reduce_streams.put(live, replica, 0, filled(1))
+            reduce_streams.arrived(live, replica)
+        reduce_streams._side[2].run(gate.wait)  # the last replica is late
+        reduce_streams.launch(live, [0, 1, 2])
         with backend.use(ahead):
             live.summed.wait()
-            lanes.put(live, 0, 0, filled(50))
-            lanes.arrived(live, 0)
+            reduce_streams.put(live, 0, 0, filled(50))
+            reduce_streams.arrived(live, 0)
         if removed:
             ahead.synchronize()
         gate.set()
@@ -361,27 +361,27 @@ def test_the_wait_for_an_idle_replicas_optimizer_is_needed(
 ) -> None:
     """A replica without rows brings no gradient that would come after its last step; its bucket is written all the same."""
     if removed:
-        monkeypatch.setattr(Lanes, "_await_users", lambda *_: None)
+        monkeypatch.setattr(ReduceStreams, "_await_users", lambda *_: None)
     slots = slots_on(["cpu"] * 3)
     gate = threading.Event()
     read: list[torch.Tensor] = []
     with backend_for("cpu") as backend:
         optimizer = backend.stream(slots[2], "optimizer")
-        lanes = Lanes(slots, {CPU: backend}, scattered_sums=False, ranks=None)
-        live = one_bucket(lanes)
+        reduce_streams = ReduceStreams(slots, {CPU: backend}, scattered_sums=False, ranks=None)
+        live = one_bucket(reduce_streams)
         for replica in range(3):
-            lanes.put(live, replica, 0, filled(1))
-            lanes.arrived(live, replica)
-        lanes.launch(live, [0, 1, 2])
-        lanes.await_reduced(live)
+            reduce_streams.put(live, replica, 0, filled(1))
+            reduce_streams.arrived(live, replica)
+        reduce_streams.launch(live, [0, 1, 2])
+        reduce_streams.await_reduced(live)
         optimizer.run(gate.wait)  # the idle replica's step is late
         optimizer.run(lambda: read.append(live.views[2][0].clone()))
         with backend.use(optimizer):
-            lanes.used(2)
+            reduce_streams.used(2)
         for replica in range(2):
-            lanes.put(live, replica, 0, filled(7))
-            lanes.arrived(live, replica)
-        lanes.launch(live, [0, 1])
+            reduce_streams.put(live, replica, 0, filled(7))
+            reduce_streams.arrived(live, replica)
+        reduce_streams.launch(live, [0, 1])
         if removed:
             live.filled[2].synchronize()
         gate.set()

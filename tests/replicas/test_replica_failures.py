@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas import ReplicaExecutor
-from pipegraph.replicas import replica_threads as team
+from pipegraph.replicas import ReplicaExecutor, replica_threads
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 
@@ -168,14 +167,14 @@ def test_a_second_ctrl_c_closes_the_executor_and_returns_at_once(monkeypatch: py
     def interrupted(futures: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(team, "wait", interrupted)  # Ctrl-C in each of the two waits
+    monkeypatch.setattr(replica_threads, "wait", interrupted)  # Ctrl-C in each of the two waits
     with pytest.raises(KeyboardInterrupt, match="twice"):
         executor.step(data(), square)
     with pytest.raises(ReplicaError, match="closed: interrupted twice"):
         executor.step(data(), square)
     gate.set()
-    assert executor._crew.team is not None
-    for thread in executor._crew.team.threads:
+    assert executor._runner.threads is not None
+    for thread in executor._runner.threads.members:
         thread.join()
 
 

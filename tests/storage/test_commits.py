@@ -10,7 +10,7 @@ import pytest
 
 from pipegraph.errors import LoaderClosedError
 from pipegraph.storage.checksum import crc32c_extend
-from pipegraph.storage.commits import MOST_PENDING
+from pipegraph.storage.commits import MAX_PENDING
 from pipegraph.storage.node_cache import Cacheable, NodeCache
 
 Read = Callable[..., bytes]
@@ -127,13 +127,13 @@ def test_room_that_a_new_entry_needs_is_waited_for_where_it_is_still_being_synce
 
 
 def test_closing_ends_waits_and_loses_nothing_that_was_fetched(cache: NodeCache, disk: SlowDisk) -> None:
-    for number in range(MOST_PENDING):
+    for number in range(MAX_PENDING):
         read(cache, number)
     errors: list[BaseException] = []
 
     def one_too_many() -> None:
         try:
-            read(cache, MOST_PENDING)
+            read(cache, MAX_PENDING)
         except LoaderClosedError as error:
             errors.append(error)
 
@@ -147,6 +147,6 @@ def test_closing_ends_waits_and_loses_nothing_that_was_fetched(cache: NodeCache,
     disk.go.set()
     closing.join()
     names = {path.name for path in (Path(cache.folder) / "objects").iterdir()}
-    assert names == {entry(number).name for number in range(MOST_PENDING)}
+    assert names == {entry(number).name for number in range(MAX_PENDING)}
     assert list((Path(cache.folder) / "partial").iterdir()) == []
     assert not [t for t in threading.enumerate() if t.name == "pipegraph-cache-sync"]

@@ -23,14 +23,14 @@ def plain(sample: Sample) -> dict[str, object]:
 
 
 def check(name: str, data: bytes, expected: list[dict[str, object]], form: Format | None = None) -> int:
-    """Stream, blocks of several sizes and random access all give `expected`; returns the most blocks."""
+    """Stream, blocks of several sizes and random access all give `expected`; returns the largest blocks."""
     form = form or format_of(name)
     file = BytesFile(data, name)
     assert expected == [plain(s) for s in form.samples(file)]
-    most = 0
+    largest = 0
     for block_nbytes in (1, 500, 5000, 1 << 30):
         blocks = list(form.index(file, block_nbytes))
-        most = max(most, len(blocks))
+        largest = max(largest, len(blocks))
         assert [0, *np.cumsum([b.samples for b in blocks])][:-1] == [b.first for b in blocks]
         got: list[dict[str, object]] = []
         for block in blocks:
@@ -43,7 +43,7 @@ def check(name: str, data: bytes, expected: list[dict[str, object]], form: Forma
                 rows[len(rows)]
             got += backwards[::-1]
         assert expected == got
-    return most
+    return largest
 
 
 LINES = [{"n": i, "text": "ü" * (i % 50)} for i in range(300)]

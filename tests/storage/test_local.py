@@ -64,7 +64,7 @@ def test_a_block_of_a_file_that_was_written_since_is_checked_again(part: Part, c
 def test_of_more_parts_than_may_be_open_each_is_read(
     tmp_path: Path, open_descriptors: Callable[[], list[str]]
 ) -> None:
-    local, files = LocalParts(most_open=4), []
+    local, files = LocalParts(max_open=4), []
     before = len(open_descriptors())
     for number in range(20):
         path = tmp_path / f"{number}.bin"
@@ -79,7 +79,7 @@ def test_of_more_parts_than_may_be_open_each_is_read(
 
 
 def test_a_file_that_is_another_one_when_it_is_opened_again_is_an_error(tmp_path: Path, part: Part) -> None:
-    local = LocalParts(most_open=1)
+    local = LocalParts(max_open=1)
     file = local.open(part)
     other = tmp_path / "b.bin"
     other.write_bytes(DATA[::-1])

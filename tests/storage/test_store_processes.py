@@ -17,7 +17,7 @@ from pipegraph.storage.stores import StoreClient
 Connect = Callable[..., StoreClient]
 MakeTar = Callable[..., Path]
 
-QUICK = Retry(deadline_s=20, first_s=0.01, most_s=0.05)
+QUICK = Retry(deadline_s=20, first_s=0.01, max_s=0.05)
 DATA = random.Random(0).randbytes(1_000_000)
 
 

@@ -22,7 +22,7 @@ from pipegraph.storage.urls import safe_url, split_url
 Connect = Callable[..., StoreClient]
 MakeTar = Callable[..., Path]
 
-QUICK = Retry(deadline_s=20, first_s=0.01, most_s=0.05)
+QUICK = Retry(deadline_s=20, first_s=0.01, max_s=0.05)
 DATA = random.Random(0).randbytes(1_000_000)
 
 
@@ -126,7 +126,7 @@ def test_what_is_continued_must_be_the_same_object(
 def test_a_server_that_stays_down_is_an_error_after_the_deadline(
     proxy: Any, connect: Connect, url: str
 ) -> None:
-    store = connect(proxy.port, retry=Retry(deadline_s=0.2, first_s=0.01, most_s=0.02, min_rate=1e9))
+    store = connect(proxy.port, retry=Retry(deadline_s=0.2, first_s=0.01, max_s=0.02, min_rate=1e9))
     proxy.fault = lambda method, path: "503"
     with pytest.raises(StoreError, match=r"503.*\(0 of 10 bytes from 5 came\)"):
         store.read(url, 5, 10)
@@ -262,7 +262,7 @@ def test_question_marks_list_and_hashes_are_parts_of_names(s3_port: int, connect
 
 
 def test_close_ends_requests_that_fail_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = StoreClient(retry=Retry(deadline_s=600, first_s=0.001, most_s=0.001))
+    store = StoreClient(retry=Retry(deadline_s=600, first_s=0.001, max_s=0.001))
     asked = threading.Semaphore(0)
     tasks = []
 

@@ -20,11 +20,11 @@ from pipegraph.errors import PipegraphError
 from pipegraph.machine import cores
 
 BATCH = 32
-FEWEST_STEPS = 8
+MIN_STEPS = 8
 """Steps per epoch that a small folder still gets, by smaller batches."""
 
 SAMPLES_IN_ALL = 12800
-MOST_EPOCHS = 12
+MAX_EPOCHS = 12
 STOP_WITHIN = 300
 """The stop in the middle comes after so many steps at the latest."""
 
@@ -39,7 +39,7 @@ def run_demo(path: str | None, epochs: int | None, images: int = IMAGES) -> None
             own_images(str(shapes_folder(progress.say, images)), images) if path is None else find_data(path)
         )
         if epochs is None:
-            epochs = min(MOST_EPOCHS, max(3, SAMPLES_IN_ALL // data.samples))
+            epochs = min(MAX_EPOCHS, max(3, SAMPLES_IN_ALL // data.samples))
         profile = Job(data, epochs, progress).run()
     print()
     print(profile)
@@ -53,7 +53,7 @@ class Job:
         self.epochs = epochs
         self.progress = progress
         self.devices = _devices()
-        self.batch = max(1, min(BATCH, data.samples // FEWEST_STEPS))
+        self.batch = max(1, min(BATCH, data.samples // MIN_STEPS))
         self.steps = -(-data.samples // self.batch)
         self.stop_at = max(1, min(STOP_WITHIN, epochs // 2 * self.steps + self.steps // 2))
         self.seen: dict[int, list[np.ndarray[Any, Any]]] = {}

@@ -20,7 +20,7 @@ _BATCH_NBYTES: Final = 1 << 22
 """About what a batch of rows may decode to; what is held is counted batch by batch."""
 
 _BUFFER_NBYTES: Final = 1 << 17
-_MOST_ROWS: Final = 1 << 14
+_MAX_ROWS: Final = 1 << 14
 
 _STREAM_ROWS: Final = 256
 """Rows that are turned to Python values at once where all of them are read in order."""
@@ -164,12 +164,12 @@ class ParquetFormat(Format):
                 repeated = [field.name for field in first.schema if str(field.type) in ("string", "binary")]
             row_nbytes = sum(nbytes for name, nbytes in decoded.items() if name not in repeated)
             row_nbytes = max(row_nbytes, 1 if repeated else encoded // rows, 1)
-            most = min(_STREAM_ROWS if stream else _MOST_ROWS, max(1, _BATCH_NBYTES // row_nbytes))
+            limit = min(_STREAM_ROWS if stream else _MAX_ROWS, max(1, _BATCH_NBYTES // row_nbytes))
             if not repeated:
-                yield from reader.iter_batches(most, row_groups=groups, columns=columns)
+                yield from reader.iter_batches(limit, row_groups=groups, columns=columns)
                 return
             with self._open(file, repeated) as again:
-                yield from again.iter_batches(most, row_groups=groups, columns=columns)
+                yield from again.iter_batches(limit, row_groups=groups, columns=columns)
         except PipegraphError:  # of which some are among those below
             raise
         except arrow_errors() as error:
