@@ -8,11 +8,13 @@
 #   make fuzz                    2,000 random graphs (EXAMPLES=n for another number), then the slow tests
 #   make bench                   the benchmarks against other loaders, in an environment of their own;
 #                                PIPEGRAPH_TEST_IMAGES names a folder of photographs for those on images
+#   make docs                    the documentation as a site in site/; make docs-serve shows it at 127.0.0.1:8000
 #   make clean                   remove both environments and caches
 
 SHELL := /bin/sh
 VENV := .venv
 BENCH := .venv-bench
+DOCS := .venv-docs
 # The machine's own Python where it is 3.11 or later, else a later one that is here.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	if command -v $$p >/dev/null && $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
@@ -20,7 +22,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STATED := pyproject.toml constraints.txt
 
-.PHONY: help demo test lint fuzz bench clean
+.PHONY: help demo test lint fuzz bench docs docs-serve clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -47,10 +49,20 @@ EXAMPLES := 2000
 bench: $(BENCH)/.installed
 	$(BENCH)/bin/python benchmarks/run_all.py $(ARGS)
 
-clean:
-	rm -rf $(VENV) $(BENCH) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+# Strict: a broken link, anchor or reference ends it.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(DOCS)/.installed
+	$(DOCS)/bin/mkdocs build --strict --quiet
+	@echo "the site is in site/: make docs-serve, or open site/index.html through any web server"
 
-$(VENV)/.made $(BENCH)/.made:
+docs-serve: docs
+	@echo "http://127.0.0.1:8000 (Ctrl-C ends it)"
+	$(DOCS)/bin/python -m http.server 8000 --bind 127.0.0.1 --directory site
+
+clean:
+	rm -rf $(VENV) $(BENCH) $(DOCS) site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.made $(BENCH)/.made $(DOCS)/.made:
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or later with its venv module is needed: install it, or say make PYTHON=..." >&2; exit 2; fi
 	$(PYTHON) -m venv $(@D)
 	@touch $@
@@ -73,4 +85,9 @@ $(VENV)/.installed-lint: $(STATED) | $(VENV)/.made
 $(BENCH)/.installed: $(STATED) benchmarks/requirements.txt | $(BENCH)/.made
 	$(BENCH)/bin/python $(PIP) -r benchmarks/requirements.txt
 	$(BENCH)/bin/python $(PIP) --no-deps -e .
+	@touch $@
+
+# Reads the sources, so it needs neither torch nor the package itself.
+$(DOCS)/.installed: docs/requirements.txt | $(DOCS)/.made
+	$(DOCS)/bin/python $(PIP) -r docs/requirements.txt
 	@touch $@

@@ -34,8 +34,9 @@ class Lineages(Sequence[Lineage]):
 
     Equal to the tuple of them.
 
-    >>> Lineages("numbers", [7, 8])[1]
-    ('numbers', 8)
+    Examples:
+        >>> Lineages("numbers", [7, 8])[1]
+        ('numbers', 8)
     """
 
     __slots__ = ("positions", "source")

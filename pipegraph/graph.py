@@ -99,12 +99,13 @@ class Graph:
         name: for printing.
         seed: of every random number in the pipeline; None lets rank 0 draw one at the first pass.
 
-    >>> from pipegraph import operators as ops
-    >>> graph = Graph("squares")
-    >>> numbers = graph.add(ops.FromIterable(range(3)))
-    >>> squares = numbers.then(lambda x: x * x, name="square")
-    >>> list(graph.loader())
-    [0, 1, 4]
+    Examples:
+        >>> from pipegraph import operators as ops
+        >>> graph = Graph("squares")
+        >>> numbers = graph.add(ops.FromIterable(range(3)))
+        >>> squares = numbers.then(lambda x: x * x, name="square")
+        >>> list(graph.loader())
+        [0, 1, 4]
     """
 
     def __init__(self, name: str = "pipeline", seed: int | None = 0) -> None:
