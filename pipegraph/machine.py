@@ -48,6 +48,20 @@ def available_memory() -> int:
     return available
 
 
+def scheduled(process: int | str = "self", thread: int | None = None) -> tuple[int, int] | None:
+    """Nanoseconds that a thread (by default a process's first) ran on a core, and was ready to run and had none.
+
+    None where the system does not say, or where the thread has ended.
+    """
+    task = "" if thread is None else f"task/{thread}/"
+    try:
+        with open(f"/proc/{process}/{task}schedstat", "rb") as file:
+            ran, waited = file.read().split()[:2]
+        return int(ran), int(waited)
+    except (OSError, ValueError):
+        return None
+
+
 def open_files_limit() -> int:
     """Files that this process may have open at once (``ulimit -n``)."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

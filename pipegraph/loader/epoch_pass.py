@@ -70,10 +70,12 @@ class Pass:
             try:
                 if self._agreement is not None:
                     self._agree(self._agreement)
+                asked = perf_counter_ns()
                 item = self._get()
                 while item.__class__ is not Chunk:
                     self._token(item)
                     item = self._get()
+                self._progress.waits.note(perf_counter_ns() - asked)
                 if item.buffers:
                     self._release(item.buffers)
                 for event in item.ready:
@@ -88,6 +90,7 @@ class Pass:
                 else:
                     self._place.cursor = item.after
                 progress.items += 1
+                progress.waits.count()
                 return item if self._whole else item.data
             except StopIteration:
                 raise

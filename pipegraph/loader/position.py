@@ -14,6 +14,7 @@ from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.contracts import History, Source
+from pipegraph.durations import Stopwatch
 from pipegraph.engine.run import Resume, Run
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import restarts
@@ -106,6 +107,7 @@ class Progress:
         idle: no pass has begun since the place was set.
         tracked: every delivered sample is noted, because a stage above finishes in any order.
         counted: delivering a chunk means more than moving the cursor.
+        waits: of the training loop, one per chunk.
     """
 
     def __init__(self, plan: Plan, ledger: Ledger) -> None:
@@ -122,6 +124,7 @@ class Progress:
         self.first_batch_ns = 0
         self.items = 0
         self.samples = 0
+        self.waits = Stopwatch()
         self._items_before = 0  # when the pass began
         self._standing: Place | None = None  # from where the current run goes on by itself
         self._since_prune = 0

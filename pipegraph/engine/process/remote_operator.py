@@ -53,6 +53,11 @@ class _Remote:
         self._timeout_s = timeout_s
         self.kind = operator.kind
 
+    @property
+    def pid(self) -> int | None:
+        """The number of the process that there is."""
+        return self._host.pid
+
     def open(self, context: Context) -> None:
         """Start the process; it opens the operator."""
         try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Mark
 from pipegraph.contracts import Context, Operator, Source
+from pipegraph.durations import Stopwatch
 from pipegraph.engine.activity import Activity, Cancelled
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Account, Buffers
@@ -23,6 +24,7 @@ from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.ordinals import Ordinals
 from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.engine.stage.watermark import Watermark
+from pipegraph.machine import scheduled
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.policies import final_policy
 from pipegraph.tree import buffers, copy_containers
@@ -36,9 +38,12 @@ class Meter:
     """One worker's counters. Written by that worker alone, read by anyone: a torn view is one item off."""
 
     __slots__ = (
+        "_busy_ns",
         "_clock",
         "_cpu_ns",
-        "busy_ns",
+        "_note",
+        "_thread",
+        "_waited_ns",
         "calls",
         "dropped",
         "failed",
@@ -46,6 +51,7 @@ class Meter:
         "nbytes",
         "retried",
         "samples",
+        "watch",
     )
 
     def __init__(self) -> None:
@@ -53,7 +59,11 @@ class Meter:
             None  # of its thread's time on a core, read by whoever asks: items pay nothing
         )
         self._cpu_ns = 0
-        self.busy_ns = 0
+        self._thread = 0  # its number in the system, whose scheduler knows how long it waited for a core
+        self._waited_ns = 0
+        self._busy_ns = 0
+        self.watch = Stopwatch()
+        self._note = self.watch.note
         self.calls = 0
         self.items = 0
         self.samples = 0
@@ -62,29 +72,42 @@ class Meter:
         self.failed = 0
         self.retried = 0
 
+    @property
+    def busy_ns(self) -> int:
+        """Nanoseconds of work; what it grows by is how long one call took."""
+        return self._busy_ns
+
+    @busy_ns.setter
+    def busy_ns(self, total: int) -> None:
+        self._note(total - self._busy_ns)
+        self._busy_ns = total
+        self.watch.count()
+
     def values(self) -> tuple[int, ...]:
         """All counters, as :meth:`of` takes them."""
         return (
             *(self.busy_ns, self.calls, self.items, self.samples, self.nbytes),
-            *(self.dropped, self.failed, self.retried, self.cpu_ns()),
+            *(self.dropped, self.failed, self.retried, self.cpu_ns(), self.waited_ns()),
         )
 
     @staticmethod
     def of(values: Sequence[int]) -> Meter:
         """A meter that shows these."""
         meter = Meter()
-        meter.busy_ns, meter.calls, meter.items, meter.samples, meter.nbytes = values[:5]
-        meter.dropped, meter.failed, meter.retried, meter._cpu_ns = values[5:]
+        meter._busy_ns, meter.calls, meter.items, meter.samples, meter.nbytes = values[:5]
+        meter.dropped, meter.failed, meter.retried, meter._cpu_ns, meter._waited_ns = values[5:]
         return meter
 
     def thread_begins(self) -> None:
         """Called by the worker's own thread; an inline stage has none, nor have all systems such clocks."""
         if hasattr(time, "pthread_getcpuclockid"):
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._thread = threading.get_native_id()
 
     def thread_ends(self) -> None:
         """Called by the worker's own thread, whose clock ends with it."""
         self._cpu_ns, self._clock = self.cpu_ns(), None
+        self._waited_ns, self._thread = self.waited_ns(), 0
 
     def cpu_ns(self) -> int:
         """How long the thread has run on a core so far; 0 where that is not known."""
@@ -95,6 +118,12 @@ class Meter:
             except OSError:  # the thread has just ended, or lives on in the process that forked this one
                 pass
         return self._cpu_ns
+
+    def waited_ns(self) -> int:
+        """How long the thread has been ready to run and had no core so far; 0 where that is not known."""
+        thread = self._thread
+        found = scheduled(thread=thread) if thread else None
+        return self._waited_ns if found is None else found[1]
 
 
 @dataclass

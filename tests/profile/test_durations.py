@@ -1,0 +1,81 @@
+"""Sketches of durations: accurate, mergeable, and counted by one thread while others read."""
+
+import pickle
+import random
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipegraph.durations import Durations, Stopwatch
+
+
+@given(
+    st.lists(st.integers(1, 10**13), min_size=1, max_size=300), st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0])
+)
+def test_a_percentile_is_within_one_percent_of_the_exact_one(durations, quantile):
+    sketch = Durations()
+    sketch.add_all(durations)
+    exact = sorted(durations)[int(quantile * (len(durations) - 1))] / 1e9
+    assert sketch.quantile_s(quantile) == pytest.approx(exact, rel=0.011)
+
+
+@given(st.lists(st.lists(st.integers(1, 10**12), max_size=50), min_size=1, max_size=5))
+def test_merging_parts_equals_counting_all_in_one(parts):
+    merged, whole = Durations(), Durations()
+    for part in parts:
+        one = Durations()
+        one.add_all(part)
+        merged.merge(pickle.loads(pickle.dumps(one)))
+        whole.add_all(part)
+    assert merged.bins() == whole.bins()
+    assert merged.count == sum(map(len, parts))
+
+
+def test_since_gives_what_came_after_an_earlier_copy():
+    watch = Stopwatch()
+    for ns in (1_000, 2_000):
+        watch.note(ns)
+    earlier = watch.durations()
+    watch.note(5_000_000)
+    interval = watch.durations().since(earlier)
+    assert interval.count == 1
+    assert interval.quantile_s(0.5) == pytest.approx(0.005, rel=0.011)
+
+
+def test_no_durations_have_no_percentile():
+    empty = Durations()
+    assert (empty.count, empty.quantile_s(0.99), empty.bins()) == (0, 0.0, [])
+
+
+def test_a_clock_that_stands_still_counts_as_a_nanosecond():
+    sketch = Durations()
+    sketch.add_all([0, 0])
+    assert sketch.count == 2
+    assert 0 < sketch.quantile_s(1.0) < 2e-9
+
+
+def test_nothing_is_lost_or_counted_twice_while_another_thread_reads():
+    watch = Stopwatch()
+    draw = random.Random(3)
+    noted = [draw.randint(1, 10**9) for _ in range(20_000)]
+    done = threading.Event()
+    counts = []
+
+    def read():
+        while not done.is_set():
+            counts.append(watch.durations().count)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for ns in noted:
+        watch.note(ns)
+        watch.count()
+    done.set()
+    reader.join()
+    found = watch.durations()
+    assert found.count == len(noted)
+    assert counts == sorted(counts)
+    assert found.quantile_s(0.9) == pytest.approx(np.quantile(noted, 0.9) / 1e9, rel=0.02)
