@@ -44,7 +44,7 @@ class Durations:
     @property
     def count(self) -> int:
         """How many durations."""
-        return round(self._sketch.count)
+        return int(self._sketch.count)
 
     def add(self, ns: int, times: int = 1) -> None:
         """Count a duration in nanoseconds."""
