@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from time import perf_counter_ns, process_time_ns
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
-
-from pipegraph.machine import scheduled
 
 if TYPE_CHECKING:
     from pipegraph.engine.run import Run
@@ -20,9 +18,7 @@ if TYPE_CHECKING:
 
 Totals = Counter[tuple[Any, ...]]
 """Nanoseconds or numbers under ``("elapsed",)``, ``("busy", stage)``, ``("items", stage)``,
-``("cpu", stage)`` (its threads and processes on a core), ``("coreless", stage)`` (ready to run without one),
-``("process",)`` (on a core: this process and its workers'), ``("late",)`` (between a thread's wake and its going on)
-and ``("wakes",)``,
+``("cpu", stage)`` (of its threads), ``("late",)`` (between a thread's wake and its going on) and ``("wakes",)``,
 ``("memory", stage)`` (waits for room under ``memory_limit``), and for the edge into input ``index`` of
 ``consumer`` (``""`` is the training loop) ``("put", consumer, index)`` and ``("get", consumer, index)``:
 waits summed over threads."""
@@ -84,9 +80,6 @@ class PassTotals:
             found["busy", stage] = sum(meter.busy_ns for meter in meters)
             found["items", stage] = sum(meter.items for meter in meters)
             found["cpu", stage] = sum(meter.cpu_ns() for meter in meters)
-            found["coreless", stage] = sum(meter.waited_ns() for meter in meters)
-        found["process",] = process_time_ns()
-        self._look_at_processes(found)
         found["wakes",], found["late",] = run.activity.wakes, run.activity.late_ns
         for account in run.account.stages:
             found["memory", account.name] = account.wait_ns
@@ -98,13 +91,3 @@ class PassTotals:
             # Who puts into the first queue here is the stage there, and not what brings its chunks.
             found[key] = value if key[0] == "put" else found[key] + value
         return found
-
-    def _look_at_processes(self, found: Totals) -> None:
-        for stage, workers in self._runtime.workers.items():
-            if self._runtime.plan.stages[stage].backend == "process":
-                for worker in workers:
-                    pid = worker.operator.pid
-                    ran, waited = (scheduled(pid) if pid is not None else None) or (0, 0)
-                    found["cpu", stage] += ran
-                    found["coreless", stage] += waited
-                    found["process",] += ran
