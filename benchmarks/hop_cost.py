@@ -175,7 +175,7 @@ def torchdata_nodes(depth: int, tuned: bool = False) -> Iterator[Iterator[int]]:
         node = ParallelMapper(node, identity, num_workers=1, method="thread", **options)
     iterator = iter(Loader(node))
     yield iterator
-    # From the last stage to the first: collected in another order, the threads would go on polling.
+    # From the last stage to the first: collected in another order, the threads would continue polling.
     shut_down(iterator)
 
 

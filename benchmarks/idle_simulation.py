@@ -1,4 +1,4 @@
-"""The simulation behind ``idle_ratio.py``, which tells what is simulated and how: trainers, loads, and the clock."""
+"""The simulation behind ``idle_ratio.py``, which says what is simulated and how: trainers, loads, and the clock."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ Job = Callable[[int, int], object]
 
 
 def jobs(order: Order, layout: LayoutLike, world_size: int) -> tuple[dict[str, Job], dict[str, Job]]:
-    """What is measured, as functions of the epoch and of the turn: cold ones, and draws that go on."""
+    """What is measured, as functions of the epoch and of the turn: cold ones, and draws that continue."""
     rank, middle = world_size // 3, SAMPLES // world_size // 2
     resized = [(world_size * 3 + 1, middle // 4), (5, 1_000)]
     draw = functools.partial(order.indices, layout, 7, rank=rank, world_size=world_size)

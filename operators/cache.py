@@ -28,7 +28,7 @@ Value = tuple[tuple[Any, ...] | None, Any]
 
 
 class _Store(ABC):
-    """Values by (digest of what made them, index). Any thread may call it."""
+    """Values by (digest of what made them, index). Thread-safe."""
 
     @abstractmethod
     def get(self, digest: str, index: int) -> Value | None: ...
@@ -114,7 +114,7 @@ class _Folder(_Store):
                 aside.unlink(missing_ok=True)
             self._limit = 0
             warnings.warn(
-                f"Cache: {self._folder} takes no more files ({error.strerror}); going on without adding to it",
+                f"Cache: {self._folder} takes no more files ({error.strerror}); continuing without adding to it",
                 PipegraphWarning,
                 stacklevel=2,
             )
@@ -157,7 +157,7 @@ class Cache(Memo):
         self._store = context.share("memo", self._make_store)
 
     def attach(self, index_of: Callable[[int, int], int], digest: str) -> None:
-        """Told by the runtime: how positions become indices, and what the stages above are."""
+        """Called by the runtime: how positions become indices, and the upstream stages."""
         self._index_of, self._digest = index_of, digest
 
     def lookup(self, index: int) -> Hit | None:

@@ -252,7 +252,7 @@ class DecodeImage(RowOperator):
         self._decode(encoded, part, batch.rows[index])
         batch.encoded[index] = None
         if sample is not None:
-            batch.substitutes[index] = sample  # which brings its label and the rest along
+            batch.substitutes[index] = sample  # with its label and the rest
 
     def end_batch(self, batch: _Batch, kept: Sequence[int]) -> Chunk:
         chunk, rows, count = batch.chunk, batch.rows, len(batch.chunk.lineages)

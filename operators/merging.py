@@ -117,7 +117,7 @@ class Mix(FanIn):
 
     Args:
         weights: one per input, positive.
-        stop: ``"first"`` ends with the first input that ends; ``"all"`` goes on with the others, their
+        stop: ``"first"`` ends with the first input that ends; ``"all"`` continues with the others, their
             weights renormalised, until all have ended.
     """
 

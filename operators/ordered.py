@@ -74,7 +74,7 @@ class OrderedSource(Source):
             return 0
         return self.order.length(layout, world_size, history, rank, self.seed, epoch)
 
-    def go_on(self, epoch: int, history: History) -> None:
+    def begin_run(self, epoch: int, history: History) -> None:
         self._history = (epoch, history)
 
     def _consumed(self, epoch: int) -> History:
@@ -101,14 +101,14 @@ class OrderedSource(Source):
     def index_of(self, position: int, epoch: int) -> int:
         """The index at a position; those that this rank reads next are drawn together."""
         stride = self._stride
-        lap, residue = divmod(position, stride)
-        first = (lap - lap % POSITIONS_AT_ONCE) * stride + residue
+        turn, residue = divmod(position, stride)
+        first = (turn - turn % POSITIONS_AT_ONCE) * stride + residue
         block = self._block
         if block is None or block[0] != (epoch, first):
             drawn = np.arange(first, first + POSITIONS_AT_ONCE * stride, stride)
             indices = self.order.samples_at(self.layout(), drawn, self.seed, epoch).tolist()
             block = self._block = ((epoch, first), indices)
-        return block[1][lap % POSITIONS_AT_ONCE]
+        return block[1][turn % POSITIONS_AT_ONCE]
 
     def indices_of(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
         drawn = np.fromiter(positions, np.int64, len(positions))

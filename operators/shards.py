@@ -63,7 +63,7 @@ class Feed:
                 listener.dealt(deal)
 
     def subscribe(self, listener: Listener) -> None:
-        """Tell this one too; it is told at once what is being dealt."""
+        """Notify this one too, at once of what is being dealt."""
         with self._lock:
             if listener not in self._listeners:
                 self._listeners.append(listener)
@@ -211,12 +211,12 @@ class ShardSelect(OrderedSource):
         self.find(context.stopping)
         self._feed = context.share("feed", lambda: Feed(self, context))
 
-    def go_on(self, epoch: int, history: History) -> None:
+    def begin_run(self, epoch: int, history: History) -> None:
         if self.random_access:
-            super().go_on(epoch, history)
+            super().begin_run(epoch, history)
         elif history:
             raise StateError(
-                "ShardSelect(order=PartOrder()) without a manifest goes on at the same world size only: "
+                "ShardSelect(order=PartOrder()) without a manifest resumes at the same world size only: "
                 f"resume with {history[-1][0]} ranks, or give it a manifest="
             )
         if self._feed is not None:

@@ -42,9 +42,9 @@ class _Turn:
         return self._lock.locked()
 
     def begin(self, items: Any, epoch: int) -> Iterator[Any]:
-        """An iterator over ``items`` for an epoch; what has ``set_epoch`` is told of it first.
+        """An iterator over ``items`` for an epoch; ``set_epoch`` is called first where there is one.
 
-        Another loader may tell it of another epoch as soon as the first item is there, and no sooner.
+        Another loader may set another epoch as soon as the first item is there, and no sooner.
         """
         if not hasattr(items, "set_epoch"):
             return _iterator(items)
@@ -52,7 +52,7 @@ class _Turn:
             items.set_epoch(epoch)
             begun = _iterator(items)
             if hasattr(begun, "load_state_dict"):
-                return begun  # it may go on from a state of its own, and then must not have begun
+                return begun  # it may resume from a state of its own, and then must not have begun
             first = list(islice(begun, 1))
         return chain(first, begun)
 
@@ -81,7 +81,7 @@ class FromIterable(Source):
 
     A callable with a parameter ``epoch`` gets it. An iterator (which can be read once) serves one
     epoch. Resuming reads an iterable again and drops what was delivered, which costs that time and
-    needs items that repeat; an iterator with ``state_dict``/``load_state_dict`` goes on from its own state.
+    needs items that repeat; an iterator with ``state_dict``/``load_state_dict`` resumes from its own state.
 
     Args:
         iterable: the items, or a callable that returns them.
@@ -129,9 +129,9 @@ class FromIterable(Source):
         found: list[int] = self._left(epoch).at(numbers).tolist()
         return found
 
-    def go_on(self, epoch: int, history: History) -> None:
+    def begin_run(self, epoch: int, history: History) -> None:
         if not self.shard:
-            super().go_on(epoch, history)
+            super().begin_run(epoch, history)
         self._history = (epoch, history)
         self._from = None  # of a run that ended before it began to read
 
@@ -171,9 +171,9 @@ class FromIterable(Source):
             read = position + 1
             number += stride
         first = left.start + number - len(left.front)
-        for lap, item in enumerate(islice(items, first - read, None, stride)):
+        for turn, item in enumerate(islice(items, first - read, None, stride)):
             yield (
-                first + lap * stride,
+                first + turn * stride,
                 item if item.__class__ in SHARED else copy_containers(item),
             )
 

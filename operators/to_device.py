@@ -279,7 +279,7 @@ class Scatter(Operator):
         self._landings: _Landings | None = None
 
     def config(self) -> dict[str, Any]:
-        return {}  # on how many devices a batch lies does not change it: a run may go on with another number
+        return {}  # on how many devices a batch lies does not change it: a run may continue with another number
 
     def reads_pinned(self) -> bool:
         return any(device.type == "cuda" for device in self.devices)

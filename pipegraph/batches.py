@@ -1,6 +1,6 @@
 """Which parts of a batch have a row per sample: one rule, for everything that takes a batch apart.
 
-What a batch is made of is known when it is made; what its types do not tell is noted in ``Chunk.layout`` then, and
+What a batch is made of is known when it is made; what its types do not show is noted in ``Chunk.layout`` then, and
 travels with it (:func:`noted`). Below, types decide, and never a length (:func:`resolved`):
 
 * a tensor or an array has a row per sample (one without dimensions belongs to the whole batch);
@@ -62,7 +62,7 @@ Parts = bool | dict[Any, Any]
 
 
 def noted(batch: Any, samples: Sequence[Any], transposed: bool = False) -> Note:
-    """What is known of a batch made of these samples, beyond what its types tell.
+    """What is known of a batch made of these samples, beyond what its types show.
 
     A list or tuple of the samples' own values, one after the other, is rows (``collate=tuple``,
     ``tuple(zip(*samples))``), and so is a list at the top of entries of the samples' types.

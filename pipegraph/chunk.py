@@ -155,7 +155,7 @@ class Chunk:
 
     @property
     def own_keys(self) -> tuple[Any, ...] | None:
-        """The keys that the samples have brought along or been given; None where their positions are their keys."""
+        """The keys that the samples have of their own or were given; None where their positions are their keys."""
         keys = self.keys
         return None if self._keys is None else keys
 
@@ -232,7 +232,7 @@ class Chunk:
 
     @staticmethod
     def group(chunks: Sequence[Chunk], data: Any, batched: bool = True, transposed: bool = False) -> Chunk:
-        """One chunk out of consecutive ones: it restarts with the first and goes on after the last.
+        """One chunk out of consecutive ones: it restarts with the first and continues after the last.
 
         Args:
             batched: whether ``data`` has a sample dimension.

@@ -134,31 +134,31 @@ class Source(Component):
             yield place.position if isinstance(place, Drawn) else place, self.read(place, epoch)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether it can go on when a part of an epoch was consumed at another world size."""
-        return self.elastic and type(self).go_on is not Source.go_on
+    def resizable(self) -> bool:
+        """Whether it can continue when a part of an epoch was consumed at another world size."""
+        return self.elastic and type(self).begin_run is not Source.begin_run
 
     def snapshot(self) -> Any:
-        """JSON from which :meth:`restore` can go on where ``iterate`` stands; None if that can only start anew."""
+        """JSON from which :meth:`restore` can continue where ``iterate`` stands; None if that can only start anew."""
         return None
 
     def restore(self, step: int, snapshot: Any) -> None:
-        """The ``iterate`` that is called at once may go on from ``snapshot``, taken when the item of ``step`` was next.
+        """The ``iterate`` that is called at once may resume from ``snapshot``, taken before the item of ``step``.
 
-        What a run that ends before it reads leaves behind is to be forgotten in :meth:`go_on`.
+        What a run that ends before it reads leaves behind is to be forgotten in :meth:`begin_run`.
         """
 
-    def go_on(self, epoch: int, history: History) -> None:
+    def begin_run(self, epoch: int, history: History) -> None:
         """A run begins at ``epoch``, of which ``history`` was consumed at other world sizes; steps count from there.
 
         :meth:`length` is then what is left of that epoch.
 
         Raises:
-            StateError: this source cannot go on at another world size, as one that does not override this.
+            StateError: this source cannot resume at another world size, as one that does not override this.
         """
         if history:
             raise StateError(
-                f"{self.name} cannot go on at another world size; resume with {history[-1][0]} ranks"
+                f"{self.name} cannot resume at another world size; resume with {history[-1][0]} ranks"
             )
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
@@ -190,7 +190,7 @@ class Source(Component):
         return position
 
     def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
-        """A position near by whose sample ``Replace`` may put at ``position``: a keyed draw, try by try."""
+        """A nearby position whose sample ``Replace`` may put at ``position``: a keyed draw, try by try."""
         return None
 
 

@@ -11,7 +11,7 @@ kind        ``process(chunk)`` returns                     also
 ``expand``  an iterable of chunks, made by ``chunk.child`` ``flush`` is never called
             or ``chunk.row``
 ``regroup`` an iterable of chunks, made by ``Chunk.group`` ``flush()`` once at each epoch's end
-``merge``   a chunk or None; ``input`` tells which         ``next_input()``, ``end_input(i)``
+``merge``   a chunk or None; from ``input``                 ``next_input()``, ``end_input(i)``
 ``route``   the chunk; ``choose(chunk)`` names the output  ``outputs``
 =========== ============================================== =====================================
 
@@ -75,7 +75,7 @@ class Operator(Component):
 
     @property
     def stateful(self) -> bool:
-        """Whether it goes on from what it has gathered from the chunks before: it then runs in order with one worker.
+        """Whether it resumes from what it has gathered from the chunks before: it then runs in order with one worker.
 
         An operator says so by defining ``state_dict()`` and ``load_state_dict(state)`` (JSON) in its own class, or
         with ``stateful = True``. With ``stateful = False`` such methods are there for something else. Where a base
@@ -149,7 +149,7 @@ class Operator(Component):
         return cursor
 
     def resume(self, cursor: Cursor) -> Cursor:
-        """Prepare to go on at ``cursor`` (made by this operator's own chunks); returns the cursor
+        """Prepare to resume at ``cursor`` (made by this operator's own chunks); returns the cursor
         at which the input must restart. Called before the first item of a restored epoch."""
         return cursor
 
@@ -188,7 +188,7 @@ class Memo(Operator):
 
     @abstractmethod
     def attach(self, index_of: Callable[[int, int], Any], digest: str) -> None:
-        """Told before ``open``: the index of a position in an epoch, and what the stages above are."""
+        """Called before ``open`` with the index of a position in an epoch, and what the stages above are."""
 
     @abstractmethod
     def lookup(self, index: Any) -> Any:
@@ -199,7 +199,7 @@ class Regroup(Operator):
     """Chunks in, other chunks out: one worker, in order.
 
     Without a state of its own its groups are of consecutive whole chunks, as ``Chunk.group`` makes them: a restart
-    goes on behind the last one, with nothing held. One that carries a remainder over, interleaves groups or leaves
+    resumes behind the last one, with nothing held. One that carries a remainder over, interleaves groups or leaves
     samples out keeps what it holds, chunks too, in its ``state_dict()``.
 
     An operator whose ``process`` or ``flush`` raises sets ``failing`` to the chunks that this is about and that
@@ -295,7 +295,7 @@ class FanIn(Operator):
         return None
 
     def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        """Prepare to go on at ``cursor``; returns the cursor of each input. None is the start."""
+        """Prepare to resume at ``cursor``; returns the cursor of each input. None is the start."""
         return [None] * inputs
 
     @abstractmethod

@@ -6,7 +6,7 @@
     ├── GraphError (ValueError)      the description is wrong: at ``add``, ``plan()`` or ``loader()``
     ├── StateError (ValueError)      a state does not fit the graph it is loaded into
     ├── LoaderClosedError            a pass or a loader was used after its end
-    ├── MemoryLimitError             ``memory_limit`` leaves no way to go on
+    ├── MemoryLimitError             ``memory_limit`` leaves no way to continue
     ├── MissingExtraError (ImportError)   an optional part is not installed; says the pip line
     ├── BudgetError                  more items of an epoch failed than the stage's policy allows
     ├── WorkerDiedError              a worker process or actor ended by itself
@@ -53,7 +53,7 @@ class LoaderClosedError(PipegraphError, RuntimeError):
 
 
 class MemoryLimitError(PipegraphError, MemoryError):
-    """``memory_limit`` leaves no way to go on."""
+    """``memory_limit`` leaves no way to continue."""
 
 
 class MissingExtraError(PipegraphError, ImportError):
@@ -61,7 +61,7 @@ class MissingExtraError(PipegraphError, ImportError):
 
     Args:
         module: the module that could not be imported.
-        extra: the extra of pipegraph that brings it.
+        extra: the extra of pipegraph that installs it.
         purpose: what wanted it, for the message.
     """
 

@@ -275,7 +275,7 @@ class Graph:
             epochs: how many passes will come, so that prefetching crosses their boundaries; None is endless.
             memory_limit: bytes (or ``"4 GB"``) in flight; by default half of what the machine has available.
             equal_steps: with several ranks and unknown lengths, whether the ranks agree on their steps.
-            autotune: find workers and capacities while training goes on; refused in this version.
+            autotune: find workers and capacities during training; refused in this version.
             isolate: run all stages above those that move chunks to pinned memory or devices in one process of
                 their own, so that their Python code never holds the training process's interpreter lock. Operators
                 are sent there (functions by value), a quarter of ``memory_limit`` is for what has crossed, and behind

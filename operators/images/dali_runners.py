@@ -68,7 +68,7 @@ class DaliRunner(Protocol):
             shape, else a list of tensors. The caller may keep them.
 
         Raises:
-            DaliError: DALI failed; the runner goes on with the next chunk.
+            DaliError: DALI failed; the runner continues with the next chunk.
             GraphError: a field that the definition names is missing.
         """
         ...

@@ -1,6 +1,6 @@
 """simplejpeg (libjpeg-turbo) as a region decoder: any DCT scale, no row below the region, no allocation.
 
-The rows below the region are left out by telling the decoder that the image
+The rows below the region are left out by declaring to the decoder that the image
 ends there: the frame header's number of rows (ITU-T T.81, B.2.2) is overwritten
 in a copy of the encoded bytes. Sixteen rows more than needed are decoded, so
 that the chroma upsampling of the region's last row sees its true neighbours.

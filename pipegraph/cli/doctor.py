@@ -1,4 +1,4 @@
-"""``pipegraph doctor``: what this machine offers, and what would bring what is missing."""
+"""``pipegraph doctor``: what this machine offers, and how to install what is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipegraph.units import format_bytes
 
 
 class Part(NamedTuple):
-    """An optional part: its module, the extra that brings it, what it is for, and its distribution."""
+    """An optional part: its module, the extra that installs it, what it is for, and its distribution."""
 
     module: str
     extra: str

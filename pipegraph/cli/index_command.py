@@ -18,7 +18,7 @@ from pipegraph.units import format_bytes, parse_bytes
 def run_index(
     parts: Sequence[str], out: str, checksums: bool, sub_blocks: bool, block_size: str, store: Sequence[str]
 ) -> None:
-    """Index ``parts`` into the manifest ``out``; a run that was stopped goes on where it was.
+    """Index ``parts`` into the manifest ``out``; a run that was stopped resumes where it was.
 
     Args:
         out: a path or URL.
@@ -37,7 +37,7 @@ def run_index(
         progress = stack.enter_context(Progress(""))
         started = False
 
-        def tell(state: IndexProgress) -> None:
+        def show(state: IndexProgress) -> None:
             nonlocal started
             if not started:
                 started = True
@@ -53,7 +53,7 @@ def run_index(
                 checksums=checksums,
                 block_nbytes=block_nbytes,
                 sub_blocks=sub_blocks,
-                progress=tell,
+                progress=show,
                 journal=journal,
             )
         except MissingExtraError as error:

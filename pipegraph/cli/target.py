@@ -64,11 +64,11 @@ def _run(path: Path) -> ModuleType:
 
 
 def _where(error: BaseException, file: str) -> str:
-    told = described(error)
+    text = described(error)
     wanted = str(Path(file).resolve())
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
         if frame.filename and str(Path(frame.filename).resolve()) == wanted
     ]
-    return f"{told} (line {lines[-1]})" if lines else told
+    return f"{text} (line {lines[-1]})" if lines else text

@@ -128,7 +128,7 @@ class DeviceFacts:
 class Backend(ABC):
     """Streams, events and memory of one device. Its maker closes it.
 
-    All methods may be called from any thread.
+    All methods are thread-safe.
     """
 
     device: torch.device

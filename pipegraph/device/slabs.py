@@ -6,7 +6,7 @@ The tensors of the delivery get storages of their own on top of the lease, so th
 weak reference to the tensor itself would not do: views outlive it.)
 
 On a device the last tensor may be gone for the host while work of a stream still reads it. So a lease notes the
-streams that were told to read it, and whoever writes to the slab next waits for them on its own stream.
+streams that read it, and whoever writes to the slab next waits for them on its own stream.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def aligned(nbytes: int) -> int:
 class SlabRing:
     """The free slabs of one stage; grows when all are out, so that taking one never waits for the user.
 
-    Any thread may take and lease. Slabs return through a ``SimpleQueue``, whose ``put`` takes no lock that
+    Taking and leasing are thread-safe. Slabs return through a ``SimpleQueue``, whose ``put`` takes no lock that
     the garbage collector could find held.
 
     Args:
         allocate: returns a uint8 tensor of at least that many bytes; what is large enough for several slabs is cut.
         spare: free slabs kept; more are given back to the system.
         on_return: called with a slab's memory before it is used again (tests poison it there).
-        count: told of ``slabs_made`` and of ``slab_bytes``, which were allocated for them, with what is rounded up.
+        count: called with ``slabs_made`` and of ``slab_bytes``, which were allocated for them, with what is rounded up.
 
     Attributes:
         made: slabs made so far.

@@ -170,7 +170,7 @@ class Runtime:
             if isinstance(stage.operator, Source):
                 copies = [worker.operator for worker in self.workers[stage.name]]
                 for source in (*copies, *filter(None, [self.readers.get(stage.name)])):
-                    source.go_on(epoch, history_of(resume.history, stage.name))
+                    source.begin_run(epoch, history_of(resume.history, stage.name))
         run = self._make_run(epoch, horizon, resume)
         run.activity.attach()  # the consumer
         for stage in self.plan.running:

@@ -4,7 +4,7 @@ A cursor mirrors the graph above its edge, so a state notes how its graph was wi
 what it is, where in its cursors those of its inputs lie, and what it reads from. With that the cursor of the
 old output is taken apart into those of the stages, and a cursor of the new output is put together from these:
 
-* a source that is in both graphs goes on at its step, a new one begins at its start;
+* a source that is in both graphs resumes at its step, a new one begins at its start;
 * a one-to-one stage holds nothing, so it may be changed, added or left out freely;
 * any other stage that was not changed keeps what it held; one that was changed, or is new, begins anew where its
   input stands, which for a window or a bucket is where the oldest sample that had not left came in;
@@ -91,7 +91,7 @@ def adapted_all(state: Any, plan: Plan, allow: Collection[str]) -> tuple[Any, li
 
 
 def adapted(state: Mapping[str, Any], plan: Plan, allow: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """The state as one of this graph, and in words what goes on and what begins anew.
+    """The state as one of this graph, and in words what continues and what begins anew.
 
     Raises:
         StateError: a stage that is not allowed to differ does, or one that differs cannot be carried over.
@@ -313,8 +313,8 @@ class _Carry:
             return ups[0], 0 if kept is None else kept[1]
         if kind == "route":
             assert isinstance(operator, FanOut)
-            goes_on = kept is not None and kept[1] < operator.outputs
-            return ups[0], kept[1] if goes_on else min(stage.route_outputs)
+            continues = kept is not None and kept[1] < operator.outputs
+            return ups[0], kept[1] if continues else min(stage.route_outputs)
         if not isinstance(operator, Regroup):
             return ups[0]
         inner, marks = kept if marked and isinstance(kept, tuple) else (kept, 0)
@@ -350,18 +350,20 @@ class _Carry:
             if isinstance(operator, Source):
                 added = name in self._differ.added
                 word = (
-                    "begins at the start of the epoch" if added else "goes on at the step at which it stood"
+                    "begins at the start of the epoch" if added else "resumes at the step at which it stood"
                 )
             elif operator.stateful:
                 word = (
                     "begins with its first state" if new else "is given the state that was saved, as it was"
                 )
             elif isinstance(operator, FanIn):
-                word = "goes on with each input where that stood, and from the start with those that are new"
+                word = (
+                    "continues with each input where that stood, and from the start with those that are new"
+                )
             elif operator.kind == "map":
                 word = "works on what was not delivered yet"
             elif operator.kind == "expand":
-                word = "goes on inside the item that it stood at"
+                word = "resumes inside the item that it stood at"
             elif operator.kind == "route":
                 word = "sends on what was not delivered yet"
             else:

@@ -17,7 +17,7 @@ from pipegraph.loader.position import Progress
 
 
 class Pass:
-    """Delivers the chunks of one epoch, counts them, and ends at the end, at a failure or when told to.
+    """Delivers the chunks of one epoch, counts them, and ends at the end, at a failure or when ended from outside.
 
     Attributes:
         over: why it has ended, ``""`` while it has not.
@@ -154,7 +154,7 @@ class Pass:
                 del item
 
     def _take_over(self) -> None:
-        """This part of the epoch is delivered: go on with the next of another rank's."""
+        """This part of the epoch is delivered: continue with the next of another rank's."""
         place, runtime = self._progress.following(self._place, self._own), self._runtime
         runtime.pass_totals.end()
         runtime.end_run()  # its workers may still write into the ledger

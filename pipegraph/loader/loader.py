@@ -134,7 +134,7 @@ class Loader:
             restored = self._progress.place.epoch
             warnings.warn(
                 f"set_epoch({place.epoch}) discards what was restored of epoch {restored}, of which nothing was "
-                "delivered yet; call set_epoch(loader.epoch) or nothing after load_state_dict() to go on with it",
+                "delivered yet; call set_epoch(loader.epoch) or nothing after load_state_dict() to continue with it",
                 PipegraphWarning,
                 stacklevel=stacklevel,
             )
@@ -162,7 +162,7 @@ class Loader:
             run = self._run_from(place, runtime)
             # Known before a signal handler may ask for it, and behind the start, in which sources look for their data
             # so that a close ends the search.
-            with suppress(Exception):  # who asks is told what is wrong
+            with suppress(Exception):  # the caller gets the error
                 self._digests()
             interval = runtime.pass_totals.begin(run)
             progress.pass_begins(place, run)
@@ -177,10 +177,10 @@ class Loader:
             raise LoaderClosedError(f"{self._closed}; make another with graph.loader(...)")
 
     def _run_from(self, place: Place, runtime: Runtime) -> Run:
-        """The run there is, where it goes on with this place by itself, else another."""
+        """The run there is, where it continues with this place by itself, else another."""
         epoch, run = place.epoch, runtime.run
         horizon = inf if self._epochs is None else max(epoch, self._epochs - 1)
-        if run is not None and run.error is None and self._progress.goes_on_to(place):
+        if run is not None and run.error is None and self._progress.continues_to(place):
             run.horizon.raise_to(horizon if place.stream is None else epoch)
             return run
         progress = self._progress
@@ -233,7 +233,7 @@ class Loader:
     # -- length --------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Chunks per epoch on this rank; of an epoch that goes on at another world size, those that were left then.
+        """Chunks per epoch on this rank; of an epoch that resumes at another world size, those that were left then.
 
         Raises:
             TypeError: the data decides (a filter, a flat map, a source without a length ...).
@@ -244,7 +244,7 @@ class Loader:
         if place.nothing:
             return 0
         if place.stream is not None or place.later:
-            raise TypeError("this loader has no length in this epoch: it goes on with other ranks' parts")
+            raise TypeError("this loader has no length in this epoch: it continues with other ranks' parts")
         length = self.plan.lengths(self.epoch, rank, world_size, place.history)[self.plan.output.stage]
         if length is None:
             names = ", ".join(map(repr, self.plan.unknown_counts()))
@@ -259,7 +259,7 @@ class Loader:
         Inside the loop: the rest of the epoch after the chunk delivered last. After the loop:
         a whole epoch. After a ``break``: the rest of the broken pass.
 
-        Any thread may ask at any moment, and so may a signal handler: it waits for no lock of the pipeline. What a
+        Thread-safe, at any moment, also from a signal handler: it waits for no lock of the pipeline. What a
         handler meets is the chunk that the loop was given last, which it may not have trained on yet.
         """
         rank, world_size = resolve(*self._asked)
@@ -281,11 +281,11 @@ class Loader:
         return self._digest
 
     def load_state_dict(self, state: Any, allow: Sequence[str] = ()) -> None:
-        """Go on from a state: the next pass delivers exactly what followed it.
+        """Resume from a state: the next pass delivers exactly what followed it.
 
         Args:
             state: what :meth:`state_dict` returned on this rank (parts of other ranks may be in it too); or the
-                list of all ranks' states, with which also a graph that is not elastic goes on at another world
+                list of all ranks' states, with which also a graph that is not elastic resumes at another world
                 size: each sample exactly once, in another order.
             allow: names of stages that were changed, added or removed since. What is kept and what begins anew is
                 said in a warning; ``docs/resuming.md`` has the rules.
@@ -338,7 +338,7 @@ class Loader:
     # -- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End every thread of the pipeline; idempotent. Any thread may call it, at any moment of a pass.
+        """End every thread of the pipeline; idempotent. Thread-safe, at any moment of a pass.
 
         It waits for locks that a pass holds for moments: a signal handler raises an exception instead, such as
         ``SystemExit``, and leaves closing to the ``with`` around the loop.

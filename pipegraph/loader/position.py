@@ -32,10 +32,10 @@ class Place:
         delivered: sample by sample, where a stage above finishes in any order.
         stream: (rank, world size) whose part of the epoch this is, where it is not this rank's own.
         later: other ranks' parts that this one takes over afterwards.
-        nothing: there are more ranks now than parts to go on with.
+        nothing: there are more ranks now than parts to continue with.
         restored: it comes from a state.
-        iterators: ``(step, state)`` of each source's iterator from which a restart goes on, as restored.
-        snapshots: of the sources of the run that goes on from here.
+        iterators: ``(step, state)`` of each source's iterator from which a restart continues, as restored.
+        snapshots: of the sources of the run that resumes from here.
         floors: per source, the step before which that run's samples are forgotten.
     """
 
@@ -93,7 +93,7 @@ class Place:
         return cursor is not None or bool(rows or self.history or self.stream or self.nothing)
 
     def resume(self) -> Resume:
-        """Where a run starts that goes on from here."""
+        """Where a run starts that resumes from here."""
         cursor, rows = self.reached()
         return Resume(cursor, rows, self.history, self.stream, self.iterators)
 
@@ -126,7 +126,7 @@ class Progress:
         self.samples = 0
         self.waits = Stopwatch()
         self._items_before = 0  # when the pass began
-        self._standing: Place | None = None  # from where the current run goes on by itself
+        self._standing: Place | None = None  # from where the current run continues by itself
         self._since_prune = 0
 
     # -- between passes ------------------------------------------------------------------------
@@ -150,11 +150,11 @@ class Progress:
         self.idle = True
 
     def drops_restored(self, chosen: Place) -> bool:
-        """Whether going on at ``chosen`` drops what was restored and not yet delivered."""
+        """Whether resuming at ``chosen`` drops what was restored and not yet delivered."""
         old = self.place
         return old.restored and old is not chosen and (self.idle or self.untouched)
 
-    def goes_on_to(self, place: Place) -> bool:
+    def continues_to(self, place: Place) -> bool:
         """Whether the current run delivers next what a pass from this place delivers first."""
         standing = self._standing
         if standing is None or not self.untouched:
@@ -162,7 +162,7 @@ class Progress:
         return standing is place or (standing.epoch == place.epoch and not (standing.begun or place.begun))
 
     def broken(self, failed: bool) -> None:
-        """The current run has ended, or will not go on where it stands; ``failed``: a stage's failure was raised."""
+        """The current run has ended, or will not continue where it stands; ``failed``: a stage's failure was raised."""
         self._standing = None
         if failed:
             self._items_before = -1
@@ -170,7 +170,7 @@ class Progress:
     # -- passes --------------------------------------------------------------------------------
 
     def pass_begins(self, place: Place, run: Run) -> None:
-        """A pass goes on from this place, on this run."""
+        """A pass resumes from this place, on this run."""
         self._items_before = self.items
         self._ledger.enter(place.epoch)
         self.enter(place, run)
@@ -179,7 +179,7 @@ class Progress:
         self.idle = False
 
     def enter(self, place: Place, run: Run) -> None:
-        """The pass goes on from this place, on this run."""
+        """The pass resumes from this place, on this run."""
         if self.tracked and place.delivered is None:
             place.delivered = states.Delivered(place.cursor, {})
         place.snapshots = run.snapshots
@@ -246,7 +246,7 @@ class Progress:
         return self._ledger.state(place.epoch, found.inputs.get, found.steps)
 
     def _iterator_states(self, place: Place, cursor: Cursor) -> dict[str, Any]:
-        """``[step, state]`` of each source's iterator from which a restart here would go on."""
+        """``[step, state]`` of each source's iterator from which a restart here would continue."""
         snapshots = place.snapshots
         if snapshots is None:
             return {name: list(each) for name, each in place.iterators.items()}

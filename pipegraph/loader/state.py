@@ -138,7 +138,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Restored:
-    """What a rank goes on with: ``streams`` one after the other, none if there are more ranks than parts."""
+    """What a rank continues with: ``streams`` one after the other, none if there are more ranks than parts."""
 
     seed: int | None
     epoch: int
@@ -147,17 +147,17 @@ class Restored:
 
 
 def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bool = True) -> Restored:
-    """What this rank goes on with from a state, or from the list of all ranks' states.
+    """What this rank continues with from a state, or from the list of all ranks' states.
 
     At another world size what is left is dealt anew, where the cursors say what was consumed. Where they do not, the
-    parts that are left go on whole, one or several to a rank: that is refused where ranks would differ in steps.
+    parts that are left continue whole, one or several to a rank: that is refused where ranks would differ in steps.
 
     Args:
         equal_steps: whether ranks must not differ in steps.
 
     Raises:
         StateError: not a loader's state, of another version or graph, or of a world size that this graph
-            cannot go on from; says which stage is in the way.
+            cannot resume from; says which stage is in the way.
     """
     given = state if isinstance(state, list | tuple) else [state]
     if not given:
@@ -203,7 +203,7 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
     if equal_steps and len(left) % world_size:
         raise StateError(
             f"the state was saved with world_size={saved}, this loader runs with {world_size}: {found}, so that what "
-            f"is left of the epoch can only go on in the {len(left)} parts that it was dealt in, which do not go "
+            f"is left of the epoch can only continue in the {len(left)} parts that it was dealt in, which do not go "
             f"evenly into {world_size} ranks. Resume with {saved} ranks (or 1), or, if ranks may differ in steps, "
             "give loader(equal_steps=False)"
         )
@@ -352,7 +352,7 @@ def _why_all_are_needed(
     plan: Plan, saved: int, world_size: int, taken: Mapping[str, Mapping[str, Taken]], missing: list[int]
 ) -> str:
     if not plan.elastic:
-        why = f"the graph can only go on at the same size because of stages {', '.join(map(repr, plan.inelastic))}"
+        why = f"the graph can only resume at the same size because of stages {', '.join(map(repr, plan.inelastic))}"
     elif not taken:
         why = "its ranks had taken over parts of others"
     else:

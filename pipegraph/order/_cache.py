@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class BoundedMemo(Generic[T]):
-    """Least recently used values, bounded by bytes; safe from any thread.
+    """Least recently used values, bounded by bytes; thread-safe.
 
     The last two values are kept whatever their size: the running epoch's, and
     that of the next one, which prefetching draws at the same time. Computing

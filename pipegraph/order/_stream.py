@@ -1,7 +1,7 @@
 """One stream for all ranks: rank r of W takes positions r, r+W, r+2W ... of it.
 
 After some were consumed, rank r takes numbers r, r+W, r+2W ... of those that are left. So any
-world size sees the same stream, and a resume at another one goes on where it was.
+world size sees the same stream, and a resume at another one continues where it was.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Order(abc.ABC):
     epoch is a sequence of positions (``positions``); what lies at a position is
     ``samples_at``; ``indices`` is the one after the other.
 
-    Every method is vectorised, and safe from any thread. Steps count from the
+    Every method is vectorised, and thread-safe. Steps count from the
     end of ``history``, for all of ``start``, ``stop`` and ``length``.
 
     Parameters that all methods share:

@@ -23,7 +23,7 @@ DEFAULT_LANES = 240
 @final
 @dataclasses.dataclass(frozen=True)
 class LaneOrder(Order):
-    """Permuted blocks, read in parallel lanes: near a global shuffle, and exactly elastic.
+    """Permuted blocks, read in parallel lanes: close to a global shuffle, and exactly elastic.
 
     The blocks of a manifest (a layout without blocks has its parts as blocks) are
     permuted by a key of (seed, epoch) and laid end to end. That stream is cut into

@@ -11,7 +11,7 @@ from pipegraph.errors import GraphError, MemoryLimitError
 from pipegraph.order.lane_order import LanedEpoch, LaneOrder
 from pipegraph.order.layout import LayoutLike, block_samples
 
-# From 16 lanes per rank on batches come near a global shuffle, and more than 32 gain
+# From 16 lanes per rank on batches come close to a global shuffle, and more than 32 gain
 # little (tests/order/test_quality.py); 15 are the default's share for 16 ranks.
 GOOD_LANES_PER_RANK = range(15, 33)
 

@@ -93,7 +93,7 @@ def _samples_array(values: Sequence[int] | npt.NDArray[np.integer]) -> Int64Arra
 
 
 def layout_digest(layout: LayoutLike) -> str:
-    """What tells one layout from another: a manifest's digest, else the counts' own."""
+    """Identifies a layout: a manifest's digest, else the counts' own."""
     if isinstance(layout, ManifestLike):
         return layout.digest
     counts = part_samples(layout)

@@ -1,4 +1,4 @@
-"""How near an order comes to a global shuffle: measures, each with its expectation.
+"""How close an order comes to a global shuffle: measures, each with its expectation.
 
 Sample numbers are those of ``Order.indices``: through all parts in manifest order.
 """

@@ -131,7 +131,7 @@ class Plan:
             if isinstance(operator, Source):
                 if history:
                     operator = copy.copy(operator)
-                    operator.go_on(epoch, history_of(history, stage.name))
+                    operator.begin_run(epoch, history_of(history, stage.name))
                 found[stage.name] = operator.length(epoch, rank, world_size)
                 continue
             inputs = [found[edge.stage] for edge in stage.upstream]

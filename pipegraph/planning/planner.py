@@ -194,7 +194,7 @@ def _check_state(spec: StageSpec, operator: Operator) -> None:
     if len(has) == 2 and not operator.stateful and not said:
         raise GraphError(
             f"stage {spec.name!r}: {kind} has state_dict() and load_state_dict() of a class that is no operator: say "
-            "in the class what they are for, stateful = True if the stage must go on from them (in order, with one "
+            "in the class what they are for, stateful = True if the stage must resume from them (in order, with one "
             "worker), else stateful = False"
         )
     if not operator.stateful:
@@ -334,7 +334,7 @@ def _check_replace(stage: StagePlan, planned: Mapping[str, StagePlan]) -> None:
 def _is_elastic(stage: StagePlan) -> bool:
     operator = stage.operator
     if isinstance(operator, Source):
-        return operator.goes_on
+        return operator.resizable
     if isinstance(final_policy(stage.spec.on_error), Skip) or not operator.in_step or not stage.spec.ordered:
         return False
     return not operator.stateful and operator.elastic

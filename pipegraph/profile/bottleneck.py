@@ -19,7 +19,7 @@ NEGLIGIBLE = 0.02
 """A consumer that waits for less of its time than this is not held back: starting up alone takes some."""
 
 LATE_S = 1e-3
-"""Threads that take this long to go on once they are woken wait for something: tens of microseconds are usual, and
+"""Threads that take this long to continue once they are woken wait for something: tens of microseconds are usual, and
 the interpreter lock changes hands every 5 ms where many want it."""
 
 MUCH = 0.1
@@ -83,13 +83,13 @@ def find_lock_holder(
     """The stage that sets the pace because it holds the interpreter lock; None where the lock is not the reason.
 
     A stage that waits for the lock inside its work looks busy and is not running. Threads in general are then late
-    to go on, and it is the stage that runs most which keeps them waiting.
+    to continue, and it is the stage that runs most which keeps them waiting.
 
     Args:
         bottleneck: as the waits alone have it.
         busy: how many of each stage's workers were busy on average.
         cores: how many cores each stage's threads kept running on average.
-        wake_s: mean seconds between a thread's being woken and its going on.
+        wake_s: mean seconds between a thread's being woken and its resumption.
 
     >>> find_lock_holder("light", {"heavy": 2.0, "light": 1.0}, {"heavy": 0.95, "light": 0.02}, 4e-3)
     'heavy'

@@ -10,7 +10,7 @@ from pipegraph.planning.plan import Plan, StagePlan
 
 from .bottleneck import CONSUMER, EdgeFacts, find_bottleneck, find_lock_holder
 from .reports import Report
-from .values import LEAST_S, Profile, StageProfile
+from .values import MIN_S, Profile, StageProfile
 
 if TYPE_CHECKING:
     from pipegraph.engine.pass_totals import Totals
@@ -38,7 +38,7 @@ def profile_of(loader: Loader) -> Profile:
     wake_s = totals["late",] / 1e9 / max(1, totals["wakes",])
     bottleneck = CONSUMER
     holder = None
-    if elapsed_s >= LEAST_S:
+    if elapsed_s >= MIN_S:
         bottleneck = find_bottleneck(busy, _edges(plan, waits, elapsed_ns))
         threads = {name: stage for name, stage in stages.items() if stage.running is not None}
         occupied = {name: stage.busy * stage.workers for name, stage in threads.items()}

@@ -10,8 +10,8 @@ from typing import Any
 
 from pipegraph.engine.stage.budgets import Quarantined
 
-LEAST_S = 0.05
-"""What ran for less than this, shown as 0.0 s, tells of starting up and not of who sets the pace."""
+MIN_S = 0.05
+"""Passes shorter than this, shown as 0.0 s, measure start-up rather than the bottleneck."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Profile:
     Attributes:
         stages: by name, from source to sink, stages that were left out included.
         bottleneck: the stage that sets the pace, or ``"consumer"`` where the training loop does, or where passes ran
-            for less than :data:`LEAST_S`.
+            for less than :data:`MIN_S`.
         stall_s: seconds that the training loop has waited for data, in all.
         samples_per_s: samples delivered per second while passes ran.
         quarantined: what failed and was left out or replaced, of the whole run.

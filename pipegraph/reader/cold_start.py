@@ -33,7 +33,7 @@ KEPT_NBYTES: Final = 32 << 20
 EDGE_NBYTES: Final = 1 << 17
 """Reads outside a sub-block up to this size are headers and footers, which every sub-block of the part needs again."""
 
-FEW: Final = 64
+MAX_PARTS: Final = 64
 """Parts whose headers and footers are kept."""
 
 
@@ -96,15 +96,15 @@ class ColdStart:
         folder: of the sub-blocks that ``pipegraph index`` wrote, or None. Without it blocks of rows of one size and
             those of Parquet are read by sub-blocks, if the manifest has no checksums that would go unchecked then.
         store: for remote parts.
-        most_nbytes: bound of what is kept here.
+        max_nbytes: bound of what is kept here.
     """
 
     def __init__(
-        self, manifest: Manifest, folder: str | None, store: StoreClient | None, most_nbytes: int
+        self, manifest: Manifest, folder: str | None, store: StoreClient | None, max_nbytes: int
     ) -> None:
         self._manifest, self._store = manifest, store
         self._folder = SubBlockFolder(folder, manifest, store) if folder is not None else None
-        self._most = min(KEPT_NBYTES, most_nbytes)
+        self._max_nbytes = min(KEPT_NBYTES, max_nbytes)
         self._lock = threading.Lock()
         self._sub_blocks: dict[int, SubBlocks | None] = {}
         self._spent: dict[int, int] = {}
@@ -168,12 +168,12 @@ class ColdStart:
             spent, whole = before + nbytes, int(self._manifest.block_nbytes[number])
             # The first one may be up to half of the block.
             most = whole // TWICE if before else whole // 2
-            if self._cancelled or spent > most or nbytes > self._most:
+            if self._cancelled or spent > most or nbytes > self._max_nbytes:
                 return None
             self._spent[number] = spent
             self.nbytes += nbytes
             shared = self._kept[key] = _Shared(nbytes)
-            while sum(kept.nbytes for kept in self._kept.values()) > self._most:
+            while sum(kept.nbytes for kept in self._kept.values()) > self._max_nbytes:
                 self._kept.popitem(last=False)
             return shared
 
@@ -194,7 +194,7 @@ class ColdStart:
                 self._parts.move_to_end(number)
                 return self._parts[number]
             part = self._parts[number] = _Ranges(self, self._manifest.parts[number])
-            if len(self._parts) > FEW:
+            if len(self._parts) > MAX_PARTS:
                 self._parts.popitem(last=False)
             return part
 

@@ -35,7 +35,7 @@ def node_ranks(rank: int, world_size: int) -> range:
 class NextUseIndex:
     """The next uses of cache entries, in steps, of the running epoch and the one behind it.
 
-    One thread calls `follow`; any thread may call `next_use`.
+    One thread calls `follow`; `next_use` is thread-safe.
 
     Args:
         place: of a block's entries in the cache (`Cacheable.place`).

@@ -93,7 +93,7 @@ def _laid_out(
 
 
 def deal_owners(nbytes: Sequence[int], replicas: int) -> list[int]:
-    """An owner for each parameter, whole ones, so that the replicas' shares of bytes are near equal.
+    """An owner for each parameter, whole ones, so that the replicas' shares of bytes are nearly equal.
 
     Largest first to the replica with the least so far (Graham's LPT rule); ties go to the lower replica.
     """

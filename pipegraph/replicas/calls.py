@@ -32,7 +32,7 @@ class Calls:
         wrap: how the user had wrapped (compiled) the model, if so.
         options: for ``torch.compile``; None without it.
         deterministic: run the replicas one after another, each seeded by (seed, call, replica).
-        exchange: brings new parameters, which a forward has to wait for.
+        exchange: gathers new parameters, which a forward has to wait for.
 
     Attributes:
         count: calls so far.

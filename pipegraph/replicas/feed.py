@@ -19,7 +19,7 @@ class Feed:
 
     Attributes:
         fetch: by replica a function that gives its part, on its device, ready for the thread's stream.
-        rows: by replica; None where they cannot be told.
+        rows: by replica; None where they are unknown.
         shapes: what a compiler would specialise on.
     """
 

@@ -2,7 +2,7 @@
 
 Any backward counts that reaches a parameter of a replica: through the gathered outputs, through activations that a
 hook has stored, through a penalty on gradients. What only returns gradients (``torch.autograd.grad``, or
-``backward(inputs=...)``) would bring the first replica's share of them, and is refused.
+``backward(inputs=...)``) would produce only the first replica's share of them, and is refused.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Outside:
             self._finish = None
 
     def note(self, replica: int) -> None:
-        """A replica has brought a gradient to the reduction that is under way."""
+        """A replica has produced a gradient for the running reduction."""
         self._arrived.add(replica)
 
     def _start(self) -> None:
@@ -142,7 +142,7 @@ class Outside:
         if passed_by == task and 0 in self._arrived and missing:
             raise ReplicaError(
                 f"this backward gave the first replica gradients and replica {min(missing)} none: "
-                "backward(inputs=...) with the executor's parameters brings the first replica's share only; leave "
+                "backward(inputs=...) with the executor's parameters computes the first replica's share only; leave "
                 "inputs= out, and freeze what is to have no gradient"
             )
 

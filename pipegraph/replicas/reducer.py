@@ -1,4 +1,4 @@
-"""Gradients of all replicas, summed in buckets while backward goes on.
+"""Gradients of all replicas, summed in buckets during backward.
 
 The contract; if the code differs, the code is wrong:
 
@@ -205,7 +205,7 @@ class Reducer:
             self._layout.learn(found)
 
     def _fill(self, live: LiveBucket) -> None:
-        """Marks, from their ``.grad``, what no hook has brought."""
+        """Marks, from their ``.grad``, what no hook has seen."""
         for member in live.plan.members:
             for replica, given in enumerate(self._parameters):
                 grad = given[member.parameter].grad

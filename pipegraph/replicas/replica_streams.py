@@ -14,7 +14,7 @@ from pipegraph.errors import PipegraphWarning
 T = TypeVar("T")
 
 # DataParallel's threshold: below it the smaller device holds the larger one back.
-LEAST_RATIO = 0.75
+MIN_RATIO = 0.75
 
 
 class ReplicaStreams:
@@ -73,11 +73,11 @@ def warn_if_unequal(backends: Sequence[Backend]) -> None:
     """Equal chunks on unequal devices leave the larger ones waiting."""
     for what in ("memory", "multiprocessors"):
         offers = [getattr(backend.facts(), what) for backend in backends]
-        if min(offers) / max(offers) < LEAST_RATIO:
+        if min(offers) / max(offers) < MIN_RATIO:
             named = ", ".join(f"{b.device}: {offer}" for b, offer in zip(backends, offers, strict=True))
             warnings.warn(
                 f"the devices differ in {what} ({named}): with equal chunks the smallest holds the others "
-                f"back (smallest/largest below {LEAST_RATIO})",
+                f"back (smallest/largest below {MIN_RATIO})",
                 PipegraphWarning,
                 stacklevel=4,
             )

@@ -41,7 +41,7 @@ class Update:
         runner: runs them.
         replicas: whose parameters are stepped.
         optimizers: of all replicas.
-        exchange: brings new parameters from their owners; None where every replica steps all.
+        exchange: gathers new parameters from their owners; None where every replica steps all.
         reducer: sums gradients; None with one replica.
 
     Attributes:

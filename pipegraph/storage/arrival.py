@@ -60,7 +60,7 @@ def _differs(found: int, crc32c: int) -> str | None:
 
 @final
 class FileArrival:
-    """A sink that writes to an open file; the file stays the caller's. Any thread.
+    """A sink that writes to an open file; the file stays the caller's. Thread-safe.
 
     Args:
         fd: of the file.

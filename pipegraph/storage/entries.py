@@ -59,7 +59,7 @@ def _hash(facts: list[str | int | None], nbytes: int) -> str:
 
 
 class Sink(Protocol):
-    """Where a download puts its bytes; any thread, any order; a piece may come again, and replaces itself."""
+    """Where a download puts its bytes; thread-safe, in any order; a piece may come again, and replaces itself."""
 
     def write_at(self, offset: int, data: bytes) -> None: ...
 
@@ -79,7 +79,7 @@ class CacheStats:
 
 
 class Fate:
-    """What became of an entry on its way to disk; written by the thread that brings it there."""
+    """What became of an entry on its way to disk; written by the thread that writes it."""
 
     error: OSError | None = None
 

@@ -56,7 +56,7 @@ def index_part(
 ) -> PartIndex:
     """Find the blocks of one part, and on the same pass its checksums.
 
-    Without `checksums` only headers are read, where the format allows it. `found` is told each block while its bytes
+    Without `checksums` only headers are read, where the format allows it. `found` gets each block while its bytes
     are at hand. `broken` as in `build_manifest`.
     """
     form = form or format_of(part)
@@ -118,7 +118,7 @@ def build_manifest(
     if its size or modification time changed.
 
     Args:
-        form: of all parts; else each part's suffix tells.
+        form: of all parts; else by each part's suffix.
         store: for remote parts; else one is made from the environment.
         workers: parts read at the same time.
         checksums: read every byte for CRC-32C of parts and blocks.
@@ -277,5 +277,5 @@ class _Journal:
 
 
 def _stamp(part: Part) -> list[int | str | None]:
-    """What tells that a part is unchanged: size and version."""
+    """What shows that a part is unchanged: size and version."""
     return [part.size, file_version(os.stat(part.uri)) if part.is_local else part.version]

@@ -16,7 +16,7 @@ from .parts import Part
 from .shard_files import LocalFile, ShardFile
 
 Identity = tuple[int, int, int, int]
-"""Device, inode, size and modification time in ns: what tells that a file is the one it was."""
+"""Device, inode, size and modification time in ns: what shows that a file is unchanged."""
 
 
 @final

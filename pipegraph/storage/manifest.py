@@ -169,7 +169,7 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Names, sizes and layout as one hash: of which data a position tells the sample.
+        """Names, sizes and layout as one hash: the data in which a position identifies a sample.
 
         Neither the folder nor checksums count, so that a data set keeps its digest when it is copied or indexed anew.
         """

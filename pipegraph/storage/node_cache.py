@@ -125,8 +125,8 @@ class NodeCache:
 
         Blocks while another process (or thread) downloads the same entry, and takes over if
         that one dies. `download` is called in this thread without any lock of this
-        cache's state held, up to `DOWNLOADS` times if bytes do not match; a later call need not bring again
-        what an earlier one brought right.
+        cache's state held, up to `DOWNLOADS` times if bytes do not match; a later call need not fetch again
+        what an earlier one fetched intact.
 
         What was downloaded is returned once its bytes are checked; it is synced to disk behind that, and
         only then there for other processes. `flush` waits for it.
@@ -226,7 +226,7 @@ class NodeCache:
             raise
 
     def _fill(self, what: Cacheable, fd: int, download: Download) -> CachedFile:
-        """Bring an entry; the file belongs to the commit then, or is closed."""
+        """Fetch an entry; the file belongs to the commit then, or is closed."""
         partial = os.path.join(self._space.partial, what.name)
         try:
             self._reserve(what, fd)

@@ -15,7 +15,7 @@ from .stores import Pending, StoreClient, safe_url
 class RemoteFile(ShardFile):
     """Reads in order go through pieces that are fetched ahead; others are ranges of their own.
 
-    Any thread may call `read_at`; a file that several read in order at
+    `read_at` is thread-safe; a file that several read in order at
     different places is read ahead for none of them.
 
     Args:

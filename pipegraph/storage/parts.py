@@ -38,7 +38,7 @@ class Part:
     Args:
         uri: a local path as the user gave it, or a URL.
         size: bytes, or None where nobody has asked the store yet.
-        version: tells these bytes from others under the same name, where that is known: an object's etag, a file's
+        version: identifies these bytes under their name, where that is known: an object's etag, a file's
             inode and modification time. Part of what is read, not of what the part is: parts are equal without it.
     """
 

@@ -96,7 +96,7 @@ class Requests:
         return transfer.data.getvalue()
 
     async def _receive(self, store: Any, path: str, url: str, transfer: _Transfer) -> None:
-        """Append what one connection brings."""
+        """Append what one connection delivers."""
         loop = asyncio.get_running_loop()
         stall = Stall(loop.time(), grace_s=self._grace, min_rate=self._retry.min_rate)
         start, stop = transfer.offset, transfer.offset + transfer.nbytes
@@ -108,7 +108,7 @@ class Requests:
 
         async def within(wait: Any) -> Any:
             # Not `asyncio.wait_for`: before Python 3.12 it swallows a cancellation that comes together with the
-            # answer, and a client that is closed would go on asking.
+            # answer, and a client that is closed would continue asking.
             try:
                 async with asyncio.timeout(stall.remaining(loop.time())):
                     return await wait

@@ -46,10 +46,10 @@ class Retry:
 
 
 class Stall:
-    """Tells when a transfer has become too slow, whatever its length.
+    """Decides when a transfer has become too slow, whatever its length.
 
     A transfer starts with `grace_s` of credit and earns one second more for each `min_rate`
-    bytes, up to `grace_s` again. So a slow but steady transfer goes on for
+    bytes, up to `grace_s` again. So a slow but steady transfer continues for
     ever, and one that stops is noticed after `grace_s`.
 
     Args:
@@ -69,7 +69,7 @@ class Stall:
 
 
 class Hedge:
-    """Tells when a second, equal request is worth its cost.
+    """Decides when a second, equal request is worth its cost.
 
     As in Dean and Barroso, "The Tail at Scale", 2013: after the 95th percentile of what
     requests took, so that about one in twenty is asked twice; and never
@@ -81,8 +81,8 @@ class Hedge:
     NEEDED: Final = 16
     MAX_SHARE: Final = 0.05
 
-    def __init__(self, least_s: float = 0.05) -> None:
-        self._least = least_s
+    def __init__(self, min_s: float = 0.05) -> None:
+        self._least = min_s
         self._took: deque[float] = deque(maxlen=self.WINDOW)
         self._requests = self._hedges = 0
 

@@ -21,7 +21,7 @@ STREAM_NBYTES: Final = 1 << 18
 class ShardFile(ABC):
     """The bytes of one shard.
 
-    Any thread may call `read_at`, several at once.
+    `read_at` is thread-safe.
 
     Attributes:
         name: path or URL, for messages.

@@ -142,12 +142,12 @@ class StoreClient:
                 meta = await self._obstore.head_async(store, path)
             return ObjectInfo.of(meta)
 
-        async def told() -> ObjectInfo:
+        async def head() -> ObjectInfo:
             info = await self._requests.retried(url, 0, ask)
             self._versions.answered(url, info)
             return info
 
-        return Pending(self._start(told()))
+        return Pending(self._start(head()))
 
     def knows(self, url: str) -> bool:
         """Whether the store has said an object's size and version."""
@@ -246,7 +246,7 @@ class StoreClient:
     def submit(self, url: str, offset: int, nbytes: int) -> Pending[bytes]:
         """Begin to read one range; `Pending.result` waits for its bytes.
 
-        A transfer that was cut goes on where it was, one that stalls is begun anew from
+        A transfer that was cut resumes where it was, one that stalls is begun anew from
         there, and one that is slow is asked for twice. All bytes of an object that a client reads are of one version:
         that of its first answer, or of what was expected.
 

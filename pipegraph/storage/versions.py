@@ -15,7 +15,7 @@ from .urls import safe_url
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store says of an object: its size in bytes, and what tells its versions apart.
+    """What a store says of an object: its size in bytes, and what identifies its version.
 
     Args:
         version: the etag; where the store gives none the time of the last change, else an empty string.

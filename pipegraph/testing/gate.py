@@ -34,8 +34,8 @@ class _Run:
 class Gate(Operator):
     """Passes chunks on, each once the test has released it.
 
-    Put it where a stage should stand still; with several workers, several items wait at it at once, and
-    releasing them by position decides in which order they go on.
+    Put it where a stage should wait; with several workers, several items wait at it at once, and
+    releasing them by position decides in which order they continue.
 
     Examples:
         >>> from pipegraph import Graph, operators as ops

@@ -52,7 +52,7 @@ def pipeline(tmp_path):
     sys.modules.pop("train_pipeline", None)
 
 
-def told(capsys):
+def printed(capsys):
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
     return captured
@@ -62,29 +62,29 @@ def test_the_version_is_that_of_the_package(capsys):
     import pipegraph
 
     assert main(["--version"]) == 0
-    assert told(capsys).out == f"pipegraph {pipegraph.__version__}\n"
+    assert printed(capsys).out == f"pipegraph {pipegraph.__version__}\n"
 
 
 def test_plan_prints_what_would_run(pipeline, capsys):
     assert main(["plan", f"{pipeline}:graph"]) == 0
-    out = told(capsys).out
+    out = printed(capsys).out
     assert "plan of graph 'squares'" in out
     assert "square" in out
 
 
 def test_plan_says_which_decoder_this_machine_chooses_and_why(pipeline, capsys):
     assert main(["plan", f"{pipeline}:images"]) == 0
-    assert re.search(r"^decode: auto: \w+ \(.*\bby calibration\)", told(capsys).out, re.M)
+    assert re.search(r"^decode: auto: \w+ \(.*\bby calibration\)", printed(capsys).out, re.M)
 
 
 def test_a_function_that_returns_a_graph_is_as_good_as_a_graph(pipeline, capsys):
     assert main(["plan", f"{pipeline}:build"]) == 0
-    assert "plan of graph 'squares'" in told(capsys).out
+    assert "plan of graph 'squares'" in printed(capsys).out
 
 
 def test_plan_delivers_from_the_stage_that_is_named(pipeline, capsys):
     assert main(["plan", f"{pipeline}:two", "--output", "left"]) == 0
-    assert "delivers: left" in told(capsys).out
+    assert "delivers: left" in printed(capsys).out
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_plan_delivers_from_the_stage_that_is_named(pipeline, capsys):
 )
 def test_a_wrong_target_is_one_line_and_exit_code_2(pipeline, capsys, target, said):
     assert main(["plan", target.format(file=pipeline)]) == 2
-    captured = told(capsys)
+    captured = printed(capsys)
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
@@ -111,7 +111,7 @@ def test_a_file_that_fails_names_its_line(tmp_path, capsys):
     path = tmp_path / "broken_pipeline.py"
     path.write_text("x = 1\ny = x / 0\n")
     assert main(["plan", f"{path}:graph"]) == 2
-    assert "could not be run: ZeroDivisionError: division by zero (line 2)" in told(capsys).err
+    assert "could not be run: ZeroDivisionError: division by zero (line 2)" in printed(capsys).err
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_a_file_that_cannot_be_imported_is_one_line_too(tmp_path, capsys, text, 
     path = tmp_path / "script_pipeline.py"
     path.write_text(text)
     assert main(["plan", f"{path}:graph"]) == 2
-    assert said in told(capsys).err
+    assert said in printed(capsys).err
 
 
 def test_a_folder_or_another_kind_of_file_is_no_pipeline(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("graph")
     for target, said in ((tmp_path, "there is no file"), (tmp_path / "notes.txt", "is not a Python file")):
         assert main(["plan", f"{target}:graph"]) == 2
-        assert said in told(capsys).err
+        assert said in printed(capsys).err
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_folder_or_another_kind_of_file_is_no_pipeline(tmp_path, capsys):
 )
 def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, capsys):
     assert main(arguments) == 2
-    captured = told(capsys)
+    captured = printed(capsys)
     assert captured.err.startswith("pipegraph: ")
     assert captured.err.count("\n") == 1
 
@@ -159,26 +159,26 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, capsys):
 @pytest.mark.parametrize("command", [[], ["demo"], ["plan"], ["profile"], ["index"], ["quality"], ["doctor"]])
 def test_help_shows_an_example(command, capsys):
     assert main([*command, "--help"]) == 0
-    assert "Example" in told(capsys).out
+    assert "Example" in printed(capsys).out
 
 
 def test_profile_runs_for_the_seconds_given_and_prints_the_table(pipeline, capsys):
     assert main(["profile", f"{pipeline}:graph", "--seconds", "0.3"]) == 0
-    out = told(capsys).out
+    out = printed(capsys).out
     assert "profile of 'squares'" in out
     assert "holds training back" in out or "Training sets the pace" in out
 
 
 def test_profile_as_json_prints_nothing_else(pipeline, capsys):
     assert main(["profile", f"{pipeline}:graph", "--seconds", "0.2", "--json"]) == 0
-    found = json.loads(told(capsys).out)
+    found = json.loads(printed(capsys).out)
     assert {"numbers", "square"} == set(found["stages"])
     assert found["items"] > 0
 
 
 def test_an_error_in_the_users_function_is_told_with_its_sample_and_exit_code_1(pipeline, capsys):
     assert main(["profile", f"{pipeline}:failing", "--seconds", "5"]) == 1
-    err = told(capsys).err
+    err = printed(capsys).err
     assert re.search(r"ZeroDivisionError at \S*train_pipeline\.py:\d+: ", err)
     assert "stage 'divide', sample 5 at position 5" in err
     assert err.count("\n") == 1
@@ -186,14 +186,14 @@ def test_an_error_in_the_users_function_is_told_with_its_sample_and_exit_code_1(
 
 def test_a_graph_that_delivers_nothing_does_not_run_for_ever(pipeline, capsys):
     assert main(["profile", f"{pipeline}:nothing", "--seconds", "60"]) == 2
-    assert "delivered nothing in a whole epoch" in told(capsys).err
+    assert "delivered nothing in a whole epoch" in printed(capsys).err
 
 
 def test_quality_compares_the_order_with_a_global_shuffle(pipeline, capsys):
     assert main(["quality", f"{pipeline}:two", "--classes", "10"]) == 2
-    assert "sinks" in told(capsys).err
+    assert "sinks" in printed(capsys).err
     assert main(["quality", f"{pipeline}:graph"]) == 2
-    assert "one source with an order is needed" in told(capsys).err
+    assert "one source with an order is needed" in printed(capsys).err
 
 
 def test_quality_of_a_shuffled_sequence(tmp_path, capsys):
@@ -203,7 +203,7 @@ def test_quality_of_a_shuffled_sequence(tmp_path, capsys):
         "graph.add(ops.FromSequence(range(5000), order=pg.order.StridedOrder())).then(ops.Batch(50))\n"
     )
     assert main(["quality", f"{path}:graph", "--classes", "10"]) == 0
-    out = told(capsys).out
+    out = printed(capsys).out
     assert "5,000 samples, batches of 50, 5 parts" in out
     assert "global shuffle" in out
 
@@ -220,7 +220,7 @@ def test_index_writes_a_manifest_that_any_order_can_use(tmp_path, capsys):
             tar.add(file, f"{number}.txt")
     out = tmp_path / "a.manifest.json"
     assert main(["index", str(tmp_path / "*.tar"), "--out", str(out)]) == 0
-    assert "3 samples in 1 shards" in told(capsys).out
+    assert "3 samples in 1 shards" in printed(capsys).out
     assert len(Manifest.load(out)) == 3
 
 
@@ -241,11 +241,11 @@ def test_index_reads_and_writes_stores_with_options_and_a_block_size(tmp_path, m
             "1 kB",
         ]
         assert main(arguments) == 0
-        assert "wrote memory://index/m.json" in told(capsys).out
+        assert "wrote memory://index/m.json" in printed(capsys).out
         assert Manifest.load("memory://index/m.json", store).blocks > 5
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
     assert main([*arguments, "--store", "region"]) == 2
-    assert "an option is name=value" in told(capsys).err
+    assert "an option is name=value" in printed(capsys).err
 
 
 def test_index_without_the_part_for_checksums_says_how_to_do_without(tmp_path, monkeypatch, capsys):
@@ -257,7 +257,7 @@ def test_index_without_the_part_for_checksums_says_how_to_do_without(tmp_path, m
 
     monkeypatch.setattr(indexing, "crc32c_extend", missing)
     assert main(["index", str(tmp_path / "*.tar"), "--out", str(tmp_path / "m.json")]) == 2
-    captured = told(capsys)
+    captured = printed(capsys)
     assert (
         'pip install "pipegraph-torch[shards]" (or index by headers only: --no-checksums --no-sub-blocks)'
         in captured.err
@@ -273,7 +273,7 @@ def test_doctor_names_the_machine_and_the_install_line_of_what_is_missing(monkey
         util, "find_spec", lambda name, *rest: None if name == "obstore" else found(name, *rest)
     )
     assert main(["doctor"]) == 0
-    out = told(capsys).out
+    out = printed(capsys).out
     for word in (
         "cores",
         "memory",

@@ -29,7 +29,7 @@ def test_the_demo_trains_stops_resumes_and_ends_with_the_profile(capsys):
     assert len(means(out)) == 4
     assert means(out)[-1] < means(out)[0]
     assert "stopped on purpose after step 25 of 40, inside epoch 3" in out
-    assert "resumed in a new loader, model and optimizer: goes on with step 26, in epoch 3" in out
+    assert "resumed in a new loader, model and optimizer: continues with step 26, in epoch 3" in out
     assert "each of the 320 images was delivered exactly once in every epoch" in out
     for stage in ("select", "load", "batch", "decode", "pin", "copy", "scatter"):
         assert re.search(rf"^{stage} ", out, re.M)

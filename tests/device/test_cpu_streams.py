@@ -89,7 +89,7 @@ def test_the_host_is_its_own_current_stream_unless_it_takes_another(backend: Bac
     copied = copy.record_event()
     with backend.use(compute):
         assert backend.current_stream() is compute
-        copied.wait()  # the stream waits, the host goes on
+        copied.wait()  # the stream waits, the host does not
         after = backend.event()
         after.record()
     assert not after.query()

@@ -284,7 +284,7 @@ class Own(pg.Source):
             yield position, position
 
 
-def test_a_source_of_a_user_goes_on_in_whole_parts():
+def test_a_source_of_a_user_continues_in_whole_parts():
     def make() -> pg.Graph:
         graph = pg.Graph("own")
         graph.add(Own(), name="own").then(ops.Batch(2, collate=list))

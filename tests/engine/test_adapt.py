@@ -107,7 +107,7 @@ def mixed(*weights, inputs=("a", "b"), stop="all", then=None):
 
 def test_new_weights_of_a_mix_keep_the_place_of_each_of_its_inputs():
     head, state = saved(mixed(1, 1), 30)
-    found = rest(mixed(1, 9), state, ["mix"], "'mix' goes on with each input where that stood")
+    found = rest(mixed(1, 9), state, ["mix"], "'mix' continues with each input where that stood")
     assert sorted(head + found) == [*range(60), *range(100, 160)]
     early = found[:40]
     assert sum(x >= 100 for x in early) > 25  # of the new weights
@@ -160,7 +160,7 @@ def test_a_changed_window_begins_anew_where_it_began_and_loses_nothing():
     assert sorted(found) == list(range(20, 60)) and len(head) == 23
 
 
-def test_a_stage_above_a_window_may_change_while_the_window_goes_on():
+def test_a_stage_above_a_window_may_change_while_the_window_continues():
     head, state = saved(chain(("f", same), ("shuffle", ops.Shuffle(10))), 23)
     found = rest(chain(("f", renamed), ("shuffle", ops.Shuffle(10))), state, ["f"])
     assert head + found == saved(chain(("f", same), ("shuffle", ops.Shuffle(10))), COUNT)[0]
@@ -192,10 +192,10 @@ def two_times(x):
     return [x, x]
 
 
-def test_a_renamed_function_of_several_items_goes_on_inside_the_item():
+def test_a_renamed_function_of_several_items_resumes_inside_the_item():
     for steps in (0, 1, 6, 7):
         head, state = saved(chain(("flat", ops.FlatMap(twice))), steps)
-        found = rest(chain(("flat", ops.FlatMap(two_times))), state, ["flat"], "'flat' goes on inside")
+        found = rest(chain(("flat", ops.FlatMap(two_times))), state, ["flat"], "'flat' resumes inside")
         assert head + found == flat([x, x] for x in range(COUNT))
 
 
@@ -234,10 +234,10 @@ def test_an_operator_with_a_state_may_be_added_and_removed(monkeypatch):
     assert found[-1] == 59 and found[0] <= 10 and {x for x, _ in head} | set(found) == set(range(COUNT))
 
 
-def test_a_changed_source_goes_on_at_its_step_and_one_that_keeps_its_own_place_reads_again():
+def test_a_changed_source_resumes_at_its_step_and_one_that_keeps_its_own_place_reads_again():
     head, state = saved(chain(("f", same)), 10)
     found = rest(
-        chain(("f", same), source=numbers(0, 80)), state, ["numbers"], "'numbers' goes on at the step"
+        chain(("f", same), source=numbers(0, 80)), state, ["numbers"], "'numbers' resumes at the step"
     )
     assert head + found == list(range(80))
 
@@ -280,7 +280,7 @@ def test_a_route_whose_branch_was_changed_keeps_the_order():
         assert head + rest(make(), state, ["f"]) == list(range(COUNT))
 
 
-def test_every_rank_of_an_elastic_graph_goes_on_at_another_size_with_a_changed_function():
+def test_every_rank_of_an_elastic_graph_resumes_at_another_size_with_a_changed_function():
     def make(function):
         return chain(("f", function), ("batch", ops.Batch(2, collate=list)))
 
@@ -302,7 +302,7 @@ def test_a_state_from_between_two_epochs_begins_the_next_in_any_graph():
         assert loader.epoch == 1 and len(list(loader)) == 120
 
 
-def test_a_budget_goes_on_where_another_stage_was_changed():
+def test_a_budget_resumes_where_another_stage_was_changed():
     def fails(x):
         if x % 10 == 3:
             raise ValueError(x)
@@ -414,7 +414,7 @@ def test_what_other_world_sizes_have_consumed_is_kept_by_source():
         return chain(("f", function), ("batch", ops.Batch(2, collate=list)))
 
     heads, states = zip(*[saved(make(same), 3, rank=r, world_size=2) for r in range(2)], strict=True)
-    with make(same)().loader() as loader:  # one rank goes on where two have been ...
+    with make(same)().loader() as loader:  # one rank continues where two have been ...
         loader.load_state_dict(list(states))
         passing = iter(loader)
         head = [next(passing) for _ in range(4)]

@@ -158,7 +158,7 @@ def test_several_loaders_of_one_graph_deliver_as_if_each_were_alone(recipe, stop
         except Exception as failure:  # of the first loader's pass
             error = (type(failure).__name__, str(failure))
         if error is None:
-            assert_same(expected[0], Outcome((*head, *tail)), recipe.ordered, "the loader that went on")
+            assert_same(expected[0], Outcome((*head, *tail)), recipe.ordered, "the loader that continued")
             together = Outcome((*(head if epoch == 0 else ()), *resumed.chunks), resumed.error)
             assert_same(expected[epoch], together, recipe.ordered, "the one that resumed")
             for epoch in range(2):
@@ -230,7 +230,7 @@ class Left:
         return rest
 
     def ends_with(self, rest):
-        """Whether a state from somewhere in here goes on with ``rest``."""
+        """Whether a state from somewhere in here continues with ``rest``."""
         if self.ordered:
             return rest.content == self.content[len(self.content) - len(rest.content) :]
         return rest.content <= self.content

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
 def items(epoch):
-    """Ten numbers that tell their epoch."""
+    """Ten numbers that carry their epoch."""
     return range(100 * epoch, 100 * epoch + 10)
 
 
@@ -70,7 +70,7 @@ def test_loader_epoch_is_the_running_pass_and_between_passes_the_next():
         assert loader.epoch == 1
 
 
-def test_after_a_break_the_loader_goes_on_with_the_next_epoch_as_dataloader_does():
+def test_after_a_break_the_loader_continues_with_the_next_epoch_as_dataloader_does():
     with epoch_graph().loader(epochs=2) as loader:
         for _ in loader:
             break
@@ -360,7 +360,7 @@ def test_an_epoch_may_be_a_numpy_integer_and_the_state_stays_json():
 
 
 class Opened:
-    """A source callable that tells which epochs were begun."""
+    """A source callable that records which epochs were begun."""
 
     def __init__(self):
         self.begun = []
@@ -538,7 +538,7 @@ def test_states_may_be_taken_by_another_thread_while_the_loop_runs():
 
 
 def restorable(epochs=2):
-    """A loader that goes on at item 4 of epoch 0."""
+    """A loader that resumes at item 4 of epoch 0."""
     with epoch_graph().loader() as loader:
         numbers = iter(loader)
         for _ in range(4):

@@ -110,7 +110,7 @@ def test_the_head_of_the_line_always_finds_the_room_that_later_items_leave(accou
     assert later.result() == 40
 
 
-def test_a_later_item_goes_on_when_it_has_become_the_head_of_the_line(account):
+def test_a_later_item_continues_when_it_has_become_the_head_of_the_line(account):
     stage, head = account.stage("a", 0), [0]
     account.settle(stage, 0, (), ((1, 40),))
     later = Waiting(account, stage, lambda ticket: ticket == head[0], 1)

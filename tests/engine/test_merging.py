@@ -14,13 +14,13 @@ class Waits:
     """Items, and then a wait for whoever uses it: a live stream."""
 
     def __init__(self, items):
-        self.items, self.waiting, self.go_on = items, threading.Event(), threading.Event()
+        self.items, self.waiting, self.resume = items, threading.Event(), threading.Event()
 
     def __call__(self, epoch):
         yield from range(self.items)
         if epoch == 0:
             self.waiting.set()
-            self.go_on.wait()
+            self.resume.wait()
         yield from range(self.items, 2 * self.items)
 
 
@@ -47,11 +47,11 @@ def test_an_epoch_ends_while_an_input_that_nobody_needs_waits(merging, backend):
         first = iter(loader)
         assert stream.waiting.wait(20)
         delivered = in_a_thread(lambda: list(first))
-        stream.go_on.set()
+        stream.resume.set()
         assert delivered != "it hangs"
         if isinstance(merging, ops.Zip):
             assert delivered == [(0, 0), (1, 1), (2, 2)]
-        assert list(loader) is not None  # and the next goes on behind what was not needed
+        assert list(loader) is not None  # and the next resumes behind what was not needed
 
 
 def test_the_next_epoch_begins_at_its_own_first_items():
@@ -64,6 +64,6 @@ def test_the_next_epoch_begins_at_its_own_first_items():
         first = iter(loader)
         assert stream.waiting.wait(20)
         assert in_a_thread(lambda: list(first)) == [(0, 0), (1, 1), (2, 2)]
-        stream.go_on.set()
+        stream.resume.set()
         for _ in range(2):
             assert list(loader) == [(0, 0), (1, 1), (2, 2)]

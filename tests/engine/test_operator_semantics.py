@@ -240,7 +240,7 @@ def test_mix_draws_by_weights_and_is_the_same_on_every_rank():
     assert parts[0][:shortest] == parts[1][:shortest] == whole[:shortest]
 
 
-def test_mix_ends_with_the_first_or_goes_on_until_all_have_ended():
+def test_mix_ends_with_the_first_or_continues_until_all_have_ended():
     first = run(lambda g: g.add(ops.Mix([1, 1]), *two(g)))
     every = run(lambda g: g.add(ops.Mix([1, 1], stop="all"), *two(g)))
     assert every[: len(first)] == first

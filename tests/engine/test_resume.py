@@ -29,7 +29,7 @@ def to_array(i):
 
 
 class CountedIterator:
-    """An iterator that can go on from its own state."""
+    """An iterator that can resume from its own state."""
 
     def __init__(self, most):
         self.at, self.most = 0, most
@@ -398,7 +398,7 @@ def test_a_failed_sample_is_skipped_once_and_stays_in_the_ledger_over_a_resume()
             assert [q.position for q in loader.profile().quarantined] == [1, 5, 9, 13]
 
 
-def test_an_iterator_with_a_state_goes_on_from_it():
+def test_an_iterator_with_a_state_resumes_from_it():
     def make():
         graph = pg.Graph("g")
         graph.add(ops.FromIterable(lambda: CountedIterator(150)))

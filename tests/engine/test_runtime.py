@@ -18,7 +18,7 @@ ENGINE = str(Path(pg.__file__).parent)
 
 
 class Slow(Operator):
-    """Stays in ``open`` until it may go on; tells how often its copies were opened and closed."""
+    """Stays in ``open`` until it may continue; records how often its copies were opened and closed."""
 
     def __init__(self, inside=None):
         self.entered, self.go = threading.Event(), threading.Event()

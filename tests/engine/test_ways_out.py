@@ -151,17 +151,17 @@ def test_a_close_that_was_interrupted_is_finished_by_the_next():
 
 def test_a_pass_that_waits_for_a_function_of_the_one_before_says_so(caplog, monkeypatch):
     monkeypatch.setattr(runtime, "GRACE_S", 0.0)
-    inside, go_on = threading.Event(), threading.Event()
+    inside, resume = threading.Event(), threading.Event()
 
     class Says(logging.Handler):
         def emit(self, record):
             if "stage 'waits'" in record.getMessage():  # others may not have left it yet either
-                go_on.set()  # only now can the new pass begin
+                resume.set()  # only now can the new pass begin
 
     def work(x):
         if x == 1 and not inside.is_set():
             inside.set()
-            go_on.wait()
+            resume.wait()
         return x
 
     log, handler = logging.getLogger("pipegraph"), Says()
@@ -175,9 +175,9 @@ def test_a_pass_that_waits_for_a_function_of_the_one_before_says_so(caplog, monk
             assert list(loader) == [0, 1, 2]
     finally:
         log.removeHandler(handler)
-        go_on.set()
+        resume.set()
     (record,) = [record for record in caplog.records if "stage 'waits'" in record.getMessage()]
     assert record.getMessage().startswith(
         "stage 'waits': a new pass waits for its worker, which is still in the one"
     )
-    assert "go_on.wait()" in record.getMessage()
+    assert "resume.wait()" in record.getMessage()

@@ -76,7 +76,7 @@ def test_plan_position_and_resume_take_under_100_ms_and_10000_positions_under_50
             taken.append(time.thread_time() - start)
         return min(taken) * 1e3
 
-    # Every epoch is new to the first three jobs; the draws go on in one that is prepared.
+    # Every epoch is new to the first three jobs; the draws continue in one that is prepared.
     assert (
         best(lambda e: order.length(layout, 16, (), 5, 7, e) + order.indices(layout, 7, e, 5, 16, 0, 1)) < 100
     )

@@ -61,7 +61,7 @@ def test_pieces_joined_are_the_whole():
     np.testing.assert_array_equal(np.concatenate(pieces), whole)
 
 
-def test_history_goes_on_in_the_same_stream():
+def test_history_continues_in_the_same_stream():
     order = StridedOrder()
     stream = order.indices(100, 5, 1)
     after = np.stack([order.indices(100, 5, 1, r, 3, history=[(8, 4), (5, 2)]) for r in range(3)], axis=1)

@@ -89,7 +89,7 @@ def test_a_result_whose_pickling_raises_anything_at_all_is_the_items_own_error()
         assert not any(host.deaths for host in hosts(loader))
 
 
-def test_a_process_that_closes_its_socket_and_goes_on_is_ended():
+def test_a_process_that_closes_its_socket_and_continues_is_ended():
     def work(x):
         if x == 3:
             os.closerange(3, 500)

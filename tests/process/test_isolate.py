@@ -53,13 +53,13 @@ def rest(make, state, epochs, **options):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_chunks_and_states_are_those_without_it_and_a_state_goes_on_in_either(name):
+def test_chunks_and_states_are_those_without_it_and_a_state_continues_in_either(name):
     make = CASES[name]
     chunks, states = steps(make)
-    isolated, told = steps(make, isolate=True)
+    isolated, states_isolated = steps(make, isolate=True)
     assert_equal_chunks(tuple(chunks), tuple(isolated), True, "isolated")
-    assert states == told
-    state = told[len(told) // 3]
+    assert states == states_isolated
+    state = states_isolated[len(states_isolated) // 3]
     left = rest(make, state, 2)
     assert_equal_chunks(tuple(left), tuple(rest(make, state, 2, isolate=True)), True, "restored")
     assert left
@@ -70,12 +70,12 @@ def test_below_completion_order_every_sample_comes_once(name):
     make = LOOSE[name]
     assert not is_ordered(make())
     chunks, _ = steps(make)
-    isolated, told = steps(make, isolate=True)
+    isolated, states_isolated = steps(make, isolate=True)
     assert_equal_chunks(tuple(chunks), tuple(isolated), False, "isolated")
     at = len(chunks) // 3
     begun = isolated[:at]
     assert_equal_chunks(
-        tuple(chunks), tuple(begun + rest(make, told[at], 2, isolate=True)), False, "restored"
+        tuple(chunks), tuple(begun + rest(make, states_isolated[at], 2, isolate=True)), False, "restored"
     )
 
 
@@ -157,10 +157,10 @@ def test_skipped_samples_are_in_the_ledger_and_go_on_in_a_state():
         return graph
 
     _, states = steps(make, epochs=1)
-    _, told = steps(make, epochs=1, isolate=True)
-    assert states == told
+    _, states_isolated = steps(make, epochs=1, isolate=True)
+    assert states == states_isolated
     with make().loader(isolate=True) as loader:
-        loader.load_state_dict(told[5])
+        loader.load_state_dict(states_isolated[5])
         list(loader)
         profile = loader.profile()
     assert [q.position for q in profile.quarantined] == [1, 5, 9, 13]
@@ -249,7 +249,7 @@ def test_arrays_that_are_kept_are_never_overwritten():
     assert all((each == each[0]).all() for each in kept)
 
 
-def test_a_break_goes_on_with_the_next_epoch():
+def test_a_break_continues_with_the_next_epoch():
     graph = graph_of(lambda x: x, source=ops.FromIterable(lambda epoch: range(100 * epoch, 100 * epoch + 9)))
     with graph.loader(isolate=True, epochs=3) as loader:
         for x in loader:
@@ -287,13 +287,13 @@ def test_an_endless_source_ends_with_a_break_a_close_and_the_last_reference():
         gc.collect()
 
 
-def test_the_death_of_the_sidecar_is_told_and_the_state_goes_on(tmp_path):
-    told = tmp_path / "die"
-    told.touch()
+def test_the_death_of_the_sidecar_is_told_and_the_state_continues(tmp_path):
+    flag = tmp_path / "die"
+    flag.touch()
 
     def make():
         def die(x):
-            if x == 9 and told.exists():
+            if x == 9 and flag.exists():
                 os.kill(os.getpid(), signal.SIGKILL)
             return x
 
@@ -306,14 +306,14 @@ def test_the_death_of_the_sidecar_is_told_and_the_state_goes_on(tmp_path):
                 found += batch
         state = loader.state_dict()
         assert "die" in loader.profile().stages
-    told.unlink()
+    flag.unlink()
     assert found == list(range(len(found)))
     with make().loader(isolate=True) as loader:
         loader.load_state_dict(state)
         assert [x for batch in loader for x in batch] == list(range(len(found), 20))
 
 
-def test_after_a_death_the_same_loader_goes_on_with_another_process():
+def test_after_a_death_the_same_loader_continues_with_another_process():
     many = ops.FromSequence(list(range(5000)))
     with graph_of(lambda x: (x, os.getpid()), source=many).loader(isolate=True, epochs=2) as loader:
         items = iter(loader)

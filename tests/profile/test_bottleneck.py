@@ -102,7 +102,7 @@ def test_a_trace_of_starvation_is_nobodys_fault():
     [
         ("light", {"heavy": 2.0, "light": 1.0}, {"heavy": 0.95, "light": 0.02}, 4e-3, "heavy"),
         ("heavy", {"heavy": 2.0, "light": 0.1}, {"heavy": 0.97, "light": 0.02}, 4e-3, "heavy"),
-        # It waits for a store or sleeps: threads go on as soon as they are woken.
+        # It waits for a store or sleeps: threads continue as soon as they are woken.
         ("light", {"heavy": 0.9, "light": 1.0}, {"heavy": 0.9, "light": 0.02}, 5e-5, None),
         # It runs all the time that it is busy.
         ("heavy", {"heavy": 1.0, "light": 0.1}, {"heavy": 0.98, "light": 0.02}, 4e-3, None),

@@ -99,9 +99,7 @@ def test_the_interpreter_lock_is_named_as_the_reason():
 
 def test_a_run_that_was_too_short_blames_nobody():
     said = str(profile(elapsed_s=0.04))
-    assert (
-        "too briefly to tell" in said and "holds training back" not in said and "sets the pace:" not in said
-    )
+    assert "too briefly to say" in said and "holds training back" not in said and "sets the pace:" not in said
 
 
 def test_a_stage_that_holds_the_lock_is_told_the_line_to_write():

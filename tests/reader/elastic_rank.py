@@ -29,7 +29,7 @@ def keys(loader: Any, limit: int) -> list[list[str]]:
 
 
 def elastic(folder: Path, out: Path, limit: int, **where: Any) -> list[list[str]]:
-    """Go on from the checkpoint if there is one, and leave one behind."""
+    """Continue from the checkpoint if there is one, and leave one behind."""
     graph = pg.Graph("elastic", seed=5)
     select = ops.ShardSelect(folder / "part-*.tar", order=pg.order.LaneOrder(lanes=12))
     graph.add(select).then(ops.Load(), workers=2).then(ops.Batch(global_size=12, collate=list))

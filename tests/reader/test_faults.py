@@ -259,11 +259,11 @@ def test_closing_ends_the_search_for_shards_in_a_silent_store(name: str, order: 
 
 def test_a_stop_in_one_loader_leaves_the_search_of_another_alone() -> None:
     made = Once(lambda: 5)
-    begun, go_on = threading.Event(), threading.Event()
+    begun, resume = threading.Event(), threading.Event()
 
     def slow() -> int:
         begun.set()
-        assert go_on.wait(20)
+        assert resume.wait(20)
         return 5
 
     stopping = Stopping()
@@ -282,7 +282,7 @@ def test_a_stop_in_one_loader_leaves_the_search_of_another_alone() -> None:
     stopping.set()
     second.join(20)
     assert found == ["stopped"]
-    go_on.set()
+    resume.set()
     first.join(20)
     assert found == ["stopped", made.get()] == ["stopped", 5]
 

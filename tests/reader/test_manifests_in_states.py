@@ -1,4 +1,4 @@
-"""States go on over the same data, wherever it lies and however it was indexed."""
+"""States continue over the same data, wherever it lies and however it was indexed."""
 
 import itertools
 import os
@@ -35,14 +35,14 @@ def gone_on(state: Any, parts: Any, **options: Any) -> list[Any]:
         return list(loader)
 
 
-def test_a_state_from_before_the_shards_were_indexed_goes_on(write_shards: Any) -> None:
+def test_a_state_from_before_the_shards_were_indexed_continues(write_shards: Any) -> None:
     folder = write_shards("tar")
     state, rest = broken_off(folder)
     build_manifest(sorted(folder.glob("*.tar")), folder / "manifest.json")
     assert gone_on(state, folder) == rest
 
 
-def test_a_state_goes_on_where_shards_were_copied_without_their_times(
+def test_a_state_resumes_where_shards_were_copied_without_their_times(
     write_shards: Any, tmp_path: Path
 ) -> None:
     folder, copy = write_shards("tar"), tmp_path / "copied"
@@ -58,7 +58,7 @@ def test_a_state_goes_on_where_shards_were_copied_without_their_times(
         assert gone_on(state, copy) == rest
 
 
-def test_a_local_state_goes_on_in_a_store(write_shards: Any, upload: Any) -> None:
+def test_a_local_state_continues_in_a_store(write_shards: Any, upload: Any) -> None:
     folder = write_shards("tar")
     state, rest = broken_off(folder)
     build_manifest(sorted(folder.glob("*.tar")), folder / "manifest.json")

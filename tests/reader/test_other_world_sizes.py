@@ -113,7 +113,7 @@ def test_global_batches_are_the_same_at_any_world_size(source):
 
 
 @pytest.mark.parametrize("sizes", [[4, 2], [4, 3, 1], [2, 5, 2], [3, 1, 4, 1]], ids=str)
-def test_with_all_ranks_states_a_graph_that_is_not_elastic_goes_on_with_each_sample_once(sizes):
+def test_with_all_ranks_states_a_graph_that_is_not_elastic_continues_with_each_sample_once(sizes):
     rng = random.Random(2)
     seen = resized(inelastic, sizes, lambda size: rng.randint(1, 5), every_rank=True)
     assert sorted(seen) == [i for i in range(N) if i % 3]

@@ -236,7 +236,7 @@ def test_autocast_and_the_scaler(make_executor: MakeExecutor, mode: str) -> None
     assert scaler.get_scale() < 2.0**30
 
 
-def test_a_failing_replica_names_its_slot_and_the_executor_goes_on(
+def test_a_failing_replica_names_its_slot_and_the_executor_continues(
     make_executor: MakeExecutor, mode: str
 ) -> None:
     executor = make_executor(model(), ["cuda:0"] * 2, mode, optimizer=sgd)

@@ -70,7 +70,7 @@ def test_a_whole_value_and_arrays_pass_through_the_terminal_scatter(make_executo
     assert sorted(found) == [(["a", "b", "c"], [0, 1, 2], 9), (["d", "e"], [3, 4], 9)]
 
 
-def test_a_run_goes_on_with_another_number_of_slots() -> None:
+def test_a_run_continues_with_another_number_of_slots() -> None:
     def graph(slots: int) -> pg.Graph:
         made = pg.Graph("train")
         made.add(ops.FromSequence(list(range(8)))).then(ops.Batch(2)).then(ops.Scatter(["cpu"] * slots))

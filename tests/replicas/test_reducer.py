@@ -330,7 +330,7 @@ def test_each_wait_of_the_lanes_is_needed(monkeypatch: pytest.MonkeyPatch, remov
 
 @pytest.mark.parametrize("removed", [False, True])
 def test_the_wait_for_the_last_readers_is_needed(monkeypatch: pytest.MonkeyPatch, removed: bool) -> None:
-    """A replica goes on to its next gradient while another has not yet copied the last sum."""
+    """A replica continues to its next gradient while another has not yet copied the last sum."""
     if removed:
         monkeypatch.setattr(ReduceStreams, "_await_readers", lambda *_: None)
     slots = slots_on(["cpu"] * 3)

@@ -200,7 +200,7 @@ def test_one_iterator_serves_one_of_two_loaders_that_begin_at_once() -> None:
     assert any("can be read once" in each for each in came if isinstance(each, str))
 
 
-def test_a_state_of_one_loader_goes_on_in_another_while_the_first_goes_on_too() -> None:
+def test_a_state_of_one_loader_continues_in_another_while_the_first_continues_too() -> None:
     graph = sampled(data.DistributedSampler(NUMBERS, 1, 0, seed=3))  # type: ignore[arg-type]
     with graph.loader() as one, graph.loader() as other:
         passing = iter(one)

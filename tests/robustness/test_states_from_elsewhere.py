@@ -91,7 +91,7 @@ def test_a_missing_part_is_named(key: str) -> None:
 
 @pytest.mark.parametrize("steps", range(8))
 @pytest.mark.parametrize("workers", [1, 4])
-def test_a_state_of_any_step_goes_on_with_any_number_of_workers(steps: int, workers: int) -> None:
+def test_a_state_of_any_step_continues_with_any_number_of_workers(steps: int, workers: int) -> None:
     with make().loader() as loader:
         whole = list(loader)
     assert load(saved(min(steps, len(whole))), make(workers)) == whole[steps:]

@@ -58,7 +58,7 @@ def in_child(work: Callable[[], str]) -> str:
     return answer
 
 
-def test_a_loader_that_a_forked_child_inherits_says_so_and_the_parents_goes_on() -> None:
+def test_a_loader_that_a_forked_child_inherits_says_so_and_the_parents_continues() -> None:
     whole = delivered(make())
     with make().loader() as loader:
         passing = iter(loader)

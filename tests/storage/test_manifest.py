@@ -161,7 +161,7 @@ build_manifest(sys.argv[1] + "/*.tar", sys.argv[2], block_nbytes=10_000, workers
 """
 
 
-def test_a_killed_run_goes_on_where_it_was(shards: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_where_it_was(shards: Path, tmp_path: Path) -> None:
     path = tmp_path / "index.json"
     killed = subprocess.run([sys.executable, "-c", KILLED, str(shards), str(path)], check=False)
     assert killed.returncode == -signal.SIGKILL

@@ -95,7 +95,7 @@ def test_a_request_that_fails_once_is_tried_again(proxy: Any, connect: Connect, 
 
 
 @pytest.mark.parametrize("fault", ["cut", "stall"])
-def test_a_transfer_that_was_cut_goes_on_where_it_was(
+def test_a_transfer_that_was_cut_resumes_where_it_was(
     proxy: Any, connect: Connect, url: str, fault: str
 ) -> None:
     store = connect(proxy.port, retry=QUICK, grace_s=0.3)

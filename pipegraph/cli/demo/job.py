@@ -122,7 +122,7 @@ class Job:
         loader.load_state_dict(saved["loader"])
         done = int(saved["step"])
         self.progress.say(
-            f"resumed in a new loader, model and optimizer: goes on with step {done + 1}, in epoch {loader.epoch + 1}"
+            f"resumed in a new loader, model and optimizer: continues with step {done + 1}, in epoch {loader.epoch + 1}"
         )
         return done
 

@@ -26,7 +26,7 @@ NAME = "demo-shapes-1"
 """The folder's name; its number is raised whenever the images change."""
 
 
-def shapes_folder(tell: Callable[[str], None], images: int = IMAGES) -> Path:
+def shapes_folder(say: Callable[[str], None], images: int = IMAGES) -> Path:
     """The folder of shards; draws them if they are not there.
 
     Two processes may draw at the same time: each into a folder of its own, and the first to finish renames
@@ -35,7 +35,7 @@ def shapes_folder(tell: Callable[[str], None], images: int = IMAGES) -> Path:
     folder = cache_folder() / (NAME if images == IMAGES else f"{NAME}-{images}")
     if folder.is_dir():
         return folder
-    tell(f"drawing {images:,} images of {len(CLASSES)} shapes into {folder} (once)")
+    say(f"drawing {images:,} images of {len(CLASSES)} shapes into {folder} (once)")
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

@@ -251,11 +251,11 @@ class RemoteSource(_Remote):
         finally:
             self._operator.close()
 
-    def go_on(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
+    def begin_run(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
         """A run begins."""
-        self._operator.go_on(epoch, history)
+        self._operator.begin_run(epoch, history)
         if not self._operator.random_access:
-            self._host.call("invoke", "go_on", epoch, history)
+            self._host.call("invoke", "begin_run", epoch, history)
 
     def index_of(self, position: Any, epoch: int) -> Any:
         """The operator's."""

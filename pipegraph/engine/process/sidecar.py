@@ -105,7 +105,7 @@ class Sidecar:
             with self._sending:
                 self._host.end_control()
 
-    def go_on(self, epoch: int, history: Any) -> None:
+    def begin_run(self, epoch: int, history: Any) -> None:
         """The sources are told in the sidecar."""
 
     # -- calls, by the one thread --------------------------------------------------------------

@@ -112,12 +112,12 @@ class _Misses:
 
         return forget
 
-    def clearing(self, go_on: Callable[..., None]) -> Callable[..., None]:
-        """``go_on`` of the source: what was on its way when a run was broken off never arrives."""
+    def clearing(self, begin_run: Callable[..., None]) -> Callable[..., None]:
+        """``begin_run`` of the source: what was on its way when a run was broken off never arrives."""
 
         def clear(*args: Any) -> None:
             self._indices.clear()
-            go_on(*args)
+            begin_run(*args)
 
         return clear
 
@@ -155,7 +155,7 @@ def wire_cache(plan: Plan, operators: dict[str, list[Operator | Source]], reader
             if reader.draws:
                 vars(cache)["process"] = misses.forgetting(cache.process)
         if reader.draws:
-            vars(reader)["go_on"] = misses.clearing(reader.go_on)
+            vars(reader)["begin_run"] = misses.clearing(reader.begin_run)
         for above in chain:
             operator: Any
             for operator in operators[above.name]:

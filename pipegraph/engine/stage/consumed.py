@@ -91,7 +91,7 @@ def stands_alone(plan: Plan, stage: StagePlan) -> str | None:
     if stage.unordered_above:
         return "it runs, or one above it, with ordered=False"
     if isinstance(operator, Source):
-        return None if operator.goes_on else "it cannot go on at another world size"
+        return None if operator.resizable else "it cannot resume at another world size"
     if operator.stateful:
         return "it keeps a state"
     if isinstance(operator, FanOut) or (isinstance(operator, FanIn) and not operator.separate):

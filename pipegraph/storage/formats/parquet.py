@@ -26,7 +26,7 @@ _STREAM_ROWS: Final = 256
 """Rows that are turned to Python values at once where all of them are read in order."""
 
 _FIRST_ROWS: Final = 16
-"""The first rows tell how large decoded rows are; the footer knows their encoded size only."""
+"""Rows read first to measure their decoded size; the footer has the encoded size only."""
 
 _LARGE_ROW_NBYTES: Final = 1 << 13
 """Rows that are so large encoded are not looked at first: that would read their pages twice."""

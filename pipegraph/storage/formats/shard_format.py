@@ -43,13 +43,13 @@ class Block:
 
 
 Room = Callable[[int], None]
-"""Told how many bytes are held by now; waits until there is room for them, and raises where there never is."""
+"""Called with the bytes held so far; waits until there is room for them, and raises where there never is."""
 
 
 class Format(ABC):
     """How the samples of one kind of shard are found and read.
 
-    Instances hold no state between calls; any thread may use one. Nothing
+    Instances hold no state between calls, so they are thread-safe. Nothing
     read from a shard is ever unpickled or executed, and lengths found in it are
     checked against the file's size before memory is taken for them.
     """

@@ -113,7 +113,7 @@ class _Window:
     """
 
     def __init__(self, file: ShardFile, stop: int, nbytes: int) -> None:
-        self._file, self._stop, self._most = file, stop, nbytes
+        self._file, self._stop, self._limit = file, stop, nbytes
         self._ahead = nbytes
         self._base, self._buffer = 0, b""
 
@@ -123,11 +123,11 @@ class _Window:
         if at >= 0 and at + nbytes <= len(buffer):
             return buffer[at : at + nbytes]
         if nbytes >= _LARGE_NBYTES:
-            self._ahead = min(_SCAN_NBYTES, self._most)
+            self._ahead = min(_SCAN_NBYTES, self._limit)
             return self._file.read_at(offset, nbytes)
         self._base = offset
         self._buffer = self._file.read_at(offset, max(nbytes, min(self._ahead, self._stop - offset)))
-        self._ahead = min(2 * self._ahead, self._most)
+        self._ahead = min(2 * self._ahead, self._limit)
         return self._buffer[:nbytes]
 
 
