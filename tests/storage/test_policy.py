@@ -83,7 +83,7 @@ def test_at_most_one_in_twenty_is_asked_twice() -> None:
 
 
 def test_very_short_times_do_not_make_hedges() -> None:
-    hedge = Hedge(least_s=0.05)
+    hedge = Hedge(min_s=0.05)
     for _ in range(50):
         hedge.finished(0.001)
     assert hedge.after() == 0.05

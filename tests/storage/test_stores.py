@@ -169,7 +169,7 @@ def test_a_slow_request_is_asked_twice_and_the_quicker_answer_taken(
     proxy: Any, connect: Connect, url: str
 ) -> None:
     # Longer than any answer takes on a busy machine, so that only the late one is asked twice.
-    store = connect(proxy.port, retry=QUICK, hedge=Hedge(least_s=1.0), grace_s=30, range_nbytes=1000)
+    store = connect(proxy.port, retry=QUICK, hedge=Hedge(min_s=1.0), grace_s=30, range_nbytes=1000)
     for start in range(0, 20_000, 1000):
         store.read(url, start, 1000)
     proxy.fault = once("late")
