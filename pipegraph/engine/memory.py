@@ -9,8 +9,10 @@ Rules (what differs from them is a bug):
   stage further down, so that what lies downstream can always go on and make room; and less one item of
   its own stage if an earlier item of that is still to come, so that the head of the line always fits.
 * Of the waiting workers the one furthest down goes first.
+* A stage that has not made anything yet is taken to make items as large as the largest that a stage further up
+  has made: else those would fill the limit before it shows what it needs.
 * So ``used`` exceeds the limit only by what items are larger than every one that their stage has finished
-  before; the first ones of its workers count as such.
+  before; those of a source's first calls count as such.
 """
 
 from __future__ import annotations
@@ -36,14 +38,16 @@ class StageAccount:
         call: the most that one call has added: that of a bundle is several items'.
         headroom: what one call of every stage further down needs.
         guarded: whether a worker must reserve before it makes something: not for stages whose items hold no bytes.
+        estimated: whether these are taken from stages further up, as it has not made anything yet.
         wait_ns: nanoseconds that its workers have waited for room.
     """
 
-    __slots__ = ("call", "depth", "guarded", "headroom", "largest", "name", "wait_ns")
+    __slots__ = ("call", "depth", "estimated", "guarded", "headroom", "largest", "name", "wait_ns")
 
-    def __init__(self, name: str, depth: int) -> None:
+    def __init__(self, name: str, depth: int, estimated: bool) -> None:
         self.name = name
         self.depth = depth
+        self.estimated = estimated
         self.largest = 0
         self.call = 0
         self.headroom = 0
@@ -89,9 +93,13 @@ class Account:
         self._waiting: list[_Request] = []
         self._cancelled = False
 
-    def stage(self, name: str, depth: int) -> StageAccount:
-        """Open the account of a stage."""
-        stage = StageAccount(name, depth)
+    def stage(self, name: str, depth: int, estimated: bool = False) -> StageAccount:
+        """Open the account of a stage.
+
+        Args:
+            estimated: whether it is one that reserves what it makes, and begins with an estimate of that.
+        """
+        stage = StageAccount(name, depth, estimated)
         self.stages.append(stage)
         return stage
 
@@ -155,6 +163,10 @@ class Account:
             self.used -= reserved
             added = self._add(new)
             self._remove(old)
+            if stage.estimated:
+                stage.estimated = stage.guarded = False
+                stage.call = stage.largest = 0
+                self._raise_headroom()
             if added > stage.call:
                 if sum(nbytes for _, nbytes in new) > self.limit:
                     raise MemoryLimitError(
@@ -169,6 +181,12 @@ class Account:
             self._wake()
 
     def _raise_headroom(self) -> None:
+        for stage in self.stages:
+            if stage.estimated:
+                made = [each for each in self.stages if each.depth > stage.depth and not each.estimated]
+                stage.call = max((each.call for each in made), default=0)
+                stage.largest = max((each.largest for each in made), default=0)
+                stage.guarded = stage.call > 0
         for stage in self.stages:
             below = sum(other.call for other in self.stages if other.depth < stage.depth)
             stage.headroom = min(below, self.limit)

@@ -209,3 +209,20 @@ def test_text_counts(wrap, batch):
 def test_short_text_costs_nothing_and_wide_characters_count_in_full():
     assert buffers({"key": "short", "path": "/a/b"}) == ()
     assert buffers("\N{GRINNING FACE}" * 1000)[0][1] >= 4000
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4])
+@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("turn", range(3))
+def test_six_times_the_largest_item_is_enough_for_expanding_stages_behind_each_other(depth, workers, turn):
+    def some(x):
+        yield from (part.copy() for part in np.array_split(x, 1 if workers == 4 else 2))
+
+    graph = pg.Graph("g")
+    node = graph.add(ops.FromIterable(range(60)), capacity=64).then(
+        lambda i: block(i, 8), name="make", workers=4, capacity=32
+    )
+    for level in range(depth):
+        node = node.then(ops.FlatMap(some), name=f"flat{level}", workers=workers, capacity=32)
+    with graph.loader(memory_limit=48 * KB) as loader:
+        assert sum(len(x) for x in loader) == 60 * 8 * KB

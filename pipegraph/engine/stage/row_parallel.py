@@ -59,7 +59,7 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             yield
             continue
         first = stage.first_in_line if stage.pooled else None
-        reserved = stage.run.account.reserve(stage.account, first, ticket) if stage.account.largest else 0
+        reserved = stage.run.account.reserve(stage.account, first, ticket) if stage.account.guarded else 0
         start = now()
         opened: _Job | None = None
         out: Any = None

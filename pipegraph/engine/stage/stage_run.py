@@ -191,9 +191,10 @@ class StageRun:
         self.above: list[StageRun] = []
         self.outboxes: list[list[Channel]] = [[]]
         self.restart = Restart()
-        self.account = run.account.stage(plan.name, depth)
-        self.budgeted = final_policy(plan.spec.on_error) != "raise"
         stateful = isinstance(plan.operator, Operator) and plan.operator.stateful
+        reserves = plan.operator.kind in ("map", "expand") and not stateful
+        self.account = run.account.stage(plan.name, depth, estimated=reserves)
+        self.budgeted = final_policy(plan.spec.on_error) != "raise"
         self.pooled = plan.operator.kind in ("source", "map", "expand") and (
             plan.workers > 1 or (self.budgeted and not stateful)
         )
