@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ ATOMS = frozenset(
 
 LONG_TEXT = 64
 """Characters from which on text counts: shorter ones, such as keys, are no more than the objects around them."""
+
+MANY = 64
+"""Entries from which on a container counts, with the numbers and short texts in it."""
 
 
 def is_dataclass_value(data: Any) -> bool:
@@ -122,7 +125,7 @@ def copy_containers(data: Any) -> Any:
 
 
 def buffers(data: Any) -> tuple[tuple[int, int], ...]:
-    """``(identity, nbytes)`` of each distinct buffer under a tree; scalars and short text hold none.
+    """``(identity, nbytes)`` of each distinct buffer under a tree; scalars, short text and short containers hold none.
 
     A view counts with its own extent, not with all it is cut from: a row of a data set that lies
     in memory anyway is as large as the row.
@@ -135,11 +138,19 @@ def buffers(data: Any) -> tuple[tuple[int, int], ...]:
     if kind is bytes or kind is bytearray:
         return ((id(data), len(data)),) if data else ()
     found: dict[int, int] = {}
-    if kind is dict:
+    if kind is dict and len(data) < MANY:
         for value in data.values():
             _collect(value, found)
     else:
         _collect(data, found)
+    return tuple(found.items())
+
+
+def buffers_of_each(items: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """As :func:`buffers`, of several trees that are only for a while in one list."""
+    found: dict[int, int] = {}
+    for item in items:
+        _collect(item, found)
     return tuple(found.items())
 
 
@@ -171,11 +182,17 @@ def _collect(data: Any, found: dict[int, int]) -> None:
         if data.nbytes:
             found[id(data)] = int(data.nbytes)
     elif isinstance(data, Mapping):
-        for value in data.values():
-            _collect(value, found)
+        if len(data) >= MANY:
+            _collect_many(data, data.values(), found)
+        else:
+            for value in data.values():
+                _collect(value, found)
     elif isinstance(data, list | tuple):
-        for value in data:
-            _collect(value, found)
+        if len(data) >= MANY:
+            _collect_many(data, data, found)
+        else:
+            for value in data:
+                _collect(value, found)
     elif isinstance(data, bytearray | memoryview):
         nbytes = data.nbytes if isinstance(data, memoryview) else len(data)
         if nbytes:
@@ -183,6 +200,32 @@ def _collect(data: Any, found: dict[int, int]) -> None:
     elif is_dataclass_value(data):
         for field in dataclasses.fields(data):
             _collect(getattr(data, field.name), found)
+
+
+def _collect_many(data: Any, values: Collection[Any], found: dict[int, int]) -> None:
+    kinds = set(map(type, values))
+    if kinds <= ATOMS:
+        found[id(data)] = sys.getsizeof(data) + len(values) * sys.getsizeof(next(iter(values)))
+        return
+    found[id(data)] = _weight(data)
+    if kinds != {str} or max(map(len, values)) >= LONG_TEXT:
+        for value in values:
+            _collect(value, found)
+
+
+def _weight(data: Any) -> int:
+    """The bytes of the objects of a container that do not count by themselves."""
+    weight = sys.getsizeof(data)
+    for value in data.values() if isinstance(data, Mapping) else data:
+        kind = type(value)
+        if kind is str:
+            if len(value) < LONG_TEXT:
+                weight += sys.getsizeof(value)
+        elif kind in ATOMS:
+            weight += sys.getsizeof(value)
+        elif (kind is dict or kind is list or kind is tuple) and len(value) < MANY:
+            weight += _weight(value)
+    return weight
 
 
 def _sparse_nbytes(data: torch.Tensor) -> int:

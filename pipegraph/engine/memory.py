@@ -38,16 +38,27 @@ class StageAccount:
         call: the most that one call has added: that of a bundle is several items'.
         headroom: what one call of every stage further down needs.
         guarded: whether a worker must reserve before it makes something: not for stages whose items hold no bytes.
-        estimated: whether these are taken from stages further up, as it has not made anything yet.
+        reserves: whether its workers reserve what they make, as all do but those that regroup.
+        estimated: whether the sizes are taken from stages further up, as it has not made anything yet.
         wait_ns: nanoseconds that its workers have waited for room.
     """
 
-    __slots__ = ("call", "depth", "estimated", "guarded", "headroom", "largest", "name", "wait_ns")
+    __slots__ = (
+        "call",
+        "depth",
+        "estimated",
+        "guarded",
+        "headroom",
+        "largest",
+        "name",
+        "reserves",
+        "wait_ns",
+    )
 
-    def __init__(self, name: str, depth: int, estimated: bool) -> None:
+    def __init__(self, name: str, depth: int, reserves: bool) -> None:
         self.name = name
         self.depth = depth
-        self.estimated = estimated
+        self.reserves = self.estimated = reserves
         self.largest = 0
         self.call = 0
         self.headroom = 0
@@ -80,6 +91,9 @@ class Account:
     Args:
         limit: bytes.
         activity: counts the waiting threads.
+
+    Attributes:
+        excess: the part of ``used`` that came without a reservation; what is released counts as this first.
     """
 
     def __init__(self, limit: int, activity: Activity) -> None:
@@ -87,19 +101,20 @@ class Account:
         self.activity = activity
         self.used = 0
         self.peak = 0
+        self.excess = 0
         self.stages: list[StageAccount] = []
         self._lock = threading.Lock()
         self._references: dict[int, list[int]] = {}
         self._waiting: list[_Request] = []
         self._cancelled = False
 
-    def stage(self, name: str, depth: int, estimated: bool = False) -> StageAccount:
+    def stage(self, name: str, depth: int, reserves: bool = False) -> StageAccount:
         """Open the account of a stage.
 
         Args:
-            estimated: whether it is one that reserves what it makes, and begins with an estimate of that.
+            reserves: whether its workers reserve what they make; then it begins with an estimate of that.
         """
-        stage = StageAccount(name, depth, estimated)
+        stage = StageAccount(name, depth, reserves)
         self.stages.append(stage)
         return stage
 
@@ -162,6 +177,8 @@ class Account:
         with self._lock:
             self.used -= reserved
             added = self._add(new)
+            if stage.reserves and added > reserved:
+                self.excess += added - reserved
             self._remove(old)
             if stage.estimated:
                 stage.estimated = stage.guarded = False
@@ -214,6 +231,7 @@ class Account:
             if entry[0] == 0:
                 del references[identity]
                 self.used -= entry[1]
+                self.excess = max(0, self.excess - entry[1])
 
     def hold(self, buffers: Buffers, times: int = 1) -> None:
         """More chunks refer to these buffers."""
@@ -263,11 +281,12 @@ class Account:
     def admit_one(self) -> bool:
         """Everything stands still: let the waiter furthest down go on if the limit itself allows it.
 
-        Its ceiling kept room for items that, as nothing moves, are not coming.
+        Its ceiling kept room for items that, as nothing moves, are not coming. What was made without a reservation
+        does not count: it took the room of others before they had shown what they need.
         """
         with self._lock:
             for request in sorted(self._waiting, key=_Request.rank):
-                if self.used + request.items * request.stage.largest <= self.limit:
+                if self.used - self.excess + request.items * request.stage.largest <= self.limit:
                     self._grant(request)
                     return True
             return False
@@ -280,4 +299,4 @@ class Account:
                 request.waiter.wake(self.activity)
             self._waiting.clear()
             self._references.clear()
-            self.used = 0
+            self.used = self.excess = 0

@@ -226,3 +226,31 @@ def test_six_times_the_largest_item_is_enough_for_expanding_stages_behind_each_o
         node = node.then(ops.FlatMap(some), name=f"flat{level}", workers=workers, capacity=32)
     with graph.loader(memory_limit=48 * KB) as loader:
         assert sum(len(x) for x in loader) == 60 * 8 * KB
+
+
+@pytest.mark.parametrize(
+    "make", [lambda i: [f"word {j}" for j in range(1000)], lambda i: list(range(i, i + 1000))]
+)
+@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"key": "k", "tokens": t}])
+@pytest.mark.parametrize("batch", [False, True])
+def test_long_lists_of_short_text_and_numbers_count(make, wrap, batch):
+    graph = pg.Graph("g")
+    node = graph.add(ops.FromIterable(range(200)), capacity=64).then(
+        lambda i: wrap(make(i)), name="make", capacity=64
+    )
+    if batch:
+        node.then(ops.Batch(4, collate=list))
+    assert 8 * 4 * KB < peak(graph, 800 * KB) <= 800 * KB
+
+
+def test_what_lies_in_long_containers_counts_however_it_is_nested():
+    words = [f"word {i}" for i in range(1000)]
+    least = 1000 * 49
+    assert least < sum(n for _, n in buffers(words)) < 3 * least
+    assert least < sum(n for _, n in buffers({"a": tuple(words)})) < 3 * least
+    assert least < sum(n for _, n in buffers(dict(enumerate(words)))) < 3 * least
+    assert least < sum(n for _, n in buffers([[word, 1] for word in words])) < 5 * least
+    assert least < sum(n for _, n in buffers([{"a": word} for word in words])) < 8 * least
+    assert buffers([words, words]) == buffers([words])
+    array = np.zeros(10, np.uint8)
+    assert (id(array), 10) in buffers([*words, array])

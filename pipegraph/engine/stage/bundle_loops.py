@@ -29,7 +29,7 @@ from pipegraph.engine.stage.regroup_loop import HeldBundles, regrouped
 from pipegraph.engine.stage.source_loops import SNAPSHOT_EVERY, failure_of, reading
 from pipegraph.engine.stage.stage_run import StageRun, Worker
 from pipegraph.policies import Retry
-from pipegraph.tree import ATOMS, LONG_TEXT, buffers, copy_containers
+from pipegraph.tree import ATOMS, LONG_TEXT, buffers_of_each, copy_containers
 
 Loop = Iterator[None]
 Send = Callable[[int, Any, bool], bool]
@@ -237,7 +237,7 @@ def measured(bundle: Bundle) -> Buffers:
         return found
     nbytes = _light(bundle.data)
     if nbytes is None:
-        return buffers(bundle.data)
+        return buffers_of_each(bundle.data)
     # Not the bundle's id: a part of it may outlive it in a batch, and another bundle be given the same id.
     return ((next(_numbers), nbytes),) if nbytes else ()
 

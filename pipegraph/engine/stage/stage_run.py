@@ -25,6 +25,7 @@ from pipegraph.engine.stage.ordinals import Ordinals
 from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.engine.stage.watermark import Watermark
 from pipegraph.machine import scheduled
+from pipegraph.planning.isolation import Elsewhere
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.policies import final_policy
 from pipegraph.tree import buffers, copy_containers
@@ -192,8 +193,8 @@ class StageRun:
         self.outboxes: list[list[Channel]] = [[]]
         self.restart = Restart()
         stateful = isinstance(plan.operator, Operator) and plan.operator.stateful
-        reserves = plan.operator.kind in ("map", "expand") and not stateful
-        self.account = run.account.stage(plan.name, depth, estimated=reserves)
+        loops = plan.operator.kind in ("source", "map", "expand") and not isinstance(plan.operator, Elsewhere)
+        self.account = run.account.stage(plan.name, depth, reserves=loops and not stateful)
         self.budgeted = final_policy(plan.spec.on_error) != "raise"
         self.pooled = plan.operator.kind in ("source", "map", "expand") and (
             plan.workers > 1 or (self.budgeted and not stateful)
