@@ -13,6 +13,7 @@ from pipegraph.bundle import Bundle, joined
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Regroup
 from pipegraph.errors import DataError, GraphError
+from pipegraph.global_generators import Draws
 from pipegraph.operators.collate import collate as stack
 from pipegraph.operators.columns import batch_of, pack
 from pipegraph.parameters import function_name
@@ -82,6 +83,7 @@ class Batch(Regroup):
         self._bundles: list[Bundle] = []
         self._held = 0  # samples in them
         self._sum = 0.0
+        self._draws = Draws()
 
     def config(self) -> dict[str, Any]:
         return {
@@ -107,6 +109,7 @@ class Batch(Regroup):
 
     def open(self, context: Context) -> None:
         self.size = self._per_rank(context.world_size)
+        self._draws = Draws(context.seed, context.stage)
         self.begin()
 
     def group_size(self, world_size: int = 1) -> int:
@@ -158,7 +161,7 @@ class Batch(Regroup):
             batch.data = batch_of([bundle.packed for bundle in bundles], self.pad)
         else:
             items = [item for bundle in bundles for item in bundle.items()]
-            batch.data = self._collated(items)
+            batch.data = self._collated(items, batch)
             batch.layout = noted(batch.data, items, self._transposes)
         self.failing = ()
         return batch
@@ -197,12 +200,15 @@ class Batch(Regroup):
     def _make(self, chunks: list[Chunk]) -> list[Chunk]:
         items = [chunk.data for chunk in chunks]
         self.failing = chunks
-        data = self._collated(items)
+        data = self._collated(items, chunks[0])
         self.failing = ()
         return [Chunk.group(chunks, data, transposed=self._transposes)]
 
-    def _collated(self, items: list[Any]) -> Any:
-        return self.collate(items) if self.collate is not None else stack(items, self.pad)
+    def _collated(self, items: list[Any], first: Chunk) -> Any:
+        if self.collate is None:
+            return stack(items, self.pad)
+        self._draws.one(first.epoch, first.lineages[0])
+        return self.collate(items)
 
 
 @final

@@ -16,6 +16,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import GraphError
+from pipegraph.global_generators import Draws, enter_worker
 from pipegraph.parameters import function_name
 from pipegraph.randomness import generator
 
@@ -49,9 +50,14 @@ class _EventLoop:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=self._loop.run_forever, name=f"pipegraph-async-{stage}", daemon=True
+                    target=self._run, args=(self._loop, stage), name=f"pipegraph-async-{stage}", daemon=True
                 )
                 self._thread.start()
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop, stage: str) -> None:
+        enter_worker(0, stage)
+        loop.run_forever()
 
     def leave(self) -> None:
         with self._lock:
@@ -173,6 +179,7 @@ class _Function(Operator):
         self._plain = not self.random and not self._is_async
         self._async: _EventLoop | None = None
         self._context = Context("")
+        self._draws = Draws()
 
     @property
     def name(self) -> str:
@@ -188,6 +195,7 @@ class _Function(Operator):
 
     def open(self, context: Context) -> None:
         self._context = context
+        self._draws = Draws(context.seed, context.stage)
         if self._is_async:
             self._async = context.share("event loop", _EventLoop)
             self._async.enter(context.stage)
@@ -206,6 +214,10 @@ class _Function(Operator):
 
     def call(self, chunk: Chunk) -> Any:
         """The function's result for a chunk's data."""
+        if self._async is None:
+            self._draws.one(chunk.epoch, chunk.lineages[0])
+        else:  # several are in work at once, each in a task of its own
+            Draws(self._context.seed, self._context.stage).one(chunk.epoch, chunk.lineages[0])
         if self.random:
             rng = generator(self._context.seed, chunk.epoch, chunk.lineages[0], self._context.stage)
             result = self.function(chunk.data, rng=rng)
@@ -231,9 +243,15 @@ class Map(_Function):
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
         if self._plain:
             function, add = self.function, made.append
-            before = len(made)
-            for item in islice(bundle.data, start, None):
-                add(function(item))
+            before, draws = len(made), self._draws
+            if draws.rows(bundle.epoch, bundle.lineages, made, start):
+                for row in range(start, len(bundle.lineages)):
+                    draws.seed_others(row)
+                    add(function(bundle.data[row]))
+            else:
+                for item in islice(bundle.data, start, None):
+                    add(function(item))
+            draws.over()
             if made and made[-1].__class__ is CoroutineType:
                 raise _not_awaited(made, before)
             return
@@ -244,7 +262,7 @@ class Map(_Function):
         data = chunk.data
         if data.__class__ is dict and "key" in data:
             chunk.keys = chunk.keys  # identity stays with the sample, also when the function drops the field
-        made = chunk.data = self.function(data) if self._plain else self.call(chunk)
+        made = chunk.data = self.call(chunk)
         if made.__class__ is CoroutineType:
             raise _not_awaited([made])
         return chunk
@@ -271,7 +289,7 @@ class FlatMap(_Function):
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
         items: Iterable[Any] = self.call(chunk)
-        for index, item in enumerate(items):
+        for index, item in enumerate(self._draws.each(items, chunk.epoch, chunk.lineages[0])):
             child = chunk.child(index, item)
             if item.__class__ is dict and "key" in item:
                 child.keys = (item["key"],)

@@ -6,14 +6,16 @@ import copy
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import Any, final
 
 import numpy as np
 import torch
 
-from pipegraph.contracts import Drawn, History, Source
+from pipegraph.chunk import Lineages
+from pipegraph.contracts import Context, Drawn, History, Source
 from pipegraph.errors import GraphError, PipegraphError
+from pipegraph.global_generators import Draws
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import Order, StridedOrder
 from pipegraph.order.left import Left, check_history, left_of
@@ -110,11 +112,20 @@ class FromIterable(Source):
         self._drawing = _Turn()
         self._iterator: Any = None
         self._from: tuple[int, Any] | None = None
+        self._stage = ""
+        self._draws = Draws()
+
+    def open(self, context: Context) -> None:
+        self._stage = context.stage
+        self._draws = Draws(context.seed, context.stage)
 
     def config(self) -> dict[str, Any]:
         length = None if self._callable else _length_of(self.iterable)
         name = function_name(self.iterable) if self._callable else type(self.iterable).__qualname__
         return {"items": name, "length": length, "shard": self.shard}
+
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        return (self.iterable,) if self._callable else ()
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
         n = None if self._callable else _length_of(self.iterable)
@@ -155,6 +166,7 @@ class FromIterable(Source):
         return self.iterable  # type: ignore[no-any-return]
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
+        self._draws.one(epoch, (self._stage, 0))
         items = self._drawing.begin(self._items(epoch), epoch)
         stride, offset = (world_size, rank) if self.shard else (1, 0)
         left, number = self._left(epoch), start * stride + offset
@@ -165,6 +177,8 @@ class FromIterable(Source):
             items.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
             read = int(left.at(np.array([(step - 1) * stride + offset]))[0]) + 1
         self._iterator = items
+        if not self.never_waits:
+            items = self._draws.each(items, epoch, (self._stage,), read)
         for position in left.front[number::stride].tolist():
             for item in islice(items, position - read, position - read + 1):
                 yield position, item if item.__class__ in SHARED else copy_containers(item)
@@ -187,6 +201,20 @@ class FromIterable(Source):
         self._from = (step, snapshot)
 
 
+@final
+class _Indices(list[Any]):
+    """Indices of a data set, and the epoch and positions for which they are read, also in a worker's process."""
+
+    def __init__(self, indices: Iterable[Any], epoch: int = 0, positions: list[int] | None = None) -> None:
+        super().__init__(indices)
+        self.epoch = epoch
+        self.positions = positions or []
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        return _Indices(found, self.epoch, self.positions[at]) if isinstance(at, slice) else found
+
+
 def _parameters(function: Any) -> Iterable[str]:
     try:
         return inspect.signature(function).parameters
@@ -203,7 +231,7 @@ class FromSequence(OrderedSource):
     keep it in a ``threading.local``, or write a ``Source`` whose ``open(context)`` makes one for each worker.
 
     Resuming draws from a sampler again and drops what was delivered: it must draw the same, as one with a seeded
-    generator of its own or with ``set_epoch`` does. One without draws from torch's global generator.
+    generator of its own or with ``set_epoch`` does. One without gets the epoch's from the graph's seed.
 
     Args:
         dataset: has ``__len__`` and ``__getitem__``.
@@ -245,10 +273,22 @@ class FromSequence(OrderedSource):
         self.elastic = sampler is None
         self.draws = sampler is not None
         self._drawing = _Turn()
+        self._stage = ""
+        self._draws = Draws()
+        self._sampling = Draws()
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        self._stage = context.stage
+        self._draws = Draws(context.seed, context.stage)
+        self._sampling = Draws(context.seed, context.stage)
 
     def config(self) -> dict[str, Any]:
         drawn = self.order.config() if self.sampler is None else {"sampler": type(self.sampler).__qualname__}
         return {"length": len(self.dataset), **drawn}
+
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        return (type(self.dataset).__getitem__,)
 
     def layout(self) -> int:
         return len(self.dataset)
@@ -256,27 +296,41 @@ class FromSequence(OrderedSource):
     def item(self, index: Any) -> Any:
         return copy_containers(self.dataset[index])
 
+    def read(self, position: Any, epoch: int) -> Any:
+        index = self.index_of(position, epoch)
+        self._draws.one(epoch, (self._stage, position.position if self.draws else position))
+        return self.item(index)
+
     def read_many(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         indices = [self.index_of(position, epoch) for position in positions]
+        self._draws.several()
         return [copy_containers(item) for item in self.dataset.__getitems__(indices)]
 
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
-        return [drawn.index for drawn in positions] if self.draws else super().indices_of(positions, epoch)
+        if self.draws:
+            return _Indices([each.index for each in positions], epoch, [each.position for each in positions])
+        return _Indices(super().indices_of(positions, epoch), epoch, list(positions))
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
         """At once where the data set can, item by item from one on that fails."""
+        assert isinstance(indices, _Indices)
         if self.group > 1 and start == 0:
             try:
-                items = list(self.dataset.__getitems__(indices))
+                self._draws.several()
+                items = list(self.dataset.__getitems__(list(indices)))
             except Exception:
                 items = []
             if len(items) == len(indices):
                 found += [copy_containers(item) for item in items]
                 return
-        dataset, add = self.dataset, found.append
-        for index in islice(indices, start, None):
+        dataset, add, draws = self.dataset, found.append, self._draws
+        seed_others = draws.rows(indices.epoch, Lineages(self._stage, indices.positions), found, start)
+        for row, index in enumerate(islice(indices, start, None), start):
+            if seed_others:
+                draws.seed_others(row)
             item = dataset[index]
             add(item if item.__class__ in SHARED else copy_containers(item))
+        draws.over()
 
     def has_length(self) -> bool:
         return self.sampler is None or _length_of(self.sampler) is not None
@@ -290,9 +344,16 @@ class FromSequence(OrderedSource):
         if self.sampler is None:
             yield from super().positions(epoch, rank, world_size, start)
             return
-        for step, index in enumerate(self._drawing.begin(self.sampler, epoch)):
-            if step >= start:
-                yield Drawn(step * world_size + rank, index)
+        self._sampling.one(epoch, ("sampler",))
+        indices = self._drawing.begin(self.sampler, epoch)
+        for step in count():
+            self._sampling.again()  # other stages may have worked in this thread since
+            for index in islice(indices, 1):
+                if step >= start:
+                    yield Drawn(step * world_size + rank, index)
+                break
+            else:
+                return
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
         if self.sampler is None:

@@ -83,6 +83,10 @@ class Component(ABC):
         """
         return {}
 
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        """The user's functions in it; a ``Cache`` below makes its values anew when their code changes."""
+        return ()
+
     def origin(self) -> str:
         """What besides the graph's text has decided ``config``, for the error that says it differs; often nothing."""
         return ""

@@ -120,10 +120,6 @@ class Operator(Component):
         """Whether it gains from input in pinned memory."""
         return False
 
-    def functions(self) -> Sequence[Callable[..., Any]]:
-        """The user's functions in it; a ``Cache`` below makes its values anew when their code changes."""
-        return ()
-
     def notes(self) -> list[str]:
         """What the printed plan should say about it."""
         return []

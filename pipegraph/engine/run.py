@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
+from pipegraph import global_generators
 from pipegraph.chunk import Lineage
 from pipegraph.contracts import Context, FanIn, FanOut, History, Regroup, Source
 from pipegraph.engine.activity import Activity, Cancelled
@@ -62,8 +63,13 @@ class Pump:
 
     def step(self) -> None:
         """One unit of work."""
-        for _ in self._loop:
-            return
+        entered = global_generators.enter()  # the consumer's thread has numbers of its own
+        try:
+            for _ in self._loop:
+                return
+        finally:
+            if entered:
+                global_generators.leave()
         raise Cancelled  # it has ended by an error, which its driver had
 
     def leave(self) -> None:

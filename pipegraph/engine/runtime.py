@@ -43,6 +43,7 @@ from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.loops import loop_for
 from pipegraph.engine.stage.stage_run import Meter, Worker
 from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
+from pipegraph.global_generators import enter_worker
 from pipegraph.planning.isolation import Elsewhere
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.stopping import Stopping
@@ -304,6 +305,7 @@ class Runtime:
     def _work(self, stage: StagePlan, worker: Worker) -> None:
         """The life of a worker's thread."""
         worker.meter.thread_begins()
+        enter_worker(self.seed, stage.name)
         try:
             self._open(stage.name, worker)
         except BaseException as error:

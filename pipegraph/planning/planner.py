@@ -8,6 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from pipegraph.contracts import STATE_METHODS, FanIn, FanOut, Memo, Operator, Source
 from pipegraph.errors import GraphError
+from pipegraph.global_generators import draws_from
 from pipegraph.graph import Edge, Graph, Node, StageSpec
 from pipegraph.planning.bundle_chains import bundle_rows
 from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan, lineage_above
@@ -168,6 +169,11 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         notes.append("with one worker it is always in order")
     # By what was asked for and not by the workers: those may change between save and load, and cursors may not.
     unordered = unordered or (not spec.ordered and (isinstance(operator, Source) or operator.shareable))
+    if backend != "process" and (drawn := draws_from(operator.functions())):
+        notes.append(
+            f"draws from {' and '.join(drawn)}, which all threads share: its numbers differ from run to run. Draw from "
+            "a parameter rng, or use backend='process'"
+        )
     capacity = spec.capacity
     if capacity is None:
         capacity = BATCHES_PER_WORKER * workers if level == "batch" else max(SAMPLES_PER_QUEUE, 2 * workers)

@@ -280,7 +280,7 @@ class RemoteSource(_Remote):
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
         """Append items, until one fails."""
-        self._extend(found, "read", list(indices), start, len(indices))
+        self._extend(found, "read", indices, start, len(indices))
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
         """``(position, item)`` from a step on; after a death the new process goes on at the step that is next."""

@@ -22,6 +22,7 @@ from pipegraph.contracts import Context
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import unseal
 from pipegraph.engine.process.wire import Port, Unreadable
+from pipegraph.global_generators import Draws, enter_worker, own_process
 
 PAGE = 32
 """Bytes of the page that tells what is in work: row, and the time at which it was begun (``monotonic_ns``)."""
@@ -76,6 +77,7 @@ class Worker:
         self._port = port
         self._page = page
         self._operator = operator
+        self._draws = Draws(context.seed, context.stage)
         self._counts: dict[str, int] = {}
         self._batch: Any = None
         self._items: Iterator[Any] = iter(())
@@ -97,6 +99,7 @@ class Worker:
 
     def process(self, chunk: Chunk) -> Any:
         """One item."""
+        self._draws.one(chunk.epoch, chunk.lineages[0])
         return self._operator.process(chunk)
 
     def work(self, bundle: Bundle, start: int, stop: int) -> tuple[list[Any], Carried | None]:
@@ -129,6 +132,7 @@ class Worker:
             if index in without:
                 continue
             self._page.begin(index)
+            self._draws.one(chunk.epoch, chunk.lineages[index])
             try:
                 operator.do_row(self._batch, index, None)
             except Exception as error:
@@ -205,6 +209,8 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
     port, page = Port(sock), Page(page_fd)
     try:
         spans, context = port.receive()
+        own_process()
+        enter_worker(context.seed, context.stage)
         try:
             worker = Worker(port, page, unseal(sealed_fd, spans), context)
         except BaseException as error:

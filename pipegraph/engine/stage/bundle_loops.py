@@ -59,8 +59,8 @@ def read_bundles(stage: StageRun, worker: Worker) -> Loop:
 
 def _read_into(source: Source, bundle: Bundle, indices: list[Any], made: list[Any], start: int) -> None:
     if not indices:
-        indices += source.indices_of(bundle.data, bundle.epoch)
-    source.read_into(made, indices, start)
+        indices.append(source.indices_of(bundle.data, bundle.epoch))
+    source.read_into(made, indices[0], start)
 
 
 def work_on_bundles(stage: StageRun, worker: Worker) -> Loop:

@@ -14,6 +14,7 @@ from pipegraph.contracts import Operator, Source
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.errors import BudgetError, StageTimeoutError, WorkerDiedError, described, note, shown
+from pipegraph.global_generators import drawing
 from pipegraph.policies import Replace, Retry, Skip, exceeded, final_policy, is_share
 from pipegraph.tree import copy_containers
 
@@ -76,7 +77,9 @@ class Failures:
         self._share = isinstance(self.final, Skip | Replace) and is_share(self.final.budget)
 
     def guard(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
-        """``process`` with retries, where the policy has some."""
+        """``process`` with retries, where the policy has some; of a user's own operator, with the sample's numbers."""
+        if not type(worker.operator).__module__.startswith("pipegraph."):
+            process = drawing(process, self.stage.run.seed, self.stage.name)
         if not isinstance(self.policy, Retry):
             return process
 

@@ -16,6 +16,7 @@ from pipegraph.chunk import Chunk, Failure
 from pipegraph.contracts import RowOperator
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.global_generators import Draws
 
 
 class _Job:
@@ -39,11 +40,13 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     inbox, meter, now = stage.inboxes[0], worker.meter, perf_counter_ns
     operator: RowOperator = worker.operator
     process = stage.failures.guard(worker, operator.process)
+    draws = Draws(stage.run.seed, stage.name)
     while True:
         found = _next_row(stage)
         if found is not None:
             job, index = found
             start = now()
+            draws.one(job.chunk.epoch, job.chunk.lineages[index])
             error = stage.failures.do_row(worker, partial(operator.do_row, job.batch, index, None))
             meter.busy_ns += now() - start
             if _row_done(stage, job, index, error):

@@ -1,0 +1,298 @@
+"""The global generators of torch, NumPy and Python, for other people's code that draws from them in a pipeline.
+
+The threads of a process share these, the training loop's thread too. So:
+
+* In the pipeline's threads torch's random functions are given a generator of the sample in work, keyed as
+  :mod:`pipegraph.randomness` keys the ``rng`` of a function. A dispatch key that is included in these threads only has
+  kernels for the operators that take a generator, and falls through for all others: what does not draw pays nothing,
+  and the training thread sees nothing of it. The key is one that torch keeps for extensions like this one.
+* In a worker's process, where nobody else draws, NumPy's and Python's generators are seeded for each sample as well. In
+  threads they cannot be; :func:`draws_from` finds the functions that use them, for the plan to say so.
+
+A generator is seeded at the first draw of a sample. ``torch.manual_seed`` is no draw: it seeds the process's own.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from functools import partial
+from types import CodeType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipegraph.chunk import Chunk
+from pipegraph.randomness import key
+
+KEY = "TESTING_ONLY_GenericMode"
+"""Torch's dispatch key for modes of out-of-tree code; no kernel of torch's own is registered for it."""
+
+_current: ContextVar[Draws | None] = ContextVar("draws", default=None)
+_installing = threading.Lock()
+_libraries: list[torch.library.Library] = []
+_key: Any = torch._C._parse_dispatch_key(KEY)
+_keys: Any = torch._C.DispatchKeySet(_key)
+_included = torch._C._dispatch_tls_is_dispatch_key_included
+_include = torch._C._dispatch_tls_set_dispatch_key_included
+_whole_process = False
+
+
+class DrawnForSeveral(Exception):
+    """Random numbers were drawn in a call for several samples: each must be read by itself to draw its own."""
+
+
+class Draws:
+    """Whose numbers an operator's user code draws; an operator makes one in ``open`` and says what is in work.
+
+    Args:
+        seed: of the graph.
+        stage: name of the stage.
+    """
+
+    __slots__ = ("_begun", "_epoch", "_first", "_generators", "_lineages", "_made", "_row", "_seed", "_stage")
+
+    def __init__(self, seed: int = 0, stage: str = "") -> None:
+        self._seed = seed
+        self._stage = stage
+        self._epoch = 0
+        self._lineages: Sequence[Any] = ((),)
+        self._made: list[Any] | None = None
+        self._first = self._row = 0
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._begun: set[torch.device] = set()
+
+    def one(self, epoch: int, lineage: Any) -> None:
+        """From now on this thread (or task) works on this sample."""
+        self._epoch = epoch
+        self._lineages = (lineage,)
+        self._made = None
+        self._row = -1
+        _current.set(self)
+        if _whole_process:
+            self.seed_others(0)
+
+    def rows(self, epoch: int, lineages: Sequence[Any], made: list[Any], start: int) -> bool:
+        """From now on it works on one row after the other, from ``start``; the results go to the end of ``made``.
+
+        Returns whether :meth:`seed_others` is to be called before each row.
+        """
+        self._epoch = epoch
+        self._lineages = lineages
+        self._made = made
+        self._first = start - len(made)
+        self._row = -1
+        _current.set(self)
+        return _whole_process
+
+    def several(self) -> None:
+        """From now on it works on several samples in one call: a draw in it raises :class:`DrawnForSeveral`."""
+        self._lineages = ()
+        self._made = None
+        self._row = -1
+        _current.set(self)
+
+    def over(self) -> None:
+        """The rows are done: hold none of them."""
+        self._made, self._lineages = None, ((),)
+
+    def seed_others(self, row: int) -> None:
+        """Seed NumPy's and Python's global generators for a row. In a process of the worker's own only."""
+        seed = key(self._seed, self._epoch, self._lineages[row], self._stage, "process")
+        np.random.seed(seed & 0xFFFFFFFF)
+        random.seed(seed >> 64)
+
+    def again(self) -> None:
+        """This thread goes on with what it was working on, after others have had their turn in it."""
+        _current.set(self)
+
+    def each(self, items: Iterable[Any], epoch: int, above: Sequence[Any], number: int = 0) -> Iterator[Any]:
+        """The items, each made with the numbers of the lineage ``(*above, number)``; numbers count from the one given."""
+        iterator = iter(items)
+        while True:
+            self.one(epoch, (*above, number))
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            yield item
+            number += 1
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """Torch's generator for what is in work."""
+        row = 0 if self._made is None else self._first + len(self._made)
+        if row != self._row:
+            self._row = row
+            self._begun.clear()
+        found = self._generators.get(device)
+        if found is None:
+            found = self._generators[device] = torch.Generator(device)
+        if device not in self._begun:
+            self._begun.add(device)
+            if not self._lineages:
+                raise DrawnForSeveral
+            lineage = self._lineages[row]
+            found.manual_seed(key(self._seed, self._epoch, lineage, self._stage, "torch") & ((1 << 63) - 1))
+        return found
+
+
+def drawing(process: Callable[[Chunk], Any], seed: int, stage: str) -> Callable[[Chunk], Any]:
+    """``process`` of an operator that knows nothing of this, with the numbers of each chunk's first sample."""
+    draws = Draws(seed, stage)
+
+    def with_numbers(chunk: Chunk) -> Any:
+        draws.one(chunk.epoch, chunk.lineages[0])
+        return process(chunk)
+
+    return with_numbers
+
+
+def enter() -> bool:
+    """In this thread torch's random functions draw the numbers of what is in work, until :func:`leave`.
+
+    Returns False where they do so already.
+    """
+    if _included(_key):
+        return False
+    if not _libraries:
+        _install()
+    _include(_key, True)
+    return True
+
+
+def leave() -> None:
+    """The thread draws from torch's global generator again."""
+    _include(_key, False)
+
+
+def enter_worker(seed: int, stage: str) -> None:
+    """The thread that calls is a worker's for all its life; what it draws beside its items is the stage's."""
+    enter()
+    _current.set(Draws(seed, stage))
+
+
+def own_process() -> None:
+    """The process is a worker's: its NumPy's and Python's generators may be seeded for each sample."""
+    global _whole_process
+    _whole_process = True
+
+
+def _install() -> None:
+    """Register the kernels; takes some milliseconds, once per process."""
+    with _installing:
+        if _libraries:
+            return
+        rest = torch.library.Library("_", "IMPL", KEY)
+        rest.fallback(torch.library.fallthrough_kernel, KEY)
+        drawing = torch.library.Library("aten", "IMPL", KEY)
+        for schema in torch._C._jit_get_all_schemas():
+            space, _, name = schema.name.partition("::")
+            places = [i for i, each in enumerate(schema.arguments) if each.name == "generator"]
+            if space == "aten" and places and hasattr(torch.ops.aten, name):
+                overload = getattr(getattr(torch.ops.aten, name), schema.overload_name or "default", None)
+                if overload is not None:
+                    at = -1 if schema.arguments[places[0]].kwarg_only else places[0]
+                    drawing.impl(overload, partial(_draw, overload, at), KEY)
+        _libraries.extend((rest, drawing))
+
+
+def _draw(operator: Any, at: int, *args: Any, **kwargs: Any) -> Any:
+    """An operator that draws, called in a pipeline's thread.
+
+    Args:
+        at: where among ``args`` its generator stands; -1 for one that is given by name.
+    """
+    draws = _current.get()
+    given = kwargs.get("generator") if at < 0 or len(args) <= at else args[at]
+    if given is None and draws is not None:
+        device = _device_of(args, kwargs)
+        if device.type != "meta":
+            generator = draws.generator(device)
+            if 0 <= at < len(args):
+                args = (*args[:at], generator, *args[at + 1 :])
+            else:
+                kwargs["generator"] = generator
+    with torch._C._ExcludeDispatchKeyGuard(_keys):
+        return operator(*args, **kwargs)
+
+
+_CPU = torch.device("cpu")
+
+
+def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    for each in (*args, kwargs.get("out"), kwargs.get("out0")):
+        if isinstance(each, torch.Tensor):
+            return each.device
+    device = kwargs.get("device")
+    return _CPU if device is None else torch.device(device)
+
+
+# -- who uses what cannot be replaced ----------------------------------------------------------
+
+DEPTH = 3
+"""Functions within functions that are looked into."""
+
+
+def draws_from(functions: Iterable[Any]) -> list[str]:
+    """Which of ``numpy.random`` and ``random`` some functions name in their code, or in that of functions they call.
+
+    What is found by other ways (a method of an object, a function that is handed over) is not.
+    """
+    found: set[str] = set()
+    for function in functions:
+        _look(function, found, set(), DEPTH)
+    return sorted(found)
+
+
+def _look(function: Any, found: set[str], seen: set[int], depth: int) -> None:
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function) if callable(function) else function
+    if not hasattr(function, "__code__"):
+        function = getattr(type(function), "__call__", None)
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or id(code) in seen or depth == 0:
+        return
+    seen.add(id(code))
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    names = dict(function.__globals__)
+    for name, cell in cells:
+        with suppress(ValueError):  # a cell that is empty still
+            names[name] = cell.cell_contents
+    for value in _named(code, names):
+        owner = getattr(value, "__self__", None)
+        if owner is _NUMPY:
+            found.add("numpy.random")
+        elif owner is _PYTHON:
+            found.add("random")
+        elif inspect.isfunction(value) and value.__module__ not in sys.stdlib_module_names:
+            _look(value, found, seen, depth - 1)
+
+
+_NUMPY = getattr(np.random.rand, "__self__", None)
+_PYTHON = getattr(random.random, "__self__", None)
+
+
+def _named(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
+    """What the code reaches by global names, and by attributes of modules behind them."""
+    value: Any = None
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
+            value = names.get(step.argval)
+            yield value
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(value, ModuleType):
+            value = getattr(value, step.argval, None)
+            yield value
+        elif not step.opname.startswith(("CACHE", "PUSH_NULL")):
+            value = None
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _named(constant, names)
