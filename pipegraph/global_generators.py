@@ -114,7 +114,7 @@ class Draws:
         _current.set(self)
 
     def each(self, items: Iterable[Any], epoch: int, above: Sequence[Any], number: int = 0) -> Iterator[Any]:
-        """The items, each made with the numbers of the lineage ``(*above, number)``; numbers count from the one given."""
+        """The items, each made with the numbers of the lineage ``(*above, number)``, counted from ``number``."""
         iterator = iter(items)
         while True:
             self.one(epoch, (*above, number))
@@ -189,9 +189,10 @@ def _install() -> None:
     with _installing:
         if _libraries:
             return
-        rest = torch.library.Library("_", "IMPL", KEY)
+        library: Any = torch.library.Library
+        rest = library("_", "IMPL", KEY)
         rest.fallback(torch.library.fallthrough_kernel, KEY)
-        drawing = torch.library.Library("aten", "IMPL", KEY)
+        drawing = library("aten", "IMPL", KEY)
         for schema in torch._C._jit_get_all_schemas():
             space, _, name = schema.name.partition("::")
             places = [i for i, each in enumerate(schema.arguments) if each.name == "generator"]
@@ -256,7 +257,7 @@ def _look(function: Any, found: set[str], seen: set[int], depth: int) -> None:
         function = function.func
     function = inspect.unwrap(function) if callable(function) else function
     if not hasattr(function, "__code__"):
-        function = getattr(type(function), "__call__", None)
+        function = getattr(type(function), "__call__", None)  # noqa: B004
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType) or id(code) in seen or depth == 0:

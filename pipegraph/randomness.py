@@ -4,7 +4,7 @@ The key is a 128-bit BLAKE2b hash of (seed, epoch, lineage, stage); the generato
 Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Hashed, not
 added: ``(seed=0, epoch=1)`` and ``(1, 0)`` differ.
 
-The global generators of torch, NumPy and Python are not among these: all threads share them, the training loop's too.
+What code draws from the global generators of torch, NumPy and Python is keyed alike: see ``global_generators``.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def assert_same_everywhere(
 ) -> None:
     """Run inline, which is the reference, on threads with several worker counts and queue sizes, and in processes.
 
-    What is drawn from torch's, NumPy's or Python's global generator differs by itself: all threads share these.
+    What is drawn from NumPy's or Python's global generator differs by itself: all threads share these.
 
     Also checks that no operator writes into arrays that it shares with others: those of a source, and those
     that several stages get.
