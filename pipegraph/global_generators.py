@@ -110,7 +110,7 @@ class Draws:
         random.seed(seed >> 64)
 
     def again(self) -> None:
-        """This thread goes on with what it was working on, after others have had their turn in it."""
+        """This thread works on it again, after others have had their turn in the thread."""
         _current.set(self)
 
     def each(self, items: Iterable[Any], epoch: int, above: Sequence[Any], number: int = 0) -> Iterator[Any]:
