@@ -36,7 +36,7 @@ PREFETCH = 4
 ENDLESS = 1 << 30
 VALUES = 64
 TIMED_S = 2.0
-TEXT = tuple("the quick brown fox jumps over the lazy dog; ".split(" "))
+TEXT = ("the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog;")
 
 
 @dataclass(frozen=True)

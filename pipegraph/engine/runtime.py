@@ -227,7 +227,7 @@ class Runtime:
         if any(stage.backend == "process" for stage in self.plan.running):
             from pipegraph.engine.process.pool import Processes
 
-            self._processes = Processes()
+            self._processes = Processes(self.plan)
         operators = {
             stage.name: [self._operator(stage, index) for index in range(stage.workers)]
             for stage in self.plan.running

@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -18,7 +19,14 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.bundle import Bundle
+from pipegraph.chunk import Lineages
+from pipegraph.contracts import Context
+from pipegraph.engine.process.segments import anonymous_file
+from pipegraph.engine.process.wire import Port
+from pipegraph.engine.process.worker import PAGE, Page, Worker
 from pipegraph.errors import GraphError, StageTimeoutError, WorkerDiedError
+from pipegraph.testing.outcome import fingerprint
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -464,3 +472,51 @@ def test_a_system_without_what_processes_need_is_told_of(monkeypatch):
     monkeypatch.delattr(os, "eventfd")
     with pytest.raises(GraphError, match="needs Linux: this Python has no eventfd; use backend='thread'"):
         delivered(pipeline(lambda x: x))
+
+
+def test_rows_are_packed_where_they_are_made_and_batches_are_those_of_threads():
+    def row(value):
+        if value == 5:  # of another type: this bundle cannot be packed
+            return {"x": np.arange(3.0) + value, "n": float(value), "s": "five"}
+        return {"x": np.arange(3.0) + value, "n": value, "s": str(value)}
+
+    def batches(backend):
+        graph = pg.Graph("packed")
+        rows = graph.add(ops.FromSequence(range(40))).then(row, name="row", workers=2, backend=backend)
+        rows.then(ops.Batch(8), name="batches")
+        with graph.loader() as loader:
+            return list(map(fingerprint, loader))
+
+    assert batches("thread") == batches("process")
+
+
+@pytest.mark.parametrize(
+    ("rows", "packed"),
+    [
+        ([torch.ones(3), torch.zeros(3)], True),
+        ([{"x": np.arange(3), "n": 1}, {"x": np.arange(3), "n": 2}], True),
+        ([torch.ones(3), torch.ones(4)], False),
+        ([torch.ones(3, requires_grad=True), torch.ones(3)], False),
+        ([torch.ones(1 << 20), torch.ones(1 << 20)], False),  # one more copy would cost more than it saves
+        ([torch.ones(3)], False),
+    ],
+)
+def test_a_worker_sends_light_rows_of_a_kind_as_columns(rows, packed):
+    class Made:
+        def open(self, context):
+            pass
+
+        def work_into(self, made, bundle, start):
+            for row in rows:
+                made.append(row)
+
+    bundle = Bundle(list(range(len(rows))), Lineages("s", list(range(len(rows)))), 0, 0)
+    page = anonymous_file(PAGE)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = Worker(Port(ours), Page(page), Made(), Context(""), ops.Batch(2).packing())
+        found, error = worker.work(bundle, 0, len(rows))
+    os.close(page)
+    assert (error, found.__class__ is not list) == (None, packed)
+    again = found.rows() if packed else found
+    assert list(map(fingerprint, again)) == list(map(fingerprint, rows))

@@ -85,7 +85,8 @@ class Host:
     Args:
         parent: whose fork the process is.
         sealed: the operator.
-        context: what it is opened with there.
+        context: whose stop ends a start.
+        given: to the process, beside the operator.
         timeout_s: for one row; None waits for ever.
         count: told of what the operator counts.
     """
@@ -100,13 +101,14 @@ class Host:
         parent: zygote.Zygote,
         sealed: Sealed,
         context: Context,
+        given: Any,
         timeout_s: float | None,
         count: Callable[[str, int], None],
     ) -> None:
         self._zygote = parent
         self._sealed = sealed
         self._context = context
-        self.given: Any = context  # to the process
+        self._given = given
         self._timeout_s = timeout_s
         self._count = count
         self._wake = -1  # made with the first process
@@ -161,7 +163,7 @@ class Host:
             self._poll.register(fd, select.POLLIN)
         self._unanswered = 0
         try:
-            self._port.send((self._sealed.spans, self.given))
+            self._port.send((self._sealed.spans, self._given))
             self._unanswered = 1
             self._result(None)
         except (BrokenPipeError, ConnectionResetError):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
-from pipegraph.contracts import Context
+from pipegraph.contracts import Context, Regroup
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.host import Host
 from pipegraph.engine.process.remote_operator import remote
@@ -19,11 +20,15 @@ from pipegraph.planning.plan import Plan, StagePlan
 class Processes:
     """Made before the loader has threads: then the zygote can be a fork of this process.
 
+    Args:
+        plan: whose stages they are.
+
     Raises:
         GraphError: this system does not offer what worker processes need.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
         missing = lacking_for_processes()
         if missing:
             raise GraphError(
@@ -40,8 +45,17 @@ class Processes:
         """
         if stage.name not in self._sealed:
             self._sealed[stage.name] = Sealed(stage.operator, stage.name)
-        host = Host(self._zygote, self._sealed[stage.name], context, stage.spec.timeout, context.count)
+        given = context, self._packing(stage)
+        host = Host(self._zygote, self._sealed[stage.name], context, given, stage.spec.timeout, context.count)
         return remote(copy.copy(stage.operator), host, stage.name, stage.spec.timeout)
+
+    def _packing(self, stage: StagePlan) -> Callable[[list[Any]], Any] | None:
+        """How the ``Batch`` right behind a stage wants its rows put together; None where there is none."""
+        below = [self._plan.stages[name] for name, _, _ in self._plan.consumers(stage.name)]
+        if stage.bundle is None or stage.bundle != below[0].name:
+            return None
+        assert isinstance(below[0].operator, Regroup)
+        return below[0].operator.packing()
 
     def sidecar(self, plan: Plan, facts: tuple[int, int, int, int]) -> Sidecar:
         """The process that a whole plan runs in.

@@ -117,6 +117,8 @@ class _Remote:
                 late[row] = overdue
                 stop = max(row, at + 1)
             else:
+                if found.__class__ is not list:  # packed there, which is cheaper to send
+                    found = found.rows()
                 made += found
                 at += len(found)
                 if error is not None:

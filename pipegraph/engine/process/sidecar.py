@@ -30,8 +30,7 @@ class _Host(Host):
     entry = ENTRY
 
     def __init__(self, parent: zygote.Zygote, sealed: Sealed, facts: Any) -> None:
-        super().__init__(parent, sealed, Context(""), None, lambda name, n: None)
-        self.given = facts
+        super().__init__(parent, sealed, Context(""), facts, None, lambda name, n: None)
         self.control: Connection | None = None
 
     def opened_with(self, context: Context) -> None:

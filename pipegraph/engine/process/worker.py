@@ -16,13 +16,17 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+import torch
+
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import unseal
 from pipegraph.engine.process.wire import Port, Unreadable
+from pipegraph.engine.stage.bundle_size import LIGHT_ROW_BYTES
 from pipegraph.global_generators import Draws, enter_worker, own_process
+from pipegraph.tree import buffers, leaves
 
 PAGE = 32
 """Bytes of the page that tells what is in work: row, and the time at which it was begun (``monotonic_ns``)."""
@@ -70,14 +74,26 @@ class _Made(list[Any]):
         self._page.begin(self._next)
 
 
+def _needs_grad(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+
+
 class Worker:
     """The methods are what the trainer calls by name; see ``remote_operator``."""
 
-    def __init__(self, port: Port, page: Page, operator: Any, context: Context) -> None:
+    def __init__(
+        self,
+        port: Port,
+        page: Page,
+        operator: Any,
+        context: Context,
+        pack: Callable[[list[Any]], Any] | None,
+    ) -> None:
         self._port = port
         self._page = page
         self._operator = operator
         self._draws = Draws(context.seed, context.stage)
+        self._pack = pack
         self._counts: dict[str, int] = {}
         self._batch: Any = None
         self._items: Iterator[Any] = iter(())
@@ -102,7 +118,7 @@ class Worker:
         self._draws.one(chunk.epoch, chunk.lineages[0])
         return self._operator.process(chunk)
 
-    def work(self, bundle: Bundle, start: int, stop: int) -> tuple[list[Any], Carried | None]:
+    def work(self, bundle: Bundle, start: int, stop: int) -> tuple[Any, Carried | None]:
         """Rows of a bundle: what was made of them, and the error that ended it."""
         made = _Made(self._page, start)
         rows = bundle if stop == len(bundle.lineages) else bundle.part(0, stop)
@@ -110,16 +126,25 @@ class Worker:
             self._operator.work_into(made, rows, start)
         except Exception as error:
             return list(made), Carried(error)
-        return list(made), None
+        return self._packed(made), None
 
-    def read(self, indices: list[Any], start: int, stop: int) -> tuple[list[Any], Carried | None]:
+    def read(self, indices: list[Any], start: int, stop: int) -> tuple[Any, Carried | None]:
         """Items of a random-access source."""
         made = _Made(self._page, start)
         try:
             self._operator.read_into(made, indices[:stop], start)
         except Exception as error:
             return list(made), Carried(error)
-        return list(made), None
+        return self._packed(made), None
+
+    def _packed(self, made: list[Any]) -> Any:
+        """Rows as their ``Batch`` packs them: one array to send for each field. As they are where it cannot be done."""
+        if self._pack is None or len(made) < 2 or sum([n for _, n in buffers(made[0])]) > LIGHT_ROW_BYTES:
+            return list(made)
+        packed = self._pack(made)
+        if packed is None or any(map(_needs_grad, leaves(packed.tree()))):
+            return list(made)
+        return packed
 
     # -- rows of a batch -----------------------------------------------------------------------
 
@@ -208,11 +233,11 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
     faulthandler.enable(stack_fd)  # of faults, and of SIGABRT, by which the trainer ends a process that hangs
     port, page = Port(sock), Page(page_fd)
     try:
-        spans, context = port.receive()
+        spans, (context, pack) = port.receive()
         own_process()
         enter_worker(context.seed, context.stage)
         try:
-            worker = Worker(port, page, unseal(sealed_fd, spans), context)
+            worker = Worker(port, page, unseal(sealed_fd, spans), context, pack)
         except BaseException as error:
             _answer(port, Carried(error), {})
             return
