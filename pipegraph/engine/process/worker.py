@@ -24,7 +24,6 @@ from pipegraph.contracts import Context
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import unseal
 from pipegraph.engine.process.wire import Port, Unreadable
-from pipegraph.engine.stage.bundle_size import LIGHT_ROW_BYTES
 from pipegraph.global_generators import Draws, enter_worker, own_process
 from pipegraph.tree import buffers, leaves
 
@@ -39,6 +38,9 @@ PULL_NS = 2_000_000
 
 PULL = 64
 """Items between two snapshots of a source (``SNAPSHOT_EVERY``), and so the most that are sent together."""
+
+PACKED_BYTES = 32 << 10
+"""Rows up to this size are packed before they are sent: for larger ones the copy costs more than it saves."""
 
 CHILDREN = 64
 """Items of an expanding operator that are sent together, at most."""
@@ -139,7 +141,7 @@ class Worker:
 
     def _packed(self, made: list[Any]) -> Any:
         """Rows as their ``Batch`` packs them: one array to send for each field. As they are where it cannot be done."""
-        if self._pack is None or len(made) < 2 or sum([n for _, n in buffers(made[0])]) > LIGHT_ROW_BYTES:
+        if self._pack is None or len(made) < 2 or sum([n for _, n in buffers(made[0])]) > PACKED_BYTES:
             return list(made)
         packed = self._pack(made)
         if packed is None or any(map(_needs_grad, leaves(packed.tree()))):
