@@ -23,6 +23,7 @@ from pipegraph.operators.merging import Zip as Zip
 from pipegraph.operators.normalize import Normalize as Normalize
 from pipegraph.operators.normalize import ToDtype as ToDtype
 from pipegraph.operators.normalize import ToLayout as ToLayout
+from pipegraph.operators.packing import Pack as Pack
 from pipegraph.operators.shards import ShardSelect as ShardSelect
 from pipegraph.operators.sources import FromIterable as FromIterable
 from pipegraph.operators.sources import FromSequence as FromSequence

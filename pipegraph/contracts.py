@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Cursor
+from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.components import Component as Component
 from pipegraph.components import Context as Context
 from pipegraph.components import Drawn as Drawn
@@ -53,6 +53,8 @@ class Operator(Component):
         collects: whether its batches are the given samples and no more, each field a column.
         in_step: whether ranks that have received as many chunks of it have consumed as many samples.
         shareable: False for an operator that must have a single worker.
+        needs_order: whether a resume must meet its samples in the same order; it may then not stand below a stage with
+            ``ordered=False``.
         moves: where it moves its chunks, if it does nothing else: ``"pinned"`` memory or a ``"device"``. The plan
             leaves it out where they lie there already, or where whoever reads them ``fetches``.
         fetches: whether it copies its input from wherever that lies, and waits for ``chunk.ready`` itself.
@@ -67,6 +69,7 @@ class Operator(Component):
     random: bool = False
     per_sample: bool = False
     shareable: bool = True
+    needs_order: bool = False
     slabs: bool = False
     collects: bool = False
     in_step: bool = True
@@ -198,12 +201,16 @@ class Regroup(Operator):
     resumes behind the last one, with nothing held. One that carries a remainder over, interleaves groups or leaves
     samples out keeps what it holds, chunks too, in its ``state_dict()``.
 
+    One whose chunks do not carry the lineages of the samples that are in them says in ``spent``, after each call, which
+    samples it no longer holds; the engine takes them off.
+
     An operator whose ``process`` or ``flush`` raises sets ``failing`` to the chunks that this is about and that
     it has released; by default it is about the chunk given.
     """
 
     kind: ClassVar[Kind] = "regroup"
     failing: Sequence[Chunk] = ()
+    spent: list[Lineage] | None = None
     consecutive: bool = False
     """Whether its groups are known to be of consecutive whole chunks, so that nothing need watch over them."""
     one_to_one = False

@@ -165,6 +165,11 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
             f"stage {spec.name!r}: Zip pairs items by their order, but a stage above it runs with ordered=False; "
             "make it ordered=True"
         )
+    if unordered and isinstance(operator, Operator) and operator.needs_order:
+        raise GraphError(
+            f"stage {spec.name!r}: {operator.name} puts samples together in the order in which they come, but a stage "
+            "above it runs with ordered=False; make it ordered=True"
+        )
     if not spec.ordered and workers == 1:
         notes.append("with one worker it is always in order")
     # By what was asked for and not by the workers: those may change between save and load, and cursors may not.

@@ -89,6 +89,12 @@ def several(item: Any, limit: int) -> Any:
         yield transform(item, index + 1, 0)
 
 
+def document(item: Any, most: int) -> np.ndarray[Any, Any]:
+    """Zero to ``most`` tokens, by the item."""
+    weight = weigh(item)
+    return np.arange(weight, weight + weight % (most + 1))
+
+
 def choose(item: Any, outputs: int) -> int:
     """An output of a route."""
     return weigh(item) // 3 % outputs
@@ -275,6 +281,8 @@ def _operator(step: Step) -> Operator | Source:
         "unbatch": ops.Unbatch,
         "shuffle": lambda: ops.Shuffle(size),
         "bucket": lambda: ops.Bucket(partial(choose, outputs=5), [1, 3], size=size),
+        "document": lambda: ops.Map(partial(document, most=3 * size)),
+        "pack": lambda: ops.Pack(size, "fit" if delay % 2 else "split", window=1 + delay % 5),
         "zip": ops.Zip,
         "concat": ops.Concat,
         "mix": lambda: ops.Mix([1.0 + i for i in range(len(step.ups))]),
@@ -313,6 +321,7 @@ class _Sketch:
             "rough",
             "sequence",
             "unbatch",
+            "document",
         )
         policy: Policy = "raise"
         if kind in ("fail", "rough"):
@@ -361,11 +370,15 @@ class _Sketch:
         kinds = ["map", "map", "async", "random", "shuffle"]
         if level == "sample":
             kinds += ["filter", "flat", "fail", "fail", "flaky", "batch-all"]
-            kinds += [] if unordered else ["batch", "bucket", "sum"]
+            kinds += [] if unordered else ["batch", "bucket", "sum", "pack"]
         else:
             kinds += ["unbatch", "unbatch"]
             kinds = [k for k in kinds if k not in ("map", "async", "random")] if unordered else kinds
         kind = self.draw(st.sampled_from(kinds))
+        if kind == "pack":
+            up = (self.add("document", up), 0)
+            if self.unordered[up[0]]:
+                return up[0]
         changes = {"batch": "batch", "batch-all": "batch", "unbatch": "sample", "flat": "sample"}
         return self.add(kind, up, level=changes.get(kind, ""))
 

@@ -326,6 +326,7 @@ class RemoteHolder(_Remote):
     """An operator that holds something between its calls: it regroups, or keeps a state."""
 
     failing: Sequence[Chunk] = ()
+    spent = None  # operators that have one are not portable
 
     def begin(self) -> None:
         """A run begins."""

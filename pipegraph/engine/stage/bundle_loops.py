@@ -357,7 +357,7 @@ def collect_bundles(stage: StageRun, worker: Worker) -> Loop:
                 meter.items += 1
                 meter.samples += len(out.lineages)
             stage.settle(worker, 0, (), out)
-            if out.__class__ is Chunk:
+            if out.__class__ is Chunk and operator.spent is None:
                 held.release(out.lineages)
             if not put(out):
                 stage.unwanted(out)
@@ -372,6 +372,9 @@ def collect_bundles(stage: StageRun, worker: Worker) -> Loop:
             made = regrouped(stage, worker, item, partial(operator.take_bundle, item), held)
             if reserved:
                 account.cancel_reservation(reserved)
+            if operator.spent:
+                held.release(operator.spent)
+                operator.spent.clear()
             if made:
                 yield from send(made)
         elif item.__class__ is EndOfEpoch:

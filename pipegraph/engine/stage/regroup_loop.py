@@ -62,6 +62,9 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
             made = regrouped(stage, worker, item, partial(operator.process, item), held, groups=groups)
             if reserved:
                 account.cancel_reservation(reserved)
+            if operator.spent:
+                held.release(operator.spent)
+                operator.spent.clear()
             if made:
                 yield from send(made)
         elif isinstance(item, EndOfEpoch):

@@ -1,0 +1,303 @@
+"""``Pack``: rows of a fixed number of tokens out of documents of any length."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, final
+
+import numpy as np
+import torch
+
+from pipegraph.bundle import Bundle
+from pipegraph.chunk import Chunk, Cursor, Lineage
+from pipegraph.contracts import Regroup
+from pipegraph.errors import DataError, GraphError
+from pipegraph.operators.batching import positive
+from pipegraph.operators.collate import SCALARS
+from pipegraph.operators.sequence_rows import BestFit, Document, EndToEnd, Filler, Segment
+
+TOKENS = "tokens"
+"""The field of samples that are no dicts."""
+BUNDLE = 64
+"""Documents handed over together, where they are quick."""
+SEGMENTS, POSITIONS = "segment_ids", "position_ids"
+
+
+@final
+class Pack(Regroup):
+    """Rows of exactly ``length`` tokens out of documents of any length.
+
+    A document is a dict with one or more fields of one value per token, or a plain list, array or tensor (then it is
+    the field ``"tokens"``). A row is a dict of tensors, each ``(length, ...)`` of its field's dtype, and of two more,
+    int32 ``(length,)``: ``"segment_ids"``, 1, 2, 3 ... for the documents in the order in which they lie in the row,
+    and 0 where it is padded; ``"position_ids"``, which count from 0 in each of them. All other fields are left out.
+    A document without tokens is left out too. Documents are packed within an epoch and a rank, in the order in which
+    they come.
+
+    Args:
+        length: tokens per row.
+        method: ``"split"`` lays documents end to end and cuts them every ``length`` tokens: all rows but the last of an
+            epoch are full, and a document may lie in several, each time as a segment of its own. ``"fit"`` keeps them
+            whole: the oldest of ``window`` documents and then, each time, the longest for which there is room; what
+            remains of the row is padded. Only documents longer than a row are cut, as if all ``length`` tokens were
+            one.
+        fields: those to pack; by default all lists of numbers, arrays and tensors with at least one dimension.
+        pad: what fills a row, a number or a mapping from field to number; 0 for fields that it does not name.
+        window: documents among which ``"fit"`` chooses; they are held until they fit. More of them fill rows better.
+        drop_last: leave out rows of ``"split"`` that are not full.
+
+    A row's lineage is that of its first document and the token at which it begins there. The rows of an epoch are the
+    same for any workers and backends; a state holds no tokens. How many there are depends on the data. The stage may
+    not stand below one with ``ordered=False``, and a state is for the same world size (see ``docs/resuming.md``).
+
+    Raises:
+        DataError: the fields of a document have different lengths, those of two documents different dtypes, or hold
+            something else than numbers.
+    """
+
+    needs = "sample"
+    needs_order = True
+    bundles = True
+    portable = False
+
+    def __init__(
+        self,
+        length: int,
+        method: Literal["split", "fit"] = "split",
+        fields: str | Sequence[str] | None = None,
+        pad: float | Mapping[str, float] = 0,
+        window: int = 256,
+        drop_last: bool = False,
+    ) -> None:
+        if method not in ("split", "fit"):
+            raise GraphError(f'Pack: method must be "split" or "fit", got {method!r}')
+        self.length_of_row = positive(length, "Pack: length")
+        self.method = method
+        self.fields = (fields,) if isinstance(fields, str) else None if fields is None else tuple(fields)
+        self.pad = pad
+        self.window = positive(window, "Pack: window")
+        self.drop_last = bool(drop_last)
+        if self.fields is not None and (
+            not self.fields or not all(isinstance(name, str) for name in self.fields)
+        ):
+            raise GraphError(f"Pack: fields must be names of fields, got {fields!r}")
+        self.begin()
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "length": self.length_of_row,
+            "method": self.method,
+            "fields": self.fields,
+            "pad": repr(self.pad),
+            "window": self.window if self.method == "fit" else None,
+            "drop_last": self.drop_last,
+        }
+
+    def length(self, n: int) -> int | None:
+        return None
+
+    def begin(self) -> None:
+        size = self.length_of_row
+        split = self.method == "split"
+        self._filler: Filler = EndToEnd(size) if split else BestFit(size, self.window)
+        self._last: Cursor = None
+        self._count = np.arange(size, dtype=np.int32)
+        self._padding: dict[str, Any] = {}
+        self._inside: deque[Document] = deque()
+        self._failed: tuple[Exception, Chunk] | None = None
+        self._epoch = 0
+        self.inputs_in = (0, 1) if split else (1, 2)
+        self.spent: list[Lineage] = []
+
+    def begin_at(self, cursor: Cursor) -> Cursor:
+        return (cursor, 0) if self.method == "split" else (0, cursor, "0")
+
+    def resume(self, cursor: Cursor) -> Cursor:
+        self.begin()  # a copy of this operator shares nothing with it then
+        self._last = cursor
+        return self._filler.resume(cursor)
+
+    def group_size(self, world_size: int = 1) -> int:
+        return BUNDLE
+
+    def process(self, chunk: Chunk) -> Iterable[Chunk]:
+        fields, count = self._arrays(chunk.data)
+        document = Document(fields, count, chunk.lineages, chunk.before, chunk.after, chunk.paths)
+        return self._add(document, chunk.epoch)
+
+    def take_bundle(self, bundle: Bundle) -> Sequence[Chunk]:
+        self._raise_failed()
+        made: list[Chunk] = []
+        before, lineages = bundle.before, list(bundle.lineages)
+        for index, item in enumerate(bundle.items()):
+            try:
+                fields, count = self._arrays(item)
+                document = Document(fields, count, (lineages[index],), before + index, before + index + 1)
+                made += self._add(document, bundle.epoch)
+            except Exception as error:
+                self._failed = error, bundle.one(index)
+                if not made:  # else these come first
+                    self._raise_failed()
+                return made
+        return made
+
+    def flush(self) -> Iterable[Chunk]:
+        self._raise_failed()
+        made = [self._row(*filled) for filled in self._filler.finish()]
+        if made and self.drop_last and self.method == "split":
+            made.pop()  # of what is left end to end there is one row, and it is not full
+        self.begin()
+        return made
+
+    def _raise_failed(self) -> None:
+        if self._failed is not None:
+            error, chunk = self._failed
+            self._failed, self.failing = None, (chunk,)
+            raise error
+
+    def _add(self, document: Document, epoch: int) -> list[Chunk]:
+        made = []
+        self._epoch = epoch
+        if document.count:
+            held = self._filler.oldest()
+            if held is not None:
+                _check_alike(held, document)
+        self._inside.append(document)
+        if document.count:
+            made = [self._row(*filled) for filled in self._filler.add(document)]
+        # In the order in which they came: what is freed later than it could be is counted, never less than is held.
+        while self._inside and not self._inside[0].left:
+            self.spent += self._inside.popleft().lineages
+        return made
+
+    def _row(self, segments: list[Segment], after: Cursor) -> Chunk:
+        first = segments[0].document
+        # One lineage, and not those of all documents: a document may lie in several rows, a row has its own place.
+        lineage = (*first.lineages[0], segments[0].start)
+        row = Chunk(self._data(segments), (lineage,), self._epoch, self._last, after)
+        if first.paths is not None:
+            row.paths = first.paths[:1]
+        self._last = after
+        for document, start, stop in segments:
+            document.left -= stop - start
+        return row
+
+    # -- data ----------------------------------------------------------------------------------------
+
+    def _arrays(self, data: Any) -> tuple[dict[str, Any], int]:
+        """The fields of a document as arrays, and how many tokens each has."""
+        fields: dict[str, Any] = {}
+        if not isinstance(data, Mapping):
+            fields[TOKENS] = _array(data, TOKENS)
+        elif self.fields is None:
+            fields = {name: _array(value, name) for name, value in data.items() if _is_sequence(value)}
+        else:
+            for name in self.fields:
+                if name not in data:
+                    raise DataError(f"Pack: no field {name!r} in {', '.join(map(str, data))}")
+                fields[name] = _array(data[name], name)
+        if not fields:
+            raise DataError(
+                "Pack: no field with a value per token (a list of numbers, an array or a tensor) in "
+                f"{', '.join(map(str, data))}"
+            )
+        count = -1
+        for name, array in fields.items():
+            if name in (SEGMENTS, POSITIONS):
+                raise DataError(
+                    f"Pack: field {name!r} is one that Pack makes; rename it, or name fields= to pack"
+                )
+            if count not in (-1, len(array)):
+                one = next(iter(fields))
+                raise DataError(
+                    f"Pack: field {one!r} has {count} values and field {name!r} has {len(array)}; fields that are "
+                    "packed have one per token: name these with fields=[...]"
+                )
+            count = len(array)
+        return fields, count
+
+    def _data(self, segments: list[Segment]) -> dict[str, Any]:
+        counts = [stop - start for _, start, stop in segments]
+        short = self.length_of_row - sum(counts)
+        made = {}
+        for name, array in segments[0].document.fields.items():
+            parts = [document.fields[name][start:stop] for document, start, stop in segments]
+            if short:
+                parts.append(self._pad(name, array)[:short])
+            made[name] = torch.from_numpy(np.concatenate(parts))
+        numbers = self._count[1 : len(counts) + 1] if len(counts) < len(self._count) else self._count + 1
+        positions = [self._count[:count] for count in counts]
+        if short:
+            numbers, counts = np.append(numbers, np.int32(0)), [*counts, short]
+            positions.append(np.zeros(short, np.int32))
+        made[SEGMENTS] = torch.from_numpy(np.repeat(numbers, counts))
+        made[POSITIONS] = torch.from_numpy(np.concatenate(positions))
+        return made
+
+    def _pad(self, name: str, array: Any) -> Any:
+        """``length`` entries of padding for a field; the fields of all documents that are held are alike."""
+        block = self._padding.get(name)
+        if block is None or block.dtype != array.dtype or block.shape[1:] != array.shape[1:]:
+            value = self.pad.get(name, 0) if isinstance(self.pad, Mapping) else self.pad
+            try:
+                block = np.full((self.length_of_row, *array.shape[1:]), value, array.dtype)
+                fits = array.dtype.kind not in "biu" or bool((block[:1] == value).all())
+            except (TypeError, ValueError, OverflowError):
+                fits = False
+            if not fits:
+                raise DataError(
+                    f"Pack: pad={value!r} is no {array.dtype}, as the values of field {name!r} are"
+                )
+            self._padding[name] = block
+        return block
+
+
+def _is_sequence(value: Any) -> bool:
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return value.ndim > 0
+    return isinstance(value, list) and (not value or type(value[0]) in SCALARS)
+
+
+def _array(value: Any, name: str) -> Any:
+    """A field as an array; the dtype of a list follows from the types of its entries."""
+    found: Any = None
+    try:
+        if isinstance(value, torch.Tensor):
+            found = value.detach().cpu().numpy()
+        elif isinstance(value, np.ndarray):
+            found = value
+        elif isinstance(value, list | tuple | range):
+            kinds = set(map(type, value))
+            if kinds <= SCALARS.keys():
+                dtype = np.result_type(*(SCALARS[kind] for kind in kinds)) if kinds else np.dtype(np.int64)
+                found = np.fromiter(value, dtype, len(value))
+    except (TypeError, OverflowError):
+        found = None
+    if found is None or found.ndim < 1 or found.dtype.kind not in "biufc":
+        raise DataError(
+            f"Pack: field {name!r} must be a list of numbers, an array or a tensor with a value per token, got "
+            f"{type(value).__name__}{f' of {value.dtype}' if hasattr(value, 'dtype') else ''}"
+        )
+    # Of one dtype for torch, which knows no foreign byte order.
+    return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
+
+
+def _check_alike(one: Document, other: Document) -> None:
+    if one.fields.keys() != other.fields.keys():
+        odd = ", ".join(sorted(one.fields.keys() ^ other.fields.keys()))
+        raise DataError(
+            f"Pack: documents that meet in a row must have the same fields, these differ in {odd}; name those to pack "
+            "with fields=[...]"
+        )
+    for name, array in one.fields.items():
+        found = other.fields[name]
+        if found.dtype != array.dtype or found.shape[1:] != array.shape[1:]:
+            raise DataError(
+                f"Pack: field {name!r} holds {_named(array)} in one document and {_named(found)} in another; give all "
+                "documents one dtype with a Map before Pack"
+            )
+
+
+def _named(array: Any) -> str:
+    return f"{array.dtype} of shape (n{''.join(f', {size}' for size in array.shape[1:])})"
