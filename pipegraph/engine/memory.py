@@ -247,6 +247,14 @@ class Account:
             self._remove(buffers)
             self._wake()
 
+    def keep(self, nbytes: int) -> None:
+        """So many bytes more (or less, if negative) are kept beside the chunks, such as states of iterators."""
+        if nbytes:
+            with self._lock:
+                if not self._cancelled:
+                    self._use(nbytes)
+                    self._wake()
+
     def cancel_reservation(self, reserved: int) -> None:
         """Nothing was made after all."""
         if reserved:

@@ -254,3 +254,57 @@ def test_what_lies_in_long_containers_counts_however_it_is_nested():
     assert buffers([words, words]) == buffers([words])
     array = np.zeros(10, np.uint8)
     assert (id(array), 10) in buffers([*words, array])
+
+
+class Stack:
+    """An iterator whose state is as large as what it holds."""
+
+    def __init__(self, n, nbytes):
+        self.at, self.n, self.nbytes = 0, n, nbytes
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == self.n:
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+    def state_dict(self):
+        return {"at": self.at, "held": "x" * self.nbytes}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_states_of_iterators_count_and_stay_within_a_part_of_the_limit(batch):
+    graph = pg.Graph("g")
+    node = graph.add(ops.FromIterable(lambda: Stack(6400, 50 * KB)), capacity=64)
+    node = node.then(ops.Shuffle(3200))
+    if batch:
+        node.then(ops.Batch(8))
+    with graph.loader(memory_limit=1000 * KB) as loader:
+        items = iter(loader)
+        for _ in range(100):
+            next(items)
+        run = loader._runtime.run
+        found = sum(len(s["held"]) for _, _, s in run.snapshots["fromiterable"]._taken)
+        assert 50 * KB <= found <= 1000 * KB // 8
+        assert run.account.peak >= 50 * KB
+
+
+def test_snapshots_of_a_stateful_operator_count():
+    class Heavy(ops.Map):
+        stateful = True
+
+        def state_dict(self):
+            return {"held": "x" * 50 * KB}
+
+        def load_state_dict(self, state):
+            assert len(state["held"]) == 50 * KB
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(1000))).then(Heavy(lambda x: x))
+    assert 100 * KB <= peak(graph, 1000 * KB) <= 200 * KB

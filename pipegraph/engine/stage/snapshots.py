@@ -6,19 +6,31 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from pipegraph.tree import buffers
+
 MOST = 256
 """Snapshots kept; when there are more, every second of the older half goes."""
+
+SHARE = 8
+"""Of the memory limit, the part that snapshots may take (one that is needed and the newest are kept in any case)."""
 
 
 class Snapshots:
     """Written by the source's worker; read at any moment by whoever takes a state, also by a signal handler that
     has interrupted the worker. So there is no lock: what is kept is one tuple, replaced as a whole.
 
+    Args:
+        limit: bytes of the memory limit.
+        charge: called with how many bytes more (or less) are kept.
+
     Attributes:
         first: ``(step, snapshot)`` that the run itself goes on from, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = 0, charge: Callable[[int], None] | None = None) -> None:
+        self._limit = limit
+        self._charge = charge
+        self._sizes: dict[tuple[int, int], int] = {}  # by epoch and step; the worker's own
         self.first: tuple[int, Any] | None = None
         self.needed: Callable[[], tuple[int, int] | None] = lambda: (
             None
@@ -42,7 +54,21 @@ class Snapshots:
         if len(taken) > MOST:
             half = MOST // 2
             taken = taken[:half:2] + taken[half:]
+        if self._charge is not None:
+            taken = self._charged(taken, self._charge)
         self._taken = taken
+
+    def _charged(
+        self, taken: tuple[tuple[int, int, Any], ...], charge: Callable[[int], None]
+    ) -> tuple[tuple[int, int, Any], ...]:
+        before, sizes = sum(self._sizes.values()), self._sizes
+        epoch, step, snapshot = taken[-1]
+        sizes[epoch, step] = snapshot_bytes(snapshot)
+        while len(taken) > 2 and sum(sizes.get(each[:2], 0) for each in taken) > self._limit // SHARE:
+            taken = (*taken[:-1:2], taken[-1])
+        self._sizes = {each[:2]: sizes.get(each[:2], 0) for each in taken}
+        charge(sum(self._sizes.values()) - before)
+        return taken
 
     @property
     def taken(self) -> bool:
@@ -55,3 +81,8 @@ class Snapshots:
             if at == epoch and taken <= step:
                 return taken, snapshot
         return None
+
+
+def snapshot_bytes(snapshot: Any) -> int:
+    """The bytes of the arrays, texts and long containers in a snapshot."""
+    return sum(nbytes for _, nbytes in buffers(snapshot))

@@ -22,6 +22,7 @@ from pipegraph.contracts import Regroup, Source
 from pipegraph.engine.stage.groups import forgotten, twice
 from pipegraph.engine.stage.kept import decode, encode, lineages
 from pipegraph.engine.stage.ordinals import number_item
+from pipegraph.engine.stage.snapshots import snapshot_bytes
 from pipegraph.engine.stage.stage_run import StageRun, Worker
 from pipegraph.errors import GraphError, note
 
@@ -52,6 +53,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
                 tracks.snapshot(snapshot["state"])
         number -= drop
     done, inputs = 0, 0
+    kept = [0, 0]
     held: list[Any] = []
 
     def cursors() -> tuple[Any, Any] | None:
@@ -121,6 +123,9 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             if inputs >= SNAPSHOT_EVERY and (tracks is None or tracks.ready):
                 inputs = 0
                 base, snapshot = after, {"state": encode(operator.state_dict())}
+                # The one before is still with the chunks that have left and are not delivered.
+                kept.append(snapshot_bytes(snapshot))
+                account.keep(kept[-1] - kept.pop(0))
                 if tracks is not None:
                     tracks.snapshot(snapshot["state"])
                 drop, done = max(0, drop - done), 0
@@ -133,6 +138,8 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             if tracks is not None:
                 tracks.begin()
             number, base, snapshot, drop, done, inputs = 0, None, None, 0, 0, 0
+            account.keep(-sum(kept))
+            kept = [0, 0]
         elif isinstance(item, Mark):
             places = cursors()
             if places is not None:
