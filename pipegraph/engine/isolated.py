@@ -35,7 +35,7 @@ class IsolatedRun(Run):
         self._runtime: IsolatedRuntime = runtime
         self._asked = epoch, horizon, resume
         self._steps = restarts(runtime.isolation.whole, resume.cursor).steps
-        self.snapshots = {stage.name: Snapshots() for stage in runtime.isolation.whole.running}
+        self.snapshots = {stage.name: Snapshots(stage.name) for stage in runtime.isolation.whole.running}
         for name, snapshot in resume.iterators.items():
             self.snapshots[name].begin(epoch, snapshot)
 

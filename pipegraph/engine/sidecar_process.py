@@ -63,7 +63,7 @@ class _ToldSnapshots(Snapshots):
     """Tells the trainer's."""
 
     def __init__(self, log: Log, stage: str, first: tuple[int, Any] | None) -> None:
-        super().__init__()
+        super().__init__(stage)
         self.first = first
         self._log = log
         self._stage = stage

@@ -26,7 +26,7 @@ from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.bundle_size import LIGHT_ROW_BYTES
 from pipegraph.engine.stage.failure_policy import not_a_chunk
 from pipegraph.engine.stage.regroup_loop import HeldBundles, regrouped
-from pipegraph.engine.stage.source_loops import SNAPSHOT_EVERY, failure_of, reading
+from pipegraph.engine.stage.source_loops import SNAPSHOT_EVERY, failure_of, reading, snapshot_of
 from pipegraph.engine.stage.stage_run import StageRun, Worker
 from pipegraph.policies import Retry
 from pipegraph.tree import ATOMS, LONG_TEXT, buffers_of_each, copy_containers
@@ -304,8 +304,7 @@ def read_in_sequence(stage: StageRun, worker: Worker) -> Loop:
             start = now()
             try:
                 if items is None:
-                    if epoch == run.first_epoch and stage.snapshots.first is not None:
-                        source.restore(*stage.snapshots.first)
+                    stage.snapshots.restore(source, epoch, run.first_epoch)
                     items = iter(source.iterate(epoch, run.rank, run.world_size, step))
                 for pair in islice(items, rows):
                     found.append(pair)  # noqa: PERF402 (what came before an error stays)
@@ -325,7 +324,7 @@ def read_in_sequence(stage: StageRun, worker: Worker) -> Loop:
             )
             step += len(found)
             if snapshots and not step % SNAPSHOT_EVERY and not ended and failure is None:
-                stage.snapshots.add(epoch, step, source.snapshot())
+                failure = snapshot_of(stage, source, epoch, step)
             meter.items += len(found)
             meter.samples += len(found)
             settle(stage, worker, reserved, (), out)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
+from pipegraph.contracts import Source
+from pipegraph.engine.stage.kept import decode, encode_state
 from pipegraph.tree import buffers
 
 MOST = 256
@@ -19,7 +20,10 @@ class Snapshots:
     """Written by the source's worker; read at any moment by whoever takes a state, also by a signal handler that
     has interrupted the worker. So there is no lock: what is kept is one tuple, replaced as a whole.
 
+    They are kept as JSON.
+
     Args:
+        stage: the source's name.
         limit: bytes of the memory limit.
         charge: called with how many bytes more (or less) are kept.
 
@@ -27,7 +31,8 @@ class Snapshots:
         first: ``(step, snapshot)`` that the run itself goes on from, or None.
     """
 
-    def __init__(self, limit: int = 0, charge: Callable[[int], None] | None = None) -> None:
+    def __init__(self, stage: str, limit: int = 0, charge: Callable[[int], None] | None = None) -> None:
+        self._stage = stage
         self._limit = limit
         self._charge = charge
         self._sizes: dict[tuple[int, int], int] = {}  # by epoch and step; the worker's own
@@ -43,9 +48,19 @@ class Snapshots:
         if first is not None:
             self._taken = (*self._taken, (epoch, *first))
 
+    def restore(self, source: Source, epoch: int, first_epoch: int) -> None:
+        """Let the source go on from where the run does, if it begins there."""
+        if epoch == first_epoch and self.first is not None:
+            step, snapshot = self.first
+            source.restore(step, decode(snapshot))
+
     def add(self, epoch: int, step: int, snapshot: Any) -> None:
-        """In ``epoch``, with ``step`` as the next item, the iterator stood like this."""
-        taken = (*self._taken, (epoch, step, copy.deepcopy(snapshot)))
+        """In ``epoch``, with ``step`` as the next item, the iterator stood like this.
+
+        Raises:
+            GraphError: it has no form in JSON.
+        """
+        taken = (*self._taken, (epoch, step, encode_state(snapshot, self._stage)))
         needed = self.needed()
         if needed is not None:
             # One more than needed: somebody may be taking a state of the chunk before.

@@ -45,8 +45,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
             start = now()
             try:
                 if items is None:
-                    if epoch == run.first_epoch and stage.snapshots.first is not None:
-                        source.restore(*stage.snapshots.first)
+                    stage.snapshots.restore(source, epoch, run.first_epoch)
                     items = iter(source.iterate(epoch, run.rank, run.world_size, step))
                 found = next(items, None)
             except BaseException as error:
@@ -59,8 +58,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
             position, data = found
             if position.__class__ is not int:
                 position = as_int(position)  # NumPy's numbers are no JSON
-            if not (step + 1) % SNAPSHOT_EVERY and (snapshot := source.snapshot()) is not None:
-                stage.snapshots.add(epoch, step + 1, snapshot)
+            failure = None if (step + 1) % SNAPSHOT_EVERY else snapshot_of(stage, source, epoch, step + 1)
             chunk = Chunk(data, ((name, position),), epoch, step, step + 1)
             step += 1
             meter.busy_ns += now() - start
@@ -72,12 +70,26 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                 stage.settle(worker, reserved, (), chunk)
             if not put(chunk):
                 stage.unwanted(chunk)
+            if failure is not None:
+                put(failure)
+                break
             yield
         del items  # a generator ends here, and what it holds open is closed
         put(EndOfEpoch(epoch))
         epoch += 1
         step = 0
         yield
+
+
+def snapshot_of(stage: StageRun, source: Source, epoch: int, step: int) -> Failure | None:
+    """Keep how the source's iterator stands before ``step``, if it can say so; what is wrong with it, if anything."""
+    try:
+        snapshot = source.snapshot()
+        if snapshot is not None:
+            stage.snapshots.add(epoch, step, snapshot)
+    except BaseException as error:
+        return failure_of(stage, error, epoch, step)
+    return None
 
 
 def failure_of(stage: StageRun, error: BaseException, epoch: int, step: int) -> Failure:

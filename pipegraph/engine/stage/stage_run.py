@@ -201,7 +201,7 @@ class StageRun:
         )
         self.pace: Pace | None = None  # where rows are handed over in bundles; see bundles.py
         self.pack: Callable[[list[Any]], Any] | None = None  # how the ``Batch`` behind it wants bundles
-        self.snapshots = Snapshots(run.account.limit, run.account.keep)
+        self.snapshots = Snapshots(plan.name, run.account.limit, run.account.keep)
         self.jobs: deque[Any] = deque()  # batches whose rows the workers share; see rows.py
         self.jobs_lock = threading.Lock()
         self.unordered = self.pooled and plan.workers > 1 and not plan.spec.ordered

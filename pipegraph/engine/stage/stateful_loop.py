@@ -19,8 +19,9 @@ from typing import Any
 
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Lineage, Mark
 from pipegraph.contracts import Regroup, Source
+from pipegraph.engine.stage.failure_policy import where
 from pipegraph.engine.stage.groups import forgotten, twice
-from pipegraph.engine.stage.kept import decode, encode, lineages
+from pipegraph.engine.stage.kept import decode, encode_state, lineages
 from pipegraph.engine.stage.ordinals import number_item
 from pipegraph.engine.stage.snapshots import snapshot_bytes
 from pipegraph.engine.stage.stage_run import StageRun, Worker
@@ -37,7 +38,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     regroups = isinstance(stage.plan.operator, Regroup)
     if regroups:
         operator.begin()
-    initial = encode(operator.state_dict()) if worker.initial is None else worker.initial
+    initial = encode_state(operator.state_dict(), stage.name) if worker.initial is None else worker.initial
     worker.initial = initial
     operator.load_state_dict(decode(initial))
     if regroups:
@@ -122,7 +123,14 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
                 release()
             if inputs >= SNAPSHOT_EVERY and (tracks is None or tracks.ready):
                 inputs = 0
-                base, snapshot = after, {"state": encode(operator.state_dict())}
+                try:
+                    state = encode_state(operator.state_dict(), stage.name)
+                except Exception as error:
+                    note(error, f"pipegraph: stage {stage.name!r}, in its state_dict() at {where(item)}")
+                    put(Failure(error, item.epoch))
+                    yield
+                    continue
+                base, snapshot = after, {"state": state}
                 # The one before is still with the chunks that have left and are not delivered.
                 kept.append(snapshot_bytes(snapshot))
                 account.keep(kept[-1] - kept.pop(0))

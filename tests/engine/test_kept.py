@@ -1,0 +1,165 @@
+"""What operators and iterators keep: every plain value has a form in JSON, and what has none is said early."""
+
+import collections
+import dataclasses
+import datetime
+import json
+import typing
+
+import numpy as np
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.engine.stage.kept import decode, encode
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+class Point(typing.NamedTuple):
+    x: int
+    y: typing.Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    left: typing.Any
+    right: int = 0
+
+
+def equal(left, right):
+    if isinstance(left, np.ndarray | torch.Tensor):
+        return type(left) is type(right) and left.dtype == right.dtype and left.tolist() == right.tolist()
+    if dataclasses.is_dataclass(left):
+        return type(left) is type(right) and equal(vars(left), vars(right))
+    if isinstance(left, list | tuple | collections.deque):
+        return (
+            type(left) is type(right)
+            and len(left) == len(right)
+            and all(map(equal, left, right))
+            and getattr(left, "maxlen", None) == getattr(right, "maxlen", None)
+        )
+    if isinstance(left, dict):
+        return (
+            type(left) is type(right)
+            and list(left) == list(right)
+            and all(equal(left[k], right[k]) for k in left)
+        )
+    return type(left) is type(right) and left == right
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        collections.OrderedDict(a=1, b=[2]),
+        collections.Counter("aab"),
+        collections.defaultdict(list, {1: [2]}),
+        {1, 2},
+        frozenset({("a", 1)}),
+        collections.deque([1, (2, 3)], maxlen=5),
+        1 + 2j,
+        Point(1, np.arange(3)),
+        Pair(torch.ones(2), 3),
+        {"nested": [Point(1, {"pipegraph": "mine"})]},
+        np.array(["a", "bcd"]),
+        np.array([b"a", b"bcd"]),
+        np.array(["2020-01-01", "2021-02-03"], "M8[D]"),
+        np.float32(2.5),
+        np.str_("text"),
+        bytearray(b"abc"),
+        datetime.datetime(2020, 1, 2, 3, tzinfo=datetime.UTC),
+        datetime.date(2020, 1, 2),
+        datetime.timedelta(seconds=1.5),
+        float("inf"),
+    ],
+    ids=repr,
+)
+def test_plain_values_come_back_as_they_were(value):
+    assert equal(decode(json.loads(json.dumps(encode(value)))), value)
+
+
+class Handle:
+    pass
+
+
+class Windows(pg.Regroup):
+    def begin(self):
+        self.last = None
+
+    def process(self, chunk):
+        last, self.last = self.last, chunk
+        return [] if last is None else [pg.Chunk.group([last, chunk], last.data, batched=False)]
+
+    def state_dict(self):
+        return {"last": self.last}
+
+    def load_state_dict(self, state):
+        self.last = state["last"]
+
+
+def test_a_held_sample_without_a_form_is_said_at_the_first_snapshot_with_stage_and_remedy():
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(1000))).then(lambda x: {"x": x, "handle": Handle()}).then(
+        Windows(), name="pack"
+    )
+    found = []
+    with graph.loader() as loader, pytest.raises(pg.errors.GraphError) as refused:
+        for each in loader:
+            found.append(each)
+    assert len(found) == 63  # what came before is delivered
+    for words in ("stage 'pack'", "Handle", "JSON", "state_dict()"):
+        assert words in str(refused.value)
+
+
+class Iterating:
+    """An iterator with a state of a kind of its own."""
+
+    def __init__(self, kind):
+        self.at, self.kind = 0, kind
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == 200:
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+    def state_dict(self):
+        return {"at": self.at, "more": self.kind()}
+
+    def load_state_dict(self, state):
+        assert type(state["more"]) is type(self.kind())
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("kind", [torch.get_rng_state, lambda: np.arange(3), lambda: (1, {2}), lambda: b"x"])
+@pytest.mark.parametrize("isolate", [False, True])
+def test_states_of_iterators_with_tensors_are_json_and_come_back(kind, isolate):
+    def make():
+        graph = pg.Graph("g")
+        graph.add(ops.FromIterable(lambda: Iterating(kind)))
+        return graph
+
+    with make().loader(isolate=isolate) as loader:
+        passing = iter(loader)
+        head = [next(passing) for _ in range(150)]
+        state = json.loads(json.dumps(loader.state_dict()))
+    assert state["rank0"]["iterators"]["fromiterable"][0] == 128
+    with make().loader(isolate=isolate) as loader:
+        loader.load_state_dict(state)
+        again = json.loads(json.dumps(loader.state_dict()))
+        assert again["rank0"]["iterators"] == state["rank0"]["iterators"]
+        assert head + list(loader) == list(range(200))
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_an_iterator_state_without_a_form_is_said_at_the_first_snapshot(batch):
+    graph = pg.Graph("g")
+    node = graph.add(ops.FromIterable(lambda: Iterating(Handle)), name="numbers")
+    if batch:
+        node.then(ops.Batch(2))
+    with graph.loader() as loader, pytest.raises(pg.errors.GraphError, match="stage 'numbers'.*Handle.*JSON"):
+        list(loader)
