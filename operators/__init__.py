@@ -4,6 +4,7 @@ if __name__ != "pipegraph.operators":
     raise ImportError("import pipegraph.operators: the top-level folder 'operators' is not a module")
 
 from pipegraph.operators.batching import Batch as Batch
+from pipegraph.operators.batching import MicroBatches as MicroBatches
 from pipegraph.operators.batching import Unbatch as Unbatch
 from pipegraph.operators.cache import Cache as Cache
 from pipegraph.operators.dali import Dali as Dali
@@ -13,17 +14,21 @@ from pipegraph.operators.functions import FlatMap as FlatMap
 from pipegraph.operators.functions import Map as Map
 from pipegraph.operators.images import CenterCrop as CenterCrop
 from pipegraph.operators.images import RandomResizedCrop as RandomResizedCrop
+from pipegraph.operators.interleave import Interleave as Interleave
 from pipegraph.operators.load import ListFiles as ListFiles
 from pipegraph.operators.load import Load as Load
 from pipegraph.operators.merging import Concat as Concat
 from pipegraph.operators.merging import Merge as Merge
 from pipegraph.operators.merging import Mix as Mix
 from pipegraph.operators.merging import Route as Route
+from pipegraph.operators.merging import Take as Take
 from pipegraph.operators.merging import Zip as Zip
 from pipegraph.operators.normalize import Normalize as Normalize
 from pipegraph.operators.normalize import ToDtype as ToDtype
 from pipegraph.operators.normalize import ToLayout as ToLayout
 from pipegraph.operators.packing import Pack as Pack
+from pipegraph.operators.padding import Pad as Pad
+from pipegraph.operators.rounds import Repeat as Repeat
 from pipegraph.operators.shards import ShardSelect as ShardSelect
 from pipegraph.operators.sources import FromIterable as FromIterable
 from pipegraph.operators.sources import FromSequence as FromSequence

@@ -1,7 +1,8 @@
-"""From samples to batches and back: ``Batch``, ``Unbatch``."""
+"""From samples to batches and back: ``Batch``, ``MicroBatches``, ``Unbatch``."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, final
 
@@ -11,10 +12,11 @@ import torch
 from pipegraph.batches import noted, resolved, take_row
 from pipegraph.bundle import Bundle, joined
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Operator, Regroup
+from pipegraph.contracts import Context, Operator, Regroup, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.global_generators import Draws
 from pipegraph.operators.collate import collate as stack
+from pipegraph.operators.collate import only_fills
 from pipegraph.operators.columns import batch_of, pack
 from pipegraph.parameters import function_name
 from pipegraph.tree import map_leaves
@@ -38,8 +40,11 @@ class Batch(Regroup):
             ``pipegraph.operators.collate``. ``collate=list`` gives the plain list.
         global_size: samples per batch over all ranks, in place of ``size``; must be a multiple of their number.
         cost, limit: in place of ``size``: samples while the sum of ``cost(sample)`` stays within ``limit``.
-        pad: fills arrays, and lists of numbers (such as tokens), up to the longest: a value, or a mapping from field
-            to value. Lists without it stay lists, whatever their lengths.
+        pad: fills arrays, and lists of numbers (such as tokens), up to the longest: a value, an ``ops.Pad`` (which can
+            add masks and lengths, and choose the size), or a mapping from field to one of these. Lists without it stay
+            lists, whatever their lengths.
+
+    With ``cost`` a ``Batch`` right behind a ``Bucket`` with a limit never mixes that one's groups.
     """
 
     gives = "batch"
@@ -79,6 +84,8 @@ class Batch(Regroup):
         self.bundles = self.in_step = cost is None
         self.collects = cost is None and collate is None and pad is None
         self._transposes = collate is torch.utils.data.default_collate
+        self._group_of: Callable[[Any], Any] | None = None
+        self._group: Any = None
         self._open: list[Chunk] = []
         self._bundles: list[Bundle] = []
         self._held = 0  # samples in them
@@ -95,6 +102,14 @@ class Batch(Regroup):
             "limit": self.limit,
             "pad": repr(self.pad),
         }
+
+    def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
+        above = upstream[0]
+        if self.cost is None or not isinstance(above, Regroup) or above.group_of is None:
+            return self
+        bound = copy.copy(self)
+        bound._group_of = above.group_of
+        return bound
 
     def _per_rank(self, world_size: int) -> int | None:
         if self.global_size is None:
@@ -152,7 +167,7 @@ class Batch(Regroup):
         return made
 
     def packing(self) -> Callable[[list[Any]], Any] | None:
-        return pack if self.collate is None else None
+        return pack if self.collate is None and only_fills(self.pad) else None
 
     def _join(self, bundles: list[Bundle]) -> Chunk:
         batch = joined(bundles)
@@ -175,7 +190,9 @@ class Batch(Regroup):
         assert self.limit is not None
         if cost > self.limit:
             raise DataError(f"Batch: one sample costs {cost}, more than limit={self.limit}")
-        if self._sum + cost <= self.limit or not open_chunks:
+        group = None if self._group_of is None else self._group_of(chunk.data)
+        same, self._group = group == self._group, group
+        if (same and self._sum + cost <= self.limit) or not open_chunks:
             open_chunks.append(chunk)
             self._sum += cost
             return ()
@@ -209,6 +226,54 @@ class Batch(Regroup):
             return stack(items, self.pad)
         self._draws.one(first.epoch, first.lineages[0])
         return self.collate(items)
+
+
+@final
+class MicroBatches(Regroup):
+    """``count`` consecutive batches at a time, as a list: what one step of gradient accumulation takes.
+
+    They stay as they are, of one size or not; the list at an epoch's end may be shorter. Nothing but copies to a device
+    takes such a list apart.
+
+    Args:
+        count: batches in a list.
+        drop_last: leave out a last list that is not full.
+    """
+
+    gives = "batches"
+    needs = "batch"
+    elastic = True
+    consecutive = True
+
+    def __init__(self, count: int, drop_last: bool = False) -> None:
+        self.count = positive(count, "MicroBatches: count")
+        self.drop_last = bool(drop_last)
+        self.begin()
+
+    def config(self) -> dict[str, Any]:
+        return {"count": self.count, "drop_last": self.drop_last}
+
+    def length(self, n: int) -> int | None:
+        return n // self.count if self.drop_last else -(-n // self.count)
+
+    def begin(self) -> None:
+        self._open: list[Chunk] = []
+
+    def emits_next(self) -> bool:
+        return False  # nothing is copied
+
+    def process(self, chunk: Chunk) -> Iterable[Chunk]:
+        self._open.append(chunk)
+        return self._close() if len(self._open) == self.count else ()
+
+    def flush(self) -> Iterable[Chunk]:
+        if self.drop_last:
+            self._open = []
+        return self._close() if self._open else ()
+
+    def _close(self) -> list[Chunk]:
+        chunks, self._open = self._open, []
+        return [Chunk.group(chunks, [chunk.data for chunk in chunks])]
 
 
 @final

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from pipegraph.errors import DataError
+from pipegraph.operators.padding import Pad
 from pipegraph.tree import is_dataclass_value, is_namedtuple, rebuilt, with_fields
 
 SCALARS: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64}
@@ -40,25 +41,31 @@ def collate(items: Sequence[Any], pad: Any = None, field: str = "") -> Any:
 
     Args:
         items: samples of one shape of tree, at least one.
-        pad: what fills arrays and lists of numbers up to the largest of the batch; None makes arrays of several
-            shapes an error and leaves lists as they are. A mapping gives a value per field name.
+        pad: what fills arrays and lists of numbers up to the largest of the batch, a value or a ``Pad``; None makes
+            arrays of several shapes an error and leaves lists as they are. A mapping gives one per field name.
         field: where in the sample this is, for messages.
 
     Raises:
         DataError: arrays of different shapes without ``pad``, or samples of different kinds or fields.
     """
+    filling = _pad_of(pad, field)
+    if isinstance(filling, Pad):
+        if _is_ragged(items[0]):
+            if not field:
+                _check_place(items[0], pad, field)
+            return _sized(items, filling, field)
+        filling = filling.value
     alike = stacked_at_once(items)
     if alike is not None:
         return alike
     kind = _kind_of_all(items, field)
     if kind == "number":
-        return _stack(_tensors(items, field), _pad_of(pad, field), field)
+        return _stack(_tensors(items, field), filling, field)
     if kind == "mapping":
         return _collate_mapping(items, items[0], pad, field)
     if kind == "tuple":
         return _collate_tuples(items, pad, field)
     if kind == "list":
-        filling = _pad_of(pad, field)
         return list(items) if filling is None else _padded_lists(items, filling, field)
     if isinstance(kind, type):
         return _collate_records(items, items[0], pad, field)
@@ -124,6 +131,39 @@ def _pad_of(pad: Any, field: str) -> Any:
     return pad.get(field) if isinstance(pad, Mapping) else pad
 
 
+def _sized(items: Sequence[Any], filling: Pad, field: str) -> torch.Tensor:
+    """As :func:`collate`, the first dimension of the size that ``filling`` says."""
+    made: torch.Tensor = collate(items, {field: filling.value}, field)
+    longest = made.shape[1]
+    size = filling.size(longest, field)
+    if size == longest:
+        return made
+    grown = made.new_full((len(items), size, *made.shape[2:]), filling.value)
+    grown[:, :longest] = made
+    return grown
+
+
+def _is_ragged(item: Any) -> bool:
+    """Whether a sample's value may be of another length than its neighbour's."""
+    return isinstance(item, list) or (isinstance(item, np.ndarray | torch.Tensor) and item.ndim > 0)
+
+
+def only_fills(pad: Any) -> bool:
+    """Whether equal sizes stay as they are, and no field is added."""
+    found = pad.values() if isinstance(pad, Mapping) else [pad]
+    return all(each.plain for each in found if isinstance(each, Pad))
+
+
+def _check_place(item: Any, pad: Any, field: str) -> None:
+    """Raises DataError where mask and lengths have no dict to go to."""
+    filling = _pad_of(pad, field)
+    if isinstance(filling, Pad) and (filling.mask or filling.lengths) and _is_ragged(item):
+        raise DataError(
+            f"{_where(field)}: Pad(mask=..., lengths=...) adds fields, and here there is no dict to add them to; make "
+            "the samples dicts with a Map before Batch"
+        )
+
+
 # -- containers with the same fields in every sample -------------------------------------------------
 
 
@@ -136,8 +176,30 @@ def _collate_mapping(items: Sequence[Any], first: Mapping[Any, Any], pad: Any, f
                 f"{', '.join(odd)}; give all samples the same fields with a Map before Batch"
             )
     made = {key: collate([item[key] for item in items], pad, _join(field, key)) for key in first}
+    beside = _beside(items, made, pad, field)
+    if beside:
+        return {**made, **beside}
     alike = all(type(item) is type(first) for item in items)
     return rebuilt(first, list(made.values())) if alike else made
+
+
+def _beside(items: Sequence[Any], made: Mapping[Any, Any], pad: Any, field: str) -> dict[Any, Any]:
+    """Masks and lengths of the fields of a batch."""
+    found: dict[Any, Any] = {}
+    for key, value in made.items():
+        filling = _pad_of(pad, _join(field, key))
+        if not isinstance(filling, Pad) or not _is_ragged(items[0][key]):
+            continue
+        for name, tensor in filling.fields(
+            str(key), [len(item[key]) for item in items], value.shape[1]
+        ).items():
+            if name in made or name in found:
+                raise DataError(
+                    f"{_where(_join(field, name))}: there is such a field already; give Pad(mask=..., lengths=...) "
+                    f"of {key!r} other names"
+                )
+            found[name] = tensor
+    return found
 
 
 def _collate_tuples(items: Sequence[tuple[Any, ...]], pad: Any, field: str) -> tuple[Any, ...]:
@@ -147,10 +209,14 @@ def _collate_tuples(items: Sequence[tuple[Any, ...]], pad: Any, field: str) -> t
             f"{_where(field)}: tuples of {len(items[0])} and {len(odd)} entries do not make one batch: what varies in "
             "length must be a list; or use Batch(..., collate=list)"
         )
+    for place, value in enumerate(items[0]):
+        _check_place(value, pad, _join(field, place))
     return tuple([collate(c, pad, _join(field, i)) for i, c in enumerate(zip(*items, strict=True))])
 
 
 def _collate_records(items: Sequence[Any], first: Any, pad: Any, field: str) -> Any:
+    for name in first._fields if is_namedtuple(first) else [f.name for f in dataclasses.fields(first)]:
+        _check_place(getattr(first, name), pad, _join(field, name))
     if is_namedtuple(first):
         columns = zip(first._fields, zip(*items, strict=True), strict=True)
         return type(first)(*[collate(column, pad, _join(field, name)) for name, column in columns])

@@ -1,4 +1,4 @@
-"""Fan-ins and routes: ``Zip``, ``Concat``, ``Mix``, ``Route``, ``Merge``."""
+"""Fan-ins and routes: ``Zip``, ``Concat``, ``Mix``, ``Route``, ``Merge``; and ``Take``, which ends an epoch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, Literal, final
 
 from pipegraph.batches import AS_AT_THE_TOP, WHOLE
 from pipegraph.chunk import Chunk, Cursor, Mark
-from pipegraph.contracts import Context, FanIn, FanOut
+from pipegraph.contracts import Context, FanIn, FanOut, Source
 from pipegraph.errors import DataError, GraphError
+from pipegraph.operators.rounds import Rounds, round_of
 from pipegraph.parameters import function_name
 from pipegraph.randomness import uniform
 
@@ -118,19 +119,24 @@ class Mix(FanIn):
     Args:
         weights: one per input, positive.
         stop: ``"first"`` ends with the first input that ends; ``"all"`` continues with the others, their
-            weights renormalised, until all have ended.
+            weights renormalised, until all have ended; ``"repeat"`` reads an input that ends again from its start, in
+            another order, and ends once all have ended: when an input would begin again and no other has not.
+
+    With ``"repeat"`` each input comes from one source by stages with one input and one reader each, gives at least one
+    item each time its source is read, and lets windows, batches and packed rows reach from one round into the next.
     """
 
     separate = True
     inputs_in = (2, None)
 
-    def __init__(self, weights: Sequence[float], stop: Literal["first", "all"] = "first") -> None:
+    def __init__(self, weights: Sequence[float], stop: Literal["first", "all", "repeat"] = "first") -> None:
         self.weights = tuple(float(weight) for weight in weights)
         if not self.weights or any(not 0 < weight < math.inf for weight in self.weights):
             raise GraphError(f"Mix: weights must be positive numbers, one per input, got {list(weights)}")
-        if stop not in ("first", "all"):
-            raise GraphError(f'Mix: stop must be "first" or "all", got {stop!r}')
+        if stop not in ("first", "all", "repeat"):
+            raise GraphError(f'Mix: stop must be "first", "all" or "repeat", got {stop!r}')
         self.stop = stop
+        self.repeats = stop == "repeat"
         self._context = Context("")
 
     def check_inputs(self, count: int) -> None:
@@ -142,6 +148,9 @@ class Mix(FanIn):
     def config(self) -> dict[str, Any]:
         return {"weights": self.weights, "stop": self.stop}
 
+    def repeated(self, source: Source) -> Source:
+        return Rounds(source, None)
+
     def open(self, context: Context) -> None:
         self._context = context
 
@@ -149,6 +158,7 @@ class Mix(FanIn):
         self._epoch = epoch
         self._drawn = 0
         self._ended = [False] * inputs
+        self._again = [False] * inputs  # begun for a second time
         self._over = False
         self._choice: int | None = None
 
@@ -172,9 +182,17 @@ class Mix(FanIn):
     def end_input(self, index: int) -> None:
         self._ended[index] = True
         self._choice = None
-        self._over = self.stop == "first" or all(self._ended)
+        self._over = self.stop == "first" or self._all_ended()
 
-    def process(self, chunk: Chunk) -> Chunk:
+    def _all_ended(self) -> bool:
+        return all(ended or again for ended, again in zip(self._ended, self._again, strict=True))
+
+    def process(self, chunk: Chunk) -> Chunk | None:
+        if self.repeats and self._choice is not None and round_of(chunk):
+            self._again[self._choice] = True
+            self._over = self._all_ended()
+            if self._over:
+                return None
         self._drawn += 1
         self._choice = None
         return chunk
@@ -183,13 +201,65 @@ class Mix(FanIn):
         return sum(lengths) if self.stop == "all" else None
 
     def cursor(self, positions: Sequence[Cursor]) -> Cursor:
-        return (self._drawn, tuple(self._ended), *positions)
+        ended = (tuple(self._ended), tuple(self._again)) if self.repeats else tuple(self._ended)
+        return (self._drawn, ended, *positions)
 
     def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
         if cursor is None:
             return [None] * inputs
-        self._drawn, self._ended = cursor[0], list(cursor[1])
+        ended: Any = cursor[1]
+        if self.repeats:
+            ended, again = ended
+            self._again = list(again)
+        self._drawn, self._ended = cursor[0], list(ended)
         return list(cursor[2:])
+
+
+@final
+class Take(FanIn):
+    """The first ``count`` items of each epoch, on each rank; nothing more is read than is under way.
+
+    Args:
+        count: items (samples or batches, whichever come), 0 or more.
+    """
+
+    inputs = 1
+    inputs_in = (1, None)
+    needs_order = True
+
+    def __init__(self, count: int) -> None:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise GraphError(f"Take: count must be an int >= 0, got {count!r}")
+        self.count = count
+
+    def config(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def begin(self, inputs: int, epoch: int) -> None:
+        self._taken = 0
+        self._ended = False
+
+    def next_input(self) -> int | None:
+        return None if self._ended or self._taken >= self.count else 0
+
+    def end_input(self, index: int) -> None:
+        self._ended = True
+
+    def process(self, chunk: Chunk) -> Chunk:
+        self._taken += 1
+        return chunk
+
+    def merged_length(self, lengths: Sequence[int]) -> int | None:
+        return min(self.count, lengths[0])
+
+    def cursor(self, positions: Sequence[Cursor]) -> Cursor:
+        return (self._taken, *positions)
+
+    def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
+        if cursor is None:
+            return [None] * inputs
+        self._taken = cursor[0]
+        return list(cursor[1:])
 
 
 @final

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Regroup
-from pipegraph.errors import GraphError
+from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.batching import positive
 from pipegraph.parameters import function_name
 from pipegraph.randomness import generator
@@ -123,70 +123,125 @@ def _spans(described: int | str) -> list[int]:
 class _Held:
     """A sample that a bucket holds, and how things stood when it came."""
 
-    __slots__ = ("chunk", "counts", "emitted", "start")
+    __slots__ = ("chunk", "counts", "emitted", "start", "sums")
 
-    def __init__(self, chunk: Chunk, counts: tuple[int, ...], emitted: int) -> None:
+    def __init__(self, chunk: Chunk, counts: tuple[int, ...], sums: tuple[float, ...], emitted: int) -> None:
         self.chunk = chunk
         self.start = chunk.before
         self.counts = counts
+        self.sums = sums
         self.emitted = emitted
 
 
 @final
 class Bucket(Regroup):
-    """Samples of similar length together: ``size`` of one bucket leave one after the other.
+    """Samples of similar length together: those of one bucket leave one after the other, as a group.
 
     Args:
         length: the length of a sample.
         boundaries: growing; bucket i takes lengths from boundaries[i-1] up to, not including, boundaries[i].
-        size: samples that leave together, best the size of the ``Batch`` that follows.
+        size: samples that leave together, best the size of the ``Batch`` that follows; 32 where no ``cost`` is given.
+        cost, limit: in place of ``size``: samples while the sum of ``cost(sample)`` stays within ``limit``, such as a
+            budget of tokens. A ``Batch`` right behind with the same cost and limit makes a batch of each group.
 
     A cursor is ``(outputs, start, counts, drop)``: restart where the oldest sample that has not left came
     in, with so many already in each bucket (they have left since, and are only counted), and drop the first outputs.
+    With a limit, ``counts`` holds the number and the cost in each bucket.
+
+    Raises:
+        DataError: one sample costs more than ``limit``.
     """
 
     needs = "sample"
     inputs_in = (1, 2)
 
-    def __init__(self, length: Callable[[Any], float], boundaries: Sequence[float], size: int = 32) -> None:
+    def __init__(
+        self,
+        length: Callable[[Any], float],
+        boundaries: Sequence[float],
+        size: int | None = None,
+        cost: Callable[[Any], float] | None = None,
+        limit: float | None = None,
+    ) -> None:
         bounds = list(boundaries)
         if not callable(length):
             raise GraphError(f"Bucket: length must be a function of a sample, got {length!r}")
         if bounds != sorted(set(bounds)):
             raise GraphError(f"Bucket: boundaries must grow, got {bounds}")
+        if (cost is None) != (limit is None):
+            raise GraphError(
+                "Bucket: cost and limit go together: Bucket(len, [64, 256], cost=len, limit=4096)"
+            )
+        if cost is not None and not callable(cost):
+            raise GraphError(f"Bucket: cost must be a function of a sample, got {cost!r}")
+        if cost is not None and size is not None:
+            raise GraphError("Bucket: give size, or cost with limit, not both")
         self.measure = length
         self.boundaries = bounds
-        self.size = positive(size, "Bucket: size")
+        self.size = positive(32 if size is None else size, "Bucket: size")
+        self.cost, self.limit = cost, limit
+        self.group_of = None if cost is None else self._number
         self.begin()
 
     def config(self) -> dict[str, Any]:
-        return {"length": function_name(self.measure), "boundaries": self.boundaries, "size": self.size}
+        found = {"length": function_name(self.measure), "boundaries": self.boundaries}
+        if self.cost is None:
+            return {**found, "size": self.size}
+        return {**found, "cost": function_name(self.cost), "limit": self.limit}
 
     def length(self, n: int) -> int | None:
         return n
 
     def begin(self) -> None:
-        self._ghosts = [0] * (len(self.boundaries) + 1)
+        buckets = len(self.boundaries) + 1
+        self._ghosts = [0] * buckets  # of each bucket: how many have left before the restart, and their cost
+        self._ghost_sums: list[float] = [0] * buckets
         self._buckets: list[list[_Held]] = [[] for _ in self._ghosts]
+        self._sums: list[float] = [0] * buckets  # of what is held
         self._emitted = 0
         self._drop = 0
         self._last: Cursor = None
 
     def begin_at(self, cursor: Cursor) -> Cursor:
-        return (0, cursor, (0,) * (len(self.boundaries) + 1), 0)
+        return (0, cursor, self._state((0,) * len(self._ghosts), (0,) * len(self._ghosts)), 0)
+
+    def _state(self, counts: tuple[int, ...], sums: tuple[float, ...]) -> tuple[Any, ...]:
+        return counts if self.cost is None else (counts, sums)
 
     def resume(self, cursor: Cursor) -> Cursor:
         emitted, start, counts, drop = cursor
+        if self.cost is not None:
+            counts, sums = counts
+            self._ghost_sums = list(sums)
         self._emitted, self._ghosts, self._drop, self._last = emitted - drop, list(counts), drop, cursor
         return start
 
+    def _number(self, sample: Any) -> int:
+        return bisect_right(self.boundaries, self.measure(sample))
+
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
-        number = bisect_right(self.boundaries, self.measure(chunk.data))
+        number = self._number(chunk.data)
+        cost: float = 0
+        if self.cost is not None:
+            cost = self.cost(chunk.data)
+            assert self.limit is not None
+            if cost > self.limit:
+                raise DataError(f"Bucket: one sample costs {cost}, more than limit={self.limit}")
         counts = tuple(g + len(b) for g, b in zip(self._ghosts, self._buckets, strict=True))
-        self._buckets[number].append(_Held(chunk, counts, self._emitted))
-        if self._ghosts[number] + len(self._buckets[number]) < self.size:
-            return ()
-        return self._release(number, chunk.after)
+        sums = tuple(g + s for g, s in zip(self._ghost_sums, self._sums, strict=True))
+        held = _Held(chunk, counts, sums, self._emitted)
+        if self.cost is None:
+            self._buckets[number].append(held)
+            full = counts[number] + 1 >= self.size
+            return self._release(number, chunk.after) if full else ()
+        assert self.limit is not None
+        # What is in the bucket leaves when this one does not fit with it any more.
+        made = (
+            self._release(number, None, held) if counts[number] and sums[number] + cost > self.limit else []
+        )
+        self._buckets[number].append(held)
+        self._sums[number] += cost
+        return made
 
     def flush(self) -> Iterable[Chunk]:
         made = []
@@ -195,23 +250,27 @@ class Bucket(Regroup):
         self.begin()
         return made
 
-    def _release(self, number: int, after: Cursor) -> list[Chunk]:
+    def _release(self, number: int, after: Cursor, coming: _Held | None = None) -> list[Chunk]:
         ghosts, leaving = self._ghosts[number], self._buckets[number]
         self._ghosts[number], self._buckets[number] = 0, []
+        self._ghost_sums[number] = self._sums[number] = 0
         self._emitted += ghosts
         self._drop = max(0, self._drop - ghosts)
-        oldest = min((b[0] for b in self._buckets if b), key=_arrival, default=None)
+        oldest = min((b[0] for b in self._buckets if b), key=_arrival, default=coming)
         made = []
         for index, held in enumerate(leaving):
             self._emitted += 1
             waiting = leaving[index + 1] if index + 1 < len(leaving) else None
             first = _older(oldest, waiting)
             if first is None:
-                cursor: Cursor = (self._emitted, after, (0,) * len(self._ghosts), 0)
+                zeros = (0,) * len(self._ghosts)
+                cursor: Cursor = (self._emitted, after, self._state(zeros, zeros), 0)
                 if after is None:  # the end of the epoch: restart with its last sample
-                    cursor = (self._emitted, held.start, held.counts, self._emitted - held.emitted)
+                    state = self._state(held.counts, held.sums)
+                    cursor = (self._emitted, held.start, state, self._emitted - held.emitted)
             else:
-                cursor = (self._emitted, first.start, first.counts, self._emitted - first.emitted)
+                state = self._state(first.counts, first.sums)
+                cursor = (self._emitted, first.start, state, self._emitted - first.emitted)
             if self._drop:
                 self._drop -= 1
                 continue

@@ -42,7 +42,8 @@ class Operator(Component):
     """What a stage does with chunks; subclass it, name its ``kind``, define ``process``.
 
     Attributes:
-        needs: its input: ``"sample"``, ``"batch"``, ``"part"``, several as ``"sample|part"``, or ``"any"``.
+        needs: its input: ``"sample"``, ``"batch"``, ``"batches"`` (lists of them), ``"part"``, several as
+            ``"sample|part"``, or ``"any"``.
         gives: what its output is: ``"sample"``, ``"batch"`` or ``"same"``.
         inputs: how many upstream nodes: 1, or ``"many"``.
         outputs: how many downstream streams a route has.
@@ -55,6 +56,7 @@ class Operator(Component):
         shareable: False for an operator that must have a single worker.
         needs_order: whether a resume must meet its samples in the same order; it may then not stand below a stage with
             ``ordered=False``.
+        repeats: whether the source above each input is read several times in an epoch; see :meth:`repeated`.
         moves: where it moves its chunks, if it does nothing else: ``"pinned"`` memory or a ``"device"``. The plan
             leaves it out where they lie there already, or where whoever reads them ``fetches``.
         fetches: whether it copies its input from wherever that lies, and waits for ``chunk.ready`` itself.
@@ -70,6 +72,7 @@ class Operator(Component):
     per_sample: bool = False
     shareable: bool = True
     needs_order: bool = False
+    repeats: bool = False
     slabs: bool = False
     collects: bool = False
     in_step: bool = True
@@ -109,6 +112,10 @@ class Operator(Component):
     def bypass(self) -> str | None:
         """Why this operator has nothing to do here, so that the plan leaves it out; else None."""
         return None
+
+    def repeated(self, source: Source) -> Source:
+        """What the source above an input becomes (of operators with ``repeats``)."""
+        raise NotImplementedError(f"{type(self).__name__} does not repeat its inputs")
 
     def take_in(self, below: Operator) -> Operator | None:
         """The operator that does this one's work and then ``below``'s in one go; None where they stay apart."""
@@ -211,6 +218,8 @@ class Regroup(Operator):
     kind: ClassVar[Kind] = "regroup"
     failing: Sequence[Chunk] = ()
     spent: list[Lineage] | None = None
+    group_of: Callable[[Any], Any] | None = None
+    """Of samples that leave in groups, what tells a sample's group from its neighbours'."""
     consecutive: bool = False
     """Whether its groups are known to be of consecutive whole chunks, so that nothing need watch over them."""
     one_to_one = False

@@ -19,6 +19,9 @@ SAMPLES_PER_QUEUE = 64
 queues of cheap items must be long enough to pay it rarely. Measured in benchmarks/hop_cost.py."""
 
 
+_PLURAL = {"batch": "batches", "batches": "lists"}
+
+
 @dataclass(frozen=True)
 class StagePlan:
     """One stage as it will run.
@@ -232,14 +235,14 @@ class Plan:
             )
         else:
             level = self.stages[stage.upstream[0].stage].level
-            given = f"{'batches' if level == 'batch' else level + 's'} go there and back"
+            given = f"{_PLURAL.get(level, level + 's')} go there and back"
         return f"in {where}: {given}{', in bundles' if stage.bundle is not None else ', one at a time'}"
 
     def __str__(self) -> str:
         rows = [("stage", "operator", "workers", "backend", "queue", "from")]
         for stage in self.stages.values():
             sources = ", ".join(edge.stage for edge in stage.upstream)
-            queue = f"{stage.capacity} {'batches' if stage.level == 'batch' else stage.level + 's'}"
+            queue = f"{stage.capacity} {_PLURAL.get(stage.level, stage.level + 's')}"
             if stage.bypassed is not None:
                 queue, workers, backend = "-", "-", "left out" if stage.within is None else "fused"
             else:

@@ -18,6 +18,7 @@ from pipegraph.planning.rewrites import (
     leave_out_copies,
     part_inline,
     read_in_rows,
+    repeat_sources,
     shortcut,
 )
 from pipegraph.policies import Replace, Retry, Skip, final_policy
@@ -33,6 +34,7 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     planned: dict[str, StagePlan] = {}
     for name in order:
         planned[name] = _plan_stage(graph.stages[name], planned)
+    repeat_sources(planned, edge)
     leave_out_copies(planned, edge)
     read_in_rows(planned, edge)
     fuse(planned, edge)
@@ -181,7 +183,9 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         )
     capacity = spec.capacity
     if capacity is None:
-        capacity = BATCHES_PER_WORKER * workers if level == "batch" else max(SAMPLES_PER_QUEUE, 2 * workers)
+        capacity = (
+            BATCHES_PER_WORKER * workers if level.startswith("batch") else max(SAMPLES_PER_QUEUE, 2 * workers)
+        )
         if level == "part" and not (isinstance(operator, Source) and operator.random_access):
             capacity = BATCHES_PER_WORKER  # whole shards; else single samples of shards
     return StagePlan(spec, upstream, workers, backend, capacity, level, unordered, bypassed, tuple(notes))
@@ -224,7 +228,8 @@ def _check_state(spec: StageSpec, operator: Operator) -> None:
 def _check_policy(spec: StageSpec, operator: Operator | Source) -> None:
     if isinstance(operator, FanIn):
         raise GraphError(
-            f"stage {spec.name!r}: on_error={spec.on_error!r} is for stages with one input; {operator.name} has several"
+            f"stage {spec.name!r}: on_error={spec.on_error!r} is for stages with one input; {operator.name} "
+            f"{'has several' if operator.inputs == 'many' else 'makes nothing of it that could fail'}"
         )
     keeps = isinstance(operator, Operator) and (operator.kind == "regroup" or operator.stateful)
     if isinstance(spec.on_error, Retry) and keeps:
@@ -240,10 +245,12 @@ def _check_level(spec: StageSpec, operator: Operator, levels: list[str], upstrea
     for level, edge in zip(levels, upstream, strict=True):
         if level in operator.needs.split("|"):
             continue
-        remedy = {"batch": "put Unbatch() between them", "sample": "put Batch(n) between them"}.get(
-            level, "put Load() between them"
-        )
-        plural = {"sample": "samples", "batch": "batches", "part": "shards"}
+        remedy = {
+            "batches": "put MicroBatches() behind it",
+            "batch": "put Unbatch() between them",
+            "sample": "put Batch(n) between them",
+        }.get(level, "put Load() between them")
+        plural = {"sample": "samples", "batch": "batches", "batches": "lists of batches", "part": "shards"}
         wanted = " or ".join(plural[need] for need in operator.needs.split("|"))
         raise GraphError(
             f"stage {spec.name!r}: {operator.name} takes {wanted}, but {edge.stage!r} gives {plural[level]}; {remedy}"

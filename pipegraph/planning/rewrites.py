@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipegraph.contracts import Operator, Source
+from pipegraph.errors import GraphError
 from pipegraph.graph import Edge
 from pipegraph.planning.plan import StagePlan
 
@@ -37,6 +38,43 @@ def _moves(stage: StagePlan, where: str) -> bool:
 
 def _fetches(stage: StagePlan) -> bool:
     return isinstance(stage.operator, Operator) and stage.operator.fetches
+
+
+def repeat_sources(planned: dict[str, StagePlan], output: Edge) -> None:
+    """Sources that a stage below wants to be read several times in an epoch."""
+    for stage in list(planned.values()):
+        operator = stage.operator
+        if not isinstance(operator, Operator) or not operator.repeats:
+            continue
+        for edge in stage.spec.upstream:
+            source = _source_above(stage, edge, planned, output)
+            assert isinstance(source.operator, Source)
+            again = operator.repeated(source.operator)
+            note = f"is read several times in an epoch, for {stage.name!r}"
+            spec = replace(source.spec, operator=again)
+            planned[source.name] = replace(source, spec=spec, notes=(*source.notes, note))
+
+
+def _source_above(stage: StagePlan, edge: Edge, planned: Mapping[str, StagePlan], output: Edge) -> StagePlan:
+    """The source from which one chain of stages leads to an input of ``stage``, and nowhere else."""
+    while True:
+        above = planned[edge.stage]
+        readers = [s for s in planned.values() if any(each.stage == above.name for each in s.spec.upstream)]
+        why = None
+        if len(readers) > 1 or output.stage == above.name:
+            why = f"{above.name!r} feeds others too"
+        elif not isinstance(above.operator, Source) and (
+            len(above.spec.upstream) != 1 or above.operator.kind == "route"
+        ):
+            why = f"{above.name!r} ({above.operator.name}) has several inputs or outputs"
+        if why is not None:
+            raise GraphError(
+                f"stage {stage.name!r}: it reads its inputs several times in an epoch, each from one source by a chain "
+                f"of stages, but {why}; repeat the sources before that, with Repeat(times)"
+            )
+        if isinstance(above.operator, Source):
+            return above
+        edge = above.spec.upstream[0]
 
 
 def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:

@@ -286,6 +286,7 @@ def _operator(step: Step) -> Operator | Source:
         "zip": ops.Zip,
         "concat": ops.Concat,
         "mix": lambda: ops.Mix([1.0 + i for i in range(len(step.ups))]),
+        "take": lambda: ops.Take(5 * size),
         "mix-all": lambda: ops.Mix([1.0 + i for i in range(len(step.ups))], stop="all"),
         "route": lambda: ops.Route(partial(choose, outputs=1 + size % 3), 1 + size % 3),
         "merge": ops.Merge,
@@ -370,7 +371,7 @@ class _Sketch:
         kinds = ["map", "map", "async", "random", "shuffle"]
         if level == "sample":
             kinds += ["filter", "flat", "fail", "fail", "flaky", "batch-all"]
-            kinds += [] if unordered else ["batch", "bucket", "sum", "pack"]
+            kinds += [] if unordered else ["batch", "bucket", "sum", "pack", "take"]
         else:
             kinds += ["unbatch", "unbatch"]
             kinds = [k for k in kinds if k not in ("map", "async", "random")] if unordered else kinds

@@ -168,7 +168,7 @@ def test_mix_wants_one_weight_per_input(graph, numbers):
         graph.plan()
     with pytest.raises(GraphError, match="Mix: weights must be positive numbers, one per input"):
         ops.Mix([1, 0])
-    with pytest.raises(GraphError, match='Mix: stop must be "first" or "all", got \'last\''):
+    with pytest.raises(GraphError, match='Mix: stop must be "first", "all" or "repeat", got \'last\''):
         ops.Mix([1], stop="last")
 
 

@@ -1,0 +1,79 @@
+"""``Pad``: how a ragged field is filled, and what else is said of its lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from pipegraph.errors import DataError, GraphError
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """For ``Batch(pad=...)``: how a field of arrays, or of lists of numbers, is filled up to one size.
+
+    Mask and lengths are those of a sample's first dimension, and become fields beside it; samples are then dicts.
+
+    Args:
+        value: what fills it.
+        mask: adds a bool tensor (N, size), true where there is a value, as ``"<name>_mask"`` (True) or under this name.
+        lengths: adds an int64 tensor (N,), as ``"<name>_length"`` (True) or under this name.
+        to: the size of the first dimension; a longer sample is an error. By default that of the longest.
+        multiple_of: the size is rounded up to a multiple of this.
+    """
+
+    value: float = 0
+    mask: bool | str = False
+    lengths: bool | str = False
+    to: int | None = None
+    multiple_of: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.value, bool | str) or not isinstance(self.value, bool | int | float | complex):
+            raise GraphError(f"Pad: value must be a number, got {self.value!r}")
+        for name in ("mask", "lengths"):
+            if not isinstance(getattr(self, name), bool | str):
+                raise GraphError(
+                    f"Pad: {name} must be True, False or the name of a field, got {getattr(self, name)!r}"
+                )
+        sizes = (("to", self.to), ("multiple_of", self.multiple_of))
+        for name, size in sizes:
+            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+                raise GraphError(f"Pad: {name} must be an int >= 1, got {size!r}")
+        if self.to is not None and self.multiple_of != 1:
+            raise GraphError("Pad: give to or multiple_of, not both")
+
+    @property
+    def plain(self) -> bool:
+        """Whether it fills up to the longest, and no more."""
+        return not self.mask and not self.lengths and self.to is None and self.multiple_of == 1
+
+    def size(self, longest: int, field: str) -> int:
+        """Of the first dimension in a batch.
+
+        Raises:
+            DataError: a sample is longer than ``to``.
+        """
+        if self.to is None:
+            return -(-longest // self.multiple_of) * self.multiple_of
+        if longest > self.to:
+            raise DataError(
+                f"field {field!r}: a sample of {longest} entries in a batch padded to {self.to}; cut it in a Map "
+                "before Batch, or choose a larger Pad(to=...)"
+            )
+        return self.to
+
+    def fields(self, name: str, lengths: list[int], size: int) -> dict[str, Any]:
+        """The fields beside ``name``."""
+        counts = torch.tensor(lengths, dtype=torch.int64)
+        made = {}
+        if self.mask:
+            made[self.mask if isinstance(self.mask, str) else f"{name}_mask"] = (
+                torch.arange(size) < counts[:, None]
+            )
+        if self.lengths:
+            made[self.lengths if isinstance(self.lengths, str) else f"{name}_length"] = counts
+        return made

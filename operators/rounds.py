@@ -1,0 +1,271 @@
+"""A source that is read several times in an epoch, and what asks for that: ``Repeat``, and ``Mix(stop="repeat")``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, final
+
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Context, Drawn, History, Operator, Source
+from pipegraph.errors import GraphError
+from pipegraph.operators.batching import positive
+
+_POSITION_BITS = 40
+"""Of a position those below are its place in a round, those above the round's number."""
+_EPOCH_BITS = 20
+"""Round k of epoch e is read as the source's epoch ``e + k * 2**20``: all differ, and round 0 is the epoch itself."""
+
+
+def round_of(chunk: Chunk) -> int:
+    """The latest round that a sample of this chunk is of."""
+    return max(int(lineage[1]) for lineage in chunk.lineages) >> _POSITION_BITS
+
+
+@final
+class Rounds(Source):
+    """Another source ``count`` times in each epoch, each time in the order of an epoch of its own.
+
+    It cannot continue at another world size.
+
+    Args:
+        source: what is read.
+        count: rounds in an epoch; None is endless, until a round has no item.
+    """
+
+    elastic = False
+
+    def __init__(self, source: Source, count: int | None) -> None:
+        if isinstance(source, Rounds):
+            raise GraphError(
+                f"{source.name}: it is read several times in an epoch already; leave out one Repeat, or give "
+                'Mix(stop="repeat") inputs that are not repeated'
+            )
+        self.source = source
+        self.count = count
+        self.random_access = source.random_access
+        self.group = source.group
+        self.draws = source.draws
+        self.level = source.level
+        self.portable = source.portable
+        self.bundles = source.bundles and source.random_access
+        self._began: tuple[int, int] = (0, 0)
+        self._from: tuple[int, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def config(self) -> dict[str, Any]:
+        return {"source": type(self.source).__qualname__, "rounds": self.count, **self.source.config()}
+
+    def origin(self) -> str:
+        return self.source.origin()
+
+    def open(self, context: Context) -> None:
+        self.source = copy.copy(self.source)
+        self.source.open(context)
+
+    def close(self) -> None:
+        self.source.close()
+
+    def cancel(self) -> None:
+        self.source.cancel()
+
+    def uncancel(self) -> None:
+        self.source.uncancel()
+
+    def begin_run(self, epoch: int, history: History) -> None:
+        super().begin_run(epoch, history)
+        self.source.begin_run(epoch, history)
+        self._from = None
+
+    def has_length(self) -> bool:
+        return self.count is not None and self.source.has_length()
+
+    def length(self, epoch: int, rank: int, world_size: int) -> int | None:
+        if self.count is None:
+            return None
+        total = 0
+        for number in range(self.count):
+            size = self.source.length(_epoch(epoch, number), rank, world_size)
+            if size is None:
+                return None
+            total += size
+        return total
+
+    # -- rounds of a known length ----------------------------------------------------------------------
+
+    def _places(
+        self, epoch: int, rank: int, world_size: int, start: int
+    ) -> Iterator[tuple[int, int, int | None]]:
+        """``(round, its step to begin with, items in it)`` from step ``start`` on."""
+        number = 0
+        while self.count is None or number < self.count:
+            size = self.source.length(_epoch(epoch, number), rank, world_size)
+            if size == 0:
+                return
+            if size is not None and start >= size:
+                start -= size
+            else:
+                yield number, start, size
+                start = 0
+            number += 1
+
+    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
+        for number, first, size in self._places(epoch, rank, world_size, start):
+            if size is None:
+                raise GraphError(
+                    f"{self.name}: its sampler has no length, so it cannot be repeated; give it a __len__"
+                )
+            for place in self.source.positions(_epoch(epoch, number), rank, world_size, first):
+                if isinstance(place, Drawn):
+                    yield Drawn(_coded(number, place.position), place)
+                else:
+                    yield _coded(number, place)
+
+    def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
+        found: list[int] = []
+        for number, first, size in self._places(epoch, rank, world_size, steps.start):
+            wanted = len(steps) - len(found)
+            last = first + wanted if size is None else min(size, first + wanted)
+            inner = self.source.positions_of(range(first, last), _epoch(epoch, number), rank, world_size)
+            found += [_coded(number, place) for place in inner]
+            if len(found) >= len(steps):
+                break
+        return found
+
+    def read(self, position: Any, epoch: int) -> Any:
+        number, place = self._decoded(position)
+        return self.source.read(place, _epoch(epoch, number))
+
+    def read_many(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
+        found: list[Any] = []
+        for number, places in self._by_round(positions):
+            found += self.source.read_many(places, _epoch(epoch, number))
+        return found
+
+    def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
+        found: list[Any] = []
+        for number, places in self._by_round(positions):
+            indices = self.source.indices_of(places, _epoch(epoch, number))
+            found += [(indices, place) for place in range(len(indices))]
+        return found
+
+    def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
+        while start < len(indices):
+            inner, first = indices[start]
+            stop = start + 1
+            while stop < len(indices) and indices[stop][0] is inner:
+                stop += 1
+            made: list[Any] = []
+            try:
+                self.source.read_into(made, inner[: first + stop - start], first)
+            finally:
+                found += made
+            start = stop
+
+    def index_of(self, position: Any, epoch: int) -> Any:
+        number, place = self._decoded(position)
+        return self.source.index_of(place, _epoch(epoch, number))
+
+    def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
+        number, place = self._decoded(position)
+        other = self.source.substitute(place, _epoch(epoch, number), attempt)
+        return None if other is None else _coded(number, other)
+
+    def _decoded(self, position: Any) -> tuple[int, Any]:
+        if isinstance(position, Drawn):
+            return position.position >> _POSITION_BITS, position.index
+        return position >> _POSITION_BITS, position & ((1 << _POSITION_BITS) - 1)
+
+    def _by_round(self, positions: Sequence[Any]) -> Iterator[tuple[int, list[Any]]]:
+        places: list[Any] = []
+        last = -1
+        for position in positions:
+            number, place = self._decoded(position)
+            if places and number != last:
+                yield last, places
+                places = []
+            last = number
+            places.append(place)
+        if places:
+            yield last, places
+
+    # -- rounds that are read in sequence --------------------------------------------------------------
+
+    def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
+        if self.random_access:
+            yield from super().iterate(epoch, rank, world_size, start)
+            return
+        number = begins = 0
+        snapshot = None
+        if self._from is not None:
+            number, begins, snapshot = self._from[1]
+            if snapshot is not None:
+                self.source.restore(self._from[0] - begins, snapshot)
+            self._from = None
+        source = self.source
+        while self.count is None or number < self.count:
+            inner = _epoch(epoch, number)
+            skip = start - begins
+            size = source.length(inner, rank, world_size)
+            self._began = (number, begins)
+            if size is None and snapshot is None:  # it may end before the step to begin with
+                items = source.iterate(inner, rank, world_size, 0)
+                came = sum(1 for _ in islice(items, skip))
+            else:
+                came = skip if size is None else min(size, skip)
+                items = source.iterate(inner, rank, world_size, came)
+            snapshot = None
+            for place, item in items:
+                came += 1
+                yield _coded(number, place), item
+            if not came:
+                return
+            number, begins = number + 1, begins + came
+            start = max(start, begins)
+
+    def snapshot(self) -> Any:
+        return [*self._began, self.source.snapshot()]
+
+    def restore(self, step: int, snapshot: Any) -> None:
+        self._from = (step, snapshot)
+
+
+def _epoch(epoch: int, number: int) -> int:
+    return epoch + (number << _EPOCH_BITS)
+
+
+def _coded(number: int, position: int) -> int:
+    return number << _POSITION_BITS | position
+
+
+@final
+class Repeat(Operator):
+    """The stream above it ``times`` times in each epoch: its source is read so often, each time in another order.
+
+    It may stand behind any chain of stages with one input and one reader each; windows, batches and packed rows reach
+    from one round into the next. The stage itself does nothing and is left out of the plan.
+
+    Args:
+        times: rounds in an epoch.
+    """
+
+    repeats = True
+
+    def __init__(self, times: int) -> None:
+        self.times = positive(times, "Repeat: times")
+
+    def config(self) -> dict[str, Any]:
+        return {"times": self.times}
+
+    def repeated(self, source: Source) -> Source:
+        return Rounds(source, self.times)
+
+    def bypass(self) -> str | None:
+        return f"its source is read {self.times} times in an epoch"
+
+    def process(self, chunk: Chunk) -> Chunk:
+        return chunk

@@ -1,0 +1,318 @@
+"""``Repeat``, ``Take`` and ``Mix`` where a source ends: what is delivered, and exact resume."""
+
+import itertools
+from collections import Counter
+
+import pytest
+from torch.utils.data import RandomSampler
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import GraphError
+from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def items_of(graph, epochs=1, **options):
+    with graph.loader(epochs=epochs, **options) as loader:
+        passes = [list(loader) for _ in range(epochs)]
+    return passes[0] if epochs == 1 else passes
+
+
+def numbers(epoch):
+    """A stream without a length, of another one in each epoch."""
+    yield from (1000 * (epoch % 7) + i for i in range(5))
+
+
+SOURCES = {
+    "sequence": lambda: ops.FromSequence(range(7), shuffle=True),
+    "list": lambda: ops.FromIterable(list(range(7))),
+    "stream": lambda: ops.FromIterable(numbers),
+    "sampler": lambda: ops.FromSequence(range(7), sampler=[3, 1, 1, 6]),
+    "interleave": lambda: ops.Interleave([3, 0, 5, 1], range, cycle=2),
+}
+
+
+# -- Repeat ------------------------------------------------------------------------------------------
+
+
+def repeated(kind, times=3, *behind):
+    def make():
+        graph = pg.Graph("g", seed=4)
+        node = graph.add(SOURCES[kind](), name="source").then(lambda x: x, workers=2).then(ops.Repeat(times))
+        for operator in behind:
+            node = node.then(operator)
+        return graph
+
+    return make
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_repeated_stream_gives_each_item_so_often_and_resumes_exactly(kind):
+    found = Counter(items_of(repeated(kind)()))
+    if kind == "stream":
+        assert found == Counter(x for number in range(3) for x in numbers(number << 20))
+    else:
+        assert found == Counter(3 * items_of(repeated(kind, 1)()))
+    assert_resumes_exactly(repeated(kind))
+    assert_resumes_exactly(repeated(kind, 3, ops.Batch(4, collate=list)))
+
+
+def test_each_round_has_its_own_order_and_the_first_is_the_epochs():
+    found = items_of(repeated("sequence")())
+    rounds = [found[i : i + 7] for i in (0, 7, 14)]
+    assert all(sorted(each) == list(range(7)) for each in rounds) and rounds[0] != rounds[1] != rounds[2]
+    assert rounds[0] == items_of(repeated("sequence", 1)())
+    first, second = items_of(repeated("sequence")(), epochs=2)
+    assert first == found and second != found
+
+
+def test_length_ranks_and_the_plan():
+    graph = repeated("sequence", 3, ops.Batch(2, collate=list))()
+    assert "source: is read several times in an epoch, for 'repeat'" in str(graph.plan())
+    with graph.loader() as loader:
+        assert len(loader) == 11
+    shares = [items_of(repeated("sequence", 2)(), rank=r, world_size=2) for r in range(2)]
+    assert set(Counter(shares[0] + shares[1]).values()) <= {2, 3, 4}  # each rank's share is padded
+    assert len(shares[0]) == len(shares[1]) == 8
+
+
+def test_it_is_the_same_everywhere():
+    assert_same_everywhere(repeated("sequence", 3, ops.Shuffle(5), ops.Batch(4, collate=list)))
+
+
+def test_unordered_stages_below_resume_sample_by_sample():
+    def make():
+        graph = pg.Graph("g", seed=4)
+        graph.add(ops.FromSequence(range(9), shuffle=True)).then(ops.Repeat(3)).then(
+            lambda x, rng: (x, int(rng.integers(99))), workers=3, ordered=False
+        )
+        return graph
+
+    assert_resumes_exactly(make)
+
+
+def test_an_empty_source_ends_and_other_graphs_are_refused():
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence([])).then(ops.Repeat(3))
+    assert items_of(graph) == []
+    graph = pg.Graph("g")
+    both = graph.add(
+        ops.Concat(), graph.add(ops.FromIterable([1])), graph.add(ops.FromIterable([2])), name="both"
+    )
+    both.then(ops.Repeat(2))
+    with pytest.raises(GraphError, match=r"stage 'repeat': .* but 'both' \(concat\) has several inputs"):
+        graph.plan()
+    graph = pg.Graph("g")
+    source = graph.add(ops.FromIterable([1]), name="source")
+    graph.add(ops.Concat(), source.then(ops.Repeat(2)), source.then(lambda x: x))
+    with pytest.raises(GraphError, match="but 'source' feeds others too"):
+        graph.plan()
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable([1])).then(ops.Repeat(2)).then(ops.Repeat(2), name="more")
+    with pytest.raises(GraphError, match="is read several times in an epoch already"):
+        graph.plan()
+    with pytest.raises(GraphError, match="Repeat: times must be an int >= 1"):
+        ops.Repeat(0)
+
+
+def test_a_state_of_another_number_of_rounds_is_refused():
+    with repeated("list", 2)().loader() as loader:
+        state = loader.state_dict()
+    with repeated("list", 3)().loader() as loader, pytest.raises(pg.PipegraphError, match="'source'"):
+        loader.load_state_dict(state)
+
+
+def test_a_sampler_that_draws_anew_is_drawn_anew():
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(5), sampler=RandomSampler(range(5)))).then(ops.Repeat(2))
+    found = items_of(graph)
+    assert sorted(found[:5]) == sorted(found[5:]) == list(range(5))
+
+
+# -- Take --------------------------------------------------------------------------------------------
+
+
+def taken(count, endless=False, *behind):
+    def make():
+        graph = pg.Graph("g", seed=4)
+        items = itertools.count if endless else (lambda: range(10))
+        node = graph.add(ops.FromIterable(items)).then(lambda x, rng: (x, rng.integers(99)), workers=2)
+        for operator in (ops.Take(count), *behind):
+            node = node.then(operator)
+        return graph
+
+    return make
+
+
+def test_take_ends_an_epoch_also_of_an_endless_stream():
+    assert [x for x, _ in items_of(taken(4)())] == [0, 1, 2, 3]
+    assert len(items_of(taken(20)())) == 10 and items_of(taken(0)()) == []
+    first, second = items_of(taken(3, True)(), epochs=2)
+    assert [x for x, _ in first] == [x for x, _ in second] == [0, 1, 2] and first != second
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(10))).then(ops.Batch(3, collate=list)).then(ops.Take(2))
+    with graph.loader() as loader:
+        assert len(loader) == 2 and list(loader) == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 20])
+def test_take_resumes_exactly(count):
+    assert_resumes_exactly(taken(count))
+    assert_resumes_exactly(taken(count, True, ops.Shuffle(3)))
+
+
+def test_take_is_the_same_everywhere():
+    assert_same_everywhere(taken(7, True, ops.Batch(2, collate=list)), processes=0)
+
+
+def test_take_refuses_what_it_cannot_count():
+    with pytest.raises(GraphError, match="Take: count must be an int >= 0, got -1"):
+        ops.Take(-1)
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable([1])).then(lambda x: x, workers=2, ordered=False).then(ops.Take(1))
+    with pytest.raises(GraphError, match="make it ordered=True"):
+        graph.plan()
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable([1])).then(ops.Take(1), on_error=pg.Skip())
+    with pytest.raises(GraphError, match="take makes nothing of it that could fail"):
+        graph.plan()
+
+
+# -- Mix(stop="repeat") --------------------------------------------------------------------------------
+
+
+def mixed(*kinds, stop="repeat", behind=()):
+    def make():
+        graph = pg.Graph("g", seed=4)
+        nodes = []
+        for number, kind in enumerate(kinds):
+            node = graph.add(SOURCES[kind](), name=f"s{number}").then(lambda x, n=number: (n, x))
+            for operator in behind:
+                node = node.then(operator)
+            nodes.append(node)
+        graph.add(ops.Mix([1.0 + i for i in range(len(kinds))], stop=stop), *nodes, name="mix")
+        return graph
+
+    return make
+
+
+def test_all_inputs_come_whole_and_the_shorter_ones_again():
+    found = items_of(mixed("sequence", "stream", "list")())
+    counts = Counter(found)
+    for number, kind in enumerate(("sequence", "stream", "list")):
+        mine = [x for n, x in found if n == number]
+        first = items_of(repeated(kind, 1)())
+        assert mine[: len(first)] == first
+    assert len(found) > 7 + 5 + 7 and max(counts.values()) >= 2
+    whole = items_of(mixed("sequence", "stream", "list", stop="all")())
+    assert found[:5] == whole[:5]  # the draws are the same until one ends
+
+
+@pytest.mark.parametrize("kinds", [("sequence", "stream"), ("list", "sampler", "interleave"), ("list",)])
+def test_a_repeating_mixture_resumes_exactly(kinds):
+    assert_resumes_exactly(mixed(*kinds))
+
+
+def test_batches_and_windows_reach_from_round_to_round():
+    behind = (ops.Shuffle(3), ops.Batch(2, collate=list))
+    assert_resumes_exactly(mixed("sequence", "list", behind=behind))
+    assert_same_everywhere(mixed("sequence", "stream", behind=behind))
+
+
+def test_an_input_without_items_is_left_out():
+    graph = pg.Graph("g", seed=4)
+    graph.add(
+        ops.Mix([1, 1], stop="repeat"), graph.add(ops.FromSequence([])), graph.add(ops.FromSequence([1, 2]))
+    )
+    assert items_of(graph) == [1, 2]
+
+
+def test_a_mixture_of_repeated_sources_is_refused():
+    graph = pg.Graph("g")
+    inputs = [graph.add(ops.FromIterable([i])).then(ops.Repeat(2)) for i in range(2)]
+    graph.add(ops.Mix([1, 1], stop="repeat"), *inputs)
+    with pytest.raises(GraphError, match="is read several times in an epoch already"):
+        graph.plan()
+    with pytest.raises(GraphError, match='stop must be "first", "all" or "repeat"'):
+        ops.Mix([1], stop="never")
+
+
+# -- Interleave --------------------------------------------------------------------------------------
+
+
+class Files:
+    """Files of numbers that know whether they are open."""
+
+    def __init__(self):
+        self.open = self.most = 0
+
+    def __call__(self, file):
+        self.open += 1
+        self.most = max(self.most, self.open)
+        try:
+            yield from ((file, i) for i in range(file))
+        finally:
+            self.open -= 1
+
+
+def interleaved(files=(3, 0, 7, 2, 5, 1, 4), cycle=3, opener=range, **options):
+    def make():
+        graph = pg.Graph("g", seed=4)
+        graph.add(ops.Interleave(list(files), opener, cycle, **options)).then(
+            lambda x, rng: (x, int(rng.integers(99)))
+        )
+        return graph
+
+    return make
+
+
+def test_files_are_read_in_turn_and_closed():
+    files = Files()
+    graph = pg.Graph("g")
+    graph.add(ops.Interleave([2, 1, 3, 2], files, cycle=2))
+    found = items_of(graph)
+    assert found == [(2, 0), (1, 0), (2, 1), (3, 0), (2, 0), (3, 1), (2, 1), (3, 2)]
+    assert files.most == 2 and files.open == 0
+    with graph.loader() as loader:
+        assert next(iter(loader)) == (2, 0)
+    assert files.open == 0
+
+
+@pytest.mark.parametrize("cycle", [1, 2, 9])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_interleaving_resumes_exactly(cycle, shuffle):
+    assert_resumes_exactly(interleaved(cycle=cycle, shuffle=shuffle))
+    assert_resumes_exactly(interleaved(files=(90, 0, 150, 33), cycle=cycle, shuffle=shuffle), epochs=1)
+
+
+def test_interleaving_is_the_same_everywhere():
+    assert_same_everywhere(interleaved(opener=Files(), shuffle=True))
+
+
+def test_ranks_share_the_files_and_none_comes_twice():
+    shares = [
+        [x for x, _ in items_of(interleaved(opener=Files())(), rank=r, world_size=3, equal_steps=False)]
+        for r in range(3)
+    ]
+    assert sorted(itertools.chain(*shares)) == sorted((f, i) for f in (3, 0, 7, 2, 5, 1, 4) for i in range(f))
+
+
+def test_hostile_files_are_named():
+    def broken(file):
+        yield 1
+        raise OSError(f"{file} is gone")
+
+    graph = pg.Graph("g")
+    graph.add(ops.Interleave(["a.bin"], broken), name="files")
+    with pytest.raises(OSError, match=r"a.bin is gone") as caught:
+        items_of(graph)
+    assert any("stage 'files'" in note for note in caught.value.__notes__)
+    with pytest.raises(GraphError, match="files must be a list of files, got 'a.bin'"):
+        ops.Interleave("a.bin", open)
+    with pytest.raises(GraphError, match="open must be a function"):
+        ops.Interleave(["a"], "open")
+    graph = pg.Graph("g")
+    graph.add(ops.Interleave([], broken))
+    assert items_of(graph) == []
