@@ -15,6 +15,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator, Source
 from pipegraph.errors import DataError, GraphError, note
 from pipegraph.operators.batch_slabs import StageSlabs
+from pipegraph.operators.collate import collate
 from pipegraph.operators.images import (
     Crop,
     CropWindow,
@@ -27,6 +28,7 @@ from pipegraph.operators.images import (
     probe,
 )
 from pipegraph.operators.images.choice import BACKENDS, family_of, note_of
+from pipegraph.operators.images.companions import Companions, names_of
 from pipegraph.operators.images.crop import DRAWS
 from pipegraph.operators.images.normalize_tables import bits_of, row_filler
 from pipegraph.operators.images.scratch import Scratch
@@ -49,7 +51,18 @@ class _Batch:
     Where the rows are read too, ``paths`` says from which files, and what to decode is known row by row.
     """
 
-    __slots__ = ("chunk", "encoded", "field", "numbers", "parts", "paths", "rows", "slab", "substitutes")
+    __slots__ = (
+        "beside",
+        "chunk",
+        "encoded",
+        "field",
+        "numbers",
+        "parts",
+        "paths",
+        "rows",
+        "slab",
+        "substitutes",
+    )
 
     def __init__(
         self,
@@ -71,11 +84,12 @@ class _Batch:
         self.slab = slab
         self.rows = rows
         self.substitutes: dict[int, Any] = {}
+        self.beside: dict[int, dict[str, Any]] = {}  # by row: what follows its cut
 
 
 @final
 class DecodeImage(RowOperator):
-    """Encoded bytes to ``"image"``: a uint8 tensor, HWC on a sample and NHWC on a batch.
+    """Encoded bytes to ``"image"`` (or ``output``): a uint8 tensor, HWC on a sample and NHWC on a batch.
 
     On a batch of encoded samples (``Batch`` before it) the workers decode the rows in parallel, each into its slot
     of the batch's slab: collation is free. A ``Normalize`` right behind it is done in the same go, while an image's
@@ -93,6 +107,14 @@ class DecodeImage(RowOperator):
             one grey level of torchvision's ``Resize`` and ``CenterCrop``, on every backend. What each is, and what it
             costs: ``docs/images.md``.
         mode: ``"RGB"`` (3 channels) or ``"L"`` (1, greyscale).
+        output: the field of the pixels; the encoded bytes are left out.
+        masks, boxes, keypoints: fields that follow the image's crop and flip, in place. Masks are encoded images of one
+            channel, or arrays (height, width), of the image's size, and become (height, width) of the output's, by the
+            nearest pixel. Boxes are (n, 4), left, top, right, bottom, and keypoints (..., 2), x, y, in pixels of the
+            image as it is seen; they become float32 in pixels of the output. Boxes are cut off at its edges, those
+            outside stay without area.
+        region: a field to be added: a dict of what was cut out, ``top, left, height, width`` in pixels of the image,
+            ``flip``, ``image_height`` and ``image_width``.
     """
 
     default_name = "decode"
@@ -107,6 +129,11 @@ class DecodeImage(RowOperator):
         backend: str = "auto",
         interpolation: Interpolation = "linear",
         mode: Literal["RGB", "L"] = "RGB",
+        output: str = "image",
+        masks: str | Sequence[str] = (),
+        boxes: str | Sequence[str] = (),
+        keypoints: str | Sequence[str] = (),
+        region: str | None = None,
     ) -> None:
         pair = tuple(size) if isinstance(size, tuple | list) else (size, size)
         if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in pair):
@@ -119,6 +146,16 @@ class DecodeImage(RowOperator):
             raise GraphError(f'DecodeImage: mode must be "RGB" or "L", got {mode!r}')
         check_crop(crop, (pair[0], pair[1]))
         check_interpolation(interpolation)
+        (self.output,) = names_of([output], "output")
+        if region is not None:
+            (region,) = names_of([region], "region")
+        self.companions = Companions(
+            names_of(masks, "masks"), names_of(boxes, "boxes"), names_of(keypoints, "keypoints"), region
+        )
+        names = [self.output, *self.companions.fields, *([] if region is None else [region])]
+        twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+        if twice:
+            raise GraphError(f"DecodeImage: field {twice[0]!r} is named for two things")
         self.size = (pair[0], pair[1])
         self.field = field
         self.crop = crop
@@ -136,7 +173,10 @@ class DecodeImage(RowOperator):
         self._fill: Any = None
 
     def config(self) -> dict[str, Any]:
+        beside = {"output": self.output, "companions": repr(self.companions)}
+        plain = self.output == "image" and not self.companions
         return {
+            **({} if plain else beside),
             "size": self.size,
             "field": self.field,
             "crop": repr(self.crop),
@@ -155,12 +195,14 @@ class DecodeImage(RowOperator):
     def take_in_reading(self, reader: Operator | Source, name: str) -> Operator | None:
         if not isinstance(reader, Load) or not reader.reads_files or self.field not in (None, "bytes"):
             return None
+        if self.companions or self.output != "image":
+            return None
         both = copy.copy(self)
         both._load = name
         return both
 
     def take_in(self, below: Operator) -> Operator | None:
-        if not isinstance(below, Normalize) or len(below.mean) != self._channels:
+        if not isinstance(below, Normalize) or len(below.mean) != self._channels or self.output != "image":
             return None
         both = copy.copy(self)
         both._normalize = below
@@ -189,10 +231,26 @@ class DecodeImage(RowOperator):
         dtype, written, shape = self._output()
         image = np.empty(shape, written)
         (numbers,) = self._draw(chunk)
-        self._decode(encoded, self._part(encoded, numbers), image)
+        part = self._part(encoded, numbers)
+        beside = self._beside(chunk.data, field, part)
+        self._decode(encoded, part, image)
         chunk.keys = chunk.own_keys
-        chunk.data = self._filled(chunk.data, field, torch.from_numpy(image).view(dtype))
+        chunk.data = self._filled(chunk.data, field, torch.from_numpy(image).view(dtype), beside)
         return chunk
+
+    def _beside(self, sample: Any, field: Any, part: _Part) -> dict[str, Any]:
+        """What follows the cut of one sample."""
+        if not self.companions:
+            return {}
+        if field is None:
+            raise DataError(
+                "DecodeImage: masks, boxes, keypoints and region are fields: samples must be dicts"
+            )
+        for name in self.companions.fields:
+            if name not in sample:
+                raise DataError(f"DecodeImage: no field {name!r} in {', '.join(map(str, sample))}")
+        header, cut = part
+        return self.companions.of(sample, header.size, cut, self.size)
 
     # -- the rows of a batch -------------------------------------------------------------------
 
@@ -249,10 +307,26 @@ class DecodeImage(RowOperator):
         else:
             _, encoded = self._find(sample)
             part = self._part(encoded, batch.numbers[index])
+        if self.companions:
+            row = sample
+            if row is None:
+                row = {name: batch.chunk.data[name][index] for name in self._columns(batch)}
+            batch.beside[index] = self._beside(row, batch.field, part)
         self._decode(encoded, part, batch.rows[index])
         batch.encoded[index] = None
         if sample is not None:
             batch.substitutes[index] = sample  # with its label and the rest
+
+    def _columns(self, batch: _Batch) -> list[str]:
+        """The fields that follow the image and are there; each must have an entry per sample."""
+        data, count = batch.chunk.data, len(batch.chunk.lineages)
+        found = [name for name in self.companions.fields if isinstance(data, Mapping) and name in data]
+        for name in found:
+            if not hasattr(data[name], "__len__") or len(data[name]) != count:
+                raise DataError(
+                    f"DecodeImage: field {name!r} of a batch of {count} samples must have an entry for each"
+                )
+        return found
 
     def end_batch(self, batch: _Batch, kept: Sequence[int]) -> Chunk:
         chunk, rows, count = batch.chunk, batch.rows, len(batch.chunk.lineages)
@@ -272,9 +346,21 @@ class DecodeImage(RowOperator):
         assert self._slabs is not None
         dtype, _, shape = self._output()
         images, lease = self._slabs.deliver(batch.slab, dtype, (len(kept), *shape))
-        chunk.data = self._filled(data, batch.field, images)
+        beside = self._columns_beside(batch, kept) if self.companions else {}
+        chunk.data = self._filled(data, batch.field, images, beside)
         self._slabs.pack(chunk, lease, images)
         return chunk
+
+    def _columns_beside(self, batch: _Batch, kept: Sequence[int]) -> dict[str, Any]:
+        rows = [batch.beside[index] for index in kept]
+        found = {}
+        for name in rows[0]:
+            values = [row[name] for row in rows]
+            ragged = name in (*self.companions.boxes, *self.companions.keypoints)
+            # What came as a list of samples' own stays one: as many boxes as each has.
+            as_list = ragged and not isinstance(batch.chunk.data[name], torch.Tensor)
+            found[name] = values if as_list else collate(values, None, name)
+        return found
 
     # -- parts ---------------------------------------------------------------------------------
 
@@ -283,10 +369,11 @@ class DecodeImage(RowOperator):
             names = FIELDS if self.field is None else (self.field,)
             for name in names:
                 if name in data:
-                    if name != "image" and "image" in data:
+                    if name != self.output and self.output in data:
                         raise DataError(
-                            f"DecodeImage: field {name!r} would be decoded to 'image', which is there already; rename "
-                            "that first: .then(lambda sample: {'photo': sample.pop('image'), **sample})"
+                            f"DecodeImage: field {name!r} would be decoded to {self.output!r}, which is there already; "
+                            "choose another name with output=, or rename that first: "
+                            f".then(lambda sample: {{'photo': sample.pop({self.output!r}), **sample}})"
                         )
                     return name, data[name]
             hint = "; put Load() before it" if "path" in data else ""
@@ -299,11 +386,12 @@ class DecodeImage(RowOperator):
             f"DecodeImage: field {self.field!r} of a {type(data).__name__}: samples must be dicts"
         )
 
-    def _filled(self, data: Any, field: Any, image: torch.Tensor) -> Any:
+    def _filled(self, data: Any, field: Any, image: torch.Tensor, beside: Mapping[str, Any]) -> Any:
         if field is None:
             return image
         made = {name: value for name, value in data.items() if name != field}
-        made["image"] = image
+        made[self.output] = image
+        made.update(beside)
         return made
 
     def _draw(self, chunk: Chunk) -> Sequence[Sequence[float]]:
