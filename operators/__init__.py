@@ -17,6 +17,8 @@ from pipegraph.operators.images import RandomResizedCrop as RandomResizedCrop
 from pipegraph.operators.interleave import Interleave as Interleave
 from pipegraph.operators.load import ListFiles as ListFiles
 from pipegraph.operators.load import Load as Load
+from pipegraph.operators.media import DecodeAudio as DecodeAudio
+from pipegraph.operators.media import DecodeVideo as DecodeVideo
 from pipegraph.operators.merging import Concat as Concat
 from pipegraph.operators.merging import Merge as Merge
 from pipegraph.operators.merging import Mix as Mix

@@ -1,0 +1,210 @@
+"""``DecodeVideo`` and ``DecodeAudio``: which frames and samples, exact resume, hostile files."""
+
+import importlib.util
+import sys
+
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import DataError, DecodeError, GraphError, MissingExtraError, PipegraphError
+from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def usable():
+    if importlib.util.find_spec("torchcodec") is None:
+        return False
+    try:
+        import torchcodec  # noqa: F401
+    except (OSError, RuntimeError):
+        return False
+    return True
+
+
+needs_ffmpeg = pytest.mark.skipif(
+    not usable(), reason="torchcodec finds no FFmpeg libraries here: apt-get install ffmpeg"
+)
+
+
+@pytest.fixture(scope="module")
+def video():
+    """20 frames at 10 per second, each of one grey level: 12 times its number."""
+    from torchcodec.encoders import VideoEncoder
+
+    levels = torch.arange(20, dtype=torch.uint8)[:, None, None, None] * 12
+    return bytes(
+        VideoEncoder(levels.expand(20, 3, 48, 64).contiguous(), frame_rate=10).to_tensor("mp4").numpy()
+    )
+
+
+@pytest.fixture(scope="module")
+def audio():
+    """One second of a ramp from 0 to 0.5, at 8,000 per second."""
+    from torchcodec.encoders import AudioEncoder
+
+    ramp = torch.linspace(0, 0.5, 8000)[None]
+    return bytes(AudioEncoder(ramp, sample_rate=8000).to_tensor("wav").numpy())
+
+
+def decoded(operator, *samples, seed=5):
+    graph = pg.Graph("g", seed=seed)
+    graph.add(ops.FromSequence(list(samples))).then(operator, name="decode")
+    with graph.loader() as loader:
+        return list(loader)
+
+
+def numbers(found):
+    return [round(level / 12) for level in found["video"][:, 0, 0, 0].tolist()]
+
+
+# -- video -------------------------------------------------------------------------------------------
+
+
+@needs_ffmpeg
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, list(range(20))),
+        ({"stride": 6}, [0, 6, 12, 18]),
+        ({"frames": 4}, [0, 1, 2, 3]),
+        ({"frames": 4, "stride": 2, "begin": "middle"}, [6, 8, 10, 12]),
+        ({"seconds": (0.5, 1.0)}, [5, 6, 7, 8, 9]),
+        ({"seconds": (0.55, 0.85)}, [5, 6, 7, 8]),
+        ({"seconds": (1.85, 99.0)}, [18, 19]),
+        ({"seconds": (0.5, 1.0), "frames": 2, "begin": "middle"}, [6, 7]),
+        ({"seconds": (1.7, 2.0), "frames": 5}, [17, 18, 19, 19, 19]),
+        ({"frames": 4, "stride": 8}, [0, 8, 16, 16]),
+    ],
+)
+def test_the_frames_that_were_asked_for_come_with_their_times(video, options, expected):
+    (found,) = decoded(ops.DecodeVideo(**options), {"mp4": video, "label": 3})
+    assert numbers(found) == expected and found["video"].shape == (len(expected), 3, 48, 64)
+    assert found["video"].dtype == torch.uint8 and found["video_seconds"].dtype == torch.float64
+    assert found["video_seconds"].tolist() == pytest.approx([n / 10 for n in expected])
+    assert set(found) == {"video", "video_seconds", "label"}
+
+
+@needs_ffmpeg
+def test_random_clips_are_the_samples_own_and_resume_exactly(video):
+    def make():
+        graph = pg.Graph("g", seed=5)
+        source = graph.add(ops.FromSequence([{"mp4": video} for _ in range(6)]))
+        source.then(ops.DecodeVideo(3, stride=2, begin="random"), workers=2).then(ops.Batch(2))
+        return graph
+
+    with make().loader() as loader:
+        begins = [int(t * 10 + 0.5) for batch in loader for t in batch["video_seconds"][:, 0].tolist()]
+    assert len(set(begins)) > 1 and all(0 <= b <= 15 for b in begins)
+    assert_resumes_exactly(make)
+    assert_same_everywhere(make, workers=(2,))
+
+
+@needs_ffmpeg
+def test_a_path_a_field_of_ranges_and_plain_bytes(video, tmp_path):
+    path = tmp_path / "a.mp4"
+    path.write_bytes(video)
+    (found,) = decoded(ops.DecodeVideo(seconds="span", output="clip"), {"path": path, "span": (0.2, 0.4)})
+    assert found["clip_seconds"].tolist() == pytest.approx([0.2, 0.3]) and found["path"] == path
+    (found,) = decoded(ops.DecodeVideo(1), video)
+    assert set(found) == {"video", "video_seconds"}
+
+
+@needs_ffmpeg
+def test_hostile_videos_are_named(video, audio):
+    for data, message in [
+        (b"", "0 bytes cannot be decoded as video"),
+        (b"no video", "8 bytes cannot be decoded as video"),
+        (video[: len(video) // 2], "cannot be decoded as video"),
+        (audio, "cannot be decoded as video"),
+    ]:
+        with pytest.raises(DecodeError, match=message) as caught:
+            decoded(ops.DecodeVideo(), {"mp4": data})
+        assert any("stage 'decode'" in note for note in caught.value.__notes__)
+    with pytest.raises(DecodeError, match="no frame between 5 and 6 s"):
+        decoded(ops.DecodeVideo(seconds=(5, 6)), {"mp4": video})
+    with pytest.raises(DataError, match="no field video or mp4"):
+        decoded(ops.DecodeVideo(), {"key": "a"})
+    with pytest.raises(DataError, match="got int"):
+        decoded(ops.DecodeVideo(), {"video": 3})
+    with pytest.raises(DataError, match=r"field 'span' must be \(from, to\) in seconds"):
+        decoded(ops.DecodeVideo(seconds="span"), {"mp4": video, "span": (3, 1)})
+    with pytest.raises(DataError, match="there is a field 'video_seconds' already"):
+        decoded(ops.DecodeVideo(), {"mp4": video, "video_seconds": 1})
+
+
+# -- audio -------------------------------------------------------------------------------------------
+
+
+@needs_ffmpeg
+def test_the_samples_that_were_asked_for(audio):
+    (found,) = decoded(ops.DecodeAudio(), {"wav": audio, "text": "a"})
+    assert found["audio"].shape == (1, 8000) and found["audio"].dtype == torch.float32
+    assert (found["audio_rate"], found["audio_seconds"], found["text"]) == (8000, 0.0, "a")
+    (found,) = decoded(ops.DecodeAudio(seconds=(0.5, 0.75)), {"wav": audio})
+    assert found["audio"].shape == (1, 2000) and found["audio_seconds"] == pytest.approx(0.5)
+    assert found["audio"][0, 0].item() == pytest.approx(0.25, abs=1e-3)
+    (found,) = decoded(ops.DecodeAudio(rate=4000, channels=2), {"wav": audio})
+    assert found["audio"].shape == (2, 4000) and found["audio_rate"] == 4000
+
+
+@needs_ffmpeg
+def test_clips_of_one_length_make_batches(audio):
+    (found,) = decoded(ops.DecodeAudio(9000), {"wav": audio})
+    assert found["audio"].shape == (1, 9000) and found["audio_length"] == 8000
+    assert not found["audio"][:, 8000:].any()
+    (found,) = decoded(ops.DecodeAudio(2000, begin="middle"), {"wav": audio})
+    assert found["audio_seconds"] == pytest.approx(0.375) and found["audio_length"] == 2000
+
+    def make():
+        graph = pg.Graph("g", seed=5)
+        source = graph.add(ops.FromSequence([{"wav": audio} for _ in range(6)]))
+        source.then(ops.DecodeAudio(100, begin="random"), workers=2).then(ops.Batch(2))
+        return graph
+
+    assert_resumes_exactly(make)
+    with make().loader() as loader:
+        assert len({t for batch in loader for t in batch["audio_seconds"].tolist()}) == 6
+
+
+@needs_ffmpeg
+def test_hostile_audio_is_named(audio, video):
+    for data in (b"", b"no audio", video):
+        with pytest.raises(DecodeError, match="cannot be decoded as audio"):
+            decoded(ops.DecodeAudio(), {"wav": data})
+    with pytest.raises(DecodeError, match=r"no sample|cannot be decoded"):
+        decoded(ops.DecodeAudio(seconds=(5, 6)), {"wav": audio})
+
+
+# -- without files -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [ops.DecodeVideo, ops.DecodeAudio])
+def test_wrong_arguments_are_named(kind):
+    for options, message in [
+        ({"begin": "last"}, 'begin must be "first", "middle" or "random"'),
+        ({"seconds": (2, 1)}, "seconds must be .from, to."),
+        ({"seconds": 3}, "seconds must be .from, to."),
+        ({"output": ""}, "output must be the name of a field"),
+    ]:
+        with pytest.raises(GraphError, match=message):
+            kind(**options)
+    with pytest.raises(GraphError, match="must be an int >= 1"):
+        kind(0)
+
+
+@pytest.mark.parametrize(("kind", "extra"), [(ops.DecodeVideo, "video"), (ops.DecodeAudio, "audio")])
+def test_what_is_missing_is_said(monkeypatch, kind, extra):
+    monkeypatch.setitem(sys.modules, "torchcodec", None)
+    with pytest.raises(MissingExtraError, match=rf"pipegraph-torch\[{extra}\]"):
+        decoded(kind(), {extra: b"x"})
+
+    class NoLibraries:
+        def __getattr__(self, name):
+            raise RuntimeError("Could not load libtorchcodec")
+
+    monkeypatch.setitem(sys.modules, "torchcodec", NoLibraries())
+    with pytest.raises(PipegraphError, match="needs FFmpeg's shared libraries .* apt-get install ffmpeg"):
+        decoded(kind(), {extra: b"x"})
