@@ -143,8 +143,8 @@ class Graph:
             max_bytes: bytes its output queue may hold; by default a share of ``memory_limit``.
             ordered: whether chunks leave in the order they came.
             on_error: ``"raise"``, ``pg.Skip``, ``pg.Retry`` or ``pg.Replace``.
-            timeout: seconds that one item may take in a process, which is then ended and replaced; the item fails with
-                ``StageTimeoutError``. With other backends it is refused in this version.
+            timeout: seconds that one item may take; then it fails with ``StageTimeoutError``. A process is ended and
+                replaced, a thread is left alone and replaced; ``"inline"`` has no deadlines.
 
         Raises:
             GraphError: an option or the wiring is wrong; the message names rule, value and remedy.

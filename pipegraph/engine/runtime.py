@@ -288,8 +288,12 @@ class Runtime:
 
     def _operator(self, stage: StagePlan, index: int) -> Any:
         """What a worker of the stage holds: a copy of the operator, or what stands for one in a process."""
-        if stage.backend != "process":
+        if not stage.remote:
             return copy.copy(stage.operator)
+        if stage.backend != "process":
+            from pipegraph.engine.process.pool import under_deadline
+
+            return under_deadline(stage, self.context(stage.name, index))
         assert self._processes is not None
         return self._processes.operator(stage, self.context(stage.name, index))
 

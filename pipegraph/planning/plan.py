@@ -72,6 +72,11 @@ class StagePlan:
         """What it does."""
         return self.spec.operator if self.fused is None else self.fused
 
+    @property
+    def remote(self) -> bool:
+        """Whether its operator works elsewhere than in its workers' threads: in processes, or under a deadline."""
+        return self.backend == "process" or self.spec.timeout is not None
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -126,10 +126,8 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         if why is not None:
             notes.append(f"runs in a thread: {why}")
             backend = "thread"
-    if spec.timeout is not None and backend != "process":
-        raise GraphError(
-            f"stage {spec.name!r}: timeout= needs backend='process': only a process can be ended"
-        )
+    if spec.timeout is not None:
+        _check_timeout(spec, operator)
     workers = spec.workers
     bypassed = None
     if isinstance(operator, Source):
@@ -200,6 +198,17 @@ def _why_here(operator: Operator | Source) -> str | None:
     return (
         None if operator.portable else f"{operator.name} works on the trainer's own devices, files or memory"
     )
+
+
+def _check_timeout(spec: StageSpec, operator: Operator | Source) -> None:
+    why = _why_here(operator)
+    if why is not None:
+        raise GraphError(f"stage {spec.name!r}: timeout= is for work on items, and {why}; leave it out")
+    if spec.backend == "inline":
+        raise GraphError(
+            f"stage {spec.name!r}: timeout= needs backend='thread' or 'process': an inline stage runs in the thread of "
+            "its consumer, which cannot stop waiting for itself"
+        )
 
 
 def _check_state(spec: StageSpec, operator: Operator) -> None:

@@ -119,6 +119,7 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
             continue
         above = planned[below.upstream[0].stage]
         plain = above.backend == below.backend != "inline" and above.spec.ordered and below.spec.ordered
+        plain = plain and above.spec.timeout == below.spec.timeout
         if not plain or below.spec.on_error != "raise" or not _only_reader(above, planned, output):
             continue
         if not isinstance(above.operator, Operator):

@@ -22,7 +22,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipegraph.contracts import Context
@@ -71,12 +71,14 @@ class Overdue(Exception):
     Attributes:
         row: that was in work.
         stack: of Python, at its deadline.
+        done: what was made of the rows before it, where that is not lost.
     """
 
-    def __init__(self, row: int, stack: str) -> None:
+    def __init__(self, row: int, stack: str, done: Sequence[Any] = ()) -> None:
         super().__init__(row)
         self.row = row
         self.stack = stack
+        self.done = done
 
 
 class Host:

@@ -12,9 +12,18 @@ from pipegraph.engine.process.host import Host
 from pipegraph.engine.process.remote_operator import remote
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.sidecar import Sidecar
+from pipegraph.engine.process.thread_host import ThreadHost
 from pipegraph.errors import GraphError
 from pipegraph.machine import lacking_for_processes
 from pipegraph.planning.plan import Plan, StagePlan
+
+
+def under_deadline(stage: StagePlan, context: Context) -> Any:
+    """What one worker of a stage in threads holds in place of its operator, where an item has a deadline."""
+    timeout_s = stage.spec.timeout
+    assert timeout_s is not None
+    host = ThreadHost(stage.operator, context, timeout_s)
+    return remote(copy.copy(stage.operator), host, stage.name, timeout_s)
 
 
 class Processes:

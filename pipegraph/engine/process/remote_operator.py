@@ -1,4 +1,4 @@
-"""What a worker's thread holds in place of an operator that lives in a process.
+"""What a worker's thread holds in place of an operator that works elsewhere: in a process, or under a deadline.
 
 It has the methods of an operator that the stage's loops call, and no others: tickets, order, memory, policies, cursors
 and states stay in the trainer and do not know. Here is decided what a death costs: work that can be done again is given
@@ -17,6 +17,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.host import Died, Host, Overdue
+from pipegraph.engine.process.thread_host import ThreadHost
 from pipegraph.engine.process.worker import NOTHING
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 
@@ -40,13 +41,13 @@ class _Remote:
     """What all kinds share: the life of the process, and what a death is called.
 
     Args:
-        host: the process.
+        host: the process, or the thread under a deadline.
         operator: the operator as the plan has it; only asked for facts and for what is decided in the trainer.
         stage: its name, for messages.
         timeout_s: of the stage, for messages.
     """
 
-    def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
+    def __init__(self, host: Host | ThreadHost, operator: Any, stage: str, timeout_s: float | None) -> None:
         self._host = host
         self._operator = operator
         self._stage = stage
@@ -88,8 +89,9 @@ class _Remote:
         return error
 
     def _late(self, late: Overdue) -> StageTimeoutError:
+        became = "its process was ended" if isinstance(self._host, Host) else "its thread was left alone"
         error = StageTimeoutError(
-            f"stage {self._stage!r}: an item took longer than timeout={self._timeout_s:g} s; its process was ended"
+            f"stage {self._stage!r}: an item took longer than timeout={self._timeout_s:g} s; {became}"
         )
         error.add_note(f"pipegraph: it stood at\n{late.stack}")
         return error
@@ -113,6 +115,8 @@ class _Remote:
                 # What was made before it went with the process and is made again; then it comes alone.
                 stop = row if row > at else row + 1
             except Overdue as overdue:
+                made += overdue.done
+                at += len(overdue.done)
                 row = min(max(overdue.row, at), stop - 1)
                 late[row] = overdue
                 stop = max(row, at + 1)
@@ -235,7 +239,7 @@ class RemoteExpand(_Remote):
 class RemoteSource(_Remote):
     """A source, random-access or not. Orders and samplers are asked in the trainer, where positions come from."""
 
-    def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
+    def __init__(self, host: Host | ThreadHost, operator: Any, stage: str, timeout_s: float | None) -> None:
         super().__init__(host, operator, stage, timeout_s)
         self.group = operator.group
         self._snapshot: Any = None
@@ -368,8 +372,8 @@ class RemoteHolder(_Remote):
         raise error
 
 
-def remote(operator: Any, host: Host, stage: str, timeout_s: float | None) -> Any:
-    """What stands in for an operator whose process is ``host``."""
+def remote(operator: Any, host: Host | ThreadHost, stage: str, timeout_s: float | None) -> Any:
+    """What stands in for an operator whose process, or thread, is ``host``."""
     kinds: dict[str, type[_Remote]] = {"source": RemoteSource, "map": RemoteMap, "expand": RemoteExpand}
     kind = kinds.get(operator.kind, RemoteHolder)
     if isinstance(operator, RowOperator):

@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -62,11 +62,19 @@ class Page:
         return self._words[0], self._words[1]
 
 
+class Progress(Protocol):
+    """Where a worker notes what it does."""
+
+    def begin(self, row: int) -> None:
+        """A row is begun."""
+
+
 class _Made(list[Any]):
     """The results of a bundle's rows, which tells of each that is done."""
 
-    def __init__(self, page: Page, start: int) -> None:
+    def __init__(self, page: Progress, start: int) -> None:
         super().__init__()
+        self.start = start
         self._page = page
         self._next = start
 
@@ -80,38 +88,54 @@ def _needs_grad(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad
 
 
-class Worker:
-    """The methods are what the trainer calls by name; see ``remote_operator``."""
+class _Counts:
+    """What an operator has counted since the last answer."""
 
-    def __init__(
-        self,
-        port: Port,
-        page: Page,
-        operator: Any,
-        context: Context,
-        pack: Callable[[list[Any]], Any] | None,
-    ) -> None:
-        self._port = port
-        self._page = page
-        self._operator = operator
-        self._draws = Draws(context.seed, context.stage)
-        self._pack = pack
+    def __init__(self) -> None:
         self._counts: dict[str, int] = {}
-        self._batch: Any = None
-        self._items: Iterator[Any] = iter(())
-        context.count = self._count
-        shared: dict[str, Any] = {}
-        context.share = lambda name, make: shared[name] if name in shared else shared.setdefault(name, make())
-        context.allocate = port.slab
-        operator.open(context)
 
-    def _count(self, name: str, n: int) -> None:
+    def add(self, name: str, n: int) -> None:
+        """As ``Context.count``."""
         self._counts[name] = self._counts.get(name, 0) + n
 
-    def counts(self) -> dict[str, int]:
+    def take(self) -> dict[str, int]:
         """What was counted since the last call."""
         counts, self._counts = self._counts, {}
         return counts
+
+
+class Worker:
+    """The methods are what the trainer calls by name; see ``remote_operator``.
+
+    Args:
+        page: where it notes which row is in work.
+        operator: its own, which is opened.
+        context: what it is opened with.
+        carry: what makes of an error something that can be sent.
+        pack: how the ``Batch`` behind it wants rows, where there is one.
+    """
+
+    def __init__(
+        self,
+        page: Progress,
+        operator: Any,
+        context: Context,
+        carry: Callable[[BaseException], Any] = Carried,
+        pack: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        self._page = page
+        self._operator = operator
+        self._carry = carry
+        self._made = _Made(page, 0)
+        self._draws = Draws(context.seed, context.stage)
+        self._pack = pack
+        self._batch: Any = None
+        self._items: Iterator[Any] = iter(())
+        operator.open(context)
+
+    def done(self, row: int) -> list[Any]:
+        """What has been made of the rows before this one, which is in work. Any thread."""
+        return list(self._made[: max(0, row - self._made.start)])
 
     # -- one-to-one ----------------------------------------------------------------------------
 
@@ -122,21 +146,21 @@ class Worker:
 
     def work(self, bundle: Bundle, start: int, stop: int) -> tuple[Any, Carried | None]:
         """Rows of a bundle: what was made of them, and the error that ended it."""
-        made = _Made(self._page, start)
+        made = self._made = _Made(self._page, start)
         rows = bundle if stop == len(bundle.lineages) else bundle.part(0, stop)
         try:
             self._operator.work_into(made, rows, start)
         except Exception as error:
-            return list(made), Carried(error)
+            return list(made), self._carry(error)
         return self._packed(made), None
 
     def read(self, indices: list[Any], start: int, stop: int) -> tuple[Any, Carried | None]:
         """Items of a random-access source."""
-        made = _Made(self._page, start)
+        made = self._made = _Made(self._page, start)
         try:
             self._operator.read_into(made, indices[:stop], start)
         except Exception as error:
-            return list(made), Carried(error)
+            return list(made), self._carry(error)
         return self._packed(made), None
 
     def _packed(self, made: list[Any]) -> Any:
@@ -163,7 +187,7 @@ class Worker:
             try:
                 operator.do_row(self._batch, index, None)
             except Exception as error:
-                failed[index] = Carried(error)
+                failed[index] = self._carry(error)
         if failed:
             return None, failed
         return self.end(list(range(len(chunk.lineages)))), {}
@@ -200,7 +224,7 @@ class Worker:
                 if len(found) >= most or now - start > PULL_NS:
                     return found, False, None
         except Exception as error:
-            return found, True, Carried(error)
+            return found, True, self._carry(error)
         return found, True, None
 
     # -- sources that are read in sequence -----------------------------------------------------
@@ -239,17 +263,23 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
         own_process()
         enter_worker(context.seed, context.stage)
         try:
-            worker = Worker(port, page, unseal(sealed_fd, spans), context, pack)
+            counts = _Counts()
+            shared: dict[str, Any] = {}
+            context.count, context.allocate = counts.add, port.slab
+            context.share = lambda name, make: (
+                shared[name] if name in shared else shared.setdefault(name, make())
+            )
+            worker = Worker(page, unseal(sealed_fd, spans), context, Carried, pack)
         except BaseException as error:
             _answer(port, Carried(error), {})
             return
-        _answer(port, None, worker.counts())
-        _serve(port, page, worker)
+        _answer(port, None, counts.take())
+        _serve(port, page, worker, counts)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the trainer is gone
 
 
-def _serve(port: Port, page: Page, worker: Worker) -> None:
+def _serve(port: Port, page: Page, worker: Worker, counts: _Counts) -> None:
     name = ""
     while name != "close":
         page.begin(NOTHING)
@@ -266,7 +296,7 @@ def _serve(port: Port, page: Page, worker: Worker) -> None:
         except BaseException as error:
             result = Carried(error)
         del args
-        _answer(port, result, worker.counts())
+        _answer(port, result, counts.take())
         del result
 
 

@@ -59,7 +59,7 @@ def loop_for(stage: StageRun, worker: Worker) -> Loop:
         from pipegraph.engine.stage.stateful_loop import stateful_loop
 
         return stateful_loop(stage, worker)
-    if isinstance(operator, RowOperator) and stage.plan.backend != "process":
+    if isinstance(operator, RowOperator) and not stage.plan.remote:
         return rows_loop(stage, worker)
     if operator.kind == "map":
         process = worker.operator.process

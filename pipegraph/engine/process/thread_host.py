@@ -1,0 +1,286 @@
+"""An operator under a deadline: a thread of its own does the work, and its worker stops waiting for it in time.
+
+A thread cannot be ended. One that hangs is left alone: its item fails with the stack at which it stood, a new thread
+with an operator opened anew does the next one, and whatever the old one still makes is dropped. As it returns it closes
+its operator and ends; until then its thread stays.
+
+The contract is that of ``host.Host``, but for deaths, which threads do not die. What was done before the item that
+hangs stays done: the items are the trainer's own, and a function may have changed them.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+import threading
+import traceback
+import warnings
+from time import monotonic, monotonic_ns
+from typing import Any
+
+from pipegraph.contracts import Context
+from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.process.host import GRACE_S, Overdue
+from pipegraph.engine.process.worker import NOTHING, Worker
+from pipegraph.errors import StuckWorker
+from pipegraph.global_generators import enter_worker
+
+
+class _Abandoned(BaseException):
+    """Raised in a thread that comes back too late."""
+
+
+class Kept:
+    """An error on its way from one thread to another: as it is."""
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def error(self) -> BaseException:
+        """The exception."""
+        return self._error
+
+
+class _Progress:
+    """The row in work and when it was begun. The row is begun and given up under one lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._row, self._since = NOTHING, monotonic_ns()
+        self._abandoned = False
+
+    def begin(self, row: int) -> None:
+        """A row is begun; raises if nobody waits for it any more."""
+        with self._lock:
+            if self._abandoned:
+                raise _Abandoned
+            self._row, self._since = row, monotonic_ns()
+
+    def left_s(self, timeout_s: float) -> float:
+        """How long the row may still take."""
+        return timeout_s - (monotonic_ns() - self._since) / 1e9
+
+    def abandon(self) -> int:
+        """Nobody waits any more: the row in work."""
+        with self._lock:
+            self._abandoned = True
+            return self._row
+
+
+class _Helper:
+    """One thread with its own opened operator."""
+
+    def __init__(self, operator: Any, context: Context) -> None:
+        self.progress = _Progress()
+        self.worker: Worker | None = None
+        self._condition = threading.Condition()
+        self._request: tuple[str, tuple[Any, ...]] | None = None
+        self._answer: list[Any] = []
+        self._cancelled = False
+        self._operator = operator
+        self._context = context
+        name = f"pipegraph-deadline-{context.stage}-{context.worker}"
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.busy = True  # it opens the operator
+
+    def ask(self, name: str, args: tuple[Any, ...]) -> None:
+        """Begin a call."""
+        self.progress.begin(0)
+        with self._condition:
+            self._request, self.busy = (name, args), True
+            self._condition.notify_all()
+
+    def answer(self, timeout_s: float) -> Any:
+        """What the call has returned, or what it raised as :class:`Kept`.
+
+        Raises:
+            Cancelled: the wait was ended; the call goes on.
+            TimeoutError: the row in work takes longer than ``timeout_s``.
+        """
+        with self._condition:
+            while not self._answer:
+                if self._cancelled:
+                    raise Cancelled
+                left_s = self.progress.left_s(timeout_s)
+                if left_s <= 0:
+                    raise TimeoutError
+                self._condition.wait(None if left_s == math.inf else left_s)
+            self.busy = False
+            return self._answer.pop()
+
+    def set_cancelled(self, cancelled: bool) -> None:
+        """Whether waits end at once."""
+        with self._condition:
+            self._cancelled = cancelled
+            self._condition.notify_all()
+
+    def stack(self) -> str:
+        """Where the thread stands."""
+        frame = sys._current_frames().get(self.thread.ident or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame))
+
+    def _run(self) -> None:
+        enter_worker(self._context.seed, self._context.stage)
+        try:
+            self.worker = Worker(self.progress, self._operator, self._context, Kept)
+        except BaseException as error:
+            self._reply(Kept(error))
+            return
+        self._reply(None)
+        name = ""
+        while name != "close":
+            with self._condition:
+                while self._request is None:
+                    self._condition.wait()
+                (name, args), self._request = self._request, None
+            try:
+                result = getattr(self.worker, name)(*args)
+                self.progress.begin(NOTHING)
+            except _Abandoned:
+                self._operator.close()
+                return
+            except BaseException as error:
+                result = Kept(error)
+            del args
+            self._reply(result)
+            del result
+
+    def _reply(self, result: Any) -> None:
+        with self._condition:
+            self._answer.append(result)
+            self._condition.notify_all()
+
+
+class ThreadHost:
+    """See the module docstring. One thread calls; ``cancel`` may come from any.
+
+    Args:
+        operator: as the plan has it.
+        context: what it is opened with.
+        timeout_s: for one row.
+    """
+
+    pid: int | None = None
+    """Of no process."""
+
+    def __init__(self, operator: Any, context: Context, timeout_s: float) -> None:
+        self._plain = operator
+        self._context = context
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()  # of the two below: who cancels finds the helper there is
+        self._helper: _Helper | None = None
+        self._cancelled = False
+        self._left: list[_Helper] = []
+
+    def start(self) -> None:
+        """Start the thread and open the operator in it.
+
+        Raises:
+            Exception: what ``open`` raised there.
+            Cancelled: the trainer stops.
+        """
+        helper = _Helper(copy.copy(self._plain), self._context)
+        with self._lock:
+            self._helper = helper
+            helper.set_cancelled(self._cancelled)
+        helper.thread.start()
+        with self._context.stopping.ending(self.cancel):
+            self._result(math.inf)
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call a method of the worker there; see ``worker.Worker``.
+
+        Raises:
+            Exception: what it raised there.
+            Overdue, Cancelled: see ``host``.
+        """
+        if self._helper is not None and self._helper.busy:  # with a call that was cancelled
+            try:
+                self._result(self._timeout_s)
+            except (Cancelled, Overdue):
+                raise
+            except Exception:
+                pass
+        if self._helper is None:
+            self.start()
+        assert self._helper is not None
+        self._helper.ask(name, args)
+        return self._result(self._timeout_s)
+
+    def _result(self, timeout_s: float) -> Any:
+        helper = self._helper
+        assert helper is not None
+        try:
+            result = helper.answer(timeout_s)
+        except TimeoutError:
+            raise self._overdue(helper) from None
+        if result.__class__ is Kept:
+            raise result.error()
+        return result
+
+    def _overdue(self, helper: _Helper) -> Overdue:
+        stack = helper.stack()
+        row = helper.progress.abandon()
+        assert helper.worker is not None
+        done = helper.worker.done(row)
+        with self._lock:
+            self._helper = None
+        self._left = [each for each in (*self._left, helper) if each.thread.is_alive()]
+        return Overdue(row, stack, done)
+
+    def cancel(self) -> None:
+        """End a call that waits, and those to come until :meth:`uncancel`. Any thread."""
+        self._set_cancelled(True)
+
+    def uncancel(self) -> None:
+        """Calls may wait again."""
+        self._set_cancelled(False)
+
+    def _set_cancelled(self, cancelled: bool) -> None:
+        with self._lock:
+            self._cancelled = cancelled
+            helper = self._helper
+        if helper is not None:
+            helper.set_cancelled(cancelled)
+
+    def close(self, grace_s: float = GRACE_S) -> None:
+        """End the thread; idempotent. Warns with :class:`~pipegraph.StuckWorker` of what does not return.
+
+        Raises:
+            Exception: what the operator's ``close`` raised.
+        """
+        self.uncancel()
+        with self._lock:
+            helper, self._helper = self._helper, None
+        error = None
+        if helper is not None and helper.thread.ident is not None:
+            error = self._close(helper, grace_s)
+        left, self._left = [each for each in self._left if each.thread.is_alive()], []
+        for each in left:
+            warnings.warn(
+                f"stage {self._context.stage!r}: a thread whose item took longer than timeout={self._timeout_s:g} s "
+                f"has not returned; it stands at:\n{each.stack()}",
+                StuckWorker,
+                stacklevel=2,
+            )
+        if error is not None:
+            raise error
+
+    def _close(self, helper: _Helper, grace_s: float) -> BaseException | None:
+        deadline = monotonic() + grace_s
+        try:
+            if helper.busy:
+                helper.answer(grace_s)
+            if helper.worker is None:  # it could not be opened
+                return None
+            helper.ask("close", ())
+            result = helper.answer(max(0.0, deadline - monotonic()))
+            helper.thread.join()
+        except TimeoutError:
+            helper.progress.abandon()
+            self._left.append(helper)
+            return None
+        return result.error() if isinstance(result, Kept) else None
