@@ -156,6 +156,32 @@ def test_close_does_not_wait_for_an_open_that_hangs(tmp_path):
     assert "closed" in str(ended)
 
 
+def test_close_does_not_wait_for_a_zygote_that_still_imports(tmp_path, monkeypatch):
+    inside = str(tmp_path / "inside")
+    os.mkfifo(inside)
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import threading\nopen({inside!r}, 'w').close()\nthreading.Event().wait()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    loader, ended = pipeline(lambda x: x).loader(), []
+
+    def iterate():
+        try:
+            list(loader)
+        except Exception as error:
+            ended.append(error)
+
+    runner = threading.Thread(target=iterate)  # there is a thread: the zygote is a fresh interpreter
+    runner.start()
+    with open(inside):  # blocks until it is about to import
+        pass
+    loader.close()
+    runner.join(20)
+    assert not runner.is_alive()
+    assert "closed" in str(ended)
+    assert zygote._shared is None
+
+
 def test_a_zygote_that_is_killed_is_started_again():
     graph = pipeline(lambda x: x, items=range(200))
     with graph.loader() as loader:

@@ -156,7 +156,8 @@ class Host:
             stack = anonymous_file(0)
             undo_stack = undo.enter_context(contextlib.ExitStack())
             undo_stack.callback(os.close, stack)
-            self._child = self._zygote.spawn(self.entry, [page_fd, stack, self._sealed.fd, *self.extra])
+            fds = [page_fd, stack, self._sealed.fd, *self.extra]
+            self._child = self._zygote.spawn(self.entry, fds, self._wake)
             undo_stack.pop_all()
         self._page, self._stack = page, stack
         self._port = Port(self._child.sock)

@@ -32,6 +32,8 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from pipegraph.engine.activity import Cancelled
+
 _PR_SET_PDEATHSIG = 1
 _SPAWN, _REAP = b"s", b"r"
 _ROOM = 1 << 16
@@ -85,39 +87,55 @@ class Zygote:
 
     def _begin(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ready, ready = os.pipe()
         try:
             self.forked = may_fork()
             self._process: subprocess.Popen[bytes] | None = None
             if self.forked:
-                self.pid = _fork_zygote(ours, theirs)
+                self.pid = _fork_zygote(theirs, ready)
             else:
-                self._process = _start_interpreter(theirs)
+                self._process = _start_interpreter(theirs, ready)
                 self.pid = self._process.pid
         except BaseException:
             ours.close()
+            os.close(self._ready)
             raise
         finally:
             theirs.close()
+            os.close(ready)
         self._sock = ours
 
-    def spawn(self, entry: str, fds: list[int]) -> Child:
+    def spawn(self, entry: str, fds: list[int], cancel: int) -> Child:
         """A worker process that runs ``entry`` (``"module:function"``) with its socket and ``fds``.
 
         A zygote that somebody has killed is started again; the kernel has ended its children with it.
 
+        Args:
+            entry: what the process runs.
+            fds: descriptors that it is given.
+            cancel: a descriptor that becomes readable where nobody wants the process any more.
+
         Raises:
             EOFError: the zygote cannot be started.
             OSError: no process could be made.
+            Cancelled: nobody wants it.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        request, given = _SPAWN + entry.encode(), [theirs.fileno(), *fds]
         try:
-            with self._lock:
-                try:
-                    answer, found = self._ask(_SPAWN + entry.encode(), [theirs.fileno(), *fds])
-                except _GONE:
-                    self._end()
-                    self._begin()
-                    answer, found = self._ask(_SPAWN + entry.encode(), [theirs.fileno(), *fds])
+            for last in (False, True):
+                sock = self._sock
+                self._wait_until_ready(cancel)
+                with self._lock:
+                    try:
+                        answer, found = self._ask(request, given)
+                        break
+                    except _GONE:
+                        if last:
+                            raise
+                        if self._sock is sock:  # else another thread has started it again
+                            self._end()
+                            self._begin()
         except BaseException:
             ours.close()
             raise
@@ -128,6 +146,17 @@ class Zygote:
             ours.close()
             raise error
         return Child(pid, found[0], ours)
+
+    def _wait_until_ready(self, cancel: int) -> None:
+        """Blocks until the zygote has imported what it needs, which may take seconds, or has ended.
+
+        Outside the lock: each caller can be cancelled by itself. Afterwards requests take no time.
+        """
+        poll = select.poll()
+        poll.register(self._ready, select.POLLIN)
+        poll.register(cancel, select.POLLIN)
+        if cancel in (fd for fd, _ in poll.poll()):
+            raise Cancelled
 
     def reap(self, child: Child) -> int | None:
         """The exit status of a child that has ended (or is about to), as ``os.waitstatus_to_exitcode`` has it.
@@ -152,6 +181,12 @@ class Zygote:
 
     def _end(self) -> None:
         self._sock.close()
+        poll = select.poll()
+        poll.register(self._ready, select.POLLIN)
+        if not poll.poll(0):  # it would see the end only when all is imported
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        os.close(self._ready)
         if self._process is not None:
             self._process.wait()
         else:
@@ -162,6 +197,7 @@ class Zygote:
         """In a forked child: it is the parent's. While a copy of its socket is open it would not see the parent end."""
         self._lock = threading.Lock()
         self._sock.close()
+        os.close(self._ready)
         self._process = None
 
 
@@ -223,7 +259,7 @@ def may_fork() -> bool:
     return not cuda.is_initialized()
 
 
-def _fork_zygote(ours: socket.socket, theirs: socket.socket) -> int:
+def _fork_zygote(theirs: socket.socket, ready: int) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of native threads; see may_fork
         pid = os.fork()
@@ -231,8 +267,8 @@ def _fork_zygote(ours: socket.socket, theirs: socket.socket) -> int:
         return pid
     code = 1
     try:
-        _release_files(theirs.fileno())
-        serve(theirs.detach())
+        _release_files(theirs.fileno(), ready)
+        serve(theirs.detach(), ready)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -240,21 +276,21 @@ def _fork_zygote(ours: socket.socket, theirs: socket.socket) -> int:
         os._exit(code)
 
 
-def _start_interpreter(theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _start_interpreter(theirs: socket.socket, ready: int) -> subprocess.Popen[bytes]:
     fd = theirs.fileno()
     known = json.dumps(sys.path)
-    code = f"import sys, json; sys.path[:] = json.loads({known!r}); from {__name__} import serve; serve({fd})"
-    return subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd], stdin=subprocess.DEVNULL)
+    code = f"import sys, json; sys.path[:] = json.loads({known!r}); from {__name__} import serve; serve({fd}, {ready})"
+    return subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd, ready], stdin=subprocess.DEVNULL)
 
 
-def _release_files(but: int) -> None:
+def _release_files(*but: int) -> None:
     """Point every inherited descriptor at nothing: the trainer's files and sockets end when the trainer closes them.
 
     Not closed, for objects that still have their numbers would close what gets these numbers next.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd > 2 and fd not in (but, nothing):
+        if fd > 2 and fd not in (*but, nothing):
             with contextlib.suppress(OSError):  # the listing's own
                 os.fstat(fd)
                 os.dup2(nothing, fd, inheritable=False)
@@ -263,8 +299,8 @@ def _release_files(but: int) -> None:
 # -- in the zygote ---------------------------------------------------------------------------------
 
 
-def serve(fd: int) -> None:
-    """The zygote's life: fork on request until the trainer is gone."""
+def serve(fd: int, ready: int) -> None:
+    """The zygote's life: fork on request until the trainer is gone. It writes to ``ready`` when it can."""
     _leave_signals_to_the_trainer()
     sock = socket.socket(fileno=fd)
     for name in PRELOADED:
@@ -274,6 +310,8 @@ def serve(fd: int) -> None:
         sys.modules["cv2"].setNumThreads(0)
     gc.collect()
     gc.freeze()  # what is here already is never collected: its pages stay shared
+    os.write(ready, b"r")
+    os.close(ready)
     while True:
         try:
             request, fds = _receive(sock)
