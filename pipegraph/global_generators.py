@@ -162,7 +162,7 @@ def enter() -> bool:
     if _included(_key):
         return False
     if not _libraries:
-        _install()
+        install()
     _include(_key, True)
     return True
 
@@ -184,8 +184,8 @@ def own_process() -> None:
     _whole_process = True
 
 
-def _install() -> None:
-    """Register the kernels; takes some milliseconds, once per process."""
+def install() -> None:
+    """Register the kernels; takes some tens of milliseconds, once per process. A forked child has its parent's."""
     with _installing:
         if _libraries:
             return

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipegraph.engine.activity import Cancelled
+from pipegraph.global_generators import install
 
 _PR_SET_PDEATHSIG = 1
 _SPAWN, _REAP = b"s", b"r"
@@ -92,6 +93,7 @@ class Zygote:
             self.forked = may_fork()
             self._process: subprocess.Popen[bytes] | None = None
             if self.forked:
+                install()  # once for all processes: they inherit it
                 self.pid = _fork_zygote(theirs, ready)
             else:
                 self._process = _start_interpreter(theirs, ready)
@@ -308,8 +310,8 @@ def serve(fd: int, ready: int) -> None:
     sys.modules["torch"].set_num_threads(1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
-    gc.collect()
-    gc.freeze()  # what is here already is never collected: its pages stay shared
+    install()
+    gc.freeze()  # what is here already is never collected: its pages stay shared, with whatever garbage is in them
     os.write(ready, b"r")
     os.close(ready)
     while True:
