@@ -6,6 +6,7 @@
 #   make test                    the tests (not the slow ones) on all cores; ARGS="-n 0 -x" for one process
 #   make lint                    ruff and mypy
 #   make fuzz                    2,000 random graphs (EXAMPLES=n for another number), then the slow tests
+#   make notebook                worker processes in a notebook, with Jupyter's kernel (60 MB) installed for it
 #   make bench                   the benchmarks against other loaders, in an environment of their own;
 #                                PIPEGRAPH_TEST_IMAGES names a folder of photographs for those on images
 #   make docs                    the documentation as a site in site/; make docs-serve shows it at 127.0.0.1:8000
@@ -22,7 +23,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STATED := pyproject.toml constraints.txt
 
-.PHONY: help demo test lint fuzz bench docs docs-serve clean
+.PHONY: help demo test lint fuzz notebook bench docs docs-serve clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -45,6 +46,9 @@ fuzz: $(VENV)/.installed-test
 	PIPEGRAPH_FUZZ_EXAMPLES=$(EXAMPLES) $(VENV)/bin/python -m pytest tests/engine/test_fuzz.py $(ARGS)
 	$(VENV)/bin/python -m pytest -m slow $(ARGS)
 EXAMPLES := 2000
+
+notebook: $(VENV)/.installed-notebook
+	$(VENV)/bin/python -m pytest -m slow -n 0 tests/process/test_surroundings.py $(ARGS)
 
 bench: $(BENCH)/.installed
 	$(BENCH)/bin/python benchmarks/run_all.py $(ARGS)
@@ -75,6 +79,10 @@ $(VENV)/.installed-demo: $(STATED) | $(VENV)/.made
 $(VENV)/.installed-test: $(STATED) | $(VENV)/.made
 	@echo "installing pipegraph and what its tests need into $(VENV), once: this takes minutes"
 	$(VENV)/bin/python $(PIP) -e ".[test]"
+	@touch $@
+
+$(VENV)/.installed-notebook: $(VENV)/.installed-test
+	$(VENV)/bin/python $(PIP) nbclient ipykernel
 	@touch $@
 
 $(VENV)/.installed-lint: $(STATED) | $(VENV)/.made

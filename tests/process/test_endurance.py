@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 import gc
-import multiprocessing
+import multiprocessing.resource_tracker
 import os
 import random
 import select
@@ -21,6 +21,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_leaks")]
 PARENTS = 100
 CYCLES = 500
 PR_SET_CHILD_SUBREAPER = 36
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tracker():
+    """The process that multiprocessing starts with the first spawn, and which stays."""
+    multiprocessing.resource_tracker.ensure_running()
 
 
 def busy(x):
@@ -203,7 +209,6 @@ def state():
 def test_cycles_leave_nothing_behind(isolate):
     ways = [broken_off, left_by_an_error, left_by_ctrl_c, run_to_its_end, forgotten, left_to_a_fork]
     child_of_spawn()
-    multiprocessing.resource_tracker.ensure_running()  # which the first spawn starts, and which stays
     gc.collect()
     before = state()
     for cycle in range(CYCLES):

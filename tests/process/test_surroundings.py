@@ -1,0 +1,72 @@
+"""Where worker processes must also work: with a small /dev/shm, and in a notebook."""
+
+import subprocess
+import sys
+
+import pytest
+
+CROSSING = """
+import numpy as np, torch, pipegraph as pg
+from pipegraph import operators as ops
+
+graph = pg.Graph("g")
+rows = graph.add(ops.FromSequence(range(12)))
+rows.then(lambda x: {"a": np.full(8 << 20, x, np.float32), "b": torch.full((4, 1 << 20), float(x))}, name="make",
+          workers=2, backend="process")
+with graph.loader(isolate=ISOLATE) as loader:
+    kept = [(float(row["a"].max()), float(row["b"].min()), row) for row in loader]  # all at once: 576 MB
+assert [(a, b) for a, b, _ in kept] == [(x, x) for x in range(12)]
+with open("/proc/mounts") as mounts:
+    print([line.split()[3] for line in mounts if line.split()[1] == "/dev/shm"][-1])
+"""
+
+
+@pytest.mark.parametrize("isolate", [False, True], ids=["processes", "isolate"])
+def test_a_dev_shm_of_64_mb_is_enough(isolate, tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(CROSSING.replace("ISOLATE", str(isolate)))
+    small = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
+    probe = subprocess.run(["unshare", "-m", "sh", "-c", small, "sh", "true"], capture_output=True, text=True)
+    if probe.returncode:
+        pytest.skip(f"a mount namespace needs rights that are missing here: {probe.stderr.strip()}")
+    command = ["unshare", "-m", "sh", "-c", small, "sh", sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "size=65536k" in done.stdout
+
+
+NOTEBOOK = """
+import pipegraph as pg
+from pipegraph import operators as ops
+scale = 10
+def table(x):
+    return {"x": x, "scaled": x * scale}
+graph = pg.Graph("notebook")
+rows = graph.add(ops.FromSequence(range(6))).then(lambda x: x + 1, workers=2, backend="process")
+rows.then(table, backend="process")
+---
+with graph.loader() as loader:
+    found = [row["scaled"] for row in loader]
+print(found)
+---
+scale = 100  # as a cell that is changed and run again
+def table(x):
+    return {"scaled": x * scale}
+graph = pg.Graph("again")
+graph.add(ops.FromSequence(range(3))).then(table, backend="process")
+with graph.loader() as loader:
+    print([row["scaled"] for row in loader])
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_with_lambdas_in_process_stages():
+    nbclient = pytest.importorskip("nbclient", reason="make notebook installs it")
+    nbformat = pytest.importorskip("nbformat")
+    cells = [nbformat.v4.new_code_cell(cell.strip()) for cell in NOTEBOOK.split("---")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+    texts = [
+        "".join(out.get("text", "") for out in cell.outputs if out.get("name") == "stdout") for cell in cells
+    ]
+    assert texts == ["", "[10, 20, 30, 40, 50, 60]\n", "[0, 100, 200]\n"]
