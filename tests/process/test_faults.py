@@ -247,6 +247,25 @@ def test_a_forked_child_can_have_a_loader_of_its_own():
         assert list(running) == list(range(1, 20))
 
 
+def test_a_child_that_is_forked_after_the_end_of_all_processes_keeps_its_own_files():
+    ended = zygote.borrow()
+    zygote.release(ended)
+    files = [os.pipe() for _ in range(8)]  # they get the numbers that have become free
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            for reader, writer in files:
+                os.fstat(reader), os.fstat(writer)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    for reader, writer in files:
+        os.close(reader)
+        os.close(writer)
+
+
 def run(script, **options):
     return subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False, **options

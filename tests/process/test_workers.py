@@ -6,7 +6,6 @@ import functools
 import itertools
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -22,8 +21,8 @@ from pipegraph import operators as ops
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Lineages
 from pipegraph.contracts import Context
+from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.segments import anonymous_file
-from pipegraph.engine.process.wire import Port
 from pipegraph.engine.process.worker import PAGE, Page, Worker
 from pipegraph.errors import GraphError, StageTimeoutError, WorkerDiedError
 from pipegraph.testing.outcome import fingerprint
@@ -512,10 +511,8 @@ def test_a_worker_sends_light_rows_of_a_kind_as_columns(rows, packed):
 
     bundle = Bundle(list(range(len(rows))), Lineages("s", list(range(len(rows)))), 0, 0)
     page = anonymous_file(PAGE)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        worker = Worker(Port(ours), Page(page), Made(), Context(""), ops.Batch(2).packing())
-        found, error = worker.work(bundle, 0, len(rows))
+    worker = Worker(Page(page), Made(), Context(""), Carried, ops.Batch(2).packing())
+    found, error = worker.work(bundle, 0, len(rows))
     os.close(page)
     assert (error, found.__class__ is not list) == (None, packed)
     again = found.rows() if packed else found

@@ -100,7 +100,7 @@ class Zygote:
                 self.pid = self._process.pid
         except BaseException:
             ours.close()
-            os.close(self._ready)
+            self._close_ready()
             raise
         finally:
             theirs.close()
@@ -188,7 +188,7 @@ class Zygote:
         if not poll.poll(0):  # it would see the end only when all is imported
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-        os.close(self._ready)
+        self._close_ready()
         if self._process is not None:
             self._process.wait()
         else:
@@ -199,8 +199,13 @@ class Zygote:
         """In a forked child: it is the parent's. While a copy of its socket is open it would not see the parent end."""
         self._lock = threading.Lock()
         self._sock.close()
-        os.close(self._ready)
+        self._close_ready()
         self._process = None
+
+    def _close_ready(self) -> None:
+        ready, self._ready = self._ready, -1
+        if ready >= 0:  # else it is closed already, and its number may be another's
+            os.close(ready)
 
 
 _GONE = (EOFError, BrokenPipeError, ConnectionResetError)
