@@ -243,9 +243,9 @@ def release(zygote: Zygote) -> None:
 def _after_fork() -> None:
     """In a forked child every zygote is the parent's."""
     global _lock, _shared, _users
+    _lock, _shared, _users = threading.Lock(), None, 0
     for zygote in list(_zygotes):
         zygote.abandon()
-    _lock, _shared, _users = threading.Lock(), None, 0
 
 
 os.register_at_fork(after_in_child=_after_fork)
