@@ -39,6 +39,8 @@ SET = (
     Entry("small_rows", "a million rows of floats, shuffled", "small_rows"),
     Entry("tokens", "windows of tokens from one long array", "tokens"),
     Entry("python_transform", "a transform that holds the GIL", "python_transform"),
+    Entry("transport", "items from a worker process", "transport"),
+    Entry("isolate", "what a loader takes from the training loop", "isolate"),
     Entry("host_to_device", "batches copied to a device", "host_to_device"),
     Entry("start_up", "import, and start to the first batch", "start_up", images=True),
     Entry("image_decode", "photographs decoded and resized", "image_decode", images=True),
