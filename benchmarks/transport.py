@@ -58,6 +58,7 @@ def small() -> Any:
 def fresh(item: Any) -> Any:
     """The item with new tensors."""
     import torch
+
     from pipegraph.tree import map_leaves
 
     return map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, item)

@@ -193,6 +193,26 @@ def test_break_goes_on_with_the_next_epoch_and_leaves_no_thread():
         assert list(loader) == list(range(100))
 
 
+def test_an_item_that_hangs_in_a_pass_that_was_left_costs_the_next_pass_nothing(stuck):
+    inside = threading.Event()
+
+    def hangs_once(x):
+        if x == 3 and not inside.is_set():
+            inside.set()
+            stuck.wait()
+        return x
+
+    loader = pipeline(hangs_once, workers=1).loader()
+    for x in loader:
+        if x == 2:
+            assert inside.wait(20)
+            break
+    assert list(loader) == list(range(12))
+    assert not loader.profile().quarantined
+    with pytest.warns(StuckWorker):
+        loader.close()
+
+
 def test_an_operator_that_cannot_be_opened_says_so():
     class Closed(pg.Operator):
         def open(self, context):

@@ -10,6 +10,7 @@ hangs stays done: the items are the trainer's own, and a function may have chang
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import sys
@@ -198,12 +199,8 @@ class ThreadHost:
             Overdue, Cancelled: see ``host``.
         """
         if self._helper is not None and self._helper.busy:  # with a call that was cancelled
-            try:
+            with contextlib.suppress(Exception):
                 self._result(self._timeout_s)
-            except (Cancelled, Overdue):
-                raise
-            except Exception:
-                pass
         if self._helper is None:
             self.start()
         assert self._helper is not None
