@@ -17,14 +17,14 @@ CASES = _cases.CASES
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
-CASES = ["Map", "FlatMap", "a stateful regrouping operator"]
+QUICK = ["Map", "FlatMap", "a stateful regrouping operator"]
 
 
 def in_processes(name):
     return lambda: placed(CASES[name](), "process", 2)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", QUICK)
 def test_resumes_exactly_at_every_step(name):
     assert_resumes_exactly(in_processes(name), epochs=1)
 
@@ -35,7 +35,7 @@ def test_every_graph_resumes_exactly_at_every_step(name):
     assert_resumes_exactly(in_processes(name), epochs=1)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", QUICK)
 def test_a_state_taken_with_processes_is_good_without_and_the_other_way_round(name):
     for first, second in ((in_processes(name), CASES[name]), (CASES[name], in_processes(name))):
         with first().loader() as loader:
