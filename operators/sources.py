@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count, islice
 from typing import Any, final
@@ -16,6 +18,7 @@ from pipegraph.chunk import Lineages
 from pipegraph.contracts import Context, Drawn, History, Source
 from pipegraph.errors import GraphError, PipegraphError
 from pipegraph.global_generators import Draws
+from pipegraph.operators.hugging_face import forget_state, is_streaming, state_is_exact
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import Order, StridedOrder
 from pipegraph.order.left import Left, check_history, left_of
@@ -35,6 +38,7 @@ class _Turn:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._latest: weakref.ref[Drawing] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Turn, ()
@@ -43,20 +47,84 @@ class _Turn:
         """Whether somebody has it."""
         return self._lock.locked()
 
-    def begin(self, items: Any, epoch: int) -> Iterator[Any]:
-        """An iterator over ``items`` for an epoch; ``set_epoch`` is called first where there is one.
+    def begin(self, items: Any, epoch: int, state: Any = None) -> Drawing:
+        """Begin to read ``items`` in an epoch; ``set_epoch`` is called first where there is one.
 
-        Another loader may set another epoch as soon as the first item is there, and no sooner.
+        Another loader may set another epoch, or load another state, as soon as the first item is there, and no sooner.
+
+        Args:
+            state: one of ``items`` or of its iterator, to resume from.
         """
-        if not hasattr(items, "set_epoch"):
-            return _iterator(items)
+        resumable = _is_resumable(items) and not isinstance(items, Iterator)
+        if not resumable and not hasattr(items, "set_epoch"):
+            return Drawing(_resumed(_iterator(items), state))
         with self._lock:
-            items.set_epoch(epoch)
+            if hasattr(items, "set_epoch"):
+                items.set_epoch(epoch)
+            if not resumable:
+                begun = _iterator(items)
+                if _is_resumable(begun):  # it may resume from a state, and then must not have begun
+                    return Drawing(_resumed(begun, state))
+                return Drawing(chain(list(islice(begun, 1)), begun))
+            if state is not None:
+                items.load_state_dict(copy.deepcopy(state))
             begun = _iterator(items)
-            if hasattr(begun, "load_state_dict"):
-                return begun  # it may resume from a state of its own, and then must not have begun
             first = list(islice(begun, 1))
-        return chain(first, begun)
+            if state is not None and is_streaming(items):
+                forget_state(items)
+            drawing = Drawing(chain(first, begun), items, self)
+            self._latest = weakref.ref(drawing)
+        return drawing
+
+    def is_latest(self, drawing: Drawing) -> bool:
+        """Whether no other loader has begun to read the same object since."""
+        latest = self._latest
+        return latest is not None and latest() is drawing
+
+
+@final
+class Drawing:
+    """What is read of an iterable in one pass.
+
+    Attributes:
+        items: those that are left.
+    """
+
+    def __init__(self, items: Iterator[Any], resumable: Any = None, turn: _Turn | None = None) -> None:
+        self.items = items
+        self._resumable: Any = items if resumable is None and _is_resumable(items) else resumable
+        self._turn = turn
+
+    def state(self) -> Any:
+        """From which another pass can resume where this one stands, as JSON; None where there is none.
+
+        Of an iterable there is none once another loader has begun to read it: it has one state.
+        """
+        if self._resumable is None or (self._turn is not None and not self._turn.is_latest(self)):
+            return None
+        state = self._resumable.state_dict()
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError, RecursionError):
+            self._resumable = None  # a loader's state is JSON; so the items will be read again and dropped
+            return None
+        return state
+
+
+def _resumed(iterator: Iterator[Any], state: Any) -> Iterator[Any]:
+    if state is not None:
+        iterator.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
+    return iterator
+
+
+def _is_resumable(items: Any) -> bool:
+    """Whether it has ``state_dict()`` and ``load_state_dict(state)``; some have methods so named that ask for more."""
+    try:
+        inspect.signature(items.state_dict).bind()
+        inspect.signature(items.load_state_dict).bind(None)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return not is_streaming(items) or state_is_exact(items)
 
 
 def _iterator(items: Any) -> Iterator[Any]:
@@ -83,7 +151,9 @@ class FromIterable(Source):
 
     A callable with a parameter ``epoch`` gets it. An iterator (which can be read once) serves one
     epoch. Resuming reads an iterable again and drops what was delivered, which costs that time and
-    needs items that repeat; an iterator with ``state_dict``/``load_state_dict`` resumes from its own state.
+    needs items that repeat; where the iterator or the iterable has ``state_dict()`` and ``load_state_dict(state)``, as
+    Hugging Face's streaming data sets and torchdata's loaders have, it resumes from its own state. A Hugging Face data
+    set with a shuffle buffer is read again, since the buffer is not in its state: use ``Shuffle`` behind it instead.
 
     Args:
         iterable: the items, or a callable that returns them.
@@ -110,7 +180,7 @@ class FromIterable(Source):
             str, tuple[int, object]
         ] = {}  # of a one-shot iterator, shared by all copies as that is
         self._drawing = _Turn()
-        self._iterator: Any = None
+        self._now: Drawing | None = None
         self._from: tuple[int, Any] | None = None
         self._stage = ""
         self._draws = Draws()
@@ -150,7 +220,7 @@ class FromIterable(Source):
         """What was not consumed of the epoch at other world sizes."""
         return left_of(check_history(self._history[1] if epoch == self._history[0] else ()))
 
-    def _items(self, epoch: int) -> Iterable[Any]:
+    def _items(self, epoch: int, resumed: bool) -> Iterable[Any]:
         if self._callable:
             takes_epoch = "epoch" in _parameters(self.iterable)
             made = self.iterable(epoch=epoch) if takes_epoch else self.iterable()
@@ -158,7 +228,7 @@ class FromIterable(Source):
         if self._one_shot:
             mine = (epoch, object())
             claim = self._claims.setdefault("first", mine)  # in one step: two loaders may begin at once
-            if claim is not mine and self._from is None:
+            if claim is not mine and not resumed:
                 raise PipegraphError(
                     f"FromIterable: this {type(self.iterable).__name__} can be read once and epoch {claim[0]} has "
                     "done so; give FromIterable a list, or a callable that returns a new iterator"
@@ -166,17 +236,16 @@ class FromIterable(Source):
         return self.iterable  # type: ignore[no-any-return]
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
-        self._draws.one(epoch, (self._stage, 0))
-        items = self._drawing.begin(self._items(epoch), epoch)
         stride, offset = (world_size, rank) if self.shard else (1, 0)
         left, number = self._left(epoch), start * stride + offset
-        read = 0
-        if self._from is not None:
-            step, state = self._from
-            self._from = None
-            items.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
+        resumed, self._from = self._from, None
+        read, state = 0, None
+        if resumed is not None:
+            step, state = resumed
             read = int(left.at(np.array([(step - 1) * stride + offset]))[0]) + 1
-        self._iterator = items
+        self._draws.one(epoch, (self._stage, read))
+        self._now = drawing = self._drawing.begin(self._items(epoch, resumed is not None), epoch, state)
+        items = drawing.items
         if not self.never_waits:
             items = self._draws.each(items, epoch, (self._stage,), read)
         for position in left.front[number::stride].tolist():
@@ -192,13 +261,11 @@ class FromIterable(Source):
             )
 
     def snapshot(self) -> Any:
-        iterator = self._iterator
-        if hasattr(iterator, "state_dict") and hasattr(iterator, "load_state_dict"):
-            return iterator.state_dict()
-        return None
+        return None if self._now is None else self._now.state()
 
     def restore(self, step: int, snapshot: Any) -> None:
-        self._from = (step, snapshot)
+        # None: another loader was reading the same object then.
+        self._from = None if snapshot is None else (step, snapshot)
 
 
 @final
@@ -345,7 +412,7 @@ class FromSequence(OrderedSource):
             yield from super().positions(epoch, rank, world_size, start)
             return
         self._sampling.one(epoch, ("sampler",))
-        indices = self._drawing.begin(self.sampler, epoch)
+        indices = self._drawing.begin(self.sampler, epoch).items
         for step in count():
             self._sampling.again()  # other stages may have worked in this thread since
             for index in islice(indices, 1):

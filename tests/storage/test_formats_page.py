@@ -25,5 +25,5 @@ def test_the_format_of_the_page_reads_its_records_and_refuses_half_ones() -> Non
 
 def test_the_page_lists_every_suffix() -> None:
     page = PAGE.read_text().replace("(and `.ndjson.*`)", "`.ndjson.gz` `.ndjson.zst`")
-    registered_by_tests = {".cifar", ".bin", ".pairs"}
+    registered_by_tests = {".cifar", ".pairs"}
     assert [s for s in known_suffixes() if f"`{s}`" not in page and s not in registered_by_tests] == []

@@ -14,6 +14,9 @@ from pipegraph.storage.parts import Part
 from .arrays import NpyFormat, NpzFormat
 from .arrays import TokenFormat as TokenFormat
 from .lines import JsonLinesFormat, PackedJsonLinesFormat
+from .litdata import LitDataFormat as LitDataFormat
+from .mds import MdsFormat
+from .packed import PackedFormat
 from .parquet import ParquetFormat
 from .shard_format import Block as Block
 from .shard_format import Format as Format
@@ -68,5 +71,9 @@ for _format in (
     PackedJsonLinesFormat(),
     NpyFormat(),
     NpzFormat(),
+    MdsFormat(),
+    PackedFormat(MdsFormat(), (".mds.zstd", ".mds.gz")),
+    LitDataFormat(),
+    PackedFormat(LitDataFormat(), (".zstd.bin",)),
 ):
     register_format(_format)

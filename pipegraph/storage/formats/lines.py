@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import gzip
-import importlib
 import io
 import json
-import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final, final, overload
 
-from pipegraph.errors import MissingExtraError, ShardError, StoreError
+from pipegraph.errors import ShardError
 from pipegraph.storage.shard_files import BytesFile, ShardFile
 
 from .shard_format import BLOCK_NBYTES, Block, Format, Sample
+from .unpacking import CHUNK_NBYTES, unpacked
 
 # A line is held in memory whole; without this a bomb of one endless line grows
 # until the machine ends.
 MAX_LINE_NBYTES: Final = 1 << 26
-_CHUNK_NBYTES: Final = 1 << 20
-_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
 @final
@@ -62,19 +58,19 @@ class PackedJsonLinesFormat(Format):
     needs_file = False
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
-        return _objects(_unpacked(file), file.name)
+        return _objects(unpacked(file), file.name)
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
-        count = sum(1 for _ in _lines(_unpacked(file), file.name))
+        count = sum(1 for _ in _lines(unpacked(file), file.name))
         if count:
             yield Block(0, file.size, 0, count)
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
-        unpacked = io.BytesIO()
-        for piece in _unpacked(file):
-            unpacked.write(piece)
-            self.take_room(unpacked.tell(), file.name)
-        data = unpacked.getvalue()
+        whole = io.BytesIO()
+        for piece in unpacked(file):
+            whole.write(piece)
+            self.take_room(whole.tell(), file.name)
+        data = whole.getvalue()
         lines = _Lines(BytesFile(data, file.name), Block(0, len(data), 0, block.samples))
         self.take_room(len(data) + lines.nbytes, file.name)
         return lines
@@ -159,8 +155,8 @@ def _lines(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
 def _line_spans(file: ShardFile, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """(offset, nbytes) of the non-empty lines between two line starts."""
     offset, rest = start, b""
-    for at in range(start, stop, _CHUNK_NBYTES):
-        lines = (rest + file.read_at(at, min(_CHUNK_NBYTES, stop - at))).split(b"\n")
+    for at in range(start, stop, CHUNK_NBYTES):
+        lines = (rest + file.read_at(at, min(CHUNK_NBYTES, stop - at))).split(b"\n")
         rest = lines.pop()
         for line in lines:
             if line.strip():
@@ -173,49 +169,5 @@ def _line_spans(file: ShardFile, start: int, stop: int) -> Iterator[tuple[int, i
 
 
 def _plain(file: ShardFile) -> Iterator[bytes]:
-    for at in range(0, file.size, _CHUNK_NBYTES):
-        yield file.read_at(at, min(_CHUNK_NBYTES, file.size - at))
-
-
-def _unpacked(file: ShardFile) -> Iterator[bytes]:
-    if file.size and file.read_at(0, min(4, file.size)) == _ZSTD_MAGIC:
-        return _unzstd(file)
-    return _gunzip(file)
-
-
-def _gunzip(file: ShardFile) -> Iterator[bytes]:
-    try:
-        with file.open() as packed, gzip.GzipFile(fileobj=packed, mode="rb") as stream:
-            while piece := stream.read(_CHUNK_NBYTES):
-                yield piece
-    except StoreError:
-        raise  # the bytes could not be had
-    except (OSError, EOFError, zlib.error) as error:
-        raise ShardError(f"{file.name}: broken gz stream: {error}") from error
-
-
-def _unzstd(file: ShardFile) -> Iterator[bytes]:
-    try:
-        zstandard = importlib.import_module("zstandard")
-    except ImportError as error:
-        raise MissingExtraError("zstandard", "shards", f"reading {file.name}") from error
-    # 128 MiB: the window of the strongest ordinary level; a frame may ask for far more.
-    context = zstandard.ZstdDecompressor(max_window_size=1 << 27)
-    frame = None
-    try:
-        # Fed in pieces of 4 KiB: four bytes can stand for 128 KiB, so that each
-        # step unpacks to at most 128 MiB. Not `stream_reader`: that takes a
-        # stream cut in a frame's middle for its end.
-        for at in range(0, file.size, 4096):
-            packed = file.read_at(at, min(4096, file.size - at))
-            while packed:
-                frame = frame or context.decompressobj()
-                if piece := frame.decompress(packed):
-                    yield piece
-                packed = b""
-                if frame.eof:
-                    packed, frame = frame.unused_data, None
-    except zstandard.ZstdError as error:
-        raise ShardError(f"{file.name}: broken zst stream: {error}") from error
-    if frame is not None:
-        raise ShardError(f"{file.name}: broken zst stream: it ends inside a frame")
+    for at in range(0, file.size, CHUNK_NBYTES):
+        yield file.read_at(at, min(CHUNK_NBYTES, file.size - at))

@@ -157,7 +157,9 @@ class ParquetFormat(Format):
         try:
             decoded: dict[str, int] = {}
             if encoded // rows < _LARGE_ROW_NBYTES:
-                first = next(reader.iter_batches(_FIRST_ROWS, row_groups=groups, columns=columns))
+                first: Any = next(reader.iter_batches(_FIRST_ROWS, row_groups=groups, columns=columns), None)
+                if first is None or not first.num_rows:
+                    raise ShardError(f"{file.name}: row groups that say they hold {rows} rows hold none")
                 decoded = {name: first.column(name).nbytes // first.num_rows for name in first.schema.names}
             repeated: list[str] = []
             if not stream and sum(decoded.values()) * rows > _REPETITIVE * encoded:

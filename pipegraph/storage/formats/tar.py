@@ -10,7 +10,7 @@ and so are those under a name like ``__meta__``.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, final, overload
 
 from pipegraph.errors import ShardError
@@ -48,18 +48,7 @@ class TarFormat(Format):
         return _samples(members(window.read, 0, file.size, file.name, marker=True), window, file.name)
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
-        first = count = 0
-        start = end = -1
-        for next_start in _sample_starts(file, 0, file.size, marker=True):
-            if count and next_start - start > block_nbytes and count > first + 1:
-                yield Block(start, end - start, first, count - 1 - first)
-                first, start = count - 1, end
-            elif start < 0:
-                start = next_start
-            end = next_start
-            count += 1
-        if count - 1 > first:
-            yield Block(start, end - start, first, count - 1 - first)
+        return blocks_between(_sample_starts(file, 0, file.size, marker=True), block_nbytes)
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         return _TarBlock(file, block)
@@ -129,6 +118,26 @@ class _Window:
         self._buffer = self._file.read_at(offset, max(nbytes, min(self._ahead, self._stop - offset)))
         self._ahead = min(2 * self._ahead, self._limit)
         return self._buffer[:nbytes]
+
+
+def blocks_between(starts: Iterable[int], block_nbytes: int) -> Iterator[Block]:
+    """Runs of whole samples of about ``block_nbytes``.
+
+    Args:
+        starts: where each sample starts, and at last where the last one ends.
+    """
+    first = count = 0
+    start = end = -1
+    for next_start in starts:
+        if count and next_start - start > block_nbytes and count > first + 1:
+            yield Block(start, end - start, first, count - 1 - first)
+            first, start = count - 1, end
+        elif start < 0:
+            start = next_start
+        end = next_start
+        count += 1
+    if count - 1 > first:
+        yield Block(start, end - start, first, count - 1 - first)
 
 
 def split_key(name: str) -> tuple[str, str] | None:

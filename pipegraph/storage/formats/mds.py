@@ -1,0 +1,260 @@
+"""MosaicML Streaming's MDS shards, as ``streaming.MDSWriter`` writes them.
+
+After the table of offsets comes the shard's own description as JSON: names, encodings and fixed sizes of the columns.
+A sample is the uint32 sizes of its columns of varying size, then the values of all columns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, final
+
+import numpy as np
+
+from pipegraph.errors import DataError, GraphError, ShardError
+from pipegraph.storage.shard_files import ShardFile
+
+from .offset_table import Offsets, TableRows, blocks_of, read_offsets, table_nbytes
+from .raw_images import raw_image
+from .shard_format import BLOCK_NBYTES, Block, Format, Sample
+
+_MAX_HEAD_NBYTES: Final = 1 << 20
+
+SCALARS: Final = {
+    name: np.dtype(name).newbyteorder("<")
+    for name in (
+        *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64"),
+    )
+}
+
+ARRAY_DTYPES: Final = {
+    **{
+        8: "uint8",
+        9: "int8",
+        16: "uint16",
+        17: "int16",
+        18: "float16",
+        32: "uint32",
+        33: "int32",
+        34: "float32",
+    },
+    **{64: "uint64", 65: "int64", 66: "float64"},
+}
+"""The number by which an array says its dtype."""
+
+_ENCODED_IMAGES: Final = ("jpeg", "png")
+
+Decoder = Callable[[bytes], Any]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What an MDS shard says of its samples.
+
+    Args:
+        names, encodings: of each column.
+        sizes: bytes of each column's values, None where they differ.
+    """
+
+    names: tuple[str, ...]
+    encodings: tuple[str, ...]
+    sizes: tuple[int | None, ...]
+
+
+@final
+class MdsFormat(Format):
+    """``.mds``: one field per column. Values have the types of their encodings.
+
+    ``int`` is an int, ``float32`` and its like NumPy's scalars, ``ndarray`` an array, ``json`` what the JSON says,
+    ``pil`` a uint8 array (H, W) or (H, W, C); ``jpeg`` and ``png`` stay encoded, for ``DecodeImage``.
+    Columns of pickles (``pkl``) are refused, since reading one runs what it says.
+
+    Args:
+        columns: to read; all by default.
+    """
+
+    suffixes = (".mds",)
+    in_place = True
+
+    def __init__(self, columns: Sequence[str] | None = None) -> None:
+        self.columns = None if columns is None else tuple(columns)
+
+    def choosing(self, columns: Sequence[str] | None, filter: Any) -> MdsFormat:
+        if filter is not None:
+            raise GraphError(
+                "Load(filter=...): MDS shards cannot be filtered while they are read; put a Filter behind Load"
+            )
+        return MdsFormat(columns)
+
+    def samples(self, file: ShardFile) -> Iterator[Sample]:
+        for block in self.index(file, file.stream_nbytes()):
+            yield from self.read(file, block)[:]
+
+    def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
+        offsets = read_offsets(file)
+        read_columns(file, offsets)
+        yield from blocks_of(offsets, block_nbytes)
+
+    def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
+        offsets = read_offsets(file)
+        return TableRows(file, offsets, block, self._decoder(read_columns(file, offsets), file.name))
+
+    def held_nbytes(self, samples: Sequence[Sample], block: Block) -> int:
+        assert isinstance(samples, TableRows)
+        return samples.nbytes
+
+    def fields(self, file: ShardFile) -> Mapping[str, str]:
+        columns = read_columns(file, read_offsets(file))
+        found = dict(zip(columns.names, columns.encodings, strict=True))
+        return {name: found[name] for name in self._chosen(columns, file.name)}
+
+    def _chosen(self, columns: Columns, name: str) -> Sequence[str]:
+        missing = next((each for each in self.columns or () if each not in columns.names), None)
+        if missing is not None:
+            raise DataError(
+                f"{name}: Load asks for the column {missing!r}; there are {', '.join(map(repr, columns.names))}"
+            )
+        return columns.names if self.columns is None else self.columns
+
+    def _decoder(self, columns: Columns, name: str) -> Callable[[bytes], Sample]:
+        chosen = frozenset(self._chosen(columns, name))
+        decoders: list[tuple[str, int | None, Decoder | None]] = [
+            (column, size, _value_decoder(encoding, column, name) if column in chosen else None)
+            for column, encoding, size in zip(columns.names, columns.encodings, columns.sizes, strict=True)
+        ]
+        head = 4 * columns.sizes.count(None)
+
+        def decode(data: bytes) -> Sample:
+            if len(data) < head:
+                raise ShardError(f"{name}: a sample of {len(data)} bytes holds no {head // 4} sizes")
+            lengths = iter(np.frombuffer(data, "<u4", head // 4).tolist())
+            at, sample = head, {}
+            for column, size, decoder in decoders:
+                stop = at + (next(lengths) if size is None else size)
+                if stop > len(data):
+                    raise ShardError(
+                        f"{name}: column {column!r} ends {stop - len(data)} bytes behind its sample"
+                    )
+                if decoder is not None:
+                    try:
+                        sample[column] = decoder(data[at:stop])
+                    except (ValueError, ArithmeticError, RecursionError) as error:
+                        raise ShardError(f"{name}: column {column!r}: {error}") from error
+                at = stop
+            if at != len(data):
+                raise ShardError(f"{name}: a sample has {len(data) - at} bytes behind its last column")
+            return sample
+
+        return decode
+
+
+def read_columns(file: ShardFile, offsets: Offsets) -> Columns:
+    """The shard's description of its columns.
+
+    Raises:
+        ShardError: there is none, or it is none.
+    """
+    start = table_nbytes(len(offsets) - 1)
+    nbytes = int(offsets[0]) - start
+    if nbytes > _MAX_HEAD_NBYTES:
+        raise ShardError(
+            f"{file.name}: a description of {nbytes} bytes, more than {_MAX_HEAD_NBYTES}, is none"
+        )
+    try:
+        head = json.loads(file.read_at(start, nbytes))
+        names, encodings = (tuple(head[f"column_{what}"]) for what in ("names", "encodings"))
+        sizes = tuple(head["column_sizes"])
+        if head.get("version") != 2 or head.get("format") != "mds":
+            raise ValueError(f"format {head.get('format')!r}, version {head.get('version')!r}")
+        if not len(set(names)) == len(names) == len(encodings) == len(sizes):
+            raise ValueError("names, encodings and sizes of columns differ in number")
+        if not all(isinstance(text, str) for text in (*names, *encodings)):
+            raise ValueError("names and encodings are texts")
+        if not all(size is None or (type(size) is int and size > 0) for size in sizes):
+            raise ValueError("sizes are whole numbers or null")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ShardError(f"{file.name}: not an MDS shard of version 2: {error}") from error
+    return Columns(names, encodings, sizes)
+
+
+def _value_decoder(encoding: str, column: str, name: str) -> Decoder:
+    kind, _, arguments = encoding.partition(":")
+    if kind == "pkl":
+        raise DataError(
+            f"{name}: column {column!r} holds pickles, which run code when they are read; write the column as json "
+            "or ndarray, or leave it out: Load(columns=[...])"
+        )
+    if kind == "ndarray":
+        dtype, _, shape = arguments.partition(":")
+        try:
+            fixed = tuple(map(int, shape.split(","))) if shape else None
+            known = SCALARS[dtype] if dtype else None
+        except (ValueError, KeyError) as error:
+            raise ShardError(f"{name}: column {column!r} has the odd encoding {encoding!r}") from error
+        return lambda data: _array(data, known, fixed)
+    if kind in SCALARS:
+        return lambda data: _scalar(data, SCALARS[kind])
+    found = _PLAIN.get(kind)
+    if found is None:
+        raise DataError(
+            f"{name}: column {column!r} has the encoding {encoding!r}, which is not read here; leave it out with "
+            "Load(columns=[...]), or write it as bytes, ndarray or json"
+        )
+    return found
+
+
+def _scalar(data: bytes, dtype: np.dtype[Any]) -> Any:
+    if len(data) != dtype.itemsize:
+        raise ValueError(f"{len(data)} bytes are no {dtype}")
+    return np.frombuffer(data, dtype)[0]
+
+
+def _array(data: bytes, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> Any:
+    """An array of its own: ``[dtype: 1] [dimensions * 4 + log2 of the bytes of a size: 1] [sizes] [values]``."""
+    at = 0
+    if dtype is None:
+        number = data[0] if data else -1
+        if number not in ARRAY_DTYPES:
+            raise ValueError(f"an array says the dtype {number}")
+        dtype, at = SCALARS[ARRAY_DTYPES[number]], 1
+    if shape is None:
+        if len(data) <= at:
+            raise ValueError("an array without a shape")
+        dims, width = data[at] >> 2, 1 << (data[at] & 3)
+        if at + 1 + dims * width > len(data):
+            raise ValueError("an array without a shape")
+        shape = tuple(np.frombuffer(data, f"<u{width}", dims, at + 1).tolist())
+        at += 1 + dims * width
+    count = 1
+    for size in shape:
+        count *= size  # in Python's numbers, which do not overflow
+    if count * dtype.itemsize != len(data) - at:
+        raise ValueError(f"{len(data) - at} bytes are no {dtype} array of shape {shape}")
+    return np.frombuffer(data, dtype, count, at).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def _int(data: bytes) -> int:
+    if len(data) != 8:
+        raise ValueError(f"{len(data)} bytes are no int64")
+    return int.from_bytes(data, "little", signed=True)
+
+
+def _json(data: bytes) -> Any:
+    return json.loads(data.decode())
+
+
+_PLAIN: Final[dict[str, Decoder]] = {
+    "bytes": lambda data: data,
+    "str": bytes.decode,
+    "int": _int,
+    "json": _json,
+    "str_int": lambda data: int(data.decode()),
+    "str_float": lambda data: float(data.decode()),
+    "str_decimal": lambda data: Decimal(data.decode()),
+    "pil": raw_image,
+    **dict.fromkeys(_ENCODED_IMAGES, lambda data: data),
+}

@@ -1,0 +1,110 @@
+"""Shards that begin with a table of offsets, as MDS and LitData's chunks do.
+
+The table is a uint32 count and the uint32 offsets of the samples and of their end, little-endian, counted from the
+start of the file.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import final, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from pipegraph.errors import ShardError
+from pipegraph.storage.shard_files import ShardFile
+
+from .shard_format import Block, Sample
+
+Offsets = npt.NDArray[np.int64]
+Decode = Callable[[bytes], Sample]
+"""The bytes of one sample to the sample."""
+
+
+def read_offsets(file: ShardFile) -> Offsets:
+    """The offset of each sample and of the end, int64 (samples + 1,).
+
+    Raises:
+        ShardError: the table does not fit the file, which may have been cut short.
+    """
+    if file.size < 8:
+        raise ShardError(f"{file.name}: {file.size} bytes hold no table of samples")
+    count = int.from_bytes(file.read_at(0, 4), "little")
+    end = table_nbytes(count)
+    if end > file.size:
+        raise ShardError(
+            f"{file.name}: says it has {count} samples, whose table takes {end} bytes, but it has {file.size}"
+        )
+    offsets = np.frombuffer(file.read_at(4, end - 4), "<u4").astype(np.int64)
+    if offsets[-1] != file.size:
+        raise ShardError(
+            f"{file.name}: its samples end at byte {offsets[-1]}, but it has {file.size}; it was cut short or is "
+            "another file"
+        )
+    if offsets[0] < end or (np.diff(offsets) < 0).any():
+        raise ShardError(f"{file.name}: the offsets of its samples are not in order")
+    return offsets
+
+
+def table_nbytes(count: int) -> int:
+    """The bytes before what follows the table."""
+    return 4 + 4 * (count + 1)
+
+
+def blocks_of(offsets: Offsets, block_nbytes: int) -> Iterator[Block]:
+    """Runs of whole samples of about ``block_nbytes``."""
+    first, count = 0, len(offsets) - 1
+    while first < count:
+        fitting = int(np.searchsorted(offsets, offsets[first] + block_nbytes, "right")) - 1
+        stop = min(max(fitting, first + 1), count)
+        start = int(offsets[first])
+        yield Block(start, int(offsets[stop]) - start, first, stop - first)
+        first = stop
+
+
+@final
+class TableRows(Sequence[Sample]):
+    """The samples of one block; each is one ``read_at`` of its own bytes.
+
+    Attributes:
+        file: where they are read from.
+        nbytes: of what says where they lie.
+    """
+
+    def __init__(self, file: ShardFile, offsets: Offsets, block: Block, decode: Decode) -> None:
+        stop = block.first + block.samples
+        if stop >= len(offsets) or (block.offset, block.offset + block.nbytes) != (
+            offsets[block.first],
+            offsets[stop],
+        ):
+            raise ShardError(
+                f"{file.name}: the block at byte {block.offset} is not where the shard has these samples; make the "
+                "index anew"
+            )
+        self.file, self._decode = file, decode
+        self._offsets = offsets[block.first : stop + 1].copy()
+        self.nbytes = self._offsets.nbytes
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1 or stop <= start:
+                return [self[i] for i in range(start, stop, step)]
+            ends = self._offsets[start : stop + 1].tolist()
+            data = self.file.read_at(ends[0], ends[-1] - ends[0])  # one read for a run of samples
+            base = ends[0]
+            return [self._decode(data[a - base : b - base]) for a, b in itertools.pairwise(ends)]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"block of {len(self)} samples has no sample {index}")
+        index %= len(self)
+        start = int(self._offsets[index])
+        return self._decode(self.file.read_at(start, int(self._offsets[index + 1]) - start))

@@ -1,0 +1,64 @@
+"""Streams packed with gz or zst, unpacked piece by piece."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import zlib
+from collections.abc import Iterator
+from typing import Final
+
+from pipegraph.errors import MissingExtraError, ShardError, StoreError
+from pipegraph.storage.shard_files import ShardFile
+
+CHUNK_NBYTES: Final = 1 << 20
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+
+
+def unpacked(file: ShardFile) -> Iterator[bytes]:
+    """The bytes of a gz or zst stream; its first bytes say which it is.
+
+    Raises:
+        ShardError: it is broken, or cut short.
+    """
+    if file.size and file.read_at(0, min(4, file.size)) == _ZSTD_MAGIC:
+        return _unzstd(file)
+    return _gunzip(file)
+
+
+def _gunzip(file: ShardFile) -> Iterator[bytes]:
+    try:
+        with file.open() as packed, gzip.GzipFile(fileobj=packed, mode="rb") as stream:
+            while piece := stream.read(CHUNK_NBYTES):
+                yield piece
+    except StoreError:
+        raise  # the bytes could not be had
+    except (OSError, EOFError, zlib.error) as error:
+        raise ShardError(f"{file.name}: broken gz stream: {error}") from error
+
+
+def _unzstd(file: ShardFile) -> Iterator[bytes]:
+    try:
+        zstandard = importlib.import_module("zstandard")
+    except ImportError as error:
+        raise MissingExtraError("zstandard", "shards", f"reading {file.name}") from error
+    # 128 MiB: the window of the strongest ordinary level; a frame may ask for far more.
+    context = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+    frame = None
+    try:
+        # Fed in pieces of 4 KiB: four bytes can stand for 128 KiB, so that each
+        # step unpacks to at most 128 MiB. Not `stream_reader`: that takes a
+        # stream cut in a frame's middle for its end.
+        for at in range(0, file.size, 4096):
+            packed = file.read_at(at, min(4096, file.size - at))
+            while packed:
+                frame = frame or context.decompressobj()
+                if piece := frame.decompress(packed):
+                    yield piece
+                packed = b""
+                if frame.eof:
+                    packed, frame = frame.unused_data, None
+    except zstandard.ZstdError as error:
+        raise ShardError(f"{file.name}: broken zst stream: {error}") from error
+    if frame is not None:
+        raise ShardError(f"{file.name}: broken zst stream: it ends inside a frame")

@@ -1,0 +1,116 @@
+"""What kinds of values the fields of samples have: one kind per field, for all samples of a data set. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pipegraph.errors import DataError
+
+Kinds = dict[str, str]
+"""Field -> ``"bytes"``, ``"text"``, ``"bool"``, ``"int"``, ``"float"``, ``"array:DTYPE"``, ``"json"`` or ``"null"``."""
+
+_NO_ARRAY = ("null", "json")
+
+
+def kind_of(value: Any) -> str:
+    """The kind of one value: lists of numbers are arrays, other lists and dicts JSON."""
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return "bytes"
+    if isinstance(value, bool | np.bool_):
+        return "bool"
+    if isinstance(value, int | np.integer):
+        return "int"
+    if isinstance(value, float | np.floating):
+        return "float"
+    if isinstance(value, np.ndarray):
+        return f"array:{value.dtype.newbyteorder('=').name}"
+    if hasattr(value, "detach") and hasattr(value, "numpy"):  # a tensor; torch is not needed to write shards
+        return kind_of(value.detach().cpu().numpy())
+    if isinstance(value, list | tuple) and value:
+        kinds = {kind_of(each) for each in value}
+        if kinds <= {"int", "float"}:
+            return "array:float64" if "float" in kinds else "array:int64"
+    return "json"
+
+
+def kinds_of(samples: Iterable[Mapping[str, Any]]) -> Kinds:
+    """The kinds of the fields of all these samples.
+
+    Raises:
+        DataError: samples have different fields, or a field has values of two kinds.
+    """
+    found: Kinds = {}
+    for number, sample in enumerate(samples):
+        kinds = {name: kind_of(value) for name, value in sample.items()}
+        if number and kinds.keys() != found.keys():
+            odd = ", ".join(sorted(map(str, kinds.keys() ^ found.keys())))
+            raise DataError(
+                f"samples of one data set must have the same fields; two of them differ in {odd}: give all of them "
+                "the same, or write tar, where they may differ"
+            )
+        for name, kind in kinds.items():
+            found[name] = _joined(found[name], kind, name) if number else kind
+    return found
+
+
+def _joined(one: str, other: str, field: str) -> str:
+    if one == other or other == "null":
+        return one
+    if one == "null":
+        return other
+    if {one, other} == {"int", "float"}:
+        return "float"
+    arrays = {"array:int64", "array:float64", "json"}  # an empty list, or one of whole numbers among others
+    if {one, other} <= arrays:
+        return "array:float64" if "array:float64" in (one, other) else "array:int64"
+    raise DataError(
+        f"field {field!r} is {one} in one sample and {other} in another; make all values of a field alike"
+    )
+
+
+def fitted(value: Any, kind: str, field: str) -> Any:
+    """The value as the plain type of its kind: an int, an array of the dtype, a JSON text ...; None stays None.
+
+    Raises:
+        DataError: it is of another kind.
+    """
+    if value is None:
+        return None
+    found = kind_of(value)
+    name, _, dtype = kind.partition(":")
+    try:
+        if name == "array" and (found.startswith("array:") or isinstance(value, list | tuple)):
+            array = value.detach().cpu().numpy() if hasattr(value, "detach") else value
+            if isinstance(value, np.ndarray) and value.dtype.newbyteorder("=") != np.dtype(dtype):
+                raise TypeError(f"an array of {value.dtype}")
+            return np.ascontiguousarray(array, dtype=dtype)
+        if found == kind or (kind == "float" and found == "int"):
+            plain = {"int": int, "float": float, "bool": bool, "bytes": bytes}.get(kind)
+            return plain(value) if plain is not None else value if kind == "text" else as_json(value)
+        if kind == "json":
+            return as_json(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"field {field!r} holds {kind} in this data set, not this value: {error}") from error
+    raise DataError(
+        f"field {field!r} holds {kind} in the samples that were looked at first, and {found} in this one; make all "
+        "values of a field alike"
+    )
+
+
+def as_json(value: Any) -> str:
+    """JSON that is the same wherever it is made."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no place in JSON")

@@ -1,0 +1,221 @@
+"""A whole data set to shards, in parallel; the same shards whatever the workers, and however often it was stopped.
+
+First a plan, which follows from the source alone: which samples go to which shard. Then each shard is one task of one
+worker process. A stopped run leaves whole shards and a note of them, and the next one writes the others.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pipegraph.errors import DataError, GraphError
+from pipegraph.machine import cores
+from pipegraph.order.permutation import key64, permute_one
+from pipegraph.storage.manifest import Manifest, PartIndex
+from pipegraph.units import parse_bytes
+
+from .encoders import check_format, encoder_for, has_columns, index_json
+from .field_kinds import Kinds, kinds_of
+from .pack_sources import PackSource, Stream, source_of
+from .pack_worker import Job, begin_worker, shard_in_worker, write_part
+from .shard_writer import SIZE, ShardWriter
+from .tar_encoder import MARKER_NBYTES
+from .target import Target
+
+Int64Array = npt.NDArray[np.int64]
+
+_PROBES: Final = 64
+"""Samples, spread over the data set, from which sizes and kinds of fields are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackProgress:
+    """How far `pack_shards` is; shards of a stopped run count as done.
+
+    Args:
+        shards_done, shards: of how many; None where only the end of the stream will tell.
+        samples_done, samples: the same of samples.
+        nbytes: of the shards done.
+    """
+
+    shards_done: int
+    shards: int | None
+    samples_done: int
+    samples: int | None
+    nbytes: int
+
+
+Progress = Callable[[PackProgress], None]
+
+
+def pack_shards(
+    source: Any,
+    target: str | os.PathLike[str],
+    *,
+    format: str = "tar",
+    size: int | str = SIZE,
+    workers: int | None = None,
+    shuffle: int | None = None,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Write a data set as shards, with their manifest.
+
+    The same call after a crash or an interrupt writes only what is missing; one on a complete folder changes nothing.
+
+    Args:
+        source: a folder of files or of shards, a text file that lists files, a pattern of shards, the folder or
+            ``hf:NAME:SPLIT`` of a Hugging Face data set, a list of paths, a data set with ``__len__`` and
+            ``__getitem__``, an iterable of dicts, or a function that returns one of these.
+        target: the folder for the shards.
+        format: ``"tar"``, ``"parquet"`` or ``"mds"``.
+        size: about how large shards are, in bytes or such as ``"128 MB"``. Tars of files never exceed it, unless a
+            single sample does; for others the number of samples follows from some all over the data.
+        workers: processes; by default one per core. A stream is read and written by this one.
+        shuffle: a seed: the samples are written in an order drawn from it, the same whatever the workers.
+        progress: called in this thread after each shard.
+
+    Raises:
+        DataError: the source is empty, a sample has no place in the format, or the folder holds something else.
+        GraphError: an argument is none.
+    """
+    nbytes = parse_bytes(size, "pack: size")
+    check_format(format)
+    count = max(1, int(cores())) if workers is None else workers
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise GraphError(f"pack: workers must be an int >= 1, got {workers!r}")
+    found = source_of(source)
+    if isinstance(found, Stream):
+        if shuffle is not None:
+            raise GraphError(
+                "pack: a stream cannot be shuffled as it passes; write it to shards, then pack those with a shuffle"
+            )
+        return _pack_stream(found, target, format, nbytes, progress)
+    if not len(found):
+        raise DataError("pack: the source has no samples")
+    settings = {"format": format, "size": nbytes, "source": found.describe(), "shuffle": shuffle}
+    with Target(target, settings) as goal:
+        if goal.complete:
+            return goal.manifest()
+        return _pack_in_parallel(found, goal, nbytes, count, progress)
+
+
+def _pack_stream(
+    stream: Stream, target: Any, format: str, nbytes: int, progress: Progress | None
+) -> Manifest:
+    with ShardWriter(target, format, nbytes, source="stream") as writer:
+        if not writer.complete:
+            done, shards = writer.written, writer.shards
+            for number, sample in enumerate(stream):
+                if number < done:
+                    continue
+                writer.write(sample)
+                if progress and writer.shards != shards:
+                    shards = writer.shards
+                    progress(PackProgress(shards, None, writer.written, None, shards * nbytes))
+        return writer.close()
+
+
+def _pack_in_parallel(
+    source: PackSource, target: Target, nbytes: int, workers: int, progress: Progress | None
+) -> Manifest:
+    format, seed = target.settings["format"], target.settings["shuffle"]
+    if target.kinds is None and has_columns(format):
+        target.note_kinds(kinds_of(source.read(number) for number in _spread(len(source))))
+    kinds = target.kinds or {}
+    order = np.arange(len(source), dtype=np.int64)
+    if seed is not None:
+        order = permute_one(order, len(order), key64("pack", seed))
+    parts = planned(source, order, format, kinds, nbytes)
+    todo = [number for number in range(len(parts)) if number not in target.finished]
+
+    def report() -> None:
+        if progress:
+            done = target.finished.values()
+            progress(
+                PackProgress(
+                    len(done),
+                    len(parts),
+                    sum(index.samples for index in done),
+                    len(source),
+                    sum(index.part.size or 0 for index in done),
+                )
+            )
+
+    job = Job(source, format, kinds, nbytes, target.lock_fd)
+    tasks = [(number, target.path(number), parts[number]) for number in todo]
+    for number, index in _results(job, tasks, min(workers, len(tasks)), report):
+        target.add(number, index)
+        report()
+    source.close()
+    encoder = encoder_for(format, kinds, nbytes)
+    return target.finish(index_json(encoder, target.finished))
+
+
+def _spread(count: int) -> list[int]:
+    return sorted({int(place) for place in np.linspace(0, count - 1, min(count, _PROBES))})
+
+
+def planned(
+    source: PackSource, order: Int64Array, format: str, kinds: Kinds, nbytes: int
+) -> list[Int64Array]:
+    """The numbers of the samples of each shard. Depends on the source, the order and the size alone."""
+    sizes = source.nbytes
+    if sizes is None:
+        encoder = encoder_for(format, kinds, nbytes)
+        probes = [encoder.size(encoder.encode(source.read(n), n)) for n in _spread(len(order))]
+        shards = max(1, -(-sum(probes) * len(order) // (len(probes) * nbytes)))
+        return np.array_split(order, min(shards, len(order)))
+    ends = np.cumsum(sizes[order])
+    room, cuts, start = nbytes - MARKER_NBYTES, list[int](), 0
+    while True:
+        before = int(ends[start - 1]) if start else 0
+        stop = max(int(np.searchsorted(ends, before + room, "right")), start + 1)
+        if stop >= len(order):
+            return np.split(order, cuts)
+        cuts.append(stop)
+        start = stop
+
+
+def _results(
+    job: Job, tasks: list[tuple[int, str, Int64Array]], workers: int, started: Callable[[], None]
+) -> Iterator[tuple[int, PartIndex]]:
+    """Finished shards as they come. After a failure no further one is begun."""
+    if workers <= 1:
+        started()
+        for number, path, samples in tasks:
+            yield number, write_part(job, path, samples)
+        return
+    # Forked workers start at once, with all that is imported here; a process that has other threads cannot fork safely.
+    method = "fork" if threading.active_count() == 1 else "forkserver"
+    context = multiprocessing.get_context(method)
+    stop = context.Event()
+    arguments = (job if method == "fork" else job.sealed(), stop, os.getpid() if method == "fork" else None)
+    with ProcessPoolExecutor(workers, context, begin_worker, arguments) as pool:
+        waiting = iter(tasks)
+        pending: dict[Future[PartIndex], int] = {}
+
+        def submit(count: int) -> None:
+            for number, path, samples in islice(waiting, count):
+                pending[pool.submit(shard_in_worker, path, samples)] = number
+
+        try:
+            submit(2 * workers)
+            started()  # behind the fork: what it starts may have threads
+            while pending:
+                for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                    yield pending.pop(future), future.result()
+                    submit(1)
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -1,0 +1,402 @@
+"""What can be packed: files, shards, data sets with random access, and streams."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, final
+
+import numpy as np
+
+from pipegraph.errors import DataError, MissingExtraError
+from pipegraph.storage.folders import list_files
+from pipegraph.storage.formats import format_of
+from pipegraph.storage.formats.tar import split_key
+from pipegraph.storage.indexing import build_manifest
+from pipegraph.storage.manifest import Manifest
+from pipegraph.storage.parts import expand_parts
+from pipegraph.storage.shard_files import LocalFile, ShardFile
+
+from .encoder import Sample
+from .tar_encoder import member_nbytes
+
+SHARD_SUFFIXES: Final = (".tar", ".parquet", ".mds", ".mds.zstd", ".mds.gz")
+"""A folder of nothing but these, and what describes them, is one of shards and not one of files."""
+
+_BESIDE_SHARDS: Final = (".json", ".txt", ".md")
+_HELD_NBYTES: Final = 1 << 30
+"""What blocks that are not read in place may hold while shards are rewritten."""
+
+
+class PackSource(ABC):
+    """Samples by their number: each worker reads its own.
+
+    Attributes:
+        nbytes: of each sample in a tar, int64 (samples,), where that is known without reading them.
+    """
+
+    nbytes: np.ndarray[Any, np.dtype[np.int64]] | None = None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Samples."""
+
+    @abstractmethod
+    def read(self, number: int) -> Sample:
+        """One sample."""
+
+    @abstractmethod
+    def describe(self) -> Any:
+        """JSON by which the same data is known: a stopped pack is resumed with it, and no other."""
+
+    def close(self) -> None:  # noqa: B027
+        """Give back what is held."""
+
+
+@final
+class FilesSource(PackSource):
+    """Files: those of one sample share the path up to the first dot of the last component.
+
+    Args:
+        root: paths are relative to it, and make the keys.
+        paths: of the files.
+        labels: of each file, where there are any.
+    """
+
+    def __init__(self, root: str, paths: Sequence[str], labels: Sequence[int] | None = None) -> None:
+        self.root = root
+        samples: dict[str, list[Any]] = {}
+        self._digest = hashlib.blake2b(digest_size=16)
+        for place, path in enumerate(paths):
+            split = split_key(path)
+            if split is None:
+                raise DataError(
+                    f"{os.path.join(root, path)!r}: a file's ending says what it is in its sample, and this one has "
+                    "none; rename it, or leave it out of the folder or list"
+                )
+            status = os.stat(os.path.join(root, path))
+            self._digest.update(
+                f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
+            )
+            key, field = split
+            entry = samples.setdefault(key, [None if labels is None else int(labels[place])])
+            if any(field == each[0] for each in entry[1:]):
+                raise DataError(
+                    f"{os.path.join(root, path)!r}: the sample {key!r} has the field {field!r} twice"
+                )
+            entry.append((field, path, status.st_size))
+        self._samples = list(samples.items())
+        self.nbytes = np.fromiter((self._sample_nbytes(entry) for _, entry in self._samples), np.int64)
+
+    @staticmethod
+    def _sample_nbytes(entry: Sequence[Any]) -> int:
+        sizes = [nbytes for _, _, nbytes in entry[1:]]
+        if entry[0] is not None:
+            sizes.append(1)  # the label
+        return member_nbytes(sizes)
+
+    @staticmethod
+    def of_folder(root: str) -> FilesSource:
+        """The files of a folder; with class folders, each sample gets the number of its own as its label."""
+        files = list_files(root)
+        labels = None if files.labels is None else files.labels.tolist()
+        return FilesSource(files.root, files.paths, labels)
+
+    @staticmethod
+    def of_list(path: str) -> FilesSource:
+        """The files that a text names, one per line, relative to its own folder; behind a tab a label."""
+        names, labels = [], []
+        with open(path, encoding="utf-8", errors="surrogateescape") as lines:
+            for number, line in enumerate(lines, 1):
+                name, tab, label = line.rstrip("\r\n").partition("\t")
+                if not name.strip():
+                    continue
+                names.append(os.path.normpath(name))
+                try:
+                    labels.append(int(label) if tab else None)
+                except ValueError:
+                    raise DataError(
+                        f"{path}, line {number}: a label is a whole number, got {label!r}"
+                    ) from None
+        if not names:
+            raise DataError(f"{path}: a list of files, one per line, but it names none")
+        if len({label is None for label in labels}) > 1:
+            raise DataError(f"{path}: some lines have a label and some have none")
+        root = os.path.dirname(os.path.abspath(path))
+        return FilesSource.of_paths(names, root, None if None in labels else labels)  # type: ignore[arg-type]
+
+    @staticmethod
+    def of_paths(paths: Sequence[str], root: str, labels: Sequence[int] | None = None) -> FilesSource:
+        """Files by their paths, relative to a folder or below it."""
+        below = [os.path.relpath(os.path.join(root, path), root).replace(os.sep, "/") for path in paths]
+        outside = next((path for path in below if path.startswith("../")), None)
+        if outside is not None:
+            root = os.path.commonpath([os.path.abspath(os.path.join(root, path)) for path in below])
+            root = root if os.path.isdir(root) else os.path.dirname(root)
+            return FilesSource.of_paths([os.path.abspath(path) for path in paths], root, labels)
+        return FilesSource(root, below, labels)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def describe(self) -> Any:
+        return {"files": len(self._samples), "digest": self._digest.hexdigest()}
+
+    def __reduce__(self) -> Any:
+        state = {name: value for name, value in vars(self).items() if name != "_digest"}
+        return _files_again, (state,)
+
+    def read(self, number: int) -> Sample:
+        key, entry = self._samples[number]
+        sample: dict[str, Any] = {"key": key}
+        for field, path, nbytes in entry[1:]:
+            sample[field] = _content(os.path.join(self.root, path), nbytes)
+        if entry[0] is not None and "cls" not in sample:
+            sample["label"] = entry[0]
+        return sample
+
+
+def _files_again(state: dict[str, Any]) -> FilesSource:
+    source = FilesSource.__new__(FilesSource)
+    vars(source).update(state)
+    return source
+
+
+def _content(path: str, nbytes: int) -> bytes:
+    """All of a file that was listed with this size."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        data = os.read(fd, nbytes + 1)
+        while nbytes > len(data) and (more := os.read(fd, nbytes + 1 - len(data))):
+            data += more  # a read gives at most 2 GiB
+    finally:
+        os.close(fd)
+    if len(data) != nbytes:
+        raise DataError(
+            f"{path!r}: had {nbytes} bytes when the files were listed, and has changed since; pack again"
+        )
+    return data
+
+
+@final
+class SequenceSource(PackSource):
+    """A data set with ``__len__`` and ``__getitem__``. Samples that are tuples have the fields ``"0"``, ``"1"`` ..."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = _undecoded(dataset)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def describe(self) -> Any:
+        fingerprint = getattr(self.dataset, "_fingerprint", None)  # Hugging Face's
+        return {
+            "dataset": type(self.dataset).__qualname__,
+            "samples": len(self.dataset),
+            **({"fingerprint": fingerprint} if isinstance(fingerprint, str) else {}),
+        }
+
+    def read(self, number: int) -> Sample:
+        return as_sample(self.dataset[number])
+
+
+@final
+class ShardsSource(PackSource):
+    """Shards of any format, by the samples' numbers in them."""
+
+    def __init__(self, parts: Any) -> None:
+        found = expand_parts(parts)
+        remote = next((part for part in found if not part.is_local), None)
+        if remote is not None:
+            raise DataError(
+                f"{remote.uri}: shards in a store are not packed again; read them with a graph and write its samples "
+                "with pg.ShardWriter"
+            )
+        self.manifest: Manifest = build_manifest(found, checksums=False)
+        self._starts = np.concatenate([[0], np.cumsum(self.manifest.block_samples)])
+        self._files: dict[int, ShardFile] = {}
+        self._blocks: OrderedDict[int, tuple[Any, int]] = OrderedDict()
+        self._held = 0
+
+    def __reduce__(self) -> Any:
+        return _shards_again, (self.manifest,)
+
+    def __len__(self) -> int:
+        return len(self.manifest)
+
+    def describe(self) -> Any:
+        versions = [part.version or os.stat(part.uri).st_mtime_ns for part in self.manifest.parts]
+        text = json.dumps([self.manifest.digest, versions])
+        return {
+            "samples": len(self.manifest),
+            "digest": hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
+        }
+
+    def read(self, number: int) -> Sample:
+        block = int(np.searchsorted(self._starts, number, "right")) - 1
+        return as_sample(self._rows(block)[number - int(self._starts[block])])
+
+    def _rows(self, number: int) -> Any:
+        if number in self._blocks:
+            self._blocks.move_to_end(number)
+            return self._blocks[number][0]
+        part_number, block = self.manifest.block(number)
+        part = self.manifest.parts[part_number]
+        file = self._files.get(part_number)
+        if file is None:
+            file = self._files[part_number] = LocalFile(part.uri)
+        form = format_of(part)
+        rows = form.read(file, block)
+        nbytes = form.held_nbytes(rows, block)
+        while self._blocks and self._held + nbytes > _HELD_NBYTES:
+            self._held -= self._blocks.popitem(last=False)[1][1]
+        self._blocks[number] = (rows, nbytes)
+        self._held += nbytes
+        return rows
+
+    def close(self) -> None:
+        self._blocks.clear()
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+
+def _shards_again(manifest: Manifest) -> ShardsSource:
+    source = ShardsSource.__new__(ShardsSource)
+    source.manifest = manifest
+    source._starts = np.concatenate([[0], np.cumsum(manifest.block_samples)])
+    source._files, source._blocks, source._held = {}, OrderedDict(), 0
+    return source
+
+
+@final
+class Stream:
+    """What can only be iterated: samples one after the other."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(as_sample, self.items)
+
+
+def as_sample(item: Any) -> Sample:
+    """A dict of fields.
+
+    Raises:
+        DataError: an item that is neither a dict nor a tuple or list.
+    """
+    if isinstance(item, Mapping):
+        odd = next((name for name in item if not isinstance(name, str)), None)
+        if odd is not None:
+            raise DataError(f"the names of fields are texts, got {odd!r}")
+        return item
+    if isinstance(item, tuple | list):
+        return {str(place): value for place, value in enumerate(item)}
+    raise DataError(
+        f"a sample is a dict of fields or a tuple, got {type(item).__name__}; wrap it: {{'text': item}}"
+    )
+
+
+def _undecoded(dataset: Any) -> Any:
+    """A Hugging Face data set whose images and sounds stay the bytes that they are stored as."""
+    features = getattr(dataset, "features", None)
+    if features is None or not hasattr(dataset, "cast_column"):
+        return dataset
+    module = importlib.import_module("datasets")
+    encoded = [name for name, kind in features.items() if isinstance(kind, module.Image | module.Audio)]
+    for name in encoded:
+        dataset = dataset.cast_column(name, type(features[name])(decode=False))
+    return _Encoded(dataset, encoded) if encoded else dataset
+
+
+class _Encoded:
+    """Takes the bytes out of ``{"bytes", "path"}``."""
+
+    def __init__(self, dataset: Any, fields: Sequence[str]) -> None:
+        self.dataset, self.fields = dataset, fields
+        self._fingerprint = getattr(dataset, "_fingerprint", None)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, number: int) -> Any:
+        sample = dict(self.dataset[number])
+        for field in self.fields:
+            value = sample[field]
+            if value is not None and value.get("bytes") is None:
+                with open(value["path"], "rb") as file:
+                    value = {"bytes": file.read()}
+            sample[field] = None if value is None else value["bytes"]
+        return sample
+
+
+def source_of(given: Any) -> PackSource | Stream:
+    """What a user has named, as something that can be packed.
+
+    Args:
+        given: a folder of files, or of shards; a text file that lists files; a pattern of shards; ``hf:NAME:SPLIT`` or
+            the folder of a saved Hugging Face data set; a list of paths; a data set; an iterable; or a function that
+            returns one of these.
+
+    Raises:
+        DataError: it is none of these, or is empty.
+    """
+    if callable(given) and not hasattr(type(given), "__iter__") and not hasattr(given, "__getitem__"):
+        given = given()
+    if isinstance(given, PackSource | Stream):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return _named(os.fspath(given))
+    if (
+        isinstance(given, list | tuple)
+        and given
+        and all(isinstance(each, str | os.PathLike) for each in given)
+    ):
+        paths = [os.fspath(each) for each in given]
+        if all(path.endswith(SHARD_SUFFIXES) for path in paths):
+            return ShardsSource(paths)
+        return FilesSource.of_paths(paths, os.getcwd())
+    if hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, Mapping):
+        return SequenceSource(given)
+    if isinstance(given, Iterable) and not isinstance(given, Mapping | bytes):
+        return Stream(given)
+    raise DataError(
+        f"a {type(given).__name__} cannot be packed; give a folder, a list of files, a data set or an iterable of dicts"
+    )
+
+
+def _named(path: str) -> PackSource:
+    if path.startswith("hf:"):
+        return SequenceSource(_hub(path.removeprefix("hf:")))
+    if os.path.isdir(path):
+        if os.path.isfile(os.path.join(path, "dataset_info.json")):
+            return SequenceSource(_datasets(path).load_from_disk(path))
+        return ShardsSource(path) if _holds_shards(path) else FilesSource.of_folder(path)
+    if path.endswith((".txt", ".lst")) and os.path.isfile(path):
+        return FilesSource.of_list(path)
+    return ShardsSource(path)
+
+
+def _holds_shards(folder: str) -> bool:
+    with os.scandir(folder) as entries:
+        names = [entry.name.lower() for entry in entries if not entry.name.startswith(".")]
+    shards = [name for name in names if name.endswith(SHARD_SUFFIXES)]
+    return bool(shards) and all(name.endswith((*SHARD_SUFFIXES, *_BESIDE_SHARDS)) for name in names)
+
+
+def _hub(text: str) -> Any:
+    name, _, split = text.partition(":")
+    return _datasets(f"hf:{text}").load_dataset(name, split=split or "train")
+
+
+def _datasets(what: str) -> Any:
+    try:
+        return importlib.import_module("datasets")
+    except ImportError as error:
+        raise MissingExtraError("datasets", "hf", f"packing {what}") from error

@@ -1,0 +1,112 @@
+"""Parquet shards through pyarrow."""
+
+from __future__ import annotations
+
+import importlib
+from io import RawIOBase
+from typing import Any, Final, final
+
+import numpy as np
+
+from pipegraph.errors import DataError, MissingExtraError
+
+from .encoder import Encoder, Sample
+from .field_kinds import Kinds, fitted
+
+GROUP_NBYTES: Final = 16_000_000
+"""About what a row group holds before it is encoded: readers decode whole ones."""
+
+_FIXED: Final = {"int": 8, "float": 8, "bool": 1, "null": 0}
+
+
+@final
+class ParquetEncoder(Encoder):
+    """One column per field, in the order of the fields; values that are None are nulls, JSON is text.
+
+    Args:
+        kinds: of the fields.
+    """
+
+    suffix = ".parquet"
+
+    def __init__(self, kinds: Kinds) -> None:
+        try:
+            self._arrow = importlib.import_module("pyarrow")
+            self._parquet = importlib.import_module("pyarrow.parquet")
+        except ImportError as error:
+            raise MissingExtraError("pyarrow", "shards", "writing Parquet") from error
+        self.kinds = dict(kinds)
+        self._schema = self._arrow.schema([(name, self._type(name, kind)) for name, kind in kinds.items()])
+        self._writer: Any = None
+        self._rows: list[list[Any]] = []
+        self._held = 0
+
+    def _type(self, field: str, kind: str) -> Any:
+        arrow = self._arrow
+        name, _, dtype = kind.partition(":")
+        if name == "array":
+            try:
+                return arrow.list_(arrow.from_numpy_dtype(np.dtype(dtype)))
+            except arrow.ArrowException as error:
+                raise DataError(f"field {field!r}: Parquet has no arrays of {dtype}") from error
+        plain = {
+            "bytes": arrow.binary(),
+            "bool": arrow.bool_(),
+            "int": arrow.int64(),
+            "float": arrow.float64(),
+        }
+        return arrow.null() if name == "null" else plain.get(name, arrow.string())
+
+    def encode(self, sample: Sample, number: int) -> list[Any]:
+        row = []
+        for field, kind in self.kinds.items():
+            given = sample.get(field)
+            value = fitted(f"{number:09d}" if field == "key" and given is None else given, kind, field)
+            if isinstance(value, np.ndarray) and value.ndim != 1:
+                raise DataError(
+                    f"field {field!r}: Parquet keeps lists of numbers, not arrays of shape {value.shape}; write mds, "
+                    "or flatten them"
+                )
+            row.append(value)
+        odd = [name for name in sample if name not in self.kinds]
+        if odd:
+            raise DataError(f"sample {number} has the field {odd[0]!r}, which those looked at first have not")
+        return row
+
+    def size(self, encoded: list[Any]) -> int:
+        return sum(
+            value.nbytes
+            if isinstance(value, np.ndarray)
+            else len(value)
+            if isinstance(value, str | bytes)
+            else 8
+            for value in encoded
+        )
+
+    def begin(self, file: RawIOBase) -> None:
+        self._writer = self._parquet.ParquetWriter(file, self._schema, write_page_checksum=True)
+        self._rows, self._held, self.samples = [], 0, 0
+
+    def add(self, encoded: list[Any]) -> None:
+        self._rows.append(encoded)
+        self._held += self.size(encoded)
+        self.samples += 1
+        if self._held >= GROUP_NBYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            columns = [
+                self._arrow.array(list(column), field.type)
+                for column, field in zip(zip(*self._rows, strict=True), self._schema, strict=True)
+            ]
+        except (self._arrow.ArrowException, OverflowError) as error:
+            raise DataError(f"a value has no place in its Parquet column: {error}") from error
+        table = self._arrow.table(columns, schema=self._schema)
+        self._writer.write_table(table, row_group_size=max(1, len(self._rows)))
+        self._rows, self._held = [], 0
+
+    def finish(self) -> None:
+        if self._rows:
+            self._flush()
+        self._writer.close()

@@ -1,0 +1,150 @@
+"""One shard on its way to disk: under a temporary name, checksummed as it is written, durable before it has its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterable
+from typing import Any, final
+
+from pipegraph.errors import DataError, note
+from pipegraph.storage.checksum import crc32c_extend
+from pipegraph.storage.formats import format_of
+from pipegraph.storage.indexing import index_part
+from pipegraph.storage.manifest import PartIndex, sync_folder
+from pipegraph.storage.parts import Part
+from pipegraph.storage.shard_files import LocalFile
+
+from .encoder import Encoder, Sample
+
+PARTIAL = ".partial-"
+"""In the name of what is not finished."""
+
+_PIECE_NBYTES = 1 << 20
+
+
+@final
+class ChecksumFile(io.RawIOBase):
+    """A new file, written in pieces of a megabyte.
+
+    Attributes:
+        crc32c: of what was written, after :meth:`flush`.
+        nbytes: written so far.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._extend = crc32c_extend()
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self.crc32c = 0
+        self.nbytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.nbytes
+
+    def write(self, data: Any) -> int:
+        piece = data if isinstance(data, bytes) else bytes(data)
+        nbytes = len(piece)
+        self._pieces.append(piece)
+        self._held += nbytes
+        self.nbytes += nbytes
+        if self._held >= _PIECE_NBYTES:
+            self.flush()
+        return nbytes
+
+    def flush(self) -> None:
+        if not self._held:
+            return
+        data = b"".join(self._pieces)
+        self._pieces, self._held = [], 0
+        self.crc32c = self._extend(self.crc32c, data)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._fd, left) :]
+
+    def sync(self) -> None:
+        """Everything written is on the disk."""
+        self.flush()
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        super().close()
+
+
+@final
+class OpenShard:
+    """A shard that is being written; :meth:`finish` gives it its name, :meth:`abandon` leaves no trace of it.
+
+    Args:
+        path: its name when it is finished.
+    """
+
+    def __init__(self, path: str, encoder: Encoder) -> None:
+        folder, name = os.path.split(path)
+        self._path, self._encoder = path, encoder
+        self._temporary = os.path.join(folder, f".{name}{PARTIAL}{os.getpid()}")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._temporary)  # of an earlier process with the same number
+        self._file = ChecksumFile(self._temporary)
+        encoder.begin(self._file)
+
+    def finish(self) -> PartIndex:
+        """The shard is complete, and on the disk.
+
+        Raises:
+            OSError: there is no room, or the disk fails.
+        """
+        try:
+            self._file.flush()
+            crc, nbytes = self._file.crc32c, self._file.nbytes
+            blocks = self._encoder.finish()
+            self._file.sync()
+            part = Part(self._path, self._file.nbytes)
+            if blocks is not None and [(b.offset, b.nbytes) for b in blocks] == [(0, nbytes)]:
+                index = PartIndex(part, blocks, self._file.crc32c, (crc,))
+            else:
+                with LocalFile(self._temporary) as file:
+                    index = index_part(part, file, format_of(part))
+            os.replace(self._temporary, self._path)
+        finally:
+            self.abandon()
+        sync_folder(os.path.dirname(self._path))
+        return index
+
+    def abandon(self) -> None:
+        """Remove what was written, if it was not finished."""
+        self._file.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._temporary)
+
+
+def write_shard(path: str, encoder: Encoder, samples: Iterable[tuple[int, Sample]]) -> PartIndex:
+    """A whole shard.
+
+    Args:
+        samples: with their numbers in the data set.
+
+    Raises:
+        DataError: a sample cannot be written; a note says which.
+    """
+    shard = OpenShard(path, encoder)
+    try:
+        number = -1
+        try:
+            for number, sample in samples:
+                encoder.add(encoder.encode(sample, number))
+        except DataError as error:
+            note(error, f"sample {number} of the source, in {os.path.basename(path)}")
+            raise
+        return shard.finish()
+    except BaseException:
+        shard.abandon()
+        raise

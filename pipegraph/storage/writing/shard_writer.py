@@ -1,0 +1,164 @@
+"""``pg.ShardWriter``: shards from a loop of the user's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self, final
+
+from pipegraph.errors import DataError, LoaderClosedError, note
+from pipegraph.storage.manifest import Manifest
+from pipegraph.units import parse_bytes
+
+from .encoder import Encoder
+from .encoders import check_format, encoder_for, has_columns, index_json
+from .field_kinds import kinds_of
+from .shard_file import OpenShard
+from .target import Target
+
+SIZE = "128 MB"
+"""Of a shard: large enough that requests to a store do not count."""
+
+
+@final
+class ShardWriter:
+    """Writes samples to shards of about one size, with a manifest of all of them at the end.
+
+    A loop that was stopped resumes: give a writer on the same folder the samples from number ``written`` on::
+
+        with pg.ShardWriter("shards", format="tar") as writer:
+            for sample in itertools.islice(samples(), writer.written, None):
+                writer.write(sample)
+
+    Samples are dicts. ``"key"`` names a sample, else its number does. In a tar each other field is a file
+    ``KEY.FIELD``: bytes as they are, text, numbers as text, arrays as ``.npy``, other values as JSON; an int
+    ``"label"`` is ``cls``. In Parquet and MDS each field is a column, of the kind that it has in the first sample.
+
+    Not thread-safe.
+
+    Args:
+        target: the folder.
+        format: ``"tar"``, ``"parquet"`` or ``"mds"``.
+        size: of a shard, in bytes or such as ``"128 MB"``; one that has a single larger sample is larger.
+
+    Raises:
+        DataError: the folder holds other shards, was begun with other settings, or is written by another process.
+        GraphError: the format or the size is none.
+
+    Attributes:
+        written: samples in finished shards, those from before a stop included.
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        format: str = "tar",
+        size: int | str = SIZE,
+        *,
+        source: Any = None,
+    ) -> None:
+        self._nbytes = parse_bytes(size, "ShardWriter: size")
+        self._format = check_format(format)
+        settings = {"format": format, "size": self._nbytes, "source": source, "shuffle": None}
+        self._target = Target(target, settings)
+        self._shard: OpenShard | None = None
+        self._encoder: Encoder | None = None
+        self._held = 0
+        self._closed = False
+        if self._target.complete:
+            self.written = len(self._target.manifest())
+            return
+        # Only those without a gap before them: what comes behind one would be written twice.
+        done = self._target.finished
+        for number in sorted(done):
+            if number >= next((n for n in range(len(done) + 1) if n not in done), 0):
+                del done[number]
+        self.written = sum(index.samples for index in done.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was written before."""
+        return self._target.complete
+
+    @property
+    def shards(self) -> int:
+        """Finished shards."""
+        return len(self._target.manifest().parts) if self.complete else len(self._target.finished)
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Write the next sample.
+
+        Raises:
+            DataError: the format has no place for a value, or the field had another kind in the first sample.
+            LoaderClosedError: the writer was closed, or the folder was complete.
+        """
+        if self._closed or self._target.complete:
+            raise LoaderClosedError("ShardWriter: everything was written before; choose another folder")
+        number = self.written + (self._encoder.samples if self._shard and self._encoder else 0)
+        try:
+            if not isinstance(sample, Mapping):
+                raise DataError(f"a sample is a dict of fields, got {type(sample).__name__}")
+            encoder = self._encoder or self._open(sample)
+            encoded = encoder.encode(sample, number)
+            nbytes = encoder.size(encoded)
+            if self._shard is not None and self._held + nbytes > self._nbytes:
+                self._finish_shard()
+            if self._shard is None:
+                self._shard = OpenShard(self._target.path(len(self._target.finished)), encoder)
+                self._held = 0
+            encoder.add(encoded)
+            self._held += nbytes
+        except DataError as error:
+            note(error, f"ShardWriter: sample {number}")
+            raise
+
+    def _open(self, sample: Mapping[str, Any]) -> Encoder:
+        kinds = self._target.kinds
+        if kinds is None and has_columns(self._format):
+            kinds = kinds_of([sample])
+            self._target.note_kinds(kinds)
+        self._encoder = encoder_for(self._format, kinds or {}, self._nbytes)
+        return self._encoder
+
+    def _finish_shard(self) -> None:
+        shard, self._shard = self._shard, None
+        assert shard is not None
+        index = shard.finish()
+        self._target.add(len(self._target.finished), index)
+        self.written += index.samples
+
+    def close(self) -> Manifest:
+        """Finish the last shard and write the manifest. Idempotent.
+
+        Raises:
+            DataError: no sample was written.
+        """
+        if self._closed or self._target.complete:
+            self._closed = True
+            return self._target.manifest()
+        try:
+            if self._shard is not None:
+                self._finish_shard()
+            if not self._target.finished:
+                raise DataError(f"{self._target.folder!r}: no sample was written, so there is no shard")
+            encoder = self._encoder or encoder_for(self._format, self._target.kinds or {}, self._nbytes)
+            manifest = self._target.finish(index_json(encoder, self._target.finished))
+            self._closed = True
+            return manifest
+        finally:
+            self._target.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        if self._shard is not None:
+            self._shard.abandon()
+        self._closed = True
+        self._target.close()

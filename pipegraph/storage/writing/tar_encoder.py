@@ -1,0 +1,150 @@
+"""Tar shards in the WebDataset convention."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Sequence
+from io import RawIOBase
+from typing import Any, Final, final
+
+import numpy as np
+
+from pipegraph.errors import DataError
+from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block
+from pipegraph.storage.formats.tar import blocks_between, split_key
+
+from .encoder import Encoder, Sample
+from .field_kinds import as_json
+
+_BLOCK: Final = 512
+MARKER_NBYTES: Final = 2 * _BLOCK
+"""Of the end of an archive."""
+_PADDING: Final = [bytes(-n % _BLOCK) for n in range(_BLOCK)]
+
+# POSIX.1-1988 (ustar), with the fields that differ left empty: name (100), size (12), checksum (8). What would
+# tell one run from another is left out: owner, group and time of modification are 0.
+_MODE: Final = b"0000444\0" + 2 * b"0000000\0"
+_TIME: Final = b"00000000000\0"
+_REST: Final = (b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + 2 * b"0000000\0").ljust(356, b"\0")
+_SUM: Final = sum(_MODE) + sum(_TIME) + sum(_REST) + 8 * 32
+
+Member = tuple[bytes, bytes]
+"""A header and the content."""
+
+
+def header(name: str, nbytes: int) -> bytes:
+    """The header of a file: 512 bytes, or more for names that are long or no ASCII."""
+    raw = name.encode("utf-8", "surrogateescape")
+    # tarfile's own are nine times slower, and right for every name.
+    if len(raw) > 100 or not raw.isascii():
+        info = tarfile.TarInfo(name)
+        info.size, info.mode = nbytes, 0o444
+        return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    size = b"%011o\0" % nbytes
+    checksum = b"%06o\0 " % (_SUM + sum(raw) + sum(size))
+    return b"".join((raw.ljust(100, b"\0"), _MODE, size, _TIME, checksum, _REST))
+
+
+@final
+class TarEncoder(Encoder):
+    """One file per field: ``KEY.FIELD``.
+
+    bytes are written as they are, text as UTF-8, numbers as text, arrays as ``.npy``, other values as JSON. An int
+    ``label`` becomes ``cls``, which readers turn back.
+    """
+
+    suffix = ".tar"
+
+    def __init__(self) -> None:
+        self._file: RawIOBase | None = None
+        self._starts: list[int] = []
+        self._at = 0
+        self._key: str | None = None
+
+    def encode(self, sample: Sample, number: int) -> tuple[str, list[Member]]:
+        key = sample.get("key")
+        key = f"{number:09d}" if key is None else str(key)
+        names = {self._field(field, value): value for field, value in sample.items() if field != "key"}
+        if not names:
+            raise DataError(f"sample {key!r} has no fields: a tar would have no trace of it")
+        members = []
+        for field, value in names.items():
+            content = content_of(value)
+            members.append((self._header(key, field, len(content)), content))
+        return key, members
+
+    def _field(self, field: str, value: Any) -> str:
+        if field == "label" and isinstance(value, int | np.integer) and not isinstance(value, bool):
+            return "cls"
+        return "key" if field == "_key" else field
+
+    def _header(self, key: str, field: str, nbytes: int) -> bytes:
+        name = f"{key}.{field}"
+        if split_key(name) != (key, field) or name.startswith("/") or ".." in key.split("/"):
+            raise DataError(
+                f"a tar keeps a sample's files under KEY.FIELD, the key without a dot behind its last slash and the "
+                f"field in lower case: {name!r} would be read as another one. Change it, or write parquet or mds"
+            )
+        if nbytes > MAX_FIELD_NBYTES:
+            raise DataError(
+                f"{name!r}: {nbytes} bytes, more than the {MAX_FIELD_NBYTES} that a field may have"
+            )
+        return header(name, nbytes)
+
+    def size(self, encoded: tuple[str, list[Member]]) -> int:
+        return sum(len(head) + len(data) + -len(data) % _BLOCK for head, data in encoded[1])
+
+    def begin(self, file: RawIOBase) -> None:
+        self._file, self._at, self._starts, self.samples, self._key = file, 0, [], 0, None
+
+    def add(self, encoded: tuple[str, list[Member]]) -> None:
+        assert self._file is not None
+        key, members = encoded
+        if key == self._key:
+            raise DataError(f"two samples in a row have the key {key!r}: a tar would have them as one")
+        self._key = key
+        self._starts.append(self._at)
+        for head, data in members:
+            padding = _PADDING[len(data) % _BLOCK]
+            # One write for small files; large ones are not copied for it.
+            self._file.write(b"".join((head, data, padding)) if len(data) < 1 << 16 else head)
+            if len(data) >= 1 << 16:
+                self._file.write(data)
+                self._file.write(padding)
+            self._at += len(head) + len(data) + len(padding)
+        self.samples += 1
+
+    def finish(self) -> tuple[Block, ...]:
+        assert self._file is not None
+        blocks = tuple(blocks_between([*self._starts, self._at], BLOCK_NBYTES))
+        self._file.write(bytes(MARKER_NBYTES))
+        return blocks
+
+
+def content_of(value: Any) -> bytes:
+    """A value as a file's content."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    if hasattr(value, "detach") and hasattr(value, "numpy"):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise DataError(
+                "arrays of Python objects would be pickled; write their parts as fields of their own"
+            )
+        out = io.BytesIO()
+        np.save(out, np.ascontiguousarray(value), allow_pickle=False)
+        return out.getvalue()
+    if isinstance(value, np.generic):
+        value = value.item()
+    return as_json(value).encode()
+
+
+def member_nbytes(sizes: Sequence[int]) -> int:
+    """The bytes that files of these sizes take in a tar, with headers of the usual size."""
+    return sum(_BLOCK + size + -size % _BLOCK for size in sizes)

@@ -1,0 +1,195 @@
+"""The folder that shards are written to: which of them are finished, and with which settings they were begun.
+
+While a pack is not complete, ``manifest.json.partial`` notes what is finished, a JSON line per shard. At the end comes
+``manifest.json``, as ``pipegraph index`` writes it, with ``pack.json``: the settings, by which the same pack is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from typing import IO, Any, Final, Self, final
+
+from pipegraph.errors import DataError
+from pipegraph.storage.manifest import Manifest, PartIndex, write_atomically
+
+from .shard_file import PARTIAL
+
+MANIFEST: Final = "manifest.json"
+SETTINGS: Final = "pack.json"
+
+_NAMES: Final = {"tar": "shard-{:06d}.tar", "parquet": "shard-{:06d}.parquet", "mds": "shard.{:05d}.mds"}
+
+
+@final
+class Target:
+    """A folder under construction; one process at a time writes to it.
+
+    Attributes:
+        finished: the shards that are done, by number.
+        complete: whether all of it was written before, with the same settings.
+        lock_fd: of the file whose lock keeps other processes out.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], settings: dict[str, Any]) -> None:
+        self.folder = os.path.abspath(os.fspath(folder))
+        self.settings = json.loads(json.dumps(settings))
+        self.finished: dict[int, PartIndex] = {}
+        self.kinds: dict[str, str] | None = None
+        self._journal: IO[bytes] | None = None
+        os.makedirs(self.folder, exist_ok=True)
+        self.complete = self._was_completed()
+        if not self.complete:
+            self._open_journal()
+
+    @property
+    def lock_fd(self) -> int:
+        assert self._journal is not None
+        return self._journal.fileno()
+
+    def path(self, number: int) -> str:
+        """Where a shard lies when it is finished."""
+        return os.path.join(self.folder, _NAMES[self.settings["format"]].format(number))
+
+    def _was_completed(self) -> bool:
+        path = os.path.join(self.folder, SETTINGS)
+        try:
+            with open(path, "rb") as file:
+                known = json.load(file)
+        except FileNotFoundError:
+            return False
+        except ValueError as error:
+            raise DataError(f"{path}: not the settings of a pack: {error}") from error
+        self._compare(known, "holds a pack that was made with")
+        self.manifest()
+        return True
+
+    def manifest(self) -> Manifest:
+        """The manifest of a complete pack.
+
+        Raises:
+            DataError: shards are missing or have another size.
+        """
+        manifest = Manifest.load(os.path.join(self.folder, MANIFEST))
+        for part in manifest.parts:
+            if not os.path.isfile(part.uri) or os.path.getsize(part.uri) != part.size:
+                raise DataError(
+                    f"{part.uri}: missing, or not of {part.size} bytes, though its pack is complete; remove "
+                    f"{SETTINGS} and {MANIFEST} in {self.folder!r} to write it again"
+                )
+        return manifest
+
+    def _compare(self, known: Any, how: str) -> None:
+        if known == self.settings:
+            return
+        known = known if isinstance(known, dict) else {}
+        odd = [name for name in self.settings if known.get(name) != self.settings[name]]
+        told = "; ".join(f"{name} {known.get(name)!r} there, {self.settings[name]!r} here" for name in odd)
+        raise DataError(
+            f"{self.folder!r} {how} other settings: {told}. Use those, choose another folder, or remove this one"
+        )
+
+    def _open_journal(self) -> None:
+        name = os.path.join(self.folder, f"{MANIFEST}.partial")
+        fresh = not os.path.exists(name)
+        file = open(name, "a+b")  # noqa: SIM115  close() closes it
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise DataError(f"{self.folder!r}: another process is packing into this folder") from error
+            self._journal = file
+            file.seek(0)
+            lines = file.read().splitlines()
+            self._read_journal(lines)
+            if fresh or not lines:
+                self._check_empty()
+                self._note({"settings": self.settings})
+            else:
+                file.write(b"\n")  # the line that a killed process was writing is cut short
+            self._remove_partial()
+        except BaseException:
+            self._journal = None
+            file.close()
+            raise
+
+    def _check_empty(self) -> None:
+        shard = os.path.splitext(self.path(0))[1]
+        found = [
+            n
+            for n in os.listdir(self.folder)
+            if n == MANIFEST or (n.startswith("shard") and n.endswith(shard))
+        ]
+        if found:
+            os.unlink(os.path.join(self.folder, f"{MANIFEST}.partial"))
+            raise DataError(
+                f"{self.folder!r} holds {found[0]!r} already, which no pack that was stopped has left; choose another "
+                "folder, or remove what is there"
+            )
+
+    def _read_journal(self, lines: list[bytes]) -> None:
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+                record = json.loads(line)
+                if "settings" in record:
+                    self._compare(record["settings"], "was begun with")
+                if "kinds" in record:
+                    self.kinds = dict(record["kinds"])
+                if "shard" in record:
+                    uri = os.path.join(self.folder, record["index"]["uri"])
+                    index = PartIndex.from_json({**record["index"], "uri": uri})
+                    if os.path.isfile(uri) and os.path.getsize(uri) == index.part.size:
+                        self.finished[int(record["shard"])] = index
+
+    def _remove_partial(self) -> None:
+        for name in os.listdir(self.folder):
+            if name.startswith(".shard") and PARTIAL in name:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self.folder, name))
+
+    def _note(self, record: dict[str, Any]) -> None:
+        assert self._journal is not None
+        self._journal.write(json.dumps(record).encode() + b"\n")
+        self._journal.flush()
+
+    def note_kinds(self, kinds: dict[str, str]) -> None:
+        """The kinds of the fields, which shards that are written after a stop must have too."""
+        if self.kinds is None:
+            self.kinds = kinds
+            self._note({"kinds": kinds})
+
+    def add(self, number: int, index: PartIndex) -> None:
+        """A shard is finished."""
+        record = {**index.to_json(), "uri": os.path.basename(index.part.uri)}
+        self._note({"shard": number, "index": record})
+        self.finished[number] = index
+
+    def finish(self, index_json: dict[str, Any] | None = None) -> Manifest:
+        """All shards are finished: write the manifest.
+
+        Args:
+            index_json: what mosaicml-streaming wants beside MDS shards.
+        """
+        manifest = Manifest.of([self.finished[number] for number in sorted(self.finished)])
+        if index_json is not None:
+            text = json.dumps(index_json, sort_keys=True).encode()
+            write_atomically(os.path.join(self.folder, "index.json"), [text])
+        manifest.save(os.path.join(self.folder, MANIFEST))
+        text = json.dumps(self.settings, indent=1, sort_keys=True).encode() + b"\n"
+        write_atomically(os.path.join(self.folder, SETTINGS), [text])
+        os.unlink(os.path.join(self.folder, f"{MANIFEST}.partial"))
+        return manifest
+
+    def close(self) -> None:
+        """Let another process write here. Idempotent."""
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,248 @@
+"""MDS shards, written here byte by byte as MosaicML Streaming documents them."""
+
+import gzip
+import json
+import pickle
+import struct
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import DataError, GraphError, ShardError
+from pipegraph.storage.formats import format_of
+from pipegraph.storage.formats.mds import MdsFormat
+from pipegraph.storage.shard_files import BytesFile
+
+Column = tuple[str, str, int | None]
+
+
+def mds(columns: Sequence[Column], rows: Sequence[Sequence[bytes]], **changes: Any) -> bytes:
+    """A shard: columns as (name, encoding, size), rows as encoded values."""
+    names, encodings, sizes = (list(each) for each in zip(*columns, strict=True))
+    head = {
+        "version": 2,
+        "format": "mds",
+        "compression": None,
+        "hashes": [],
+        "size_limit": 67108864,
+        "column_names": names,
+        "column_encodings": encodings,
+        "column_sizes": sizes,
+    }
+    text = json.dumps({**head, **changes}, sort_keys=True).encode()
+    samples = []
+    for row in rows:
+        lengths = [len(value) for value, size in zip(row, sizes, strict=True) if size is None]
+        samples.append(struct.pack(f"<{len(lengths)}I", *lengths) + b"".join(row))
+    at = 4 + 4 * (len(rows) + 1) + len(text)
+    offsets = [at]
+    for sample in samples:
+        offsets.append(offsets[-1] + len(sample))
+    return struct.pack(f"<{len(offsets) + 1}I", len(rows), *offsets) + text + b"".join(samples)
+
+
+def int64(value: int) -> bytes:
+    return struct.pack("<q", value)
+
+
+COLUMNS: list[Column] = [("jpg", "jpeg:90", None), ("label", "int", 8), ("text", "str", None)]
+
+
+def shard(count: int = 7, **changes: Any) -> bytes:
+    return mds(COLUMNS, [(bytes([i]) * i, int64(-i), ("ä" * i).encode()) for i in range(count)], **changes)
+
+
+def samples(data: bytes, name: str = "shard.00000.mds", form: Any = None) -> list[Any]:
+    return list((form or format_of(name)).samples(BytesFile(data, name)))
+
+
+EXPECTED = [{"jpg": bytes([i]) * i, "label": -i, "text": "ä" * i} for i in range(7)]
+
+
+def test_samples_are_read_in_any_order_and_in_blocks_of_any_size() -> None:
+    form, file = format_of("shard.00000.mds"), BytesFile(shard(), "a.mds")
+    assert list(form.samples(file)) == EXPECTED
+    for block_nbytes in (1, 30, 1 << 20):
+        found = []
+        for block in form.index(file, block_nbytes):
+            rows = form.read(file, block)
+            assert [rows[i] for i in range(len(rows))] == rows[:] == [*rows[:1], *rows[1:]]
+            assert rows[-1] == rows[len(rows) - 1]
+            found += rows[:]
+        assert found == EXPECTED
+    assert len(list(form.index(file, 1))) == 7
+    assert len(list(form.index(file, 1 << 20))) == 1
+
+
+def test_values_have_the_types_of_their_encodings() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    columns: list[Column] = [
+        ("any", "ndarray", None),
+        ("bytes", "bytes", None),
+        ("dtype", "ndarray:float32", None),
+        ("f2", "float16", 2),
+        ("fixed", "ndarray:float32:2,3", 24),
+        ("json", "json", None),
+        ("money", "str_decimal", None),
+        ("number", "str_int", None),
+        ("pil", "pil", None),
+        ("png", "png", None),
+        ("u2", "uint16", 2),
+        ("x", "str_float", None),
+    ]
+    row = (
+        bytes([34, 2 << 2, 2, 3]) + array.tobytes(),
+        b"\0\1",
+        bytes([2 << 2 | 1]) + struct.pack("<2H", 2, 3) + array.tobytes(),
+        np.float16(0.5).tobytes(),
+        array.tobytes(),
+        b'{"a": [1, null]}',
+        b"1.10",
+        b"123456789012345678901234567890",
+        struct.pack("<3I", 2, 1, 3) + b"RGB" + bytes(range(6)),
+        b"\x89PNG",
+        struct.pack("<H", 65535),
+        b"0.1",
+    )
+    (found,) = samples(mds(columns, [row]))
+    for name in ("any", "dtype", "fixed"):
+        assert found[name].dtype == np.float32
+        assert found[name].flags.writeable
+        assert np.array_equal(array, found[name])
+    assert (found["bytes"], found["png"]) == (b"\0\1", b"\x89PNG")
+    assert found["json"] == {"a": [1, None]}
+    assert (Decimal("1.10"), 123456789012345678901234567890, 0.1) == tuple(
+        found[name] for name in ("money", "number", "x")
+    )
+    assert [type(found[name]) for name in ("f2", "u2")] == [np.float16, np.uint16]
+    assert (found["f2"], found["u2"]) == (0.5, 65535)
+    assert found["pil"].tolist() == [[[0, 1, 2], [3, 4, 5]]]
+
+
+def test_a_pipeline_reads_them_and_resumes(tmp_path: Path) -> None:
+    for number in range(3):
+        rows = [(b"", int64(10 * number + i), b"t") for i in range(10)]
+        (tmp_path / f"shard.{number:05d}.mds").write_bytes(mds(COLUMNS, rows))
+
+    def graph() -> pg.Graph:
+        made = pg.Graph("mds", seed=1)
+        made.add(ops.ShardSelect(tmp_path)).then(ops.Load(columns=["label"])).then(ops.Batch(4))
+        return made
+
+    pg.testing.assert_resumes_exactly(graph)
+    with graph().loader() as loader:
+        found = [batch["label"].tolist() for batch in loader]
+    assert list(range(30)) == sorted(label for labels in found for label in labels)
+
+
+def test_pickles_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return open, ("pickle-was-run", "w")
+
+    data = mds([("label", "int", 8), ("what", "pkl", None)], [(int64(1), pickle.dumps(Bomb()))])
+    with pytest.raises(DataError, match=r"'what' holds pickles, which run code .* Load\(columns=\[...\]\)"):
+        samples(data)
+    assert samples(data, form=MdsFormat(["label"])) == [{"label": 1}]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_columns_can_be_chosen_and_rows_not_filtered() -> None:
+    form = format_of("a.mds")
+    chosen = form.choosing(["text", "label"], None)
+    assert [{"label": row["label"], "text": row["text"]} for row in EXPECTED] == samples(shard(), form=chosen)
+    assert chosen.fields(BytesFile(shard(), "a.mds")) == {"text": "str", "label": "int"}
+    with pytest.raises(DataError, match="asks for the column 'txt'; there are 'jpg', 'label', 'text'"):
+        samples(shard(), form=form.choosing(["txt"], None))
+    with pytest.raises(GraphError, match="cannot be filtered"):
+        form.choosing(None, [("label", "<", 1)])
+
+
+@pytest.mark.parametrize("kind", ["gz", "zstd"])
+def test_packed_shards_are_one_block(kind: str) -> None:
+    pack = gzip.compress if kind == "gz" else pytest.importorskip("zstandard").compress
+    name = f"shard.00000.mds.{kind}"
+    form, file = format_of(name), BytesFile(pack(shard()), name)
+    (block,) = form.index(file, 10)
+    rows = form.read(file, block)
+    assert EXPECTED == rows[:] == list(form.samples(file))
+    assert form.held_nbytes(rows, block) >= len(shard())
+    with pytest.raises(ShardError, match="broken"):
+        list(form.samples(BytesFile(pack(shard())[:-4], name)))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no table"),
+        (b"\xff\xff\xff\xff" + bytes(60), "says it has 4294967295 samples, whose table takes 17179869188 bytes"),
+        (shard()[:-1], "it was cut short"),
+        (shard() + b"\0", "it was cut short or is another file"),
+        (struct.pack("<4I", 2, 16, 12, 16), "not in order"),
+        (struct.pack("<3I", 1, 4, 12), "not in order"),
+        (shard(format="json"), "format 'json'"),
+        (shard(version=3), "version 3"),
+        (shard(column_sizes=[None, 8]), "differ in number"),
+        (shard(column_sizes=[None, -8, None]), "whole numbers or null"),
+        (shard(column_sizes=[None, 1 << 70, None]), "'label' ends .* bytes behind its sample"),
+        (shard(column_names=["a", "a", "b"]), "differ in number"),
+        (shard(column_names=3), "not an MDS shard"),
+        (shard(column_encodings=["bytes", "ndarray:nope", "str"]), "odd encoding"),
+        (shard(column_encodings=["bytes", "uint16", "str"]), "8 bytes are no uint16"),
+        (shard(column_encodings=["jpeg", "ndarray", "str"]), "an array says the dtype"),
+        (shard(column_encodings=["pil", "int", "str"]), "an image without a head"),
+        (shard(column_encodings=["str_int", "int", "str"]), "invalid literal"),
+        (struct.pack("<3I", 1, 12, 12), "not an MDS shard"),
+    ],
+)  # fmt: skip
+def test_shards_that_lie_are_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ShardError, match=message):
+        samples(data)
+
+
+def test_an_encoding_that_is_not_known_is_named() -> None:
+    with pytest.raises(DataError, match="'label' has the encoding 'hologram', which is not read here"):
+        samples(shard(column_encodings=["bytes", "hologram", "str"]))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        bytes([99]),
+        bytes([34]),
+        bytes([34, 63 << 2 | 3]) + bytes(20),
+        bytes([34, 1 << 2, 9]) + bytes(4),
+        bytes([65, 2 << 2 | 3]) + struct.pack("<2Q", 1 << 63, 1 << 63) + bytes(8),
+    ],
+)
+def test_arrays_that_lie_are_refused(value: bytes) -> None:
+    with pytest.raises(ShardError, match="column .a.: "):
+        samples(mds([("a", "ndarray", None)], [(value,)]))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_any_damage_is_a_shard_error_or_other_samples_and_never_another_error(data: st.DataObject) -> None:
+    found = bytearray(shard())
+    spots = st.tuples(st.integers(0, len(found) - 1), st.integers(0, 255))
+    for at, value in data.draw(st.lists(spots, min_size=1, max_size=4)):
+        found[at] = value
+    if data.draw(st.booleans()):
+        del found[data.draw(st.integers(0, len(found) - 1)) :]
+    form, file = format_of("a.mds"), BytesFile(bytes(found), "a.mds")
+    try:
+        for block in form.index(file, 50):
+            form.read(file, block)[:]
+    except DataError:
+        pass
