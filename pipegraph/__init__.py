@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pipegraph.profile import StageProfile as StageProfile
     from pipegraph.replicas import ReplicaExecutor as ReplicaExecutor
     from pipegraph.storage.node_cache import NodeCache as NodeCache
+    from pipegraph.storage.writing.shard_writer import ShardWriter as ShardWriter
 
 __version__ = "0.1.0"
 
@@ -52,6 +53,7 @@ _LATER = {
     "Quarantined": "pipegraph.engine.stage.budgets:Quarantined",
     "ReplicaExecutor": "pipegraph.replicas:ReplicaExecutor",
     "Scattered": "pipegraph.device.scattered:Scattered",
+    "ShardWriter": "pipegraph.storage.writing.shard_writer:ShardWriter",
     "StageProfile": "pipegraph.profile:StageProfile",
 }
 

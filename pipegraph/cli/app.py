@@ -126,6 +126,36 @@ def index(
     run_index(parts, out, checksums, sub_blocks and checksums, block_size, store or [])
 
 
+@app.command(
+    epilog="Examples:  pipegraph pack photos/ shards/  |  pipegraph pack photos/ shards/ --format parquet  |  "
+    "pipegraph pack files.txt shards/ --workers 8  |  pipegraph pack hf:ylecun/mnist:train shards/ --format mds  |  "
+    "pipegraph pack convert.py:samples shards/  |  pipegraph pack 'sorted/*.tar' shuffled/ --shuffle"
+)
+def pack(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A folder of files (those of a sample share their name up to the first dot; class folders give "
+            "labels), a text file with a path per line, shards (a folder, a glob), hf:NAME:SPLIT or a saved Hugging "
+            "Face data set, or FILE.py:FUNCTION, which returns a data set or yields dicts."
+        ),
+    ],
+    target: Annotated[str, typer.Argument(help="The folder for the shards and their manifest.")],
+    format: Annotated[str, typer.Option(help="tar, parquet or mds.")] = "tar",
+    size: Annotated[str, typer.Option(help="About how large shards are, such as '128MB'.")] = "128MB",
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one per core by default.")] = None,
+    shuffle: Annotated[
+        bool,
+        typer.Option("--shuffle", help="Write the samples in a random order, for data that lies sorted."),
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the shuffle.")] = 0,
+) -> None:
+    """Write a data set as shards, in parallel. A stopped run resumes; the shards are the same whatever the workers."""
+    from pipegraph.cli.pack_command import run_pack
+
+    run_pack(source, target, format, size, workers, shuffle, seed)
+
+
 @app.command(epilog="Example:  pipegraph quality train.py:graph --classes 1000")
 def quality(
     graph: Target,

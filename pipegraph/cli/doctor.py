@@ -35,6 +35,7 @@ PARTS = (
     Part("google_crc32c", "shards", "checksums of shards", "google-crc32c"),
     Part("matplotlib", "report", "figures in reports", "matplotlib"),
     Part("jinja2", "report", "report pages", "jinja2"),
+    Part("datasets", "hf", "Hugging Face data sets", "datasets"),
     Part("rich", "cli", "progress bars", "rich"),
     Part("typer", "cli", "the command line", "typer"),
 )

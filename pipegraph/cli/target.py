@@ -19,23 +19,36 @@ def load_graph(target: str) -> Graph:
     Raises:
         GraphError: the file cannot be found or run, or holds no such graph; says which it holds.
     """
+    found = load_object(target, Graph)
+    if not isinstance(found, Graph):
+        raise GraphError(f"{target} is a {type(found).__name__}, not a graph nor a function that returns one")
+    return found
+
+
+def load_object(target: str, kind: type | None = None) -> Any:
+    """What ``FILE:NAME`` names; a function without arguments is called for it.
+
+    Args:
+        kind: what is looked for: something of it is never called, and others of it are named in the error.
+
+    Raises:
+        GraphError: the file cannot be found or run, or has no such name, or the function fails.
+    """
     file, colon, name = target.rpartition(":")
     if not colon or not file or not name:
         raise GraphError(f"expected FILE:GRAPH, such as train.py:graph, got {target!r}")
     module = _run(Path(file))
     if not hasattr(module, name):
-        graphs = [each for each, value in vars(module).items() if isinstance(value, Graph)]
-        raise GraphError(f"{file} has no {name!r}; graphs in it: {', '.join(graphs) or 'none'}")
+        wanted = kind or type(_run)
+        there = [each for each, value in vars(module).items() if isinstance(value, wanted)]
+        what = "functions" if kind is None else "graphs"
+        raise GraphError(f"{file} has no {name!r}; {what} in it: {', '.join(there) or 'none'}")
     found: Any = getattr(module, name)
-    if callable(found) and not isinstance(found, Graph):
+    if callable(found) and not (kind is not None and isinstance(found, kind)):
         try:
             found = found()
         except Exception as error:
-            raise GraphError(f"{file}:{name}() failed: {_where(error, file)}") from error
-    if not isinstance(found, Graph):
-        raise GraphError(
-            f"{file}:{name} is a {type(found).__name__}, not a graph nor a function that returns one"
-        )
+            raise GraphError(f"{target}() failed: {_where(error, file)}") from error
     return found
 
 

@@ -27,3 +27,5 @@ from .shard_files import LocalFile as LocalFile
 from .shard_files import OverlayFile as OverlayFile
 from .shard_files import ShardFile as ShardFile
 from .stores import StoreClient as StoreClient
+from .writing import ShardWriter as ShardWriter
+from .writing import pack_shards as pack_shards

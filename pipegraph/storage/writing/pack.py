@@ -26,11 +26,11 @@ from pipegraph.units import parse_bytes
 
 from .encoders import check_format, encoder_for, has_columns, index_json
 from .field_kinds import Kinds, kinds_of
+from .pack_folder import PackFolder
 from .pack_sources import PackSource, Stream, source_of
 from .pack_worker import Job, begin_worker, shard_in_worker, write_part
 from .shard_writer import SIZE, ShardWriter
 from .tar_encoder import MARKER_NBYTES
-from .target import Target
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -103,7 +103,7 @@ def pack_shards(
     if not len(found):
         raise DataError("pack: the source has no samples")
     settings = {"format": format, "size": nbytes, "source": found.describe(), "shuffle": shuffle}
-    with Target(target, settings) as goal:
+    with PackFolder(target, settings) as goal:
         if goal.complete:
             return goal.manifest()
         return _pack_in_parallel(found, goal, nbytes, count, progress)
@@ -126,7 +126,7 @@ def _pack_stream(
 
 
 def _pack_in_parallel(
-    source: PackSource, target: Target, nbytes: int, workers: int, progress: Progress | None
+    source: PackSource, target: PackFolder, nbytes: int, workers: int, progress: Progress | None
 ) -> Manifest:
     format, seed = target.settings["format"], target.settings["shuffle"]
     if target.kinds is None and has_columns(format):
@@ -217,5 +217,5 @@ def _results(
                     submit(1)
         except BaseException:
             stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=True, cancel_futures=True)
             raise

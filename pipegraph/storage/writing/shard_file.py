@@ -74,6 +74,7 @@ class ChecksumFile(io.RawIOBase):
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
+        self._pieces, self._held = [], 0  # `RawIOBase.close` flushes
         if fd >= 0:
             os.close(fd)
         super().close()

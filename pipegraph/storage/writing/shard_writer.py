@@ -14,8 +14,8 @@ from pipegraph.units import parse_bytes
 from .encoder import Encoder
 from .encoders import check_format, encoder_for, has_columns, index_json
 from .field_kinds import kinds_of
+from .pack_folder import PackFolder
 from .shard_file import OpenShard
-from .target import Target
 
 SIZE = "128 MB"
 """Of a shard: large enough that requests to a store do not count."""
@@ -61,7 +61,7 @@ class ShardWriter:
         self._nbytes = parse_bytes(size, "ShardWriter: size")
         self._format = check_format(format)
         settings = {"format": format, "size": self._nbytes, "source": source, "shuffle": None}
-        self._target = Target(target, settings)
+        self._target = PackFolder(target, settings)
         self._shard: OpenShard | None = None
         self._encoder: Encoder | None = None
         self._held = 0
@@ -158,7 +158,9 @@ class ShardWriter:
         if error is None:
             self.close()
             return
-        if self._shard is not None:
-            self._shard.abandon()
         self._closed = True
-        self._target.close()
+        try:
+            if self._shard is not None:
+                self._shard.abandon()
+        finally:
+            self._target.close()

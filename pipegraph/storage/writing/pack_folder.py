@@ -24,7 +24,7 @@ _NAMES: Final = {"tar": "shard-{:06d}.tar", "parquet": "shard-{:06d}.parquet", "
 
 
 @final
-class Target:
+class PackFolder:
     """A folder under construction; one process at a time writes to it.
 
     Attributes:
@@ -86,9 +86,9 @@ class Target:
             return
         known = known if isinstance(known, dict) else {}
         odd = [name for name in self.settings if known.get(name) != self.settings[name]]
-        told = "; ".join(f"{name} {known.get(name)!r} there, {self.settings[name]!r} here" for name in odd)
+        facts = "; ".join(f"{name} {known.get(name)!r} there, {self.settings[name]!r} here" for name in odd)
         raise DataError(
-            f"{self.folder!r} {how} other settings: {told}. Use those, choose another folder, or remove this one"
+            f"{self.folder!r} {how} other settings: {facts}. Use those, choose another folder, or remove this one"
         )
 
     def _open_journal(self) -> None:
@@ -131,17 +131,19 @@ class Target:
 
     def _read_journal(self, lines: list[bytes]) -> None:
         for line in lines:
-            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            try:
                 record = json.loads(line)
-                if "settings" in record:
-                    self._compare(record["settings"], "was begun with")
-                if "kinds" in record:
-                    self.kinds = dict(record["kinds"])
-                if "shard" in record:
-                    uri = os.path.join(self.folder, record["index"]["uri"])
-                    index = PartIndex.from_json({**record["index"], "uri": uri})
-                    if os.path.isfile(uri) and os.path.getsize(uri) == index.part.size:
-                        self.finished[int(record["shard"])] = index
+            except ValueError:
+                continue  # cut short
+            if "settings" in record:
+                self._compare(record["settings"], "was begun with")
+            elif "kinds" in record:
+                self.kinds = dict(record["kinds"])
+            elif "shard" in record:
+                uri = os.path.join(self.folder, record["index"]["uri"])
+                index = PartIndex.from_json({**record["index"], "uri": uri})
+                if os.path.isfile(uri) and os.path.getsize(uri) == index.part.size:
+                    self.finished[int(record["shard"])] = index
 
     def _remove_partial(self) -> None:
         for name in os.listdir(self.folder):

@@ -1,0 +1,60 @@
+"""``pipegraph pack``: a data set to shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipegraph.cli.progress_bars import Progress
+from pipegraph.cli.target import load_object
+from pipegraph.errors import GraphError
+from pipegraph.graph import Graph
+from pipegraph.storage.writing import PackProgress, pack_shards
+from pipegraph.units import format_bytes
+
+
+def run_pack(
+    source: str, target: str, format: str, size: str, workers: int | None, shuffle: bool, seed: int
+) -> None:
+    """Pack ``source`` into the folder ``target``; a run that was stopped resumes."""
+    with Progress("") as progress:
+        started = False
+
+        def report(state: PackProgress) -> None:
+            nonlocal started
+            total, done = state.shards, state.shards_done
+            if total is None:
+                progress.say(f"{done:,} shards, {state.samples_done:,} samples")
+                return
+            if not started:
+                started = True
+                if done:
+                    progress.say(f"{done:,} of {total:,} shards were written before")
+                progress.start("packing", total, unit="shards", done=done)
+                return
+            progress.advance(done, 1, f"{state.samples_done:,} samples, {format_bytes(state.nbytes)}")
+
+        manifest = pack_shards(
+            _source(source),
+            target,
+            format=format,
+            size=size,
+            workers=workers,
+            shuffle=seed if shuffle else None,
+            progress=report,
+        )
+    size_text = format_bytes(manifest.nbytes)
+    print(f"{len(manifest):,} samples in {len(manifest.parts):,} shards ({size_text}): {target}")
+
+
+def _source(text: str) -> Any:
+    """A place as it is; ``FILE:FUNCTION`` as what the function returns."""
+    file, colon, _ = text.rpartition(":")
+    if not colon or not file.endswith(".py"):
+        return text
+    found = load_object(text)
+    if isinstance(found, Graph):
+        raise GraphError(
+            f"{text} is a graph; give a function that yields samples, such as one with "
+            "`with graph.loader() as loader: yield from loader`"
+        )
+    return found

@@ -1,0 +1,80 @@
+"""``pipegraph pack`` on the command line."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipegraph.cli.app import run
+from pipegraph.storage.manifest import Manifest
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for number in range(20):
+        path = tmp_path / "files" / "ab"[number % 2] / f"{number:02d}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(number) * 300)
+    return tmp_path
+
+
+def pack(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = run(["pack", *arguments])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_a_folder_is_packed_and_a_second_run_says_the_same(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        code, out, err = pack("files", "out", "--size", "10kB", "--workers", "2", capsys=capsys)
+        assert (code, err) == (0, "")
+        assert re.search(r"20 samples in \d shards", out)
+    assert len(Manifest.load("out/manifest.json")) == 20
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = pack("files", "out", "--size", "4kB", capsys=capsys)
+    lines = out.splitlines()
+    assert any("packing:" in line and "shards/s" in line and "samples" in line for line in lines)
+    assert len(lines) <= 6
+
+
+def test_a_function_and_a_shuffle(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "convert.py").write_text("def samples():\n    return ({'n': n} for n in range(7))\n")
+    code, out, _ = pack("convert.py:samples", "made", "--format", "parquet", capsys=capsys)
+    assert code == 0
+    assert "7 samples in 1 shards" in out
+    code, out, _ = pack("made", "mixed", "--format", "mds", "--shuffle", "--seed", "3", capsys=capsys)
+    assert code == 0
+    assert (files / "mixed" / "index.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing", "out"], "no shard 'nothing'"),
+        (["files", "out", "--format", "zip"], "format must be one of tar, parquet, mds, got 'zip'"),
+        (["files", "out", "--size", "many"], "pack: size must be bytes or a size such as"),
+        (["convert.py:absent", "out"], "there is no file 'convert.py'"),
+        (["graph.py:graph", "out"], "graph.py:graph is a graph; give a function that yields samples"),
+    ],
+)
+def test_errors_are_one_line_with_the_remedy(
+    files: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    (files / "graph.py").write_text("import pipegraph as pg\ngraph = pg.Graph('g')\n")
+    code, _, err = pack(*arguments, capsys=capsys)
+    assert code == 2
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = pack("--help", capsys=capsys)
+    assert code == 0
+    assert "pipegraph pack photos/ shards/" in " ".join(out.split())

@@ -1,0 +1,410 @@
+"""Shards that we write: read by our own readers, by tarfile and pyarrow, and the same however they came about."""
+
+import io
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph.errors import DataError, GraphError, LoaderClosedError
+from pipegraph.storage import LocalFile, build_manifest, pack_shards
+from pipegraph.storage.formats import format_of
+from pipegraph.storage.manifest import Manifest
+from pipegraph.storage.writing import PackProgress
+from pipegraph.storage.writing.tar_encoder import header
+
+FORMATS = ["tar", "parquet", "mds"]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Class folders with 300 samples of two files each."""
+    rng = np.random.default_rng(0)
+    for number in range(300):
+        folder = tmp_path / "photos" / ("cats" if number % 3 else "dogs")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number:04d}.jpg").write_bytes(rng.bytes(int(rng.integers(1, 3000))))
+        (folder / f"{number:04d}.json").write_text(json.dumps({"n": number}))
+    return tmp_path / "photos"
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def samples(folder: Path) -> list[Any]:
+    """As our own readers read them, without their order."""
+    found = []
+    for part in Manifest.load(folder / "manifest.json").parts:
+        with LocalFile(part.uri) as file:
+            found += format_of(part).samples(file)
+    return sorted(found, key=lambda sample: str(sample.get("key")))
+
+
+def expected(photos: Path) -> list[Any]:
+    return [
+        {
+            "key": f"{path.parent.name}/{path.stem}",
+            "jpg": path.read_bytes(),
+            "json": path.with_suffix(".json").read_bytes(),
+            "label": ["cats", "dogs"].index(path.parent.name),
+        }
+        for path in sorted(photos.rglob("*.jpg"))
+    ]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_folder_of_files_is_read_back_whatever_the_workers(
+    photos: Path, tmp_path: Path, format: str
+) -> None:
+    for workers in (1, 3):
+        pack_shards(photos, tmp_path / f"by-{workers}", format=format, size="100 kB", workers=workers)
+    assert len(list((tmp_path / "by-1").glob("shard*"))) > 4
+    assert shards(tmp_path / "by-1") == shards(tmp_path / "by-3")
+    assert samples(tmp_path / "by-1") == expected(photos)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_manifest_is_what_an_index_finds(photos: Path, tmp_path: Path, format: str) -> None:
+    manifest = pack_shards(photos, tmp_path / "out", format=format, size="100 kB", workers=1)
+    found = build_manifest(sorted((tmp_path / "out").glob(f"shard*.{format}")))
+    assert found == manifest == Manifest.load(tmp_path / "out" / "manifest.json")
+    assert np.array_equal(found.block_crc32c, manifest.block_crc32c)
+    assert np.array_equal(found.block_nbytes, manifest.block_nbytes)
+
+
+def test_shards_of_files_keep_to_their_size(photos: Path, tmp_path: Path) -> None:
+    pack_shards(photos, tmp_path / "out", size="100 kB", workers=1)
+    sizes = [path.stat().st_size for path in sorted((tmp_path / "out").glob("*.tar"))]
+    assert max(sizes) <= 100_000
+    assert min(sizes[:-1]) > 90_000
+
+
+def test_tarfile_reads_our_tars(photos: Path, tmp_path: Path) -> None:
+    pack_shards(photos, tmp_path / "out", workers=1)
+    with tarfile.open(tmp_path / "out" / "shard-000000.tar") as archive:
+        members = archive.getmembers()
+        assert len(members) == 900
+        assert {(m.mtime, m.uid, m.gid, m.mode, m.isreg()) for m in members} == {(0, 0, 0, 0o444, True)}
+        first = archive.extractfile("dogs/0000.jpg")
+        assert first is not None
+        assert first.read() == (photos / "dogs" / "0000.jpg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "name", ["a.jpg", "é.jpg", "a" * 200 + ".jpg", "d/" * 60 + "a.jpg", "\udcff.jpg", "x" * 100]
+)
+def test_headers_are_those_of_tarfile(name: str) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = 1234, 0o444
+    plain = header(name, 1234)
+    with tarfile.open(fileobj=io.BytesIO(plain + bytes(1536 + 1024))) as archive:
+        (found,) = archive.getmembers()
+    assert (found.name, found.size, found.mode, found.mtime) == (name, 1234, 0o444, 0)
+    again = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    assert len(plain) == len(again)
+
+
+def test_pyarrow_reads_our_parquet(photos: Path, tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    pack_shards(photos, tmp_path / "out", format="parquet", workers=2)
+    rows = pq.read_table(tmp_path / "out" / "shard-000000.parquet").to_pylist()
+    assert sorted(rows, key=lambda row: row["key"]) == expected(photos)
+
+
+def test_a_shuffle_keeps_every_sample_and_follows_from_its_seed(photos: Path, tmp_path: Path) -> None:
+    for name, seed, workers in (("a", 1, 1), ("b", 1, 2), ("c", 2, 2)):
+        pack_shards(photos, tmp_path / name, size="100 kB", workers=workers, shuffle=seed)
+    a, b, c = (shards(tmp_path / name) for name in "abc")
+    assert a == b
+    assert a != c
+    assert samples(tmp_path / "a") == samples(tmp_path / "c") == expected(photos)
+    with tarfile.open(tmp_path / "a" / "shard-000000.tar") as archive:
+        labels = [name.split("/")[0] for name in archive.getnames()]
+    assert 0.2 < labels.count("dogs") / len(labels) < 0.5
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_shards_can_be_rewritten_in_another_order_and_format(
+    photos: Path, tmp_path: Path, format: str
+) -> None:
+    pack_shards(photos, tmp_path / "sorted", format=format, size="100 kB", workers=1)
+    for workers in (1, 2):
+        pack_shards(tmp_path / "sorted", tmp_path / f"{workers}", size="100 kB", workers=workers, shuffle=3)
+    assert shards(tmp_path / "1") == shards(tmp_path / "2")
+    assert samples(tmp_path / "1") == expected(photos)
+
+
+class Rows:
+    """A map-style data set of every kind of value."""
+
+    def __len__(self) -> int:
+        return 500
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < 500:
+            raise IndexError(index)
+        return {
+            "image": np.full((2, 3), index % 256, np.uint8),
+            "n": index,
+            "ok": index % 2 == 0,
+            "text": "ä" * (index % 7),
+            "tokens": list(range(index % 5 + 1)),
+            "x": index / 2 if index % 2 else index,
+        }
+
+
+def test_a_data_set_keeps_its_types_in_mds(tmp_path: Path) -> None:
+    pack_shards(Rows(), tmp_path / "out", format="mds", size="10 kB", workers=2)
+    found = []
+    for part in Manifest.load(tmp_path / "out" / "manifest.json").parts:
+        with LocalFile(part.uri) as file:
+            found += format_of(part).samples(file)
+    assert len(found) == 500
+    for index, sample in enumerate(found):
+        wanted = Rows()[index]
+        assert np.array_equal(wanted["image"], sample["image"])
+        assert sample["image"].dtype == np.uint8
+        assert sample["tokens"].dtype == np.int64
+        assert sample["tokens"].tolist() == wanted["tokens"]
+        assert (sample["n"], sample["text"], sample["x"]) == (
+            index,
+            wanted["text"],
+            index / 2 if index % 2 else index,
+        )
+        assert isinstance(sample["x"], float)
+        assert bool(sample["ok"]) == wanted["ok"]
+
+
+def test_a_data_set_in_a_tar_is_text_numbers_and_npy(tmp_path: Path) -> None:
+    pack_shards(Rows(), tmp_path / "out", workers=1)
+    with LocalFile(tmp_path / "out" / "shard-000000.tar") as file:
+        first = next(iter(format_of("a.tar").samples(file)))
+    assert np.load(io.BytesIO(first.pop("image"))).shape == (2, 3)
+    assert first == {"key": "000000000", "n": b"0", "ok": b"true", "text": b"", "tokens": b"[0]", "x": b"0"}
+
+
+def test_a_stream_is_written_in_its_order(tmp_path: Path) -> None:
+    def made() -> Iterator[dict[str, Any]]:
+        return ({"n": number, "text": "a" * number} for number in range(100))
+
+    manifest = pack_shards(made, tmp_path / "out", format="parquet", size="1 kB")
+    assert len(manifest) == 100
+    assert len(manifest.parts) > 3
+    with pytest.raises(GraphError, match="a stream cannot be shuffled as it passes; write it to shards"):
+        pack_shards(made, tmp_path / "other", shuffle=1)
+
+
+def test_a_list_of_files_may_have_labels(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("photos/dogs/0000.jpg\t7\nphotos/cats/0001.jpg\t8\n")
+    pack_shards(tmp_path / "list.txt", tmp_path / "out")
+    assert [(s["key"], s["label"]) for s in samples(tmp_path / "out")] == [
+        ("photos/cats/0001", 8),
+        ("photos/dogs/0000", 7),
+    ]
+    pack_shards([photos / "dogs" / "0000.jpg"], tmp_path / "one")
+    assert [sorted(s) for s in samples(tmp_path / "one")] == [["jpg", "key"]]
+
+
+KILLED = """
+import sys
+from pipegraph.storage import pack_shards
+def report(state):
+    print(state.shards_done, flush=True)
+pack_shards(sys.argv[1], sys.argv[2], format=sys.argv[3], size="30 kB", workers=2, progress=report)
+"""
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_pack_that_is_killed_again_and_again_ends_with_the_same_shards(
+    photos: Path, tmp_path: Path, format: str
+) -> None:
+    pack_shards(photos, tmp_path / "whole", format=format, size="30 kB", workers=1)
+    command = [sys.executable, "-c", KILLED, str(photos), str(tmp_path / "killed"), format]
+    began = []
+    for _ in range(3):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            began.append(int(process.stdout.readline()))
+            process.stdout.readline()
+            os.kill(process.pid, signal.SIGKILL)
+    assert began == sorted(began)
+    assert began[-1] > 0
+    assert (tmp_path / "killed" / "manifest.json.partial").exists()
+    states: list[PackProgress] = []
+    pack_shards(photos, tmp_path / "killed", format=format, size="30 kB", workers=2, progress=states.append)
+    assert states[0].shards_done >= began[-1]
+    assert shards(tmp_path / "killed") == shards(tmp_path / "whole")
+
+
+def test_a_complete_pack_is_left_as_it_is_and_other_settings_are_an_error(
+    photos: Path, tmp_path: Path
+) -> None:
+    manifest = pack_shards(photos, tmp_path / "out", size="100 kB", workers=1)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    assert pack_shards(photos, tmp_path / "out", size="100 kB", workers=2) == manifest
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    with pytest.raises(
+        DataError, match=r"made with other settings: size 100000 there, 200000 here\. Use those"
+    ):
+        pack_shards(photos, tmp_path / "out", size="200 kB")
+    next((tmp_path / "out").glob("*.tar")).unlink()
+    with pytest.raises(DataError, match="missing, or not of"):
+        pack_shards(photos, tmp_path / "out", size="100 kB")
+
+
+def test_a_source_that_has_changed_since_is_another_pack(photos: Path, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(state: PackProgress) -> None:
+        if state.shards_done == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        pack_shards(photos, tmp_path / "out", size="30 kB", workers=2, progress=stop)
+    (photos / "cats" / "0001.jpg").write_bytes(b"other")
+    with pytest.raises(DataError, match="was begun with other settings: source"):
+        pack_shards(photos, tmp_path / "out", size="30 kB")
+
+
+def test_a_folder_with_other_shards_or_another_writer_is_refused(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "shard-000000.tar").write_bytes(b"mine")
+    with pytest.raises(DataError, match="holds 'shard-000000.tar' already"):
+        pack_shards(photos, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["shard-000000.tar"]
+    with (
+        pg.ShardWriter(tmp_path / "open") as writer,
+        pytest.raises(DataError, match="another process is packing into this folder"),
+    ):
+        writer.write({"n": 1})
+        pg.ShardWriter(tmp_path / "open")
+
+
+def test_a_writer_resumes_behind_its_last_whole_shard(tmp_path: Path) -> None:
+    rows = [{"key": f"{number:03d}", "data": bytes([number]) * 1000} for number in range(100)]
+
+    def write(folder: str, stop: int | None) -> int:
+        with pg.ShardWriter(tmp_path / folder, size="10 kB") as writer:
+            begun = writer.written
+            for number, row in enumerate(itertools.islice(rows, begun, None)):
+                if begun + number == stop:
+                    raise KeyboardInterrupt
+                writer.write(row)
+        return begun
+
+    write("whole", None)
+    for stop in (25, 60):
+        with pytest.raises(KeyboardInterrupt):
+            write("stopped", stop)
+        assert not list((tmp_path / "stopped").glob(".shard*"))
+    assert 40 < write("stopped", None) <= 60
+    assert shards(tmp_path / "stopped") == shards(tmp_path / "whole")
+    with pytest.raises(LoaderClosedError, match="everything was written before"):
+        pg.ShardWriter(tmp_path / "whole", size="10 kB").write(rows[0])
+
+
+@pytest.mark.parametrize(
+    ("format", "first", "second", "message"),
+    [
+        ("tar", {"key": "a.b", "x": 1}, None, r"'a.b.x' would be read as another one"),
+        ("tar", {"key": "../a", "x": 1}, None, "would be read as another one"),
+        ("tar", {"key": "a", "JPG": b""}, None, "would be read as another one"),
+        ("tar", {"key": "a"}, None, "has no fields"),
+        ("tar", {"key": "a", "x": 1}, {"key": "a", "y": 1}, "two samples in a row have the key 'a'"),
+        ("tar", {"x": np.array([{}])}, None, "would be pickled"),
+        ("tar", {"x": object()}, None, "object has no place in JSON"),
+        (
+            "mds",
+            {"x": 1},
+            {"x": "a"},
+            "field 'x' holds int in the samples that were looked at first, and text",
+        ),
+        ("mds", {"x": 1}, {"x": None}, "'x' is None or missing, which MDS has no place for"),
+        ("mds", {"x": 1}, {"x": 1, "y": 2}, "has the field 'y', which those looked at first have not"),
+        ("mds", {"x": np.zeros(0)}, None, r"no arrays of shape \(0,\)"),
+        ("mds", {"x": np.zeros(1, bool)}, None, "MDS has no arrays of bool"),
+        ("mds", {"x": 1 << 64}, None, "more than 64 bits"),
+        ("parquet", {"x": np.zeros((2, 2))}, None, r"not arrays of shape \(2, 2\)"),
+        ("parquet", {"x": np.zeros(2, np.float32)}, {"x": np.zeros(2)}, "an array of float64"),
+        ("mds", [1, 2], None, "a sample is a dict of fields, got list"),
+    ],
+)
+def test_what_has_no_place_in_a_format_is_named(
+    tmp_path: Path, format: str, first: Any, second: Any, message: str
+) -> None:
+    with (
+        pytest.raises((DataError, TypeError), match=message),
+        pg.ShardWriter(tmp_path / "out", format) as writer,
+    ):
+        writer.write(first)
+        if second is not None:
+            writer.write(second)
+    assert not list((tmp_path / "out").glob("*shard*"))
+
+
+def test_tensors_and_null_columns_can_be_written(tmp_path: Path) -> None:
+    with pg.ShardWriter(tmp_path / "out", "parquet") as writer:
+        writer.write({"t": torch.arange(3, dtype=torch.int16), "maybe": 1})
+        writer.write({"t": torch.arange(2, dtype=torch.int16), "maybe": None})
+    with LocalFile(tmp_path / "out" / "shard-000000.parquet") as file:
+        first, second = format_of("a.parquet").samples(file)
+    assert first["t"].dtype == np.int16
+    assert (first["maybe"], second["maybe"]) == (1, None)
+
+
+def test_a_failure_in_a_worker_names_the_sample_and_leaves_no_processes(photos: Path, tmp_path: Path) -> None:
+    class Broken(Rows):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            if index == 333:
+                raise ValueError("broken row")
+            return super().__getitem__(index)
+
+    with pytest.raises(ValueError, match="broken row"):
+        pack_shards(Broken(), tmp_path / "out", size="2 kB", workers=2)
+    assert multiprocessing.active_children() == []
+    (photos / "cats" / "0001").write_bytes(b"")
+    with pytest.raises(
+        DataError, match="a file's ending says what it is in its sample, and this one has none"
+    ):
+        pack_shards(photos, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"format": "zip"}, "format must be one of tar, parquet, mds, got 'zip'"),
+        ({"size": "large"}, "pack: size must be bytes or a size"),
+        ({"workers": 0}, "workers must be an int >= 1, got 0"),
+    ],
+)
+def test_arguments_that_are_none_are_refused(
+    photos: Path, tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(GraphError, match=message):
+        pack_shards(photos, tmp_path / "out", **arguments)
+
+
+def test_what_cannot_be_packed_is_named(tmp_path: Path) -> None:
+    for source, message in (
+        (3, "a int cannot be packed"),
+        ([], "no samples"),
+        (["text"] and iter(["text"]), "got str"),
+    ):
+        with pytest.raises(DataError, match=message):
+            pack_shards(source, tmp_path / "out", workers=1)
+    with pytest.raises(DataError, match="no shard"):
+        pack_shards(tmp_path / "nothing", tmp_path / "other")
