@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -96,19 +95,13 @@ class Drawing:
         self._turn = turn
 
     def state(self) -> Any:
-        """From which another pass can resume where this one stands, as JSON; None where there is none.
+        """From which another pass can resume where this one stands; None where there is none.
 
         Of an iterable there is none once another loader has begun to read it: it has one state.
         """
         if self._resumable is None or (self._turn is not None and not self._turn.is_latest(self)):
             return None
-        state = self._resumable.state_dict()
-        try:
-            json.dumps(state)
-        except (TypeError, ValueError, RecursionError):
-            self._resumable = None  # a loader's state is JSON; so the items will be read again and dropped
-            return None
-        return state
+        return self._resumable.state_dict()
 
 
 def _resumed(iterator: Iterator[Any], state: Any) -> Iterator[Any]:

@@ -8,29 +8,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipegraph.chunk import Chunk as Chunk
-from pipegraph.contracts import Context as Context
-from pipegraph.contracts import FanIn as FanIn
-from pipegraph.contracts import FanOut as FanOut
-from pipegraph.contracts import Operator as Operator
-from pipegraph.contracts import Regroup as Regroup
-from pipegraph.contracts import Source as Source
-from pipegraph.errors import PipegraphError as PipegraphError
-from pipegraph.graph import Graph as Graph
-from pipegraph.graph import Node as Node
-from pipegraph.policies import Replace as Replace
-from pipegraph.policies import Retry as Retry
-from pipegraph.policies import Skip as Skip
-
 if TYPE_CHECKING:
     import pipegraph.testing as testing  # noqa: F401
     from pipegraph import operators as operators
     from pipegraph import order as order
     from pipegraph import replicas as replicas
+    from pipegraph.chunk import Chunk as Chunk
+    from pipegraph.contracts import Context as Context
+    from pipegraph.contracts import FanIn as FanIn
+    from pipegraph.contracts import FanOut as FanOut
+    from pipegraph.contracts import Operator as Operator
+    from pipegraph.contracts import Regroup as Regroup
+    from pipegraph.contracts import Source as Source
     from pipegraph.device.scattered import Scattered as Scattered
     from pipegraph.engine.stage.budgets import Quarantined as Quarantined
+    from pipegraph.errors import PipegraphError as PipegraphError
+    from pipegraph.graph import Graph as Graph
+    from pipegraph.graph import Node as Node
     from pipegraph.loader.loader import Loader as Loader
     from pipegraph.planning.plan import Plan as Plan
+    from pipegraph.policies import Replace as Replace
+    from pipegraph.policies import Retry as Retry
+    from pipegraph.policies import Skip as Skip
     from pipegraph.profile import Profile as Profile
     from pipegraph.profile import StageProfile as StageProfile
     from pipegraph.replicas import ReplicaExecutor as ReplicaExecutor
@@ -39,8 +38,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Imported at first use: `import pipegraph` stays quick and starts nothing.
+# Imported at first use: `import pipegraph` starts nothing, and what needs no torch, such as `pipegraph pack`, does not
+# wait for its import.
 _LATER = {
+    "Chunk": "pipegraph.chunk:Chunk",
+    "Context": "pipegraph.contracts:Context",
+    "FanIn": "pipegraph.contracts:FanIn",
+    "FanOut": "pipegraph.contracts:FanOut",
+    "Operator": "pipegraph.contracts:Operator",
+    "Regroup": "pipegraph.contracts:Regroup",
+    "Source": "pipegraph.contracts:Source",
+    "PipegraphError": "pipegraph.errors:PipegraphError",
+    "Graph": "pipegraph.graph:Graph",
+    "Node": "pipegraph.graph:Node",
+    "Replace": "pipegraph.policies:Replace",
+    "Retry": "pipegraph.policies:Retry",
+    "Skip": "pipegraph.policies:Skip",
     "operators": "pipegraph.operators",
     "order": "pipegraph.order",
     "replicas": "pipegraph.replicas",

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipegraph.cli.progress_bars import Progress
-from pipegraph.cli.target import load_object
 from pipegraph.errors import GraphError
-from pipegraph.graph import Graph
 from pipegraph.storage.writing import PackProgress, pack_shards
 from pipegraph.units import format_bytes
 
@@ -51,6 +49,9 @@ def _source(text: str) -> Any:
     file, colon, _ = text.rpartition(":")
     if not colon or not file.endswith(".py"):
         return text
+    from pipegraph.cli.target import load_object  # imports torch, which files are packed without
+    from pipegraph.graph import Graph
+
     found = load_object(text)
     if isinstance(found, Graph):
         raise GraphError(

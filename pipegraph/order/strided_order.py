@@ -8,7 +8,6 @@ from typing import final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from pipegraph.errors import GraphError
 from pipegraph.order._cache import BoundedMemo
@@ -68,6 +67,8 @@ class StridedOrder(Order):
 
 
 def _randperm(total: int, seed: int) -> npt.NDArray[np.integer]:
+    import torch  # other orders do without
+
     generator = torch.Generator()
     generator.manual_seed(seed)
     order: Int64Array = torch.randperm(total, generator=generator).numpy()

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -100,10 +101,13 @@ def test_methods_of_that_name_that_ask_for_more_are_another_thing() -> None:
     pg.testing.assert_resumes_exactly(lambda: graph(Odd(150)))
 
 
-def test_a_state_that_is_no_json_is_not_used() -> None:
+def test_a_state_may_hold_what_is_no_json() -> None:
     class Odd(Numbers):
         def state_dict(self) -> Any:
-            return {"at": {self._at}}
+            return {"at": torch.tensor([self._at])}
+
+        def load_state_dict(self, state: Any) -> None:
+            self._start = int(state["at"][0])
 
     items = Odd(200)
     with graph(items).loader() as loader:

@@ -6,6 +6,7 @@ are, and the tree that they make, stands only in the index.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
@@ -14,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 import numpy as np
-import torch
 
 from pipegraph.errors import DataError, ShardError
 from pipegraph.storage.parts import is_url
@@ -29,19 +29,33 @@ _MAX_INDEX_NBYTES: Final = 1 << 28
 _MAX_DEPTH: Final = 64
 
 TENSOR_DTYPES: Final = (
-    *(torch.float32, torch.float32, torch.float64, torch.float64, torch.complex64, torch.complex64),
     *(
-        torch.complex128,
-        torch.complex128,
-        torch.float16,
-        torch.float16,
-        torch.bfloat16,
-        torch.uint8,
-        torch.int8,
+        "float32",
+        "float32",
+        "float64",
+        "float64",
+        "complex64",
+        "complex64",
+        "complex128",
+        "complex128",
+        "float16",
     ),
-    *(torch.int16, torch.int16, torch.int32, torch.int32, torch.int64, torch.int64, torch.bool, torch.uint16),
+    *(
+        "float16",
+        "bfloat16",
+        "uint8",
+        "int8",
+        "int16",
+        "int16",
+        "int32",
+        "int32",
+        "int64",
+        "int64",
+        "bool",
+        "uint16",
+    ),
 )
-"""By the number in a format or head; the order is LitData's."""
+"""torch's, by the number in a format or head; the order is LitData's."""
 
 ARRAY_DTYPES: Final = (
     *(
@@ -245,11 +259,12 @@ def _leaf_decoder(form: str, name: str) -> Decoder:
             "optimize the data anew with numbers, texts, bytes, arrays or tensors"
         )
     if kind in ("no_header_tensor", "no_header_numpy"):
-        dtypes: Sequence[Any] = TENSOR_DTYPES if kind == "no_header_tensor" else ARRAY_DTYPES
+        values = _tensor if kind == "no_header_tensor" else _array
+        dtypes = TENSOR_DTYPES if kind == "no_header_tensor" else ARRAY_DTYPES
         if not detail.isdecimal() or int(detail) >= len(dtypes):
             raise ShardError(f"{name}: the format {form!r} names no dtype")
         dtype = dtypes[int(detail)]
-        return lambda data: _values(data, dtype, None)
+        return lambda data: values(data, dtype, None)
     found = _PLAIN.get(kind)
     if found is None:
         raise DataError(
@@ -258,9 +273,8 @@ def _leaf_decoder(form: str, name: str) -> Decoder:
     return found
 
 
-def _values(data: bytes, dtype: Any, shape: Sequence[int] | None) -> Any:
-    """A tensor, or an array where the dtype is a name, that owns its values."""
-    itemsize = dtype.itemsize if isinstance(dtype, torch.dtype) else np.dtype(dtype).itemsize
+def _count(data: bytes, dtype: str, itemsize: int, shape: Sequence[int] | None) -> int:
+    """How many values there are, which is as many as the shape says."""
     count = 1
     for size in shape if shape is not None else [len(data) // itemsize]:
         count *= size  # in Python's numbers, which do not overflow
@@ -268,14 +282,26 @@ def _values(data: bytes, dtype: Any, shape: Sequence[int] | None) -> Any:
         raise ValueError(
             f"{len(data)} bytes are no values of {dtype}" + (f" of shape {shape}" if shape else "")
         )
-    if not isinstance(dtype, torch.dtype):
-        found = np.frombuffer(data, dtype).copy()
-        return found if shape is None else found.reshape(shape)
-    values = torch.frombuffer(bytearray(data), dtype=dtype) if count else torch.empty(0, dtype=dtype)
+    return count
+
+
+def _array(data: bytes, dtype: str, shape: Sequence[int] | None) -> Any:
+    _count(data, dtype, np.dtype(dtype).itemsize, shape)
+    found = np.frombuffer(data, dtype).copy()
+    return found if shape is None else found.reshape(shape)
+
+
+def _tensor(data: bytes, dtype: str, shape: Sequence[int] | None) -> Any:
+    torch = importlib.import_module("torch")  # which other formats do without
+    kind = getattr(torch, dtype)
+    count = _count(data, dtype, kind.itemsize, shape)
+    values = torch.frombuffer(bytearray(data), dtype=kind) if count else torch.empty(0, dtype=kind)
     return values if shape is None else values.reshape(shape)
 
 
-def _with_head(data: bytes, order: str, dtypes: Sequence[Any]) -> Any:
+def _with_head(
+    data: bytes, order: str, dtypes: Sequence[str], values: Callable[[bytes, str, Sequence[int]], Any]
+) -> Any:
     """``[dtype: 4] [dimensions: 4] [sizes: 4 each] [values]``."""
     if len(data) < 8:
         raise ValueError("an array without a head")
@@ -283,7 +309,7 @@ def _with_head(data: bytes, order: str, dtypes: Sequence[Any]) -> Any:
     if number >= len(dtypes) or 8 + 4 * dims > len(data):
         raise ValueError(f"an array says dtype {number} and {dims} dimensions")
     shape = np.frombuffer(data, f"{order}u4", dims, 8).tolist()
-    return _values(data[8 + 4 * dims :], dtypes[number], shape)
+    return values(data[8 + 4 * dims :], dtypes[number], shape)
 
 
 def _number(data: bytes, dtype: str) -> Any:
@@ -323,8 +349,8 @@ _PLAIN: Final[dict[str, Decoder]] = {
     "bool": lambda data: bool(_number(data, "bool")),
     "int": lambda data: _number(data, "<i8"),
     "float": lambda data: _number(data, "<f8"),
-    "numpy": lambda data: _with_head(data, "<", ARRAY_DTYPES),
-    "tensor": lambda data: _with_head(data, ">", TENSOR_DTYPES),
+    "numpy": lambda data: _with_head(data, "<", ARRAY_DTYPES, _array),
+    "tensor": lambda data: _with_head(data, ">", TENSOR_DTYPES, _tensor),
     "pil": raw_image,
     "jpeg_array": _images,
     **dict.fromkeys(_ENCODED, lambda data: data),

@@ -155,7 +155,7 @@ class FilesSource(PackSource):
         key, entry = self._samples[number]
         sample: dict[str, Any] = {"key": key}
         for field, path, nbytes in entry[1:]:
-            sample[field] = _content(os.path.join(self.root, path), nbytes)
+            sample[field] = _content(f"{self.root}/{path}", nbytes)
         if entry[0] is not None and "cls" not in sample:
             sample["label"] = entry[0]
         return sample
