@@ -65,7 +65,7 @@ class TarEncoder(Encoder):
     def encode(self, sample: Sample, number: int) -> tuple[str, list[Member]]:
         key = sample.get("key")
         key = f"{number:09d}" if key is None else str(key)
-        members = []
+        members: list[Member] = []
         for field, value in sample.items():
             if field == "key":
                 continue
