@@ -21,8 +21,8 @@ from pipegraph.engine.stage.stage_run import Meter
 from pipegraph.planning.isolation import Elsewhere, Isolation
 from pipegraph.planning.plan import StagePlan
 
-HERE = 4
-"""One part in so many of the memory limit is for chunks that have crossed into the trainer."""
+CROSSED, COPIED = 4, 2
+"""One part in so many of the memory limit is the trainer's: for chunks that have crossed, or for their copies too."""
 
 
 class IsolatedRun(Run):
@@ -79,14 +79,19 @@ class IsolatedRuntime(Runtime):
     def __init__(
         self, isolation: Isolation, memory_limit: int, seed: int, rank: int, world_size: int
     ) -> None:
+        stages = isolation.below.stages
+        here = max(1, memory_limit // (CROSSED if len(stages) == 1 else COPIED))
         below = {
-            name: replace(stage, spec=replace(stage.spec, max_bytes=max(1, memory_limit // HERE)))
+            name: replace(
+                stage, spec=replace(stage.spec, max_bytes=max(1, min(here, memory_limit // CROSSED)))
+            )
             if isinstance(stage.operator, Elsewhere)
             else stage
-            for name, stage in isolation.below.stages.items()
+            for name, stage in stages.items()
         }
-        super().__init__(replace(isolation.below, stages=below), memory_limit, seed, rank, world_size)
+        super().__init__(replace(isolation.below, stages=below), here, seed, rank, world_size)
         self.isolation = isolation
+        self._there = max(1, memory_limit - here)
         self.sidecar: Sidecar | None = None
         self.runs = 0
         self._reports: dict[str, dict[str, Any]] = {}
@@ -98,8 +103,7 @@ class IsolatedRuntime(Runtime):
         if not isinstance(stage.operator, Elsewhere):
             return super()._operator(stage, index)
         assert self._processes is not None
-        limit = max(1, self.memory_limit - self.memory_limit // HERE)
-        facts = limit, self.seed, self.rank, self.world_size
+        facts = self._there, self.seed, self.rank, self.world_size
         self.sidecar = self._processes.sidecar(self.isolation.above, facts)
         return self.sidecar
 

@@ -385,6 +385,16 @@ def test_a_memory_limit_holds_in_the_sidecar():
         list(loader)
 
 
+@pytest.mark.parametrize(("tail", "here"), [((), 2 << 20), ((ops.CopyToDevice("cpu", copy=True),), 4 << 20)])
+def test_the_two_processes_share_one_memory_limit(tail, here):
+    graph = graph_of(lambda x: np.zeros(1 << 10, np.uint8), ops.Batch(2), *tail)
+    with graph.loader(isolate=True, memory_limit="8 MiB") as loader:
+        assert sum(1 for _ in loader) == 10
+        runtime = loader._runtime
+        there = runtime.sidecar._host._given[0]
+        assert (runtime.run.account.limit, there) == (here, (8 << 20) - here)
+
+
 def test_ctrl_c_in_the_loop_ends_everything():
     endless = ops.FromIterable(lambda: iter(int, 1))
     with (
