@@ -153,8 +153,7 @@ class Load(_Reads):
     their types); a whole shard as its samples, one after the other.
 
     Local shards are read in place. Remote ones are fetched block by block, into the cache, else into memory (at
-    most half of ``memory_limit``, which chunks then have less), each just in time for its first use. The first
-    samples of a run are read by ranges where ``pipegraph index`` has written where they lie.
+    most half of ``memory_limit``, which chunks then have less), each just in time for its first use.
 
     Args:
         cache: a ``pg.NodeCache``, shared by all ranks of a node; with one, local shards are taken to lie on slow

@@ -171,10 +171,6 @@ class ShardSelect(OrderedSource):
         found = self._found.peek()
         return None if found is None else found.manifest
 
-    def sub_blocks(self) -> str | None:
-        """The folder of the sub-blocks, which may not be there; None where the manifest lies nowhere."""
-        return self._found.get().sub_blocks
-
     def part_list(self) -> list[Part]:
         """The parts that are named, in their order."""
         return self._listed.get()

@@ -75,7 +75,6 @@ class Reading:
                 feed.rank,
                 feed.world_size,
                 fetcher,
-                select.sub_blocks(),
                 self._choice,
             )
         return BlockReader(source, self._ahead, context.count, context.share("blocks", LateBlocks))

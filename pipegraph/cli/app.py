@@ -108,13 +108,13 @@ def index(
     parts: Annotated[list[str], typer.Argument(help="Shards: files, folders, globs, brace ranges, URLs.")],
     out: Annotated[str, typer.Option(help="The manifest to write: a file, or a URL.")] = "manifest.json",
     checksums: Annotated[bool, typer.Option(help="Read every byte for checksums.")] = True,
-    sub_blocks: Annotated[
-        bool,
+    block_size: Annotated[
+        str | None,
         typer.Option(
-            help="Note where samples lie, so that a first batch needs no whole blocks; reads all bytes."
+            help="About how large blocks are, such as '64 MB'.",
+            show_default="8 MB, more for data sets above 8 TB",
         ),
-    ] = True,
-    block_size: Annotated[str, typer.Option(help="About how large blocks are, such as '64 MB'.")] = "128 MB",
+    ] = None,
     store: Annotated[
         list[str] | None,
         typer.Option(help="An option of the store, such as endpoint=https://host:9000; may be repeated."),
@@ -123,7 +123,7 @@ def index(
     """Index shards once, so that any order over them can start at any sample. A stopped run resumes."""
     from pipegraph.cli.index_command import run_index
 
-    run_index(parts, out, checksums, sub_blocks and checksums, block_size, store or [])
+    run_index(parts, out, checksums, block_size, store or [])
 
 
 @app.command(

@@ -16,16 +16,17 @@ from pipegraph.units import format_bytes, parse_bytes
 
 
 def run_index(
-    parts: Sequence[str], out: str, checksums: bool, sub_blocks: bool, block_size: str, store: Sequence[str]
+    parts: Sequence[str], out: str, checksums: bool, block_size: str | None, store: Sequence[str]
 ) -> None:
     """Index ``parts`` into the manifest ``out``; a run that was stopped resumes where it was.
 
     Args:
         out: a path or URL.
+        block_size: such as ``"64 MB"``; None lets the size of the data set decide.
         store: options of the store, each ``name=value``.
     """
     options = dict(_option(each) for each in store)
-    block_nbytes = parse_bytes(block_size, "--block-size")
+    block_nbytes = None if block_size is None else parse_bytes(block_size, "--block-size")
     with contextlib.ExitStack() as stack:
         client = journal = None
         if any(map(is_url, [out, *parts])):
@@ -52,13 +53,12 @@ def run_index(
                 store=client,
                 checksums=checksums,
                 block_nbytes=block_nbytes,
-                sub_blocks=sub_blocks,
                 progress=show,
                 journal=journal,
             )
         except MissingExtraError as error:
-            if checksums or sub_blocks:
-                error.add_note("or index by headers only: --no-checksums --no-sub-blocks")
+            if checksums:
+                error.add_note("or index by headers only: --no-checksums")
             raise
     size = format_bytes(manifest.nbytes)
     print(f"{len(manifest):,} samples in {len(manifest.parts):,} shards ({size}): wrote {safe_url(out)}")

@@ -21,7 +21,6 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import LoaderClosedError
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.block_table import BlockTable, Entry
-from pipegraph.reader.cold_start import FirstBlocks
 from pipegraph.reader.late_blocks import LateBlocks, Standing
 from pipegraph.reader.loads import GaveWayError, Loads
 from pipegraph.reader.prefetcher import FETCHERS, PrefetchPlanner
@@ -66,8 +65,6 @@ class BlockReader:
         self._late_blocks = late_blocks or LateBlocks()
         self._late_blocks.begin(clock())
         self._standing = Standing()
-        self._cold_start = source.cold_start
-        self._first = FirstBlocks(self._cold_start)
         if source.fetched:
             for number in range(FETCHERS):
                 self._begin_thread(self._fetch, f"fetch-{number}")
@@ -83,12 +80,9 @@ class BlockReader:
 
     def new_run(self) -> None:
         """Forget the deals so far; loaded blocks stay."""
-        if self._cold_start is not None:
-            self._cold_start.begin()
         with self._lock:
             self._planner.restart(self._clock())
             self._late_blocks.new_run()
-            self._first.restart()
             for entry in self._queue:
                 self._table.drop(entry)
             self._queue.clear()
@@ -112,16 +106,6 @@ class BlockReader:
 
         Raises as :meth:`acquire`.
         """
-        entry = None
-        if self._cold_start is not None and self._is_first(number, epoch, step):
-            if not self._source.is_here(number):
-                sample = self._cold_start.read(number, index)
-                if sample is not None:
-                    self._count("samples read by ranges", 1)
-                    return sample
-            with self._lock:
-                if self._first.waits_for(self._source.held_nbytes(number)):
-                    self._let_blocks_come()
         entry = self.acquire(number, epoch, step)
         try:
             found = entry.value[index]
@@ -237,31 +221,6 @@ class BlockReader:
                 self._planner.schedule.in_cold_start,
             )
 
-    # -- the cold start --------------------------------------------------------------------------
-
-    def _is_first(self, number: int, epoch: int, step: Any) -> bool:
-        """Whether a sample may be read by ranges; its block is then queued, to load after the cold start."""
-        with self._lock:
-            schedule = self._planner.schedule
-            if not schedule.in_cold_start and not self._first:
-                return False
-            self._reached(epoch, step)
-            entry = self._table.get(number)
-            if self._cancelled or (entry is not None and entry.state in ("ready", "failed")):
-                self._first.discard(number)
-                return False
-            if schedule.in_cold_start and not (entry is not None and entry.awaited):
-                self._first.add(number, self._source.held_nbytes(number))
-                if entry is None:
-                    self._queue.append(self._table.add(number, schedule.tick, self._clock()))
-            if self._first.has_ended(schedule.in_cold_start):
-                self._let_blocks_come()
-            return number in self._first
-
-    def _let_blocks_come(self) -> None:
-        self._work.notify_all()
-        self._replan()
-
     # -- loading ---------------------------------------------------------------------------------
 
     def _load(self, entry: Entry) -> None:
@@ -293,10 +252,6 @@ class BlockReader:
                 self._table.failed(
                     entry
                 )  # without an error: the reader closes, or an inline worker was interrupted
-            if entry.number in self._first and not gave_way:
-                self._first.discard(entry.number)
-                if self._cold_start is not None and not self._first:
-                    self._cold_start.end()
             self._arrived.notify_all()
             self._replan()
             self._work.notify()
@@ -319,10 +274,12 @@ class BlockReader:
     def _may_load(self, entry: Entry) -> bool:
         if not self._loads.may_begin(entry):
             return False
-        if entry.awaited:
-            return True
-        return not self._first.hold_back and (
-            entry.first <= self._planner.schedule.tick or len(self._loads) < self._planner.at_once()
+        schedule = self._planner.schedule
+        return (
+            entry.awaited
+            or entry.first <= schedule.tick
+            or schedule.in_first_stride(entry.first)  # a first batch needs a block of each lane
+            or len(self._loads) < self._planner.at_once()
         )
 
     def _sweep(self) -> None:
@@ -357,7 +314,7 @@ class BlockReader:
                     schedule.merge(uses, draw.base + draw.last, self._table)
                 continue
             with self._lock:
-                waits = self._cancelled or self._first.hold_back or not self._ahead
+                waits = self._cancelled or not self._ahead
                 due = None if waits else self._start_due()
                 if events == self._events and not self._closed:
                     # Not a poll: the time at which the policy wants the next block to be started.
@@ -378,13 +335,9 @@ class BlockReader:
         with self._lock:
             self._cancelled = True
             self._arrived.notify_all()
-        if self._cold_start is not None:
-            self._cold_start.cancel()
 
     def uncancel(self) -> None:
         """Workers may wait again."""
-        if self._cold_start is not None:
-            self._cold_start.begin()
         with self._lock:
             self._cancelled = False
             self._replan()

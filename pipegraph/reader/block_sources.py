@@ -7,17 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, final
 
-from pipegraph.errors import DataError, GraphError, LoaderClosedError, MemoryLimitError
+from pipegraph.errors import GraphError, MemoryLimitError
 from pipegraph.order import LaneOrder, Order
-from pipegraph.reader.cold_start import ColdStart
 from pipegraph.reader.columns_filter import Choice, SameFields
 from pipegraph.reader.fetcher import Fetcher
 from pipegraph.reader.next_use import NextUseIndex
 from pipegraph.reader.uses import Deal
-from pipegraph.storage import Cacheable, LocalParts, Manifest, Part, ShardFile, open_block, open_part
+from pipegraph.storage import LocalParts, Manifest, Part, ShardFile, open_block, open_part
 from pipegraph.storage.formats import Block, Format, format_of
 from pipegraph.storage.open_blocks import cacheable
-from pipegraph.storage.opening import identify
 
 SHARE: Final = 0.5
 """Of ``memory_limit``, what blocks held in memory may take; chunks in flight have the rest."""
@@ -34,7 +32,6 @@ class BlockSource(ABC):
         keeps: whether a released block stays local, in the node cache.
         stride: steps over which consumption is measured; that many first steps of a run are its cold start.
         steps_per_block: about how many steps lie between the first uses of two consecutive blocks.
-        cold_start: reads samples of blocks that are not local yet, where the format allows it.
         max_open: blocks that may be held at once, where each holds a file open.
     """
 
@@ -42,7 +39,6 @@ class BlockSource(ABC):
     keeps: bool = False
     stride: int
     steps_per_block: float
-    cold_start: ColdStart | None = None
     max_open: float = math.inf
 
     @abstractmethod
@@ -78,10 +74,6 @@ class BlockSource(ABC):
     def name(self, number: int) -> str:
         """A block's name for people."""
 
-    def is_here(self, number: int) -> bool:
-        """Whether the block is in the cache already, so that opening it takes no time."""
-        return False
-
     def follow(self, deal: Deal, step: int) -> None:  # noqa: B027
         """Training is at about this step of an epoch; called from time to time, by one thread."""
 
@@ -104,7 +96,6 @@ class ManifestSource(BlockSource):
     """The blocks of a manifest; what is read from one is the sequence of its samples.
 
     Args:
-        sub_blocks: the folder of the sub-blocks, or None.
     """
 
     stride = 256
@@ -116,7 +107,6 @@ class ManifestSource(BlockSource):
         rank: int,
         world_size: int,
         fetcher: Fetcher,
-        sub_blocks: str | None = None,
         choice: Choice = ALL,
     ) -> None:
         self._manifest, self._order, self._fetcher, self._choice = manifest, order, fetcher, choice
@@ -133,8 +123,6 @@ class ManifestSource(BlockSource):
         self._sizes: dict[int, int] = {}  # of blocks that were open, what they held in memory
         self._growth = 1.0  # by how much blocks have grown at most when they were decoded
         self._next_uses: NextUseIndex | None = None
-        if fetcher.in_use:
-            self.cold_start = ColdStart(manifest, sub_blocks, fetcher.store, fetcher.memory // 8)
 
     def _held_in_memory(self, number: int) -> bool:
         """Whether the block's bytes are held in memory, and not only the places of its samples."""
@@ -207,32 +195,13 @@ class ManifestSource(BlockSource):
         part, _ = self._manifest.block(number)
         return f"{self._manifest.parts[part].name}, block {number - int(self._manifest.first_block[part])}"
 
-    def is_here(self, number: int) -> bool:
-        handle = self._fetcher.handle
-        if handle is None:
-            return False
-        try:
-            if (
-                self.cold_start is not None
-            ):  # a worker waits for this: where the store is silent, a stop ends it
-                self.cold_start.identify(self._manifest.parts[self._manifest.block(number)[0]])
-            return self._cacheable(number, identified=True) in handle
-        except (DataError, LoaderClosedError):
-            return False  # opening it says what is wrong
-
     def _place(self, number: int) -> str:
-        return self._cacheable(number).place
-
-    def _cacheable(self, number: int, identified: bool = False) -> Cacheable:
         part_number, block = self._manifest.block(number)
-        part = self._manifest.parts[part_number]
-        if identified:
-            part = identify(part, self._fetcher.store)
-        return cacheable(part, block, self._manifest.block_checksum(number))
+        return cacheable(
+            self._manifest.parts[part_number], block, self._manifest.block_checksum(number)
+        ).place
 
     def interrupt(self) -> None:
-        if self.cold_start is not None:
-            self.cold_start.cancel()
         self._fetcher.interrupt()
 
     def close(self) -> None:

@@ -20,7 +20,6 @@ from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part, StoreClient, StoreError, build_manifest, expand_parts
 from pipegraph.storage.indexing import IndexProgress
 from pipegraph.storage.parts import is_url
-from pipegraph.storage.sub_blocks import SUFFIX
 
 T = TypeVar("T")
 
@@ -104,17 +103,13 @@ def store_for(
 
 
 class Found(NamedTuple):
-    """A manifest, where it comes from, and the folder of its sub-blocks, which may be missing."""
+    """A manifest, and where it comes from."""
 
     manifest: Manifest
     place: str | None
     """Its path or URL; None where it lies nowhere."""
     made: str = ""
     """How it came about where it lies nowhere."""
-
-    @property
-    def sub_blocks(self) -> str | None:
-        return None if self.place is None else self.place + SUFFIX
 
     def __str__(self) -> str:
         facts = (

@@ -14,7 +14,7 @@ from pipegraph.reader.prefetch_policy import Durations, preload
 from pipegraph.reader.schedule import Draw, ReadSchedule
 from pipegraph.reader.uses import Deal, Pace
 
-FETCHERS: Final = 4
+FETCHERS: Final = 16
 """Most blocks being loaded at once."""
 
 
@@ -71,6 +71,10 @@ class PrefetchPlanner:
         if upcoming is None:
             return None
         first, number = upcoming
+        if self.schedule.in_first_stride(first) and self._source.held_nbytes(
+            number
+        ) <= self._table.free_bytes(self.schedule):
+            return self._start(first, number, now)
         ahead = sum(entry.first > self.schedule.tick for entry in self._table)
         pace = self._pace.mean
         # The policy counts in parts; here the step of each use is known: remaining + ahead * train is the
@@ -87,5 +91,8 @@ class PrefetchPlanner:
         )
         if not decision.start:
             return decision.due_s
+        return self._start(first, number, now)
+
+    def _start(self, first: int, number: int, now: float) -> Entry:
         self.schedule.upcoming.popleft()
         return self._table.add(number, first, now)

@@ -73,6 +73,10 @@ class ReadSchedule:
         """Whether the run is still in its first stride of steps."""
         return self.tick < self._opens_until
 
+    def in_first_stride(self, tick: int) -> bool:
+        """Whether a step to come belongs to the run's first stride, of which no pace is known."""
+        return self.in_cold_start and tick < self._opens_until
+
     def reached(self, epoch: int, step: int, now: float, waited: float, pace: Pace) -> bool:
         """Note that a step is requested; returns whether another stride has ended and its pace was measured.
 

@@ -65,7 +65,7 @@ def _by_rows(
     for replica, count in counts.items():
         if count is None or whole == 0:
             raise ReplicaError(
-                f"unknown number of rows in part {replica} of the batch has, so means over rows cannot be put "
+                f"cannot say how many rows part {replica} of the batch has, so means over rows cannot be put "
                 "together: return a pair (total, weight) from loss, or use reduction='sum'"
             )
         yield replica, values[replica], count / whole

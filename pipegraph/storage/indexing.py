@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from pipegraph.errors import DataError, ShardError, note
 from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, Block
@@ -21,7 +21,9 @@ from .opening import open_part
 from .parts import Part, PartsLike, expand_parts, file_version, is_url
 from .shard_files import ShardFile
 from .stores import StoreClient
-from .sub_blocks import SUFFIX, SubBlockWriter
+
+MAX_BLOCKS: Final = 1_000_000
+"""Orders and readers keep a table of all blocks: 20 bytes each."""
 
 Broken = Callable[[Part, ShardError], None]
 
@@ -51,22 +53,17 @@ def index_part(
     *,
     checksums: bool = True,
     block_nbytes: int = BLOCK_NBYTES,
-    found: Callable[[Block], None] = lambda block: None,
     broken: Broken | None = None,
 ) -> PartIndex:
     """Find the blocks of one part, and on the same pass its checksums.
 
-    Without `checksums` only headers are read, where the format allows it. `found` gets each block while its bytes
-    are at hand. `broken` as in `build_manifest`.
+    Without `checksums` only headers are read, where the format allows it. `broken` as in `build_manifest`.
     """
     form = form or format_of(part)
     size = Part(part.uri, file.size)
     blocks, crcs = [], []
     if not checksums:
-        for block in _blocks(form, part, file, block_nbytes, broken):
-            blocks.append(block)
-            found(block)
-        return PartIndex(size, tuple(blocks))
+        return PartIndex(size, tuple(_blocks(form, part, file, block_nbytes, broken)))
     part_crc, hashed = 0, 0
     for block in _blocks(form, part, file, block_nbytes, broken):
         blocks.append(block)
@@ -77,7 +74,6 @@ def index_part(
         if end > hashed:
             part_crc = file_crc32c(file, hashed, end - hashed, part_crc)
             hashed = end
-        found(block)
     part_crc = file_crc32c(file, hashed, file.size - hashed, part_crc)
     return PartIndex(size, tuple(blocks), part_crc, tuple(crcs))
 
@@ -105,8 +101,7 @@ def build_manifest(
     store: StoreClient | None = None,
     workers: int = 8,
     checksums: bool = True,
-    block_nbytes: int = BLOCK_NBYTES,
-    sub_blocks: bool = False,
+    block_nbytes: int | None = None,
     progress: Callable[[IndexProgress], None] | None = None,
     broken: Broken | None = None,
     journal: str | os.PathLike[str] | None = None,
@@ -122,8 +117,7 @@ def build_manifest(
         store: for remote parts; else one is made from the environment.
         workers: parts read at the same time.
         checksums: read every byte for CRC-32C of parts and blocks.
-        sub_blocks: with `path`, also write where samples lie inside blocks (see `sub_blocks`); reads every byte:
-            with it a first batch needs no whole blocks.
+        block_nbytes: about how large blocks are; None: 8 MB, or what makes `MAX_BLOCKS` of a larger data set.
         progress: called in this thread after each part.
         broken: gets each part that cannot be indexed to its end, and why. What comes behind the last block that was
             found is then one block of one sample, whose reading fails; without `broken` the part is an error.
@@ -134,7 +128,7 @@ def build_manifest(
         ShardError: a part is broken; the other parts in flight are finished first.
         DataError: as `expand_parts`, or another process is writing this manifest.
     """
-    if checksums or sub_blocks:
+    if checksums:
         crc32c_extend()
     with contextlib.ExitStack() as stack:
         found = expand_parts(parts, store=store)
@@ -144,27 +138,16 @@ def build_manifest(
         if journal is None and path is not None and not remote:
             journal = os.fspath(path) + ".partial"
         notes = stack.enter_context(_Journal.open(journal, path)) if journal is not None else None
-        settings = [block_nbytes, checksums, *([True] if sub_blocks else [])]
+        if block_nbytes is None:
+            block_nbytes = max(BLOCK_NBYTES, sum(part.size or 0 for part in found) // MAX_BLOCKS)
+        settings = [block_nbytes, checksums]
 
         def run(part: Part) -> PartIndex:
             # A block's bytes are read a second time, for their checksum.
             with open_part(part, store, keep_nbytes=block_nbytes + block_nbytes // 2) as file:
-                if not sub_blocks or path is None:
-                    return index_part(
-                        part, file, form, checksums=checksums, block_nbytes=block_nbytes, broken=broken
-                    )
-                writer = SubBlockWriter(form or format_of(part), file)
-                index = index_part(
-                    part,
-                    file,
-                    form,
-                    checksums=checksums,
-                    block_nbytes=block_nbytes,
-                    found=writer.add,
-                    broken=broken,
+                return index_part(
+                    part, file, form, checksums=checksums, block_nbytes=block_nbytes, broken=broken
                 )
-                writer.save(f"{os.fspath(path)}{SUFFIX}", index, store)
-                return index
 
         done: dict[int, PartIndex] = {}
         todo: list[int] = []

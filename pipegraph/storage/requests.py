@@ -53,8 +53,9 @@ class Requests:
         begun = loop.time()
         tasks = {loop.create_task(self._whole(store, path, url, offset, nbytes))}
         try:
-            # Only full ranges: short ones would make their times incomparable.
-            after = self._hedge.after() if nbytes == self._range_nbytes else None
+            # Not short ranges, which would make times incomparable.
+            long = 2 * nbytes >= self._range_nbytes
+            after = self._hedge.after() if long else None
             if after is not None:
                 done, _ = await asyncio.wait(tasks, timeout=after)
                 if not done:
@@ -68,7 +69,7 @@ class Requests:
                 if won is None and left:
                     continue
                 data = (won or next(iter(done))).result()
-                if nbytes == self._range_nbytes:
+                if long:
                     self._hedge.finished(loop.time() - begun)
                 self._count(nbytes=len(data))
                 return data

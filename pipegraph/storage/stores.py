@@ -131,10 +131,6 @@ class StoreClient:
             StoreError: missing, not allowed, or no answer within the deadline.
             LoaderClosedError: the client was closed.
         """
-        return self.submit_head(url).result()
-
-    def submit_head(self, url: str) -> Pending[ObjectInfo]:
-        """As `head`, without waiting; its result raises what `head` raises."""
         store, path = self._store(url)
 
         async def ask() -> ObjectInfo:
@@ -147,11 +143,7 @@ class StoreClient:
             self._versions.answered(url, info)
             return info
 
-        return Pending(self._start(head()))
-
-    def knows(self, url: str) -> bool:
-        """Whether the store has said an object's size and version."""
-        return None not in self._versions.of(url)
+        return Pending(self._start(head())).result()
 
     def expect(self, part: Part) -> None:
         """From now on every answer must be of the part's size and version, as far as they are known.
@@ -164,7 +156,7 @@ class StoreClient:
     def identify(self, part: Part) -> Part:
         """The part with size and version; asks the store where it has not said them yet. Raises as `head`."""
         self._versions.expect(part)
-        if not self.knows(part.uri):
+        if None in self._versions.of(part.uri):
             self.head(part.uri)
         size, version = self._versions.of(part.uri)
         return replace(part, size=size, version=version)

@@ -111,7 +111,7 @@ def test_samples_of_a_broken_part_can_be_skipped_or_replaced(
 
 
 def test_a_retry_policy_loads_a_block_again(bucket: Bucket, proxy: Any, s3_options: Any) -> None:
-    healing = iter(range(30))
+    healing = iter(range(100))
     proxy.fault = lambda method, path: "flip" if "part-01" in path and next(healing, None) is not None else ""
     with bucket.graph(s3_options(proxy.port), ops.Load(), pg.Retry(10)).loader() as loader:
         assert list(loader) == bucket.expected()

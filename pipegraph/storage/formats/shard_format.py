@@ -13,9 +13,9 @@ from pipegraph.storage.shard_files import ShardFile
 
 Sample = dict[str, Any]
 
-# Blocks of 64 to 256 MB: large enough that a request's latency does not
-# matter, small enough that a rank can hold a lane's worth of them.
-BLOCK_NBYTES: Final = 128 * 1000 * 1000
+# One range of a store: as much throughput as with larger blocks, and a first batch, which needs a block of
+# each lane, many times earlier. Measured in benchmarks/reader_block_size.py.
+BLOCK_NBYTES: Final = 8 * 1000 * 1000
 
 # What one part or block may grow to when it is unpacked in memory: a thousand
 # times more fits in a gz of the same size that is made for harm.
