@@ -73,6 +73,10 @@ class Order(abc.ABC):
         """
         return None
 
+    def ranks_per_block(self, layout: LayoutLike, world_size: int) -> int:
+        """How many ranks read each block; 1 (the default) where a block's samples go to one rank."""
+        return 1
+
     @final
     def indices(
         self,

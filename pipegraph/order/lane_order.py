@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import final
 
@@ -103,6 +104,9 @@ class LaneOrder(Order):
     def lane_count(self, layout: LayoutLike) -> int:
         """L, the lanes that this layout is cut into: fewer than ``lanes`` where blocks are few."""
         return max(1, min(self.lanes, len(block_samples(layout))))
+
+    def ranks_per_block(self, layout: LayoutLike, world_size: int) -> int:
+        return world_size // math.gcd(self.lane_count(layout), world_size) if self.shuffle else 1
 
     def _length(self, layout: LayoutLike, deal: Deal, rank: int) -> int:
         return stream_length(total_samples(layout), deal, rank, self.tail)

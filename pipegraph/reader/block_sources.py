@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, final
 
 from pipegraph.errors import GraphError, MemoryLimitError
-from pipegraph.order import LaneOrder, Order
+from pipegraph.order import Order
 from pipegraph.reader.columns_filter import Choice, SameFields
 from pipegraph.reader.fetcher import Fetcher
 from pipegraph.reader.next_use import NextUseIndex
@@ -115,9 +115,7 @@ class ManifestSource(BlockSource):
         self._decoded = any(map(is_decoded, manifest.parts))
         self.fetched, self.keeps = fetcher.in_use or self._decoded, fetcher.handle is not None
         self.max_open = fetcher.max_open
-        readers = 1  # ranks that read the same block
-        if isinstance(order, LaneOrder) and order.shuffle:
-            readers = world_size // math.gcd(order.lane_count(manifest), world_size)
+        readers = order.ranks_per_block(manifest, world_size)
         self.steps_per_block = max(1.0, len(manifest) / max(1, manifest.blocks) / readers)
         self._fields = SameFields(manifest.parts, choice, fetcher.store)
         self._sizes: dict[int, int] = {}  # of blocks that were open, what they held in memory

@@ -7,12 +7,13 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, cast, final
+from typing import Any, final
 
 from pipegraph.errors import LoaderClosedError
 from pipegraph.machine import open_files_limit
 from pipegraph.storage import Cacheable, CachedFile, NodeCache, StoreClient
 from pipegraph.storage.node_cache import Download, Sink
+from pipegraph.storage.open_blocks import BlockCache
 from pipegraph.storage.stores import StoreStats
 
 
@@ -46,9 +47,9 @@ class Fetcher:
         self._counting, self._counted = threading.Lock(), StoreStats()
 
     @property
-    def cache(self) -> NodeCache | None:
+    def cache(self) -> BlockCache | None:
         """The cache to load through: this object, which counts and interrupts each `fetch`."""
-        return None if self._cache is None else cast(NodeCache, self)
+        return None if self._cache is None else self
 
     @property
     def handle(self) -> NodeCache | None:

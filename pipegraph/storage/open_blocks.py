@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import final
+from typing import Protocol, final
 
 from pipegraph.errors import ChecksumError
 from pipegraph.storage.formats.shard_format import Block
 
 from .arrival import MemoryArrival
+from .entries import CachedFile
 from .local import LocalParts, PartFile
-from .node_cache import DOWNLOADS, Cacheable, Download, NodeCache, Sink
+from .node_cache import DOWNLOADS, Cacheable, Download, Sink
 from .opening import identify, open_part
 from .parts import Part
 from .shard_files import OverlayFile, ShardFile
 from .stores import StoreClient, safe_url
+
+
+class BlockCache(Protocol):
+    """What blocks are fetched through: a `NodeCache`, or what stands before one."""
+
+    def fetch(self, what: Cacheable, download: Download) -> CachedFile:
+        """As `NodeCache.fetch`."""
 
 
 def cacheable(part: Part, block: Block, crc32c: int | None = None) -> Cacheable:
@@ -31,7 +39,7 @@ def open_block(
     *,
     crc32c: int | None = None,
     store: StoreClient | None = None,
-    cache: NodeCache | None = None,
+    cache: BlockCache | None = None,
     local: LocalParts | None = None,
 ) -> ShardFile:
     """Open a part for ``format.read(file, block)``, whose bytes are local when this returns.
@@ -73,11 +81,11 @@ def open_block(
 
         if cache is not None:
             try:
-                return _Near(base, block, cache.fetch(what, bring))
+                return _FetchedBlock(base, block, cache.fetch(what, bring))
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
-        return _Near(base, block, _into_memory(what, bring))
+        return _FetchedBlock(base, block, _into_memory(what, bring))
     except BaseException:
         base.close()
         raise
@@ -108,7 +116,7 @@ def _copy(base: ShardFile, block: Block, sink: Sink) -> None:
 
 
 @final
-class _Near(ShardFile):
+class _FetchedBlock(ShardFile):
     """A part with one local block; closes both."""
 
     def __init__(self, base: ShardFile, block: Block, local: ShardFile) -> None:
