@@ -318,6 +318,11 @@ def _route_above(edge: Edge, planned: Mapping[str, StagePlan], depth: int) -> tu
                 return edge.stage, edge.output
             depth -= 1
         if isinstance(operator, FanIn):
+            if operator.inputs == 1:
+                raise GraphError(
+                    f"stage {stage.name!r}: {operator.name} ends an epoch, so it cannot stand between a Route and its "
+                    "Merge; put it behind the Merge"
+                )
             if not operator.follows_route:
                 return None
             depth += 1

@@ -365,13 +365,13 @@ class _Sketch:
             self.draw(st.sampled_from(["batch", "stack", "stack"])), (last, 0), level="batch", wide=True
         )
 
-    def one_input(self, up: tuple[int, int]) -> int:
-        """A drawn stage behind ``up``."""
+    def one_input(self, up: tuple[int, int], routed: bool = False) -> int:
+        """A drawn stage behind ``up``, which may lie between a route and its merge."""
         level, unordered = self.level[up[0]], self.unordered[up[0]]
         kinds = ["map", "map", "async", "random", "shuffle"]
         if level == "sample":
             kinds += ["filter", "flat", "fail", "fail", "flaky", "batch-all"]
-            kinds += [] if unordered else ["batch", "bucket", "sum", "pack", "take"]
+            kinds += [] if unordered else ["batch", "bucket", "sum", "pack", *([] if routed else ["take"])]
         else:
             kinds += ["unbatch", "unbatch"]
             kinds = [k for k in kinds if k not in ("map", "async", "random")] if unordered else kinds
@@ -409,7 +409,7 @@ class _Sketch:
                 if self.level[end[0]] == "batch" and self.level[route] == "sample":
                     end = (self.add("unbatch", end, level="sample"), 0)
                 else:
-                    end = (self.one_input(end), 0)
+                    end = (self.one_input(end, routed=True), 0)
             if self.level[end[0]] == "batch" and self.level[route] == "sample":
                 end = (self.add("unbatch", end, level="sample"), 0)
             elif self.level[end[0]] == "sample" and self.level[route] == "batch":
