@@ -33,7 +33,6 @@ PARTS = (
     Part("pyarrow", "shards", "Parquet and Arrow shards", "pyarrow"),
     Part("zstandard", "shards", "zstd-compressed shards", "zstandard"),
     Part("google_crc32c", "shards", "checksums of shards", "google-crc32c"),
-    Part("matplotlib", "report", "figures in reports", "matplotlib"),
     Part("jinja2", "report", "report pages", "jinja2"),
     Part("datasets", "hf", "Hugging Face data sets", "datasets"),
     Part("rich", "cli", "progress bars", "rich"),

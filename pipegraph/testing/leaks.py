@@ -41,6 +41,36 @@ def _children() -> frozenset[int]:
     return children
 
 
+def _used_by_others() -> frozenset[str]:
+    """Shared memory that processes map or hold open which do not descend from this one."""
+    family = {os.getpid()}
+    parents = {}
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit():
+                stat = Path(f"/proc/{entry}/stat").read_text()
+                parents[int(entry)] = int(stat.rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has ended
+    grown = True
+    while grown:
+        more = {pid for pid, parent in parents.items() if parent in family} - family
+        family |= more
+        grown = bool(more)
+    names = set()
+    for pid in parents.keys() - family:
+        try:
+            used = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            used += [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        except OSError:
+            continue
+        for line in used:
+            _, found, name = line.partition(f"{_SHARED_MEMORY}/")
+            if found:
+                names.add(name.removesuffix(" (deleted)"))
+    return frozenset(names)
+
+
 @dataclass(frozen=True)
 class Resources:
     """What this process holds.
@@ -72,7 +102,10 @@ class Resources:
         found = [f"thread {name}" for name, _ in sorted(self.threads - before.threads)]
         found += [f"process {pid}" for pid in sorted(self.processes - before.processes)]
         found += [f"descriptor {each}" for each in sorted(self.descriptors - before.descriptors)]
-        found += [f"shared memory {each}" for each in sorted(self.shared_memory - before.shared_memory)]
+        more = self.shared_memory - before.shared_memory
+        if more:  # the folder is the machine's: other programs make theirs at the same time
+            more &= frozenset(os.listdir(_SHARED_MEMORY)) - _used_by_others()
+        found += [f"shared memory {each}" for each in sorted(more)]
         return found
 
 

@@ -1,5 +1,6 @@
 """The public test helpers find what they promise to find."""
 
+import os
 import re
 import subprocess
 import sys
@@ -150,3 +151,26 @@ def test_differences_are_located(one, other, said):
 
     message = difference(fingerprint(one), fingerprint(other))
     assert re.search(said, message, re.DOTALL) and len(message) < 600
+
+
+def test_shared_memory_of_another_program_is_not_this_ones_leak():
+    before = Resources.now()
+    theirs, ours = (f"pipegraph-test-{os.getpid()}-{who}" for who in ("theirs", "ours"))
+    program = (
+        f"import os, sys; file = open('/dev/shm/{theirs}', 'w'); print('ready', flush=True); sys.stdin.read(); "
+        "os.unlink(file.name)"
+    )
+    # By way of a shell that ends: the program is nobody's child here.
+    shell = f'exec 3<&0; {sys.executable} -c "{program}" <&3 &'
+    with subprocess.Popen(
+        ["sh", "-c", shell], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        with open(f"/dev/shm/{ours}", "w"):
+            found = Resources.now().leaked_since(before)
+        os.unlink(f"/dev/shm/{ours}")
+        assert os.path.exists(f"/dev/shm/{theirs}")
+        process.stdin.close()
+        process.stdout.read()  # until it has ended
+    assert f"shared memory {ours}" in found
+    assert f"shared memory {theirs}" not in found
