@@ -147,6 +147,10 @@ class Batch(Regroup):
     def fills(self, rows: int) -> bool:
         return self._held + rows >= self.group_size()
 
+    def missing(self) -> int:
+        assert self.size is not None
+        return self.size - self._held
+
     def take_bundle(self, bundle: Bundle) -> Sequence[Chunk]:
         assert self.size is not None
         made: list[Chunk] = []

@@ -11,7 +11,7 @@ from itertools import islice
 from types import CoroutineType
 from typing import Any, final
 
-from pipegraph.bundle import Bundle
+from pipegraph.bundle import DROPPED, Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.engine.activity import Cancelled
@@ -122,17 +122,12 @@ async def _finish_tasks() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _not_awaited(made: list[Any], start: int = 0) -> TypeError:
-    """The error for a function that makes coroutines; ends these, and leaves in ``made`` what came before them."""
-    first = next(number for number in range(start, len(made)) if made[number].__class__ is CoroutineType)
-    name = made[first].__qualname__
-    for each in made[first:]:
-        if each.__class__ is CoroutineType:
-            each.close()  # else Python warns that nobody awaited it
-    del made[first:]
+def _not_awaited(made: CoroutineType[Any, Any, Any]) -> TypeError:
+    """The error for a function that makes coroutines; ends this one."""
+    made.close()  # else Python warns that nobody awaited it
     return TypeError(
-        f"the function returned a coroutine: give the stage the async function {name} itself, or an `async def` around "
-        "it, so that the stage awaits it"
+        f"the function returned a coroutine: give the stage the async function {made.__qualname__} itself, or an "
+        "`async def` around it, so that the stage awaits it"
     )
 
 
@@ -226,7 +221,7 @@ class _Function(Operator):
         if self._async is not None:
             return self._async.call(result)
         if result.__class__ is CoroutineType:
-            raise _not_awaited([result])
+            raise _not_awaited(result)
         return result
 
 
@@ -243,20 +238,20 @@ class Map(_Function):
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
         if self._plain:
             function, add = self.function, made.append
-            before, draws = len(made), self._draws
-            if draws.rows(bundle.epoch, bundle.lineages, made, start):
-                for row in range(start, len(bundle.lineages)):
-                    draws.seed_others(row)
-                    add(function(bundle.data[row]))
-            else:
-                for item in islice(bundle.data, start, None):
-                    add(function(item))
+            draws = self._draws
+            behind = start - len(made)
+            seed = draws.rows(bundle.epoch, bundle.lineages, made, start)
+            for item in islice(bundle.data, start, None) if start else bundle.data:
+                if seed:
+                    draws.seed_others(behind + len(made))
+                out = function(item)
+                if out.__class__ is CoroutineType:
+                    raise _not_awaited(out)
+                add(out)
             draws.over()
-            if made and made[-1].__class__ is CoroutineType:
-                raise _not_awaited(made, before)
             return
-        for index in range(start, len(bundle.lineages)):
-            made.append(self.call(bundle.one(index)))  # noqa: PERF401 (one may fail)
+        for index, _ in enumerate(islice(bundle.data, start, None), start):
+            made.append(self.call(bundle.one(index)))
 
     def process(self, chunk: Chunk) -> Chunk:
         data = chunk.data
@@ -264,7 +259,7 @@ class Map(_Function):
             chunk.keys = chunk.keys  # identity stays with the sample, also when the function drops the field
         made = chunk.data = self.call(chunk)
         if made.__class__ is CoroutineType:
-            raise _not_awaited([made])
+            raise _not_awaited(made)
         return chunk
 
 
@@ -273,6 +268,28 @@ class Filter(_Function):
     """One item to none or one: those for which ``predicate`` is true."""
 
     one_to_one = False
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self.bundles = not self._is_async
+
+    def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
+        add = made.append
+        if self._plain:
+            function, draws = self.function, self._draws
+            behind = start - len(made)
+            seed = draws.rows(bundle.epoch, bundle.lineages, made, start)
+            for item in islice(bundle.data, start, None) if start else bundle.data:
+                if seed:
+                    draws.seed_others(behind + len(made))
+                kept = function(item)
+                if kept.__class__ is CoroutineType:
+                    raise _not_awaited(kept)
+                add(item if kept else DROPPED)
+            draws.over()
+            return
+        for index, item in enumerate(islice(bundle.data, start, None), start):
+            add(item if self.call(bundle.one(index)) else DROPPED)
 
     def process(self, chunk: Chunk) -> Chunk | None:
         return chunk if self.call(chunk) else None

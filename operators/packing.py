@@ -129,11 +129,11 @@ class Pack(Regroup):
     def take_bundle(self, bundle: Bundle) -> Sequence[Chunk]:
         self._raise_failed()
         made: list[Chunk] = []
-        before, lineages = bundle.before, list(bundle.lineages)
+        lineages = list(bundle.lineages)
         for index, item in enumerate(bundle.items()):
             try:
                 fields, count = self._arrays(item)
-                document = Document(fields, count, (lineages[index],), before + index, before + index + 1)
+                document = Document(fields, count, (lineages[index],), *bundle.place(index))
                 made += self._add(document, bundle.epoch)
             except Exception as error:
                 self._failed = error, bundle.one(index)

@@ -373,7 +373,6 @@ class FromSequence(OrderedSource):
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
         """At once where the data set can, item by item from one on that fails."""
-        assert isinstance(indices, _Indices)
         if self.group > 1 and start == 0:
             try:
                 self._draws.several()
@@ -384,7 +383,8 @@ class FromSequence(OrderedSource):
                 found += [copy_containers(item) for item in items]
                 return
         dataset, add, draws = self.dataset, found.append, self._draws
-        seed_others = draws.rows(indices.epoch, Lineages(self._stage, indices.positions), found, start)
+        given: Any = indices  # as ``indices_of`` has made them
+        seed_others = draws.rows(given.epoch, Lineages(self._stage, given.positions), found, start)
         for row, index in enumerate(islice(indices, start, None), start):
             if seed_others:
                 draws.seed_others(row)
@@ -406,14 +406,14 @@ class FromSequence(OrderedSource):
             return
         self._sampling.one(epoch, ("sampler",))
         indices = self._drawing.begin(self.sampler, epoch).items
+        again, drawn, ended = self._sampling.again, tuple.__new__, object()
         for step in count():
-            self._sampling.again()  # other stages may have worked in this thread since
-            for index in islice(indices, 1):
-                if step >= start:
-                    yield Drawn(step * world_size + rank, index)
-                break
-            else:
+            again()  # other stages may have worked in this thread since
+            index = next(indices, ended)
+            if index is ended:
                 return
+            if step >= start:
+                yield drawn(Drawn, (step * world_size + rank, index))  # at half the cost of Drawn(...)
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
         if self.sampler is None:

@@ -1,17 +1,14 @@
 """Several consecutive samples that are handed over together, each still a sample of its own.
 
-Handing a small row to another thread costs more than reading it. So between a source, the one-to-one
-stages behind it and the ``Batch`` that collects their rows, rows travel in bundles (``bundle_chains`` says
-where, ``bundle_size`` how many at a time). A bundle is no batch: nothing but the hand-over is
-shared. What makes it invisible:
+Handing a small row to another thread costs more than reading it. So rows travel in bundles, as many at a time
+as they are quick (``bundle_size``); a single chunk is a bundle of one. A bundle is no batch: nothing but the
+hand-over is shared. What makes it invisible:
 
-* Its samples are neighbours: sample i's cursors are ``(before + i, before + i + 1)``, as if it had come
-  alone. A sample that fails, or is skipped, ends the bundle before it; so a state taken anywhere is that
-  of the unbundled graph, and each loads the other's.
+* Each sample has the cursors, the key and the lineage that it would have had alone. So a state taken anywhere
+  is that of the unbundled graph, and each loads the other's.
 * Every stage works on sample after sample, with that sample's key, lineage, generator and policy.
-* A bundle never reaches past the end of the batch that its samples belong to (before a sample was
-  skipped), so none waits for one that comes later than its own batch needs; except those of a list or a
-  range, for which nobody waits.
+* No finished sample waits for one that is still in work while the next stage has nothing to do: see
+  ``engine.stage.unit``.
 """
 
 from __future__ import annotations
@@ -21,10 +18,20 @@ from itertools import repeat
 from operator import is_
 from typing import Any
 
-from pipegraph.chunk import Chunk, Lineages
+from pipegraph.chunk import Chunk, Cursor, Lineage, Lineages
 
 UNNAMED = object()
 """In place of a sample's key: nothing has fixed it yet."""
+
+
+class _Dropped:
+    """In place of a sample's data: it goes no further. One object, in every process."""
+
+    def __reduce__(self) -> str:
+        return "DROPPED"
+
+
+DROPPED = _Dropped()
 
 
 class Bundle(Chunk):
@@ -32,25 +39,39 @@ class Bundle(Chunk):
 
     Attributes:
         data: the list of samples.
-        before, after: steps of the source.
+        before, after: cursors of the first and of the last sample.
+        places: ``(before, after)`` of each sample; None where they are consecutive steps of a source.
         names: the key of each sample as far as it is fixed, else ``UNNAMED``; None where none is.
         packed: instead of ``data``, all samples as the ``Batch`` that collects them packs them.
     """
 
-    __slots__ = ("names", "packed")
-    lineages: Lineages
+    __slots__ = ("names", "packed", "places")
 
     def __init__(
         self,
         data: list[Any],
-        lineages: Lineages,
+        rows: Sequence[Lineage],
         epoch: int,
-        before: int,
+        before: Cursor,
         names: list[Any] | None = None,
+        places: list[tuple[Cursor, Cursor]] | None = None,
     ) -> None:
-        super().__init__(data, lineages, epoch, before, before + len(lineages))
+        after = before + len(rows) if places is None else places[-1][1]
+        super().__init__(data, rows, epoch, before, after)
         self.names = names
+        self.places = places
         self.packed: Any = None
+
+    @staticmethod
+    def of(chunks: Sequence[Chunk]) -> Bundle:
+        """Chunks of one sample each, which have nothing else than data, keys and cursors."""
+        first = chunks[0]
+        names = None
+        if any(chunk._keys is not None for chunk in chunks):
+            names = [UNNAMED if chunk._keys is None else chunk._keys[0] for chunk in chunks]
+        rows = [chunk.lineages[0] for chunk in chunks]
+        places = [(chunk.before, chunk.after) for chunk in chunks]
+        return Bundle([chunk.data for chunk in chunks], rows, first.epoch, first.before, names, places)
 
     def pack(self, pack: Callable[[list[Any]], Any]) -> None:
         """Let ``pack`` put the samples together, if it can."""
@@ -66,20 +87,67 @@ class Bundle(Chunk):
         found: list[Any] = self.data if self.packed is None else self.packed.rows()
         return found
 
+    def place(self, index: int) -> tuple[Cursor, Cursor]:
+        """The cursors of sample ``index``."""
+        if self.places is None:
+            return self.before + index, self.before + index + 1
+        return self.places[index]
+
+    def befores(self) -> Sequence[Cursor]:
+        """The cursor before each sample."""
+        if self.places is None:
+            return range(self.before, self.after)
+        return [before for before, _ in self.places]
+
+    def stamp(self, before: Cursor, after: Cursor) -> None:
+        """Give all samples the same cursor, but the last one ``after``."""
+        self.places = [*[(before, before)] * (len(self.lineages) - 1), (before, after)]
+        self.before, self.after = before, after
+
+    def replace(self, data: Any) -> Bundle:
+        """The same samples with other data."""
+        return Bundle(data, self.lineages, self.epoch, self.before, self.names, self.places)
+
     def one(self, index: int) -> Chunk:
         """Sample ``index`` by itself."""
-        names, before = self.names, self.before + index
+        names, (before, after) = self.names, self.place(index)
         keys = None if names is None or names[index] is UNNAMED else (names[index],)
-        return Chunk(self.data[index], (self.lineages[index],), self.epoch, before, before + 1, keys)
+        return Chunk(self.data[index], (self.lineages[index],), self.epoch, before, after, keys)
 
     def part(self, start: int, stop: int) -> Bundle:
         """Samples ``start`` to ``stop``; their memory is still this bundle's."""
-        names = None if self.names is None else self.names[start:stop]
-        lineages = self.lineages[start:stop]
-        part = Bundle(self.data[start:stop], lineages, self.epoch, self.before + start, names)
+        part = Bundle(
+            self.data[start:stop],
+            self.lineages[start:stop],
+            self.epoch,
+            self.place(start)[0],
+            None if self.names is None else self.names[start:stop],
+            None if self.places is None else self.places[start:stop],
+        )
         if self.packed is not None:
             part.packed = self.packed.part(start, stop)
         return part
+
+    def share(self, start: int, stop: int) -> Bundle:
+        """As :meth:`part`, which counts with this bundle's buffers and with its part of their bytes."""
+        part, count = self.part(start, stop), len(self.lineages)
+        part.buffers = self.buffers
+        part.nbytes = self.nbytes * stop // count - self.nbytes * start // count
+        return part
+
+    def chosen(self, indices: Sequence[int]) -> Bundle:
+        """Some of the samples, at least one; their memory is still this bundle's."""
+        data, rows, names = self.items(), self.lineages, self.names
+        return Bundle(
+            [data[index] for index in indices],
+            Lineages(rows.source, [rows.positions[index] for index in indices])
+            if isinstance(rows, Lineages)
+            else [rows[index] for index in indices],
+            self.epoch,
+            self.place(indices[0])[0],
+            None if names is None else [names[index] for index in indices],
+            [self.place(index) for index in indices],
+        )
 
 
 def named(data: list[Any], names: list[Any] | None) -> list[Any] | None:
@@ -99,12 +167,16 @@ def joined(bundles: Sequence[Bundle]) -> Chunk:
     Identity is as :meth:`Chunk.group` has it.
     """
     first = bundles[0]
-    lineages = first.lineages
+    rows: Sequence[Lineage] = first.lineages
     if len(bundles) > 1:
-        lineages = Lineages(
-            lineages.source, [position for bundle in bundles for position in bundle.lineages.positions]
-        )
-    grouped = Chunk(None, lineages, first.epoch, first.before, bundles[-1].after, None, True)
+        if isinstance(rows, Lineages) and all(isinstance(bundle.lineages, Lineages) for bundle in bundles):
+            found = [position for bundle in bundles for position in bundle.lineages.positions]  # type: ignore[attr-defined]
+            rows = Lineages(rows.source, found)
+        else:
+            rows = [row for bundle in bundles for row in bundle.lineages]
+    if not isinstance(rows, Lineages):
+        rows = tuple(rows)
+    grouped = Chunk(None, rows, first.epoch, first.before, bundles[-1].after, None, True)
     with_keys = first.packed is None and isinstance(first.data[0], Mapping)
     if with_keys or any(bundle.names is not None for bundle in bundles):
         grouped.keys = tuple([key for bundle in bundles for key in _keys(bundle)])
@@ -119,6 +191,5 @@ def _keys(bundle: Bundle) -> list[Any]:
     if bundle.packed is None:
         return [bundle.one(index).keys[0] for index in range(len(bundle.lineages))]
     names = names or [UNNAMED] * len(bundle.lineages)
-    return [
-        at if name is UNNAMED else name for name, at in zip(names, bundle.lineages.positions, strict=True)
-    ]
+    positions = [row[1] if len(row) == 2 else row[1:] for row in bundle.lineages]
+    return [at if name is UNNAMED else name for name, at in zip(names, positions, strict=True)]

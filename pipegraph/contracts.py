@@ -97,7 +97,9 @@ class Operator(Component):
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
         """Append the data made of samples ``start`` on, one by one; one that fails ends it with its error.
 
-        For maps with ``bundles``. It does what ``process`` does with each, and keeps their identity.
+        For maps with ``bundles``. It does what ``process`` does with each, and keeps their identity; in place of one
+        that is dropped goes ``pipegraph.bundle.DROPPED``. It iterates over ``bundle.data``: what is finished may leave
+        between two samples.
         """
         raise NotImplementedError(f"{type(self).__name__} does not take bundles")
 
@@ -247,6 +249,10 @@ class Regroup(Operator):
     def fills(self, rows: int) -> bool:
         """Whether so many more samples make a group, for which memory is then reserved."""
         return True
+
+    def missing(self) -> int:
+        """How many samples to give it next, at most: those that are missing from the open group."""
+        return self.group_size()
 
     def take_bundle(self, bundle: Bundle) -> Sequence[Chunk]:
         """As ``process`` with each of its samples (of operators with ``bundles``)."""

@@ -106,6 +106,10 @@ class Stopwatch:
         self.note = self._pending.append
         """Takes nanoseconds. Once in a while :meth:`count` must follow."""
 
+    def note_none(self, times: int) -> None:
+        """Note that so many took no time."""
+        self._pending += [0] * times
+
     def count(self) -> None:
         """Count what was noted, if there is much; by the thread that notes."""
         if len(self._pending) >= BATCH:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import perf_counter_ns
+from typing import Any
 
 
 class Cancelled(BaseException):
@@ -23,7 +24,7 @@ class Activity:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running = 0
-        self.wakes = 0  # threads that have gone on after a wait,
+        self.wakes = 0  # threads that have resumed after a wait,
         self.late_ns = (
             0  # and how long after they were woken: they waited for a core, or for the interpreter lock
         )
@@ -42,7 +43,7 @@ class Activity:
         if idle:
             self.on_idle()
 
-    def went_on(self, late_ns: int) -> None:
+    def resumed(self, late_ns: int) -> None:
         """The calling thread runs again, so long after it was woken."""
         with self._lock:
             self.wakes += 1
@@ -58,24 +59,26 @@ class Waiter:
     """One thread's one wait: a lock that its waker releases.
 
     Attributes:
-        lane: where in a channel's order the waiting item stands.
-        nbytes: what it needs room for; None for a thread that waits for its turn and not for room.
+        seq: where in a channel's order the waiting item stands.
+        item: what needs room; None for a thread that waits for its turn and not for room.
+        needed: items without which a getter cannot go on.
     """
 
-    __slots__ = ("lane", "lock", "nbytes", "since_ns", "woken_ns")
+    __slots__ = ("item", "lock", "needed", "seq", "since_ns", "woken_ns")
 
-    def __init__(self, since_ns: int, lane: int = -1, nbytes: int | None = None) -> None:
+    def __init__(self, since_ns: int, seq: int = -1, item: Any = None, needed: int = 1) -> None:
         self.lock = threading.Lock()
         self.lock.acquire()
         self.since_ns = self.woken_ns = since_ns
-        self.lane = lane
-        self.nbytes = nbytes
+        self.seq = seq
+        self.item = item
+        self.needed = needed
 
     def wait(self, activity: Activity) -> None:
         """Blocks until woken. Interruptible in the main thread."""
         activity.pause()
         self.lock.acquire()
-        activity.went_on(perf_counter_ns() - self.woken_ns)
+        activity.resumed(perf_counter_ns() - self.woken_ns)
 
     def wake(self, activity: Activity) -> None:
         """Called once, by whoever took this waiter out of its queue."""

@@ -18,7 +18,7 @@ Rules (what differs from them is a bug):
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
 from pipegraph.engine.activity import Activity, Cancelled, Waiter
@@ -69,11 +69,10 @@ class StageAccount:
 class _Request:
     """A worker that waits for room. Whoever makes the room reserves it on its behalf."""
 
-    __slots__ = ("first", "granted", "items", "reserved", "stage", "ticket", "waiter")
+    __slots__ = ("first", "granted", "reserved", "stage", "ticket", "waiter")
 
-    def __init__(self, stage: StageAccount, first: First | None, ticket: int, items: int) -> None:
+    def __init__(self, stage: StageAccount, first: First | None, ticket: int) -> None:
         self.stage = stage
-        self.items = items
         self.first = first
         self.ticket = ticket
         self.waiter = Waiter(perf_counter_ns())
@@ -118,22 +117,28 @@ class Account:
         self.stages.append(stage)
         return stage
 
-    def reserve(
-        self, stage: StageAccount, first: First | None = None, ticket: int = 0, items: int = 1
-    ) -> int:
-        """Blocks until one more item (or ``items``) of the stage fits; returns the bytes reserved.
+    def reserve(self, stage: StageAccount, first: First | None = None, ticket: int = 0) -> int:
+        """Blocks until one more item of the stage fits; returns the bytes reserved.
 
         ``first(ticket)`` tells whether this item is next to leave its stage; others must leave room for that one.
 
         Raises:
             Cancelled: the run is over.
         """
+        return self.reserve_rows(stage, 1, first, ticket)[1]
+
+    def reserve_rows(
+        self, stage: StageAccount, rows: int, first: First | None = None, ticket: int = 0
+    ) -> tuple[int, int]:
+        """As :meth:`reserve`, for as many of several items as fit now, at least one: ``(items, bytes)``."""
         with self._lock:
             if self._cancelled:
                 raise Cancelled
-            if self._fits(stage, first, ticket, items):
-                return self._take(stage, items)
-            request = _Request(stage, first, ticket, items)
+            fits = min(rows, self._fitting(stage, first, ticket, rows))
+            if fits > 0:
+                self._use(fits * stage.largest)
+                return fits, fits * stage.largest
+            request = _Request(stage, first, ticket)
             self._waiting.append(request)
         try:
             request.waiter.wait(self.activity)
@@ -150,18 +155,17 @@ class Account:
             stage.wait_ns += perf_counter_ns() - request.waiter.since_ns
         if not request.granted:
             raise Cancelled
-        return request.reserved
+        return 1, request.reserved
 
-    def _fits(self, stage: StageAccount, first: First | None, ticket: int, items: int) -> bool:
+    def _fitting(self, stage: StageAccount, first: First | None, ticket: int, rows: int) -> int:
+        """How many of so many items fit; below 1: none."""
         free = self.limit - stage.headroom - self.used
-        need = items * stage.largest
-        return free >= need + max(stage.call, stage.largest) or (
-            free >= need and (first is None or first(ticket))
-        )
-
-    def _take(self, stage: StageAccount, items: int) -> int:
-        self._use(items * stage.largest)
-        return items * stage.largest
+        if not stage.largest:
+            return rows if free >= stage.call or (free >= 0 and (first is None or first(ticket))) else 0
+        fits = (free - max(stage.call, stage.largest)) // stage.largest
+        if fits < 1 and free >= stage.largest and (first is None or first(ticket)):
+            return 1
+        return fits
 
     def _use(self, nbytes: int) -> None:
         self.used += nbytes
@@ -239,6 +243,13 @@ class Account:
             for _ in range(times):
                 self._add(buffers)
 
+    def exchange(self, old: Buffers, new: Sequence[Buffers]) -> None:
+        """What one chunk referred to is now in several: their buffers in place of its own."""
+        with self._lock:
+            self._remove(old)
+            for each in new:
+                self._add(each)
+
     def release(self, buffers: Buffers) -> None:
         """A chunk that referred to these buffers is gone."""
         if not buffers:
@@ -271,14 +282,15 @@ class Account:
         if not self._waiting:
             return
         for request in sorted(self._waiting, key=_Request.rank):
-            if not self._fits(request.stage, request.first, request.ticket, request.items):
+            if self._fitting(request.stage, request.first, request.ticket, 1) < 1:
                 break
             self._grant(request)
 
     def _grant(self, request: _Request) -> None:
         self._waiting.remove(request)
         request.granted = True
-        request.reserved = self._take(request.stage, request.items)
+        request.reserved = request.stage.largest
+        self._use(request.reserved)
         request.waiter.wake(self.activity)
 
     def waiting(self) -> list[str]:
@@ -287,14 +299,14 @@ class Account:
             return [request.stage.name for request in sorted(self._waiting, key=_Request.rank)]
 
     def admit_one(self) -> bool:
-        """Everything stands still: let the waiter furthest down go on if the limit itself allows it.
+        """The pipeline is stalled: admit the waiter furthest down if the limit itself allows it.
 
         Its ceiling kept room for items that, as nothing moves, are not coming. What was made without a reservation
         does not count: it took the room of others before they had shown what they need.
         """
         with self._lock:
             for request in sorted(self._waiting, key=_Request.rank):
-                if self.used - self.excess + request.items * request.stage.largest <= self.limit:
+                if self.used - self.excess + request.stage.largest <= self.limit:
                     self._grant(request)
                     return True
             return False

@@ -5,6 +5,7 @@ The behaviour contract is at the head of ``runtime``, which starts and ends runs
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
@@ -116,7 +117,7 @@ class Run:
         self.stages: dict[str, StageRun] = {}
         self._runtime = runtime
         self._lock = threading.Lock()
-        self._cancelled = False
+        self.over = False
         self._inner: list[Channel] = []
         self._pumps: list[Pump] = []
         self._wire(resume)
@@ -150,7 +151,6 @@ class Run:
         for stage in plan.running:
             self.stages[stage.name] = StageRun(stage, self, depths[stage.name])
         share = max(1, self.account.limit // max(1, len(plan.running)))
-        self._pace_bundles()
         for stage in plan.running:
             run = self.stages[stage.name]
             outputs = stage.operator.outputs if isinstance(stage.operator, FanOut) else 1
@@ -167,10 +167,13 @@ class Run:
                 self._runtime.capacity(producer.name),
                 producer.spec.max_bytes or share,
                 self.activity,
-                lanes=self.stages[producer.name].pooled,
-                most=producer.most_rows,
-                few=SAMPLES_PER_QUEUE if producer.most_rows > 1 and producer.spec.capacity is None else None,
+                sequenced=self.stages[producer.name].by_ticket,
+                bundle_rows=producer.bundle_rows,
+                heavy_capacity=SAMPLES_PER_QUEUE
+                if producer.bundle is not None and producer.spec.capacity is None
+                else None,
             )
+            channel.share = self.account.hold
             self.channels[consumer, index] = channel
             self.stages[producer.name].outboxes[edge.output].append(channel)
             if consumer:
@@ -181,41 +184,43 @@ class Run:
         for stage in plan.running:
             run = self.stages[stage.name]
             run.above = [self.stages[edge.stage] for edge in stage.upstream]
+            run.pace = self._pace(stage)
+            if (
+                run.collects
+                and isinstance(stage.operator, Regroup)
+                and run.above[0].plan.bundle == stage.name
+            ):
+                run.above[0].pack = stage.operator.packing()
             if isinstance(stage.operator, Source) and stage.operator.random_access:
-                inner = Channel(max(64, 2 * stage.workers), None, self.activity)
+                inner = Channel(max(64, 2 * stage.workers, run.pace.most), None, self.activity)
                 pump = inner.pump = Pump(
                     positions_loop(run, self._runtime.readers[stage.name], inner), [inner]
                 )
                 self._pumps.append(pump)
                 run.inboxes = [inner]
                 self._inner.append(inner)
-            if run.pooled and run.budgeted:
-                run.on_take(run.ordinals.number)
-            if run.unordered:
-                run.track_tickets()
+            run.wire()
 
-    def _pace_bundles(self) -> None:
-        """One pace for the stages of each chain that hands rows over in bundles."""
-        paces: dict[str, Pace] = {}
-        afar = {stage.bundle for stage in self.plan.running if stage.backend == "process"}
-        for stage in self.plan.running:
-            if stage.bundle is None:
-                continue
-            if isinstance(stage.operator, Source):  # a chain's first
-                batch = self.plan.stages[stage.bundle].operator
-                assert isinstance(batch, Regroup)
-                size = batch.group_size(self.world_size)
-                if stage.most_rows > batch.group_size():
-                    size *= stage.most_rows // size  # several batches' rows, which are there already
-                limit = max(1, self.account.limit // BUNDLES_PER_LIMIT)
-                paces[stage.bundle] = Pace(
-                    stage.most_rows, stage.operator.group, size, limit, stage.bundle in afar
-                )
-            pace = self.stages[stage.name].pace = paces[stage.bundle]
-            if not isinstance(stage.operator, Regroup):
-                pace.admit(stage.name)  # before any thread runs: a stage that begins late sets the pace too
-            if isinstance(stage.operator, Regroup):
-                self.stages[stage.upstream[0].stage].pack = stage.operator.packing()
+    def _pace(self, stage: StagePlan) -> Pace:
+        """How many rows a stage's workers may make or take at a time, to begin with."""
+        operator = stage.operator
+        if stage.backend == "inline":
+            return Pace(1)
+        nbytes = max(1, self.account.limit // BUNDLES_PER_LIMIT)
+        remote = stage.backend == "process"
+        if not isinstance(operator, Source):
+            return Pace(max(1, stage.capacity // stage.workers), nbytes=nbytes, remote=remote)
+        group = self._runtime.readers[stage.name].group if operator.random_access else 1
+        rows, size = stage.bundle_rows, sys.maxsize
+        if stage.bundle is not None:
+            batch = self.plan.stages[stage.bundle].operator
+            assert isinstance(batch, Regroup)
+            size = batch.group_size(self.world_size)
+            if rows > batch.group_size():
+                size *= rows // size  # several batches' rows, which are there already
+        elif operator.draws:
+            rows = 1  # the sampler may wait for what the consumer does with the one before
+        return Pace(max(rows, group), group, size, nbytes, remote)
 
     def _restore(self, resume: Resume) -> None:
         if resume.cursor is None and not resume.delivered:
@@ -259,7 +264,7 @@ class Run:
     def fail(self, error: BaseException) -> None:
         """End the run with this error, unless it has ended already."""
         with self._lock:
-            if self._cancelled:
+            if self.over:
                 return
             if self.error is None:
                 self.error = error
@@ -268,7 +273,7 @@ class Run:
     def cancel(self) -> None:
         """Wake everybody with ``Cancelled``."""
         with self._lock:
-            self._cancelled = True
+            self.over = True
         self.stopping.set()
         self.horizon.cancel()
         self.account.cancel()
@@ -285,7 +290,7 @@ class Run:
     def _resolve(self) -> None:
         """Every thread waits. Runs in the thread that noticed, which holds no lock."""
         with self._lock:
-            if self._cancelled:
+            if self.over:
                 return
         if self.account.admit_one():
             return

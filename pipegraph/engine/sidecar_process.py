@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from time import perf_counter_ns
 from typing import Any
 
+from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, Failure, Lineage
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
@@ -190,18 +191,17 @@ class Serving:
         return items, self._told(), error
 
     def _gather(self, run: Run, terminal: Channel) -> list[Any]:
-        found = [terminal.get()]
-        chunks, token = terminal.ahead()
+        found = [terminal.take(MOST)[1]]
         nbytes = found[0].nbytes
-        for _ in range(min(MOST - 1, chunks + (token is not None))):
-            if nbytes > ENOUGH:
-                break
-            found.append(terminal.get())
+        while len(found) < MOST and nbytes <= ENOUGH and terminal.ahead() != (0, None):
+            found.append(terminal.take(MOST)[1])
             nbytes += found[-1].nbytes
         for index, item in enumerate(found):
-            if item.__class__ is Chunk:
+            if isinstance(item, Chunk):
                 run.account.release(item.buffers)
-                item.keys, item.buffers, item.packed = item.own_keys, (), None
+                item.buffers = ()
+                if item.__class__ is Chunk:
+                    item.keys, item.packed = item.own_keys, None
             elif item.__class__ is Failure:
                 found[index] = Failure(Carried(item.error), item.epoch)  # type: ignore[arg-type]
         return found
@@ -338,8 +338,10 @@ def _answer(port: Port, serving: Serving, result: Any) -> None:
             port.send((Carried(error), {}))
             return
         items, told, ended = result
+        if len(items) == 1 and isinstance(items[0], Bundle):
+            items = [items[0].one(index) for index in range(len(items[0].lineages))]
         if len(items) > 1:  # one of them cannot be sent: what is before it can
-            serving.left.extend(items[1:])
+            serving.left.extendleft(reversed(items[1:]))
             items = items[:1]
         else:
             error.add_note(f"pipegraph: {items[0]!r} cannot be sent from the process of isolate=True")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any, NoReturn
 
+from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.pass_totals import Interval
@@ -14,6 +16,7 @@ from pipegraph.engine.runtime import Runtime
 from pipegraph.errors import LoaderClosedError
 from pipegraph.loader.equal_steps import Agreement, Sure, minimum_over
 from pipegraph.loader.position import Progress
+from pipegraph.tree import buffers
 
 
 class Pass:
@@ -54,6 +57,12 @@ class Pass:
         self._counted = progress.counted or self._place.delivered is not None
         self._agreement: Agreement | None = None
         self._step = 0
+        self._rows: Bundle | None = None  # taken together, of which ``_row`` is next
+        self._row = 0
+        self._data: Sequence[Any] = ()  # of the rows
+        self._steps = 0  # the step of the first one
+        self._quick = 0  # so many of them need nothing but to be counted
+        self._plain = not whole and not self._counted and group is None
         if group is not None:
             self._agreement = Agreement(minimum_over(group))
         self.over = ""  # last: one that was interrupted before has not begun
@@ -65,32 +74,42 @@ class Pass:
         with self.turn:
             if self.over:
                 self._refuse()
-            if self._place.nothing and self._agreement is None:
-                self._finish()
             try:
+                row, progress = self._row, self._progress
+                if (
+                    row < self._quick and not self._run.over
+                ):  # one of several that came together, and not the last
+                    self._row = row + 1
+                    self._place.cursor = self._steps + row + 1
+                    progress.samples += 1
+                    progress.items += 1
+                    return self._data[row]
+                if self._place.nothing and self._agreement is None:
+                    self._finish()
                 if self._agreement is not None:
                     self._agree(self._agreement)
-                asked = perf_counter_ns()
-                item = self._get()
-                while item.__class__ is not Chunk:
-                    self._token(item)
-                    item = self._get()
-                self._progress.waits.note(perf_counter_ns() - asked)
+                rows = self._rows
+                if rows is None:
+                    item = self._next(progress)
+                    if item.__class__ is Bundle:
+                        rows = self._rows = item
+                        self._row, self._data = 0, item.data
+                        if item.places is None and self._plain:
+                            self._quick, self._steps = len(item.lineages) - 1, item.before
+                        progress.waits.note_none(len(item.lineages) - 1)
+                if rows is not None:
+                    return self._next_row(progress, rows)
                 if item.buffers:
                     self._release(item.buffers)
                 for event in item.ready:
                     event.wait()
-                progress = self._progress
                 progress.samples += len(item.lineages)
-                if not progress.first_batch_ns:
-                    progress.first_batch_ns = perf_counter_ns()
                 # Last of all: what is interrupted before this was not delivered.
                 if self._counted:
                     progress.count(self._place, item, self._run)
                 else:
                     self._place.cursor = item.after
                 progress.items += 1
-                progress.waits.count()
                 return item if self._whole else item.data
             except StopIteration:
                 raise
@@ -102,6 +121,57 @@ class Pass:
                     self._fail("it was interrupted")
                 raise
 
+    def _next(self, progress: Progress) -> Any:
+        """The next chunk, or bundle of rows."""
+        progress.waits.count()
+        asked = perf_counter_ns()
+        item = None
+        try:
+            while not isinstance(item := self._get(), Chunk):
+                self._token(item)
+        except BaseException:
+            item = None  # else the error's traceback would hold the error, and with it the loader
+            raise
+        progress.waits.note(perf_counter_ns() - asked)
+        if not progress.first_batch_ns:
+            progress.first_batch_ns = perf_counter_ns()
+        return item
+
+    def _next_row(self, progress: Progress, rows: Bundle) -> Any:
+        """The next of the rows that came together; nobody has waited for those behind the first."""
+        if self._run.over:
+            raise Cancelled
+        index = self._row
+        data = rows.data[index]
+        last = index + 1 == len(rows.lineages)
+        if last and rows.buffers:
+            self._release(rows.buffers)
+        made = data
+        if self._whole or self._counted:
+            one = rows.one(index)
+            one.nbytes = sum([nbytes for _, nbytes in buffers(data)])
+            if self._whole:
+                made = one
+        progress.samples += 1
+        self._row = index + 1
+        if last:
+            self._rows, self._data, self._quick = None, (), 0
+        # Last of all: what is interrupted before this was not delivered.
+        if self._counted:
+            progress.count(self._place, one, self._run)
+        elif rows.places is None:
+            self._place.cursor = rows.before + index + 1
+        else:
+            self._place.cursor = rows.places[index][1]
+        progress.items += 1
+        return made
+
+    def _ahead(self) -> tuple[int, Any]:
+        """As the terminal's ``ahead``, with the rows in hand."""
+        chunks, token = self._run.terminal.ahead()
+        rows = self._rows
+        return chunks + (0 if rows is None else len(rows.lineages) - self._row), token
+
     def _refuse(self) -> None:
         if self.over == "finished":
             raise StopIteration
@@ -111,7 +181,7 @@ class Pass:
         """What this rank is sure of now; see :mod:`pipegraph.loader.equal_steps`."""
         if self._place.nothing:
             return Sure(self._step, True)  # the others wait for this rank all the same
-        chunks, token = self._run.terminal.ahead()
+        chunks, token = self._ahead()
         ended = isinstance(token, EndOfEpoch) and token.epoch == self.epoch and not self._place.later
         if chunks == 0 and isinstance(token, Failure):
             self._token(self._get())
@@ -120,8 +190,9 @@ class Pass:
     def wait_for_more(self) -> None:
         """Wait for a chunk or the end of this epoch; drops the end of one that was cut short for other ranks' sake."""
         while not self._place.nothing:
-            self._run.terminal.peek()
-            chunks, token = self._run.terminal.ahead()
+            if self._rows is None:
+                self._run.terminal.peek()
+            chunks, token = self._ahead()
             if chunks or not isinstance(token, EndOfEpoch) or token.epoch == self.epoch:
                 return
             self._get()
@@ -132,6 +203,9 @@ class Pass:
             self._step += 1
             return
         self._run.discard_output(self.epoch)
+        if self._rows is not None:
+            self._release(self._rows.buffers)
+            self._rows, self._data, self._quick = None, (), 0
         self._finish()
 
     def _finish(self) -> NoReturn:

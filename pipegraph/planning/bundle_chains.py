@@ -1,74 +1,94 @@
-"""Where rows travel in bundles: which chains of stages take them, decided from the plan alone. Pure."""
+"""Where rows travel in bundles, and how many at most: decided from the plan alone. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipegraph.contracts import Operator, Regroup, Source
+from pipegraph.contracts import Memo, Operator, Regroup, Source
 from pipegraph.graph import Edge
-from pipegraph.planning.plan import StagePlan
+from pipegraph.planning.plan import StagePlan, lineage_above
 
 ROWS_PER_WORKER = 1024
 """Default capacity of a queue of rows that will be a batch, if they are light (``channel.LIGHT_BYTES``)."""
 
 
 def bundle_rows(planned: dict[str, StagePlan], output: Edge) -> None:
-    """Mark the chains source -> one-to-one stages -> ``Batch`` whose rows may travel together."""
+    """Say for each stage how many rows it may hand over together."""
+    alone = set()
+    for memo in planned.values():
+        if memo.bypassed is None and isinstance(memo.operator, Memo):
+            alone |= {stage.name for stage in lineage_above(memo, planned)}
+    for stage in list(planned.values()):
+        if stage.name not in alone and _hands_over_rows(stage, planned, output):
+            planned[stage.name] = replace(stage, bundle_rows=max(1, stage.capacity // stage.workers))
     for batch in list(planned.values()):
         operator = batch.operator
-        if not isinstance(operator, Regroup) or not operator.bundles or batch.spec.on_error != "raise":
-            continue
-        if not _plain(batch) or batch.backend != "thread":
-            continue
-        chain = _chain_above(batch, planned, output)
-        if not chain:
-            continue
-        size = operator.group_size()
-        capacities = {
-            stage.name: max(stage.capacity, min(size, ROWS_PER_WORKER) * stage.workers)
-            if stage.spec.capacity is None
-            else stage.capacity
-            for stage in chain
-        }
-        # Every worker's bundle has its place in the queue: none waits with it for another's.
-        most = min(capacities[stage.name] // stage.workers for stage in chain)
-        first = chain[0].operator
-        if most >= 2 * size and len(chain) == 1 and isinstance(first, Source) and first.never_waits:
-            most -= most % size
-        else:
-            most = min(size, most)
-        if most < 2:
-            continue
-        for stage in chain:
-            planned[stage.name] = replace(
-                stage, capacity=capacities[stage.name], bundle=batch.name, most_rows=most
-            )
-        source = planned[chain[0].name]
-        note = f"hands up to {most} rows at a time on to {batch.name!r}, where they are quick"
-        planned[source.name] = replace(source, notes=(*source.notes, note))
-        planned[batch.name] = replace(batch, bundle=batch.name)
+        if batch.bypassed is None and isinstance(operator, Regroup) and operator.bundles:
+            _collect_into(batch, operator.group_size(), planned, alone)
 
 
-def _plain(stage: StagePlan) -> bool:
-    return stage.bypassed is None and stage.backend in ("thread", "process") and not stage.unordered_above
+def _hands_over_rows(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> bool:
+    """Whether it makes rows that go to one consumer, in a thread or process of its own.
+
+    An inline stage does one row for each that is asked for. Where several consumers are, one of them may wait for what
+    another one keeps from leaving.
+    """
+    if stage.bypassed is not None or stage.backend == "inline" or stage.level != "sample":
+        return False
+    edges = [edge for each in planned.values() if each.bypassed is None for edge in each.upstream]
+    if [edge.stage for edge in (*edges, output)].count(stage.name) != 1:
+        return False
+    operator = stage.operator
+    if isinstance(operator, Source):
+        return operator.bundles or operator.random_access
+    return operator.kind == "expand" or (
+        operator.kind == "map" and operator.bundles and not operator.stateful
+    )
 
 
-def _chain_above(batch: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> list[StagePlan]:
+def _collect_into(batch: StagePlan, size: int, planned: dict[str, StagePlan], alone: set[str]) -> None:
+    """Longer queues, and bundles that end with the batch, on the way from a source to ``batch``."""
+    chain = _chain_above(batch, planned)
+    if not chain or any(stage.name in alone for stage in chain):
+        return
+    capacities = {
+        stage.name: max(stage.capacity, min(size, ROWS_PER_WORKER) * stage.workers)
+        if stage.spec.capacity is None
+        else stage.capacity
+        for stage in chain
+    }
+    # Every worker's bundle has its place in the queue: none waits with it for another's.
+    rows = min(capacities[stage.name] // stage.workers for stage in chain)
+    first = chain[0].operator
+    if rows >= 2 * size and len(chain) == 1 and isinstance(first, Source) and first.never_waits:
+        rows -= rows % size
+    else:
+        rows = min(size, rows)
+    if rows < 2:
+        return
+    for stage in chain:
+        planned[stage.name] = replace(
+            stage, capacity=capacities[stage.name], bundle=batch.name, bundle_rows=rows
+        )
+    source = planned[chain[0].name]
+    note = f"hands up to {rows} rows at a time on to {batch.name!r}, where they are quick"
+    planned[source.name] = replace(source, notes=(*source.notes, note))
+
+
+def _chain_above(batch: StagePlan, planned: Mapping[str, StagePlan]) -> list[StagePlan]:
     """The stages from the source to the one before ``batch``; none if one of them must have row by row."""
     chain: list[StagePlan] = []
-    below = batch
-    while len(below.upstream) == 1:
-        edge = below.upstream[0]
-        stage = planned[edge.stage]
-        readers = [s for s in planned.values() if s.bypassed is None and edge in s.upstream]
-        if len(readers) != 1 or output.stage == stage.name or not _plain(stage) or not stage.operator.bundles:
+    stage = batch
+    while len(stage.upstream) == 1:
+        stage = planned[stage.upstream[0].stage]
+        operator = stage.operator
+        if stage.bundle_rows == 1 or not operator.bundles:
             return []
         chain.insert(0, stage)
-        if isinstance(stage.operator, Source):
+        if isinstance(operator, Source):
             return chain
-        assert isinstance(stage.operator, Operator)
-        if stage.operator.kind != "map":
+        assert isinstance(operator, Operator)
+        if operator.kind != "map" or not operator.one_to_one:
             return []
-        below = stage
     return []

@@ -39,8 +39,8 @@ class StagePlan:
         route: for a ``Merge``, the ``Route`` it follows.
         marked: whether it lies between a ``Route`` and its ``Merge``, so that marks pass through it.
         route_outputs: for both, which outputs of the ``Route`` the ``Merge`` joins, in the order of its inputs.
-        bundle: the ``Batch`` that the rows of this stage go to in bundles (for that ``Batch`` itself too).
-        most_rows: in one bundle of its output.
+        bundle: the ``Batch`` with which the bundles of this stage's rows end.
+        bundle_rows: rows of its output that may be handed over together.
     """
 
     spec: StageSpec
@@ -60,7 +60,7 @@ class StagePlan:
     within: str | None = None
     fused: Operator | Source | None = None
     bundle: str | None = None
-    most_rows: int = 1
+    bundle_rows: int = 1
 
     @property
     def name(self) -> str:
@@ -241,7 +241,7 @@ class Plan:
         else:
             level = self.stages[stage.upstream[0].stage].level
             given = f"{_PLURAL.get(level, level + 's')} go there and back"
-        return f"in {where}: {given}{', in bundles' if stage.bundle is not None else ', one at a time'}"
+        return f"in {where}: {given}{', in bundles' if stage.bundle_rows > 1 else ', one at a time'}"
 
     def __str__(self) -> str:
         rows = [("stage", "operator", "workers", "backend", "queue", "from")]

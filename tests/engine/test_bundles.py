@@ -12,16 +12,14 @@ from pipegraph.bundle import UNNAMED, Bundle, joined
 from pipegraph.chunk import Chunk, Lineages
 from pipegraph.engine.channel import LIGHT_BYTES, Channel
 from pipegraph.engine.stage import bundle_size as pacing
-from pipegraph.engine.stage import loops
 from pipegraph.engine.stage.bundle_size import Pace
 from pipegraph.operators.collate import collate
 from pipegraph.operators.columns import batch_of, pack
 
 
 def bundle(count, before=0, nbytes=0, epoch=0):
-    made = Bundle(
-        list(range(before, before + count)), Lineages("s", list(range(before, before + count))), epoch, before
-    )
+    rows = list(range(before, before + count))
+    made = Bundle(rows, Lineages("s", rows), epoch, before)
     made.nbytes = nbytes
     return made
 
@@ -53,22 +51,36 @@ def test_the_plan_says_where_rows_are_handed_over_in_bundles():
     "graph",
     [
         pytest.param(lambda: chain(backend="inline"), id="inline"),
-        pytest.param(lambda: chain(ordered=False, workers=2), id="unordered"),
         pytest.param(lambda: chain(capacity=1), id="no room"),
-        pytest.param(lambda: chain(batch=ops.Batch(cost=abs, limit=10)), id="no fixed size"),
-        pytest.param(lambda: chain(source=ops.ListFiles("."), batch=ops.Batch(3)), id="files"),
     ],
 )
 def test_elsewhere_rows_travel_one_by_one(graph):
-    assert all(stage.bundle is None for stage in graph().plan().stages.values())
+    assert graph().plan().stages["rows"].bundle_rows == 1
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        pytest.param(lambda rows: rows, id="the loader"),
+        pytest.param(lambda rows: rows.then(ops.Filter(bool)), id="a filter"),
+        pytest.param(lambda rows: rows.then(ops.FlatMap(list)), id="an expanding stage"),
+        pytest.param(lambda rows: rows.then(ops.Shuffle(5)), id="a window"),
+        pytest.param(lambda rows: rows.then(ops.Batch(cost=abs, limit=10)), id="no fixed size"),
+        pytest.param(lambda rows: rows.then(lambda x: x, workers=2, ordered=False), id="completion order"),
+    ],
+)
+def test_rows_travel_in_bundles_whatever_comes_next(below):
+    graph = pg.Graph("rows")
+    below(graph.add(ops.FromSequence(range(10)), name="rows", capacity=8))
+    assert graph.plan().stages["rows"].bundle_rows == 8
 
 
 def test_what_another_stage_reads_too_travels_one_by_one():
     graph = pg.Graph("fan-out")
-    rows = graph.add(ops.FromSequence(range(10)))
+    rows = graph.add(ops.FromSequence(range(10)), name="rows")
     batches = rows.then(ops.Batch(2)).then(ops.Unbatch())
     both = graph.add(ops.Zip(), batches, rows)
-    assert all(stage.bundle is None for stage in graph.plan(both).stages.values())
+    assert graph.plan(both).stages["rows"].bundle_rows == 1
 
 
 def test_bundles_change_no_digest():
@@ -79,67 +91,51 @@ def test_bundles_change_no_digest():
 
 
 def test_quick_rows_travel_in_longer_and_longer_bundles_and_slow_ones_alone():
-    pace = Pace(64, 1, 100, 1 << 20)
-    pace.admit("a")
+    pace = Pace(64)
     sizes = []
     for _ in range(8):
-        sizes.append(pace.rows(0))
-        pace.note("a", sizes[-1], 1000, 0)
+        sizes.append(pace.rows())
+        pace.note(sizes[-1], 1000, 0)
     assert sizes == [1, 2, 4, 8, 16, 32, 64, 64]
     for _ in range(4):
-        pace.note("a", pace.rows(0), 1 << 40, 0)
-    assert pace.rows(0) == 1
+        pace.note(pace.rows(), 1 << 40, 0)
+    assert pace.rows() == 1
 
 
-def test_the_slowest_stage_of_a_chain_sets_the_pace():
-    pace = Pace(64, 1, 100, 1 << 20)
-    pace.admit("quick")
-    pace.admit("slow")
-    for _ in range(8):
-        pace.note("quick", 32, 1000, 0)
-    assert pace.rows(0) == 1
-    pace.note("slow", 1, 1000, 0)
-    assert pace.rows(0) == 2
-
-
-def test_a_stage_whose_thread_begins_late_sets_the_pace_from_the_first_bundle_on(monkeypatch):
-    asked, known = threading.Event(), []
-    rows, work = Pace.rows, loops.work_on_bundles
-
-    def noting(self, done):
-        known.append(set(self._allowed))
-        asked.set()
-        return rows(self, done)
-
-    def late(stage, worker):
-        assert asked.wait(60)
-        yield from work(stage, worker)
-
-    monkeypatch.setattr(Pace, "rows", noting)
-    monkeypatch.setattr(loops, "work_on_bundles", late)
-    with chain((lambda x: x, "raise"), source=ops.FromIterable(range(100))).loader() as loader:
-        assert len(list(loader)) == 10
-    assert known[0] == {"rows", "map0"}
+def test_a_slow_stage_takes_few_of_the_rows_that_came_together():
+    channel = Channel(64, bundle_rows=64)
+    shared = []
+    channel.share = shared.append
+    whole = bundle(10, nbytes=100)
+    whole.buffers = ((1, 100),)
+    channel.put(whole)
+    assert [(ticket, part.data) for ticket, part in (channel.take(4), channel.take(1))] == [
+        (0, [0, 1, 2, 3]),
+        (1, [4]),
+    ]
+    assert (channel.stats().depth, channel.stats().nbytes) == (5, 50)
+    ticket, rest = channel.take(100)
+    assert (ticket, rest.data, rest.before, rest.after) == (2, [5, 6, 7, 8, 9], 5, 10)
+    assert shared == [((1, 100),)] * 2  # each part holds them
 
 
 def test_a_bundle_ends_with_its_batch():
-    pace = Pace(64, 16, 20, 1 << 20)
+    pace = Pace(64, 16, 20)
     assert [pace.rows(0), pace.rows(16), pace.rows(20)] == [16, 4, 16]
 
 
 def test_heavy_rows_travel_in_short_bundles():
-    pace = Pace(64, 1, 64, 1000)
-    pace.admit("a")
+    pace = Pace(64, nbytes=1000)
     for _ in range(8):
-        pace.note("a", pace.rows(0), 1000, 300 * pace.rows(0))
-    assert pace.rows(0) == 3
+        pace.note(pace.rows(), 1000, 300 * pace.rows())
+    assert pace.rows() == 3
 
 
 # -- queues ----------------------------------------------------------------------------------------
 
 
 def test_the_rows_of_a_bundle_count_one_by_one():
-    channel = Channel(10, most=5)
+    channel = Channel(10, bundle_rows=5)
     assert channel.put(bundle(5))
     assert channel.put(bundle(4, 5))
     assert channel.stats().depth == 9
@@ -154,7 +150,7 @@ def test_the_rows_of_a_bundle_count_one_by_one():
 
 
 def test_a_later_worker_leaves_room_for_a_whole_bundle_of_the_next():
-    channel = Channel(8, lanes=True, most=4)
+    channel = Channel(8, sequenced=True, bundle_rows=4)
     assert channel.put_at(1, bundle(4, 4))
     writer = threading.Thread(target=channel.put_at, args=(2, bundle(1, 8)))
     writer.start()
@@ -166,7 +162,7 @@ def test_a_later_worker_leaves_room_for_a_whole_bundle_of_the_next():
 
 
 def test_only_light_rows_fill_a_queue_beyond_a_few():
-    channel = Channel(100, most=2, few=4)
+    channel = Channel(100, bundle_rows=2, heavy_capacity=4)
     for before in (0, 2):
         assert channel.put(bundle(2, before, LIGHT_BYTES))
     writer = threading.Thread(target=channel.put, args=(bundle(1, 4),))
@@ -181,7 +177,7 @@ def test_only_light_rows_fill_a_queue_beyond_a_few():
 
 
 def test_a_discarded_epoch_gives_back_the_room_of_its_bundles():
-    channel = Channel(4, most=4)
+    channel = Channel(4, bundle_rows=4)
     channel.put(bundle(4))
     assert [len(chunk) for chunk in channel.discard(0)] == [4]
     assert channel.stats().depth == 0
@@ -337,6 +333,12 @@ def test_a_row_is_not_kept_back_for_one_that_its_batch_does_not_need(long_bundle
             asked.release()
 
 
+def test_bundles_may_be_longer_than_the_queue_of_positions(long_bundles):
+    graph = chain(source=ops.FromSequence(range(4000)), batch=ops.Batch(1000), capacity=1000)
+    with graph.loader() as loader:
+        assert [batch.tolist() for batch in loader] == [list(range(at, at + 1000)) for at in range(0, 4000, 1000)]
+
+
 # -- columns ---------------------------------------------------------------------------------------
 
 KINDS = {
@@ -401,10 +403,108 @@ def test_rows_of_a_mapped_file_are_packed_too(tmp_path):
 
 
 def test_bundles_that_go_to_a_process_may_take_longer():
-    near, afar = Pace(64, 1, 64, 1 << 20), Pace(64, 1, 64, 1 << 20, afar=True)
-    for pace in (near, afar):
-        pace.admit("a")
+    here, remote = Pace(64), Pace(64, remote=True)
+    for pace in (here, remote):
         for _ in range(8):
-            pace.note("a", pace.rows(0), 1_000_000 * pace.rows(0), 0)
-    assert near.rows(0) == 1
-    assert afar.rows(0) == 16
+            pace.note(pace.rows(), 1_000_000 * pace.rows(), 0)
+    assert here.rows() == 1
+    assert remote.rows() == 16
+
+
+# -- nobody waits for a finished row ----------------------------------------------------------------
+
+
+def waiting(step):
+    """Items, each made only once the consumer has had the one before."""
+    had = threading.Semaphore(0)
+
+    def items():
+        for number in range(30):
+            if number:
+                had.acquire()
+            yield number
+
+    return items, had
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        pytest.param(lambda node: node, id="source"),
+        pytest.param(lambda node: node.then(ops.Map(lambda x: x)), id="map"),
+        pytest.param(lambda node: node.then(ops.Filter(lambda x: True)), id="filter"),
+        pytest.param(lambda node: node.then(ops.FlatMap(lambda x: [x])), id="expand"),
+        pytest.param(lambda node: node.then(ops.Map(lambda x: x), workers=3), id="workers"),
+        pytest.param(lambda node: node.then(ops.Map(lambda x: x), workers=3, ordered=False), id="unordered"),
+        pytest.param(lambda node: node.then(ops.Batch(1)).then(ops.Unbatch()), id="batches"),
+    ],
+)
+def test_a_source_that_waits_for_its_consumer_gets_its_rows_through(long_bundles, below):
+    items, had = waiting(1)
+    graph = pg.Graph("waits")
+    below(graph.add(ops.FromIterable(items)))
+    with graph.loader() as loader:
+        for number, item in enumerate(loader):
+            assert item == number
+            had.release()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", ["map", "read", "expand", "unordered"])
+def test_a_function_that_waits_for_the_consumer_of_rows_of_its_own_bundle_goes_on(
+    long_bundles, kind, workers
+):
+    had = threading.Event()
+
+    def work(x):
+        if x == 50:
+            assert had.wait(60)
+        return x
+
+    class Data(list):
+        def __getitem__(self, index):
+            return work(index)
+
+    graph = pg.Graph("waits")
+    if kind == "read":
+        graph.add(ops.FromSequence(Data(range(80))), workers=workers)
+    else:
+        node = graph.add(ops.FromIterable(range(80)))
+        node.then(
+            *[ops.FlatMap(lambda x: [work(x)]) if kind == "expand" else ops.Map(work)],
+            workers=workers,
+            ordered=kind != "unordered",
+        )
+    with graph.loader() as loader:
+        found = []
+        for item in loader:
+            found.append(item)
+            if item == 49:
+                had.set()
+    assert sorted(found) == list(range(80))
+    assert kind == "unordered" or found == list(range(80))
+
+
+def test_an_endless_expansion_keeps_nothing_of_what_has_left():
+    import gc
+    import weakref
+
+    class Item:
+        pass
+
+    made = []
+
+    def endless(_):
+        while True:
+            made.append(weakref.ref(item := Item()))
+            yield item
+            del item
+
+    graph = pg.Graph("endless")
+    graph.add(ops.FromIterable([0])).then(ops.FlatMap(endless), capacity=4)
+    with graph.loader() as loader:
+        for _, _item in zip(range(500), loader, strict=False):
+            pass
+        del _item
+        gc.collect()
+        assert sum(each() is not None for each in made) < 100

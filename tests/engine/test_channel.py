@@ -79,14 +79,14 @@ def test_bytes_bound_the_queue_but_an_empty_one_takes_an_item_of_any_size():
 
 
 def test_lanes_leave_in_order_whatever_the_order_of_arrival():
-    channel = Channel(8, lanes=True)
+    channel = Channel(8, sequenced=True)
     for lane in (2, 1, 3, 0):
         channel.put_at(lane, chunk(lane))
     assert [channel.get().data for _ in range(4)] == [0, 1, 2, 3]
 
 
 def test_a_later_lane_leaves_room_for_the_one_that_is_next():
-    channel = Channel(2, lanes=True)
+    channel = Channel(2, sequenced=True)
     channel.put_at(1, chunk(1))
     later = Started(channel.put_at, 2, chunk(2))
     putter_waits(channel)
@@ -97,7 +97,7 @@ def test_a_later_lane_leaves_room_for_the_one_that_is_next():
 
 
 def test_with_capacity_one_lanes_still_flow():
-    channel = Channel(1, lanes=True)
+    channel = Channel(1, sequenced=True)
     writers = [Started(channel.put_at, lane, chunk(lane)) for lane in reversed(range(5))]
     assert [channel.get().data for _ in range(5)] == [0, 1, 2, 3, 4]
     assert all(writer.result() is True for writer in writers)
@@ -105,7 +105,7 @@ def test_with_capacity_one_lanes_still_flow():
 
 def test_depth_never_exceeds_capacity_with_many_lanes():
     capacity, count = 3, 200
-    channel, deepest = Channel(capacity, lanes=True), 0
+    channel, deepest = Channel(capacity, sequenced=True), 0
     tickets, lock = iter(range(count)), threading.Lock()
 
     def work():
@@ -126,10 +126,10 @@ def test_depth_never_exceeds_capacity_with_many_lanes():
 
 
 def test_wait_turn_returns_once_all_lower_lanes_are_closed():
-    channel = Channel(4, lanes=True)
+    channel = Channel(4, sequenced=True)
     waiter = Started(channel.wait_turn, 2)
     putter_waits(channel)
-    channel.close_lane(1)
+    channel.close_seq(1)
     assert waiter.thread.is_alive()
     channel.put_at(0, chunk(0))
     assert waiter.result() is None
@@ -138,18 +138,18 @@ def test_wait_turn_returns_once_all_lower_lanes_are_closed():
 
 
 def test_a_thread_that_waits_for_its_turn_is_not_taken_for_a_full_queue():
-    channel = Channel(4, lanes=True)
+    channel = Channel(4, sequenced=True)
     waiter = Started(channel.wait_turn, 1)
     putter_waits(channel)
     assert not channel.full()
     assert channel.grow() == 4
-    channel.close_lane(0)
+    channel.close_seq(0)
     assert waiter.result() is None
 
 
 @pytest.mark.parametrize("call", ["get", "put", "take", "turn"])
 def test_cancel_wakes_every_waiter(call):
-    channel = Channel(1, lanes=call == "turn")
+    channel = Channel(1, sequenced=call == "turn")
     if call == "put":
         channel.put(chunk())
         waiter = Started(channel.put, chunk())
@@ -223,7 +223,7 @@ def test_skip_takes_out_chunks_of_its_epoch_only():
 
 
 def test_a_filter_holds_for_a_chunk_that_arrives_after_the_end_of_its_epoch_in_a_lower_lane():
-    channel = Channel(10, lanes=True)
+    channel = Channel(10, sequenced=True)
     channel.skip(0, lambda item: item.before < 10)
     channel.put_at(1, EndOfEpoch(0))  # the worker with lane 0 is slower
     assert channel.put_at(0, chunk(3)) is False

@@ -181,9 +181,11 @@ def test_queues_hold_at_most_their_capacity_while_the_consumer_is_slow():
         (source_queue,), (terminal,) = run.stages["source"].outboxes[0], run.stages["map"].outboxes[0]
         terminal.wait_until(lambda s: s.depth > 4 or s.putters_waiting == 3)  # no worker can take more now
         source_queue.wait_until(lambda s: s.depth > 5 or s.putters_waiting == 1)
-        assert (source_queue.stats().depth, terminal.stats().depth) == (5, 4)
-        # 1 delivered, 4 + 5 in queues, 3 in the workers' hands, 1 in the source's
-        assert source_queue.stats().puts + 1 == 1 + 4 + 5 + 3 + 1
+        assert source_queue.stats().depth <= 5
+        assert terminal.stats().depth == 4
+        # 1 delivered, 4 + 5 in queues, 3 in the workers' hands, 5 in the source's: as many as fit into its queue
+        assert source_queue.stats().gets == 1 + 4 + 3
+        assert source_queue.stats().puts <= 1 + 4 + 3 + 5
 
 
 def test_views_count_with_their_own_extent_and_the_same_buffer_once():

@@ -100,12 +100,16 @@ class _Remote:
         """Append what a process makes of ``given``, from ``start`` on, until an item fails."""
         deaths = _Deaths()
         late: dict[int, Overdue] = {}
-        at, stop = start, count
+        at, stop, alone = start, count, False
         while at < count:
             if at in late:
                 raise self._late(late[at])
             try:
-                found, error = self._host.call(name, given, at, stop)
+                if alone:
+                    single = given.part(at, at + 1) if isinstance(given, Bundle) else given[at : at + 1]
+                    found, error = self._host.call(name, single, 0, 1)
+                else:
+                    found, error = self._host.call(name, given, at, stop)
             except Died as died:
                 row = NOTHING if died.row < 0 else min(max(died.row, at), stop - 1)
                 if deaths.blamed(row):
@@ -120,6 +124,10 @@ class _Remote:
                 row = min(max(overdue.row, at), stop - 1)
                 late[row] = overdue
                 stop = max(row, at + 1)
+            except Exception:  # of the way there or back: one of the items cannot be sent
+                if alone:
+                    raise
+                alone, stop = True, at + 1
             else:
                 if found.__class__ is not list:  # packed there, which is cheaper to send
                     found = found.rows()
@@ -127,7 +135,7 @@ class _Remote:
                 at += len(found)
                 if error is not None:
                     raise error.error()
-                stop = count
+                stop = at + 1 if alone else count
 
 
 class RemoteMap(_Remote):

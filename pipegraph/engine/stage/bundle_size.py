@@ -1,13 +1,13 @@
-"""How many rows a source hands over at a time: many where they are quick, one where they take long.
+"""How many rows a worker takes or makes at a time: many where they are quick, one where they take long.
 
-A bundle holds its rows back until the last is done, and is done by one worker: so it should not take much
-longer than handing it over costs. Each stage of a chain allows as many rows as it has shown to do within
-``BUNDLE_NS``; it allows more step by step, and much fewer at once where a bundle took too long. What comes
-out never depends on it.
+A bundle is done by one worker: so it should not take much longer than handing it over costs. Each stage allows
+itself as many rows as it has shown to do within ``BUNDLE_NS``; it allows more step by step, and much fewer at once
+where a bundle took too long. What comes out never depends on it.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 
 BUNDLE_NS = 1_000_000
@@ -16,7 +16,7 @@ BUNDLE_NS = 1_000_000
 LONG_NS = 8 * BUNDLE_NS
 """One that took more was too long. Not twice, for a thread that waits for the interpreter lock waits 5 ms."""
 
-AFAR = 10
+REMOTE = 10
 """A bundle that goes to a process and back may take so many times as long: the way costs that much more."""
 
 BUNDLE_BYTES = 1 << 20
@@ -28,32 +28,35 @@ LIGHT_ROW_BYTES = 32 << 10
 
 
 class Pace:
-    """One chain's pace in one run. Thread-safe.
+    """One stage's pace in one run. Thread-safe.
 
     Args:
         most: rows in a bundle.
-        least: rows that the source reads in one call in any case.
-        size: rows of the batch at which a bundle ends.
+        least: rows that the stage does in one call in any case.
+        size: rows of the batch at whose end a bundle ends, if one is known.
         nbytes: at most in one bundle.
-        afar: whether one of the chain's stages works in processes.
+        remote: whether the stage works in processes.
     """
 
-    def __init__(self, most: int, least: int, size: int, nbytes: int, afar: bool = False) -> None:
-        self._times = AFAR if afar else 1
-        self.most = min(most, size)
+    def __init__(
+        self,
+        most: int,
+        least: int = 1,
+        size: int = sys.maxsize,
+        nbytes: int = BUNDLE_BYTES,
+        remote: bool = False,
+    ) -> None:
+        self._times = REMOTE if remote else 1
+        self.most = max(1, min(most, size))
         self.least = min(least, self.most)
         self.size = size
         self.nbytes = min(nbytes, BUNDLE_BYTES)
         self._lock = threading.Lock()
-        self._allowed: dict[str, int] = {}
+        self._quick = self.least  # rows that have been quick enough
         self._rows = self.least
         self._heaviest = 0
 
-    def admit(self, stage: str) -> None:
-        """A stage whose time counts; called for each before the first bundle, whose size they all decide."""
-        self._allowed[stage] = self.least
-
-    def rows(self, done: int) -> int:
+    def rows(self, done: int = 0) -> int:
         """Rows of the next bundle, when ``done`` have been dealt since a batch began."""
         return min(self._rows, self.size - done % self.size)
 
@@ -61,16 +64,17 @@ class Pace:
         """Whether to put so many rows together before their batch is complete."""
         return rows > 1 and (self._heaviest <= LIGHT_ROW_BYTES or rows == self.size)
 
-    def note(self, stage: str, rows: int, spent_ns: int, nbytes: int) -> None:
-        """A stage has done a bundle."""
+    def note(self, rows: int, spent_ns: int, nbytes: int) -> None:
+        """The stage has done a bundle."""
+        if self.most == 1:
+            return
         with self._lock:
-            allowed = self._allowed[stage]
             if spent_ns < BUNDLE_NS * self._times:
-                if allowed >= self.most and nbytes <= rows * self._heaviest:
+                if self._quick >= self.most and nbytes <= rows * self._heaviest:
                     return
-                self._allowed[stage] = max(allowed, min(self.most, 2 * rows))
+                self._quick = max(self._quick, min(self.most, 2 * rows))
             elif spent_ns > LONG_NS * self._times:
-                self._allowed[stage] = min(allowed, max(self.least, rows // 4))
+                self._quick = min(self._quick, max(self.least, rows // 4))
             self._heaviest = max(self._heaviest, nbytes // rows)
             lightest = self.nbytes // self._heaviest if self._heaviest else self.most
-            self._rows = max(self.least, min(lightest, *self._allowed.values(), self.most))
+            self._rows = max(self.least, min(lightest, self._quick, self.most))

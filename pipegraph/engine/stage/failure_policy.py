@@ -74,7 +74,7 @@ class Failures:
         self.stage = stage
         self.policy = stage.plan.spec.on_error
         self.final = final_policy(self.policy)
-        self._share = isinstance(self.final, Skip | Replace) and is_share(self.final.budget)
+        self.judges_epochs = isinstance(self.final, Skip | Replace) and is_share(self.final.budget)
 
     def guard(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
         """``process`` with retries, where the policy has some; of a user's own operator, with the sample's numbers."""
@@ -136,7 +136,10 @@ class Failures:
         """As :meth:`retry`, when the first try has failed with ``error``."""
         policy = self.policy
         if not isinstance(policy, Retry) or not isinstance(error, Exception):
-            raise error
+            try:
+                raise error
+            finally:
+                del error
         for turn in range(policy.times):
             self._before_retry(worker, policy, turn)
             try:
@@ -182,7 +185,7 @@ class Failures:
 
     def _give_up(self, chunk: Chunk, error: BaseException) -> Failure:
         error = explain(error, self.stage.name, chunk)
-        if self.stage.unordered:
+        if not self.stage.in_order:
             self.stage.run.fail(error)
             raise Cancelled
         return Failure(error, chunk.epoch)
@@ -191,7 +194,7 @@ class Failures:
         """Record the failure, or return the error that exceeds the budget."""
         stage = self.stage
         assert isinstance(self.final, Skip | Replace)
-        stage.wait_turn(worker.ticket)
+        stage.sender.wait_turn(worker.ticket)
         ledger = stage.run.ledger
         with stage.judging:
             items = stage.ordinals.of(worker.ticket, chunk, row)
@@ -220,41 +223,15 @@ class Failures:
 
     # -- the end of an epoch -------------------------------------------------------------------
 
-    def judging(self, put: Callable[[Any], bool]) -> Callable[[Any], bool]:
-        """``put`` for a stage whose budget is a share: it judges the epoch that ends."""
-        if not self._share:
-            return put
-
-        def put_judged(item: Any) -> bool:
-            if item.__class__ is EndOfEpoch and (failure := self.at_end(item.epoch)) is not None:
-                put(failure)
-            return put(item)
-
-        return put_judged
-
-    def judging_lanes(self, put_at: Callable[[int, Any, bool], bool]) -> Callable[[int, Any, bool], bool]:
-        """As :meth:`judging`, for ``put_at``."""
-        if not self._share:
-            return put_at
-
-        def put_judged(lane: int, item: Any, last: bool) -> bool:
-            if item.__class__ is EndOfEpoch:
-                self.stage.wait_turn(lane)  # until all that may have failed has been judged
-                if (failure := self.at_end(item.epoch)) is not None:
-                    put_at(lane, failure, False)
-            return put_at(lane, item, last)
-
-        return put_judged
-
     def at_end(self, epoch: int) -> Failure | None:
         """What a stage has to say at the end of an epoch: too large a share of it failed."""
         stage = self.stage
-        if not self._share or stage.stop_epoch >= epoch:  # nobody wanted the rest
+        if not self.judges_epochs or stage.stop_epoch >= epoch:  # nobody wanted the rest
             return None
         assert isinstance(self.final, Skip | Replace)
         budget = self.final.budget
         assert budget is not None
-        if not stage.pooled:
+        if not stage.numbers_taken:
             stage.ordinals.number(0, EndOfEpoch(epoch))
         items, failed = stage.ordinals.total(epoch), stage.run.ledger.failed(stage.name, epoch)
         if not failed or failed / max(1, items) <= budget:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from operator import index as as_int
 from time import perf_counter_ns
 from typing import Any
@@ -11,6 +12,7 @@ from pipegraph.chunk import Chunk, EndOfEpoch, Mark
 from pipegraph.contracts import FanIn, FanOut
 from pipegraph.engine.stage.failure_policy import not_a_chunk
 from pipegraph.engine.stage.ordinals import number_item
+from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun, Worker
 from pipegraph.errors import shown
 
@@ -20,8 +22,9 @@ Loop = Iterator[None]
 def route_loop(stage: StageRun, worker: Worker) -> Loop:
     """Each chunk to one output; where a Merge follows, a Mark says that the stream turns."""
     operator: FanOut = worker.operator
-    get = stage.inboxes[0].get
-    puts = [stage.putter(output) for output in range(operator.outputs)]
+    get = RowIntake(stage.inboxes[0], stage.run.account).get
+    puts = [partial(sender.send, 0) for sender in stage.senders]
+    tokens = [partial(sender.token, 0) for sender in stage.senders]
     joined = stage.plan.route_outputs  # a Merge follows these; it starts with the lowest of them
     choose = stage.failures.guard(worker, operator.choose)
     meter, now = worker.meter, perf_counter_ns
@@ -61,11 +64,10 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
                 item.after = (after, turn)
             if not puts[output](item):
                 meter.dropped += 1
-                stage.unwanted(item)
         elif isinstance(item, EndOfEpoch):
             turn = first
-            for put in puts:
-                put(item)
+            for token in tokens:
+                token(item)
         elif isinstance(item, Mark):
             mark = item
             if joined:
@@ -89,7 +91,8 @@ def _number(output: Any) -> int:
 def merge_loop(stage: StageRun, worker: Worker) -> Loop:
     """Several inputs, read in the order that the operator's own state decides."""
     operator: FanIn = worker.operator
-    inboxes, put = stage.inboxes, stage.putter()
+    account, put = stage.run.account, partial(stage.sender.send, 0)
+    inboxes = [RowIntake(channel, account) for channel in stage.inboxes]
     count = len(inboxes)
     plan = stage.run.plan
     tracked = plan.stages[plan.output.stage].unordered_above  # samples are known by lineage and way
@@ -125,17 +128,18 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
                 last = after
             yield
         for buffers in held:
-            stage.run.account.release(buffers)
+            account.release(buffers)
         left = [index for index in range(count) if index not in ended]
         for index in left:
             stage.discard_input(index, epoch)
+            inboxes[index].drop()
         put(EndOfEpoch(epoch))
         epoch += 1
         yield
         # Only now: an input may wait for something that comes long after this epoch's end, or never.
         for index in left:
             while not isinstance(item := inboxes[index].get(), EndOfEpoch):
-                stage.run.account.release(item.buffers)
+                account.release(item.buffers)
 
 
 def _merge_one(
@@ -145,7 +149,7 @@ def _merge_one(
     positions: list[Any],
     last: Any,
     held: list[Any],
-    put: Callable[[Any], bool],
+    put: Callable[[Any], Any],
 ) -> Any:
     """Process one chunk of a fan-in; returns the cursor after what was sent last."""
     meter = worker.meter
@@ -171,6 +175,5 @@ def _merge_one(
     for buffers in held:
         stage.run.account.release(buffers)
     held.clear()
-    if not put(out):
-        stage.unwanted(out)
+    put(out)
     return last

@@ -38,7 +38,7 @@ class Ordinals:
         self._before[ticket] = self._count
         stage = self._stage
         if item.__class__ is Bundle:
-            stage.run.ledger.took(stage.name, item.epoch, range(item.before, item.after), self._count + 1)
+            stage.run.ledger.took(stage.name, item.epoch, item.befores(), self._count + 1)
             self._count += len(item.lineages)
             return
         self._count += len(item.lineages) if self._operator.per_sample else 1
@@ -67,6 +67,6 @@ class Ordinals:
 def number_item(stage: StageRun, worker: Worker, item: Any) -> None:
     """The ordinal of an item, for a stage that has a budget and a single worker that does not ``take``."""
     if stage.budgeted:
-        stage.forget(worker.ticket)
+        stage.ordinals.forget(worker.ticket)
         worker.ticket += 1
         stage.ordinals.number(worker.ticket, item)

@@ -16,6 +16,7 @@ from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.cursors import earlier
 from pipegraph.engine.stage.groups import Groups, watched
 from pipegraph.engine.stage.ordinals import number_item
+from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun, Worker
 from pipegraph.errors import note
 
@@ -23,17 +24,20 @@ Loop = Iterator[None]
 
 
 def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
-    """Chunks in, other chunks out."""
-    get, put = stage.inboxes[0].get, stage.putter()
+    """Chunks in, other chunks out. An operator with ``bundles`` takes the rows of a bundle in one call."""
     operator: Regroup = worker.operator
     operator.begin()
     if stage.restart.cursor is not None:
         operator.resume(stage.restart.cursor)
-    memory, reserve = stage.account, stage.run.account.reserve
-    account = stage.run.account
-    held = Held(stage)
+    memory, account = stage.account, stage.run.account
+    planned = stage.plan.operator  # what the worker holds may stand for one in a process
+    assert isinstance(planned, Regroup)
+    in_order = planned.consecutive or operator.spent is not None
+    held = HeldInOrder(account) if in_order else Held(account)
     marks = _Marks(stage) if stage.plan.marked else None
     groups = Groups(stage.plan) if watched(operator) else None
+    inbox, sender = stage.inboxes[0], stage.sender
+    one = RowIntake(inbox, account).get
 
     def send(made: Iterable[Any]) -> Loop:
         for out in made:
@@ -45,21 +49,29 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
                 if marks is not None:
                     marks.stamp(out)
             stage.settle(worker, 0, (), out)
-            if out.__class__ is Chunk:
+            if out.__class__ is Chunk and operator.spent is None:
                 held.release(out.lineages)
-            if not put(out):
-                stage.unwanted(out)
+            sender.send(0, out)
             yield
 
     while True:
-        item = get()
-        if item.__class__ is Chunk:
+        if stage.collects:
+            rows = operator.missing()  # no more: groups are made one at a time
+            item = inbox.take(rows, rows if operator.consecutive else 1)[1]
+        else:
+            item = one()
+        if isinstance(item, Chunk):
             number_item(stage, worker, item)
-            reserved = reserve(memory) if memory.guarded and operator.emits_next() else 0
+            several = item.__class__ is Bundle
+            makes = operator.fills(len(item.lineages)) if several else operator.emits_next()
+            reserved = account.reserve(memory) if memory.guarded and makes else 0
             held.add(item)
             if groups is not None:
                 groups.came(item)
-            made = regrouped(stage, worker, item, partial(operator.process, item), held, groups=groups)
+            work: Callable[[Any], Iterable[Chunk]] = operator.take_bundle if several else operator.process
+            made = regrouped(stage, worker, item, partial(work, item), held, groups=groups)
+            if several:
+                worker.meter.calls += len(item.lineages) - 1
             if reserved:
                 account.cancel_reservation(reserved)
             if operator.spent:
@@ -74,14 +86,14 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
                 groups.begin()
             if marks is not None:
                 marks.begin()
-            put(item)
+            sender.token(0, item)
         elif isinstance(item, Mark) and marks is not None:
             # A group stands where its last sample stood: what turns the stream inside it comes before.
             mark = marks.take(item)
             if mark is not None:
-                put(mark)
+                sender.send(0, mark)
         elif not isinstance(item, Mark):
-            put(item)
+            sender.send(0, item)
         yield
 
 
@@ -90,7 +102,7 @@ def regrouped(
     worker: Worker,
     item: Chunk | None,
     call: Callable[[], Iterable[Any]],
-    held: Held | HeldBundles,
+    held: Held,
     epoch: int = 0,
     groups: Groups | None = None,
 ) -> list[Any]:
@@ -122,16 +134,18 @@ def regrouped(
 class Held:
     """The buffers of the chunks inside a regrouping operator, by sample, until that leaves."""
 
-    def __init__(self, stage: StageRun) -> None:
-        self._account = stage.run.account
+    def __init__(self, account: Account) -> None:
+        self._account = account
         self._rows: dict[Any, list[Any]] = {}
 
     def add(self, chunk: Chunk) -> None:
+        """A chunk is given to the operator."""
         if chunk.buffers:
             # A sample that reaches a window by two ways is in it twice.
             self._rows.setdefault(chunk.lineages[0], []).append(chunk.buffers)
 
-    def release(self, rows: Iterable[Any]) -> None:
+    def release(self, rows: Sequence[Any]) -> None:
+        """These samples have left."""
         if self._rows:
             gone: list[Any] = []
             for row in rows:
@@ -143,21 +157,22 @@ class Held:
             self._account.release(tuple(gone))
 
     def release_all(self) -> None:
+        """Nothing is held any more."""
         for waiting in self._rows.values():
             for buffers in waiting:
                 self._account.release(buffers)
         self._rows.clear()
 
 
-class HeldBundles:
-    """As :class:`Held`, for bundles: their samples leave in the order in which they came."""
+class HeldInOrder(Held):
+    """As :class:`Held`, where samples leave in the order in which they came."""
 
     def __init__(self, account: Account) -> None:
-        self._account = account
+        super().__init__(account)
         self._inside: deque[list[Any]] = deque()  # [samples left, buffers]
 
-    def add(self, bundle: Bundle) -> None:
-        self._inside.append([len(bundle.lineages), bundle.buffers])
+    def add(self, chunk: Chunk) -> None:
+        self._inside.append([len(chunk.lineages), chunk.buffers])
 
     def release(self, rows: Sequence[Any]) -> None:
         left = len(rows)

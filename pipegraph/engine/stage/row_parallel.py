@@ -12,9 +12,11 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
+from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.contracts import RowOperator
 from pipegraph.engine.memory import Buffers
+from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun, Worker
 from pipegraph.global_generators import Draws
 
@@ -53,16 +55,21 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
                 _send(stage, worker, job.ticket, _end(stage, worker, job), job.held, job.reserved)
                 yield
             continue
-        ticket, item = inbox.take(lambda: bool(stage.jobs))
+        ticket, item = inbox.take(1, elsewhere=lambda: bool(stage.jobs))
         if ticket < 0:
             continue
         worker.ticket = ticket
+        if item.__class__ is Bundle:
+            (item,) = rows_of(item, stage.run.account)
         if item.__class__ is not Chunk:
-            _send_token(stage, ticket, item)
+            stage.sender.token(ticket, item)
             yield
             continue
-        first = stage.first_in_line if stage.pooled else None
-        reserved = stage.run.account.reserve(stage.account, first, ticket) if stage.account.guarded else 0
+        reserved = (
+            stage.run.account.reserve(stage.account, stage.sender.first, ticket)
+            if stage.account.guarded
+            else 0
+        )
         start = now()
         opened: _Job | None = None
         out: Any = None
@@ -129,37 +136,16 @@ def _end(stage: StageRun, worker: Worker, job: _Job) -> Any:
 def _send(stage: StageRun, worker: Worker, ticket: int, out: Any, held: Buffers, reserved: int) -> None:
     meter = worker.meter
     meter.calls += 1
-    stage.forget(ticket)
     if out is None:
         meter.dropped += 1
         stage.drop(reserved, held)
-    else:
-        if out.__class__ is Chunk:
-            meter.items += 1
-            meter.samples += len(out.lineages)
-        stage.settle(worker, reserved, held, out)
-    if stage.unordered:
-        if out is not None and not stage.put_unordered(ticket, out, True):
-            stage.unwanted(out)
-        stage.finish_ticket(ticket)
-    elif stage.pooled:
-        if out is None:
-            stage.close_lane(ticket)
-        elif not stage.lane_putter()(ticket, out, True):
-            stage.unwanted(out)
-    elif out is not None and not stage.putter()(out):
-        stage.unwanted(out)
-    if stage.pooled:
-        stage.moved()
-
-
-def _send_token(stage: StageRun, ticket: int, item: Any) -> None:
-    if stage.unordered:
-        stage.token_unordered(ticket, item)
-    elif stage.pooled:
-        stage.lane_putter()(ticket, item, True)
-    else:
-        stage.putter()(item)
+        stage.sender.drop(ticket)
+        return
+    if out.__class__ is Chunk:
+        meter.items += 1
+        meter.samples += len(out.lineages)
+    stage.settle(worker, reserved, held, out)
+    stage.sender.send(ticket, out)
 
 
 def whole_batches(stage: StageRun, worker: Worker) -> Callable[[Chunk], Any]:

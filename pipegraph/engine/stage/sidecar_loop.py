@@ -10,11 +10,13 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process.host import Died
 from pipegraph.engine.process.sidecar import Sidecar, blame
 from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.engine.stage.unit import settle
 
 log = logging.getLogger("pipegraph")
 
@@ -23,7 +25,7 @@ def sidecar_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     """One worker of the trainer takes what the sidecar delivers."""
     run: Any = stage.run  # an IsolatedRun
     sidecar: Sidecar = worker.operator
-    put = stage.putter()
+    sender = stage.sender
     sidecar.number = run.number
     if run.stopping.is_set():  # before the number was known: nobody would cancel the run there
         raise Cancelled
@@ -39,18 +41,17 @@ def sidecar_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             if not items:
                 raise Cancelled
             for item in items:
-                if item.__class__ is Chunk:
-                    worker.meter.items += 1
-                    stage.settle(worker, 0, (), item)
-                    if not put(item):
-                        stage.unwanted(item)
+                if isinstance(item, Chunk):
+                    worker.meter.items += len(item.lineages) if item.__class__ is Bundle else 1
+                    settle(stage, worker, 0, (), item)
+                    sender.send(0, item)
                     continue
                 if item.__class__ is Failure:
                     carried: Any = item.error
                     item.error = carried.error()
                 elif item.__class__ is EndOfEpoch:
                     epoch = item.epoch + 1
-                put(item)
+                sender.send(0, item)
             del items, item
             yield
     except Died as died:

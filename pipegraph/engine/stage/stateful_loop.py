@@ -23,6 +23,7 @@ from pipegraph.engine.stage.failure_policy import where
 from pipegraph.engine.stage.groups import forgotten, twice
 from pipegraph.engine.stage.kept import decode, encode_state, lineages
 from pipegraph.engine.stage.ordinals import number_item
+from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.snapshots import snapshot_bytes
 from pipegraph.engine.stage.stage_run import StageRun, Worker
 from pipegraph.errors import GraphError, note
@@ -32,9 +33,9 @@ SNAPSHOT_EVERY = 64
 
 def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     """See the module docstring."""
-    get, put = stage.inboxes[0].get, stage.putter()
+    account, put = stage.run.account, partial(stage.sender.send, 0)
+    get = RowIntake(stage.inboxes[0], account).get
     operator, meter = worker.operator, worker.meter
-    account = stage.run.account
     regroups = isinstance(stage.plan.operator, Regroup)
     if regroups:
         operator.begin()
@@ -78,8 +79,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
                 meter.items += 1
                 meter.samples += len(out.lineages)
             stage.settle(worker, 0, (), out)
-            if not put(out):
-                stage.unwanted(out)
+            put(out)
             yield
 
     def work(item: Chunk | None, call: Callable[[], Any], epoch: int) -> list[Any]:
@@ -141,7 +141,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             if regroups:
                 yield from send(work(None, operator.flush, item.epoch))
             release()
-            put(item)
+            stage.sender.token(0, item)
             operator.load_state_dict(decode(initial))
             if tracks is not None:
                 tracks.begin()

@@ -1,0 +1,125 @@
+"""The loop of expanding stages: one chunk in, any number out.
+
+Cursors: a child's is its parent's with a count, ``(parent.before, children done)``; below a completion-order stage,
+where the last child cannot be told from the others, it is its parent's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter_ns
+from typing import Any
+
+from pipegraph.bundle import Bundle
+from pipegraph.chunk import Chunk, Mark
+from pipegraph.engine.stage.cursors import same
+from pipegraph.engine.stage.failure_policy import not_a_chunk
+from pipegraph.engine.stage.row_intake import rows_of
+from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.engine.stage.unit import Unit
+
+Loop = Iterator[None]
+
+CHILDREN = 64
+"""Children that are sent together, at most."""
+
+
+class _Children(Unit):
+    """The children of what a worker has taken."""
+
+    trims = True
+
+    def part(self, start: int, stop: int) -> Chunk | None:
+        children = self.made[start:stop]
+        return Bundle.of(children) if self.rows > 1 else children[0]
+
+
+def expand_loop(stage: StageRun, worker: Worker) -> Loop:
+    """See the module docstring."""
+    take, sender, account = stage.inboxes[0].take, stage.sender, stage.run.account
+    rows, pace = stage.pace.rows, stage.pace
+    nested = not stage.plan.unordered_above
+    unit = _Children(stage, worker)
+    process = stage.failures.guard_children(worker, worker.operator.process)
+    while True:
+        ticket, item = take(rows(), sender.demand())
+        worker.ticket = ticket
+        if not isinstance(item, Chunk):
+            if isinstance(item, Mark) and nested:
+                item = Mark(item.route, item.turn, item.epoch, (item.before, 0), (item.after, 0))
+            sender.token(ticket, item)
+            yield
+            continue
+        parents = rows_of(item, account) if item.__class__ is Bundle else [item]
+        held = tuple([each for parent in parents for each in parent.buffers])
+        unit.begin(ticket, held)
+        busy = worker.meter.busy_ns
+        for index, parent in enumerate(parents):
+            yield from _expand(stage, worker, unit, process, parent, index, nested)
+        del parents, item
+        unit.send(last=True)
+        pace.note(index + 1, worker.meter.busy_ns - busy, 0)
+        yield
+
+
+def _expand(
+    stage: StageRun, worker: Worker, unit: _Children, process: Any, parent: Chunk, row: int, nested: bool
+) -> Loop:
+    """Send the children of one chunk, but those that left before a restart."""
+    skip = _children_to_drop(stage, parent)
+    before, epoch, meter, together = parent.before, parent.epoch, worker.meter, unit.rows > 1
+    children: Any = None
+    index = 0
+    while stage.stop_epoch < epoch:
+        # A child may be a view of its parent, or the parent be read on: it is held to the last.
+        unit.reserve(1)
+        start = perf_counter_ns()
+        child: Any
+        try:
+            if children is None:
+                children = iter(process(parent))
+            child = next(children, None)
+            if child is not None and not isinstance(child, Chunk):
+                raise not_a_chunk(child, stage.name, "each item of process")
+        except BaseException as error:
+            child = stage.failures.handle(worker, parent, error, row)
+            children = iter(())
+        meter.busy_ns += perf_counter_ns() - start
+        if child is None:
+            break
+        index += 1
+        if not isinstance(child, Chunk):
+            unit.send()
+            unit.sender.send(unit.ticket, child, False)
+            yield
+            continue
+        if index <= skip:
+            continue
+        child.before, child.after = ((before, index - 1), (before, index)) if nested else (before, before)
+        child.epoch = epoch
+        alone = (
+            not together or child.batched or len(child.lineages) > 1 or child.paths is not None or child.ready
+        )
+        if alone:
+            _send_alone(unit, child)
+            yield  # whoever drives an inline stage may be the one who makes room
+            continue
+        unit.made.append(child)
+        if unit.due() or len(unit.made) - unit.sent >= CHILDREN:
+            unit.send()
+    meter.calls += 1
+
+
+def _send_alone(unit: _Children, child: Chunk) -> None:
+    unit.send()
+    rows, unit.rows = unit.rows, 1
+    unit.made.append(child)
+    unit.send()
+    unit.rows = rows
+
+
+def _children_to_drop(stage: StageRun, parent: Chunk) -> int:
+    drop = stage.restart.drop
+    if drop is not None and parent.epoch == stage.run.first_epoch and same(parent.before, drop[0]):
+        return drop[1]
+    return 0

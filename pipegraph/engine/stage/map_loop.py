@@ -1,0 +1,247 @@
+"""The loop of one-to-one stages, filters and random-access sources: samples, batches or positions in, the same out.
+
+A worker takes a chunk, or as many rows as it is quick with. Operators with ``bundles`` do these one after the other in
+one call; what becomes of each, also of one that fails, takes its place. For all others a row is a chunk of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from time import perf_counter_ns
+from typing import Any
+
+from pipegraph.bundle import DROPPED, UNNAMED, Bundle, named
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Operator, RowOperator, Source
+from pipegraph.engine.stage.row_intake import rows_of
+from pipegraph.engine.stage.row_parallel import whole_batches
+from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.engine.stage.unit import Unit
+from pipegraph.policies import Retry
+from pipegraph.tree import ATOMS, copy_containers
+
+_FAILED = object()
+"""In place of a row whose failure has left by itself."""
+
+Loop = Iterator[None]
+Process = Callable[[Chunk], Any]
+
+
+def map_loop(stage: StageRun, worker: Worker) -> Loop:
+    """See the module docstring."""
+    operator = worker.operator
+    take, sender, rows = stage.inboxes[0].take, stage.sender, stage.pace.rows
+    reads = isinstance(stage.plan.operator, Source)
+    if reads:
+        process: Process = _reading(operator)
+    elif isinstance(stage.plan.operator, RowOperator):
+        process = whole_batches(stage, worker)
+    else:
+        process = operator.process
+    single = partial(_single, stage, worker, stage.failures.guard(worker, process))
+    unit = _Reading(stage, worker) if reads else _Mapping(stage, worker)
+    bundles = reads or stage.plan.operator.bundles
+    account = stage.run.account
+    while True:
+        ticket, item = take(None if reads else rows(), sender.demand())
+        worker.ticket = ticket
+        if item.__class__ is Bundle:
+            if bundles:
+                unit.work(ticket, item, process)
+            else:
+                ones = rows_of(item, account)
+                for row, one in enumerate(ones):
+                    single(ticket, one, row, row == len(ones) - 1)
+                del ones, one
+        elif item.__class__ is Chunk:
+            single(ticket, item, 0, True)
+        else:
+            sender.token(ticket, item)
+        del item
+        yield
+
+
+def _reading(source: Source) -> Process:
+    """``process`` of a random-access source: a position in, its item out."""
+
+    def read(chunk: Chunk) -> Chunk:
+        data = chunk.data = source.read(chunk.data, chunk.epoch)
+        if data.__class__ is dict and "key" in data:
+            chunk.keys = (data["key"],)
+        return chunk
+
+    return read
+
+
+def _single(
+    stage: StageRun, worker: Worker, process: Process, ticket: int, item: Chunk, row: int, last: bool
+) -> None:
+    """Do one chunk, row ``row`` of what was taken."""
+    meter, memory, sender = worker.meter, stage.account, stage.sender
+    held = item.buffers
+    reserved = stage.run.account.reserve(memory, sender.first, ticket) if memory.guarded else 0
+    start = perf_counter_ns()
+    try:
+        out = process(item)
+        if out is not item and out.__class__ is not Chunk:
+            stage.check_made(out)
+    except BaseException as error:
+        out = stage.failures.handle(worker, item, error, row)
+    meter.busy_ns += perf_counter_ns() - start
+    meter.calls += 1
+    if out is None:
+        meter.dropped += 1
+        stage.drop(reserved, held)
+        if last:
+            sender.drop(ticket)
+        return
+    if isinstance(out, Chunk):
+        if out is not item:  # what was made of an item takes its place
+            out.before, out.after, out.epoch = item.before, item.after, item.epoch
+        meter.items += 1
+        meter.samples += len(out.lineages)
+    if held or reserved or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
+        stage.settle(worker, reserved, held, out)
+    sender.send(ticket, out, last)
+    del out  # a failure: its traceback leads to this frame
+
+
+class _Mapping(Unit):
+    """The rows of a bundle, in the hands of an operator with ``bundles``."""
+
+    bundle: Bundle
+
+    def __init__(self, stage: StageRun, worker: Worker) -> None:
+        super().__init__(stage, worker)
+        self.operator = worker.operator
+        self._here = not stage.plan.remote
+        self._retries = isinstance(stage.plan.spec.on_error, Retry)
+        operator = stage.plan.operator
+        self._filters = isinstance(operator, Operator) and not operator.one_to_one
+        self._drops = False
+        self._keys: dict[int, Any] = {}  # of substitutes
+
+    def work(self, ticket: int, bundle: Bundle, process: Process) -> None:
+        """Do the samples of a bundle and send what becomes of them.
+
+        Args:
+            process: does one sample, for another try.
+        """
+        self.begin(ticket, bundle.buffers)
+        self.bundle, self._drops, self._keys = bundle, False, {}
+        self.start_with(bundle)
+        made, count, spent, meter = self.made, len(bundle.lineages), 0, self.worker.meter
+        while len(made) < count:
+            stop = len(made) + self.reserve(count - len(made))
+            away, start = self.away_ns, perf_counter_ns()
+            while len(made) < stop:
+                try:
+                    self.extend(made, stop)
+                except BaseException as error:
+                    self._instead(made, error, process)
+            spent += perf_counter_ns() - start - (self.away_ns - away)
+        meter.busy_ns += spent
+        meter.calls += count
+        self.send(last=True)
+        self.pace.note(count, spent, self.nbytes)
+
+    def start_with(self, bundle: Bundle) -> None:
+        """A bundle is begun."""
+        # Identity stays with the sample, whatever the function drops.
+        bundle.names = named(bundle.data, bundle.names)
+        if self._retries:  # a function that fails half-way may have changed its containers
+            self._given = Bundle(
+                [copy_containers(item) for item in bundle.data],
+                bundle.lineages,
+                bundle.epoch,
+                bundle.before,
+                bundle.names,
+                bundle.places,
+            )
+        else:
+            self._given = bundle
+
+    def extend(self, made: list[Any], stop: int) -> None:
+        """Append what is made of the samples up to ``stop``, until one fails."""
+        given = self._given if stop == len(self._given.lineages) else self._given.part(0, stop)
+        if self._here:
+            given.data = self.watched(given.data)
+        self.operator.work_into(made, given, len(made))
+
+    def _instead(self, made: list[Any], error: BaseException, process: Process) -> None:
+        """What takes the place of the sample with which the first try has failed."""
+        stage, index = self.stage, len(made)
+        one = self.bundle.one(index)
+        out: Any
+        try:
+            out = stage.failures.try_again(self.worker, partial(self._again, process, one), error)
+            stage.check_made(out)
+        except BaseException as last:
+            out = stage.failures.handle(self.worker, one, last, index)
+        finally:
+            del error  # its traceback leads to this frame
+        if isinstance(out, Chunk):
+            if out._keys is not None:
+                self._keys[index] = out._keys[0]
+            made.append(out.data)
+            return
+        self._drops = True
+        if out is None:
+            made.append(DROPPED)
+        else:
+            self.send()
+            self.sender.send(self.ticket, out, False)
+            made.append(_FAILED)
+        del out
+
+    def _again(self, process: Process, one: Chunk) -> Any:
+        return process(one.replace(copy_containers(one.data)))
+
+    def part(self, start: int, stop: int) -> Chunk | None:
+        bundle, data = self.bundle, self.made[start:stop]
+        names, rows, places = bundle.names, bundle.lineages, bundle.places
+        if self._keys:
+            names = [UNNAMED] * len(rows) if names is None else list(names)
+            for index, key in self._keys.items():
+                names[index] = key
+        if len(data) < len(rows):
+            rows = rows[start:stop]
+            names = None if names is None else names[start:stop]
+            places = None if places is None else places[start:stop]
+        out = Bundle(data, rows, bundle.epoch, bundle.place(start)[0], self.named(data, names), places)
+        if not self._drops and not self._filters:
+            return out
+        kept = [index for index, item in enumerate(data) if item is not DROPPED and item is not _FAILED]
+        if len(kept) == len(data):
+            return out
+        self.worker.meter.dropped += sum([item is DROPPED for item in data])
+        return out.chosen(kept) if kept else None
+
+    def named(self, data: list[Any], names: list[Any] | None) -> list[Any] | None:
+        """The keys of what was made."""
+        return names
+
+
+class _Reading(_Mapping):
+    """The positions of a bundle, in the hands of a random-access source."""
+
+    def start_with(self, bundle: Bundle) -> None:
+        self._indices: Any = None
+        self._bundles = self.stage.plan.operator.bundles
+
+    def extend(self, made: list[Any], stop: int) -> None:
+        bundle, source = self.bundle, self.operator
+        if not self._bundles:
+            epoch, add = bundle.epoch, made.append
+            for place in islice(self.watched(bundle.data), len(made), stop):
+                add(source.read(place, epoch))
+            return
+        if self._indices is None:
+            self._indices = source.indices_of(bundle.data, bundle.epoch)
+        indices = self._indices if stop == len(bundle.lineages) else self._indices[:stop]
+        source.read_into(made, self.watched(indices) if self._here else indices, len(made))
+
+    def named(self, data: list[Any], names: list[Any] | None) -> list[Any] | None:
+        return named(data, names)

@@ -1,0 +1,259 @@
+"""How what a stage has made leaves it: in order, by ticket, or as it finishes; to one consumer or to several.
+
+A *ticket* is the number under which a worker took its input. Every loop calls ``send`` for what it has made of a
+ticket, ``last`` with the last of it, or ``drop`` where nothing (more) comes of it, and ``token`` for what passes
+through; which kind of stage it is in, it need not know. Who refuses what was sent is dealt with here.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pipegraph.bundle import Bundle
+from pipegraph.chunk import Chunk, EndOfEpoch, Mark
+from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.channel import NOBODY, Channel
+from pipegraph.engine.stage.watermark import Watermark
+from pipegraph.tree import copy_containers
+
+if TYPE_CHECKING:
+    from pipegraph.engine.stage.stage_run import StageRun
+    from pipegraph.engine.stage.unit import Unit
+
+
+class Sender:
+    """In order, from the only worker of its stage. The other kinds are made of this.
+
+    Args:
+        channels: of the consumers; none: what is sent is dropped.
+    """
+
+    first: Callable[[int], bool] | None = None
+    """Whether a ticket is next to leave its stage, where tickets may overtake each other."""
+
+    def __init__(self, stage: StageRun, channels: list[Channel]) -> None:
+        self.stage = stage
+        self.channels = channels
+        self.units: list[weakref.ref[Unit]] = []
+        """What the workers have in work, of which a part may be finished; their loops hold it."""
+        if len(channels) == 1:
+            channels[0].starved = self._send_finished
+
+    def send(self, ticket: int, item: Any, last: bool = True) -> bool:
+        """Put what was made of a ticket; blocks while there is no room. False if nobody wanted it."""
+        channels = self.channels
+        if len(channels) == 1:
+            sent = self._put(0, ticket, item, last)
+            if not sent and item.buffers:
+                self.stage.run.account.release(item.buffers)
+        else:
+            sent = self._fan_out(ticket, item, last)
+        if last:
+            self._done(ticket)
+        return sent
+
+    def drop(self, ticket: int) -> None:
+        """Nothing (more) comes of this ticket."""
+        self._done(ticket)
+
+    def token(self, ticket: int, token: Any) -> None:
+        """Pass a token on in its place."""
+        if token.__class__ is EndOfEpoch and (failure := self.stage.failures.at_end(token.epoch)) is not None:
+            self.send(ticket, failure, False)
+        self.send(ticket, token)
+
+    def wait_turn(self, ticket: int) -> None:
+        """Blocks until every earlier item of an ordered stage has left."""
+
+    def offer(self, ticket: int, item: Any) -> bool:
+        """Put a part of what was made of a ticket to the only consumer, if there is room now."""
+        return self.channels[0].offer(-1, item)
+
+    def demand(self) -> int:
+        """How many items the next stage needs before it can go on; 1 where it does not wait."""
+        demand = self.channels[0].demand if len(self.channels) == 1 else NOBODY
+        return 1 if demand == NOBODY else demand
+
+    def _send_finished(self) -> None:
+        """The next stage waits: send what is finished of units in work. Called by its thread."""
+        for each in self.units:
+            unit = each()
+            if unit is not None:
+                unit.offer_finished()
+
+    def _put(self, index: int, ticket: int, item: Any, last: bool) -> bool:
+        return self.channels[index].put(item)
+
+    def _done(self, ticket: int) -> None:
+        """All of a ticket has left."""
+
+    def _fan_out(self, ticket: int, item: Any, last: bool) -> bool:
+        channels = self.channels
+        if not isinstance(item, Chunk):
+            for index in range(len(channels)):
+                self._put(index, ticket, item, last)
+            return True
+        if not channels:
+            self.stage.run.account.release(item.buffers)
+            return False
+        account = self.stage.run.account
+        if item.buffers:
+            account.hold(item.buffers, len(channels) - 1)
+        refused = 0
+        # The first consumer gets the item itself, once the others have theirs.
+        for index in range(len(channels) - 1, -1, -1):
+            share = item
+            if index:
+                share = item.replace(copy_containers(item.data))
+                share.buffers, share.nbytes, share.packed = item.buffers, item.nbytes, item.packed
+            if not self._put(index, ticket, share, last):
+                account.release(item.buffers)
+                refused += 1
+        return refused < len(channels)
+
+
+class ByTicket(Sender):
+    """In order, from several workers: what is made of a ticket takes its input's place."""
+
+    def __init__(self, stage: StageRun, channels: list[Channel]) -> None:
+        super().__init__(stage, channels)
+        self.first = channels[0].at_head
+
+    def drop(self, ticket: int) -> None:
+        for channel in self.channels:
+            channel.close_seq(ticket)
+        self._done(ticket)
+
+    def token(self, ticket: int, token: Any) -> None:
+        if token.__class__ is EndOfEpoch and self.stage.failures.judges_epochs:
+            self.wait_turn(ticket)  # until all that may have failed has been judged
+        super().token(ticket, token)
+
+    def wait_turn(self, ticket: int) -> None:
+        self.channels[0].wait_turn(ticket)
+
+    def offer(self, ticket: int, item: Any) -> bool:
+        channel = self.channels[0]
+        return channel.at_head(ticket) and channel.offer(ticket, item)
+
+    def _put(self, index: int, ticket: int, item: Any, last: bool) -> bool:
+        return self.channels[index].put_at(ticket, item, last)
+
+    def _done(self, ticket: int) -> None:
+        stage = self.stage
+        stage.ordinals.forget(ticket)
+        if stage.account.guarded:
+            stage.run.account.nudge()  # whoever waits for memory may be the first in line now
+
+
+class AsFinished(Sender):
+    """In completion order: watermarks per epoch and consumer, epoch barriers, and the reorder window.
+
+    To the channels an epoch is one sequence number: chunks of one leave in any order.
+    """
+
+    def __init__(self, stage: StageRun, channels: list[Channel]) -> None:
+        super().__init__(stage, channels)
+        self.first = self._is_oldest
+        self._lock = threading.Lock()
+        self._open: dict[int, tuple[int, int]] = {}  # ticket -> epoch and items taken before it
+        self._taken = 0
+        self._ending: dict[int, Any] = {}
+        self._marks: dict[int, list[Watermark]] = {}
+        self._window = 4 * (stage.plan.workers + stage.plan.capacity)
+
+    def on_take(self, ticket: int, item: Any) -> None:
+        """A worker takes an item; called in the order of tickets."""
+        if isinstance(item, Chunk | Mark):
+            with self._lock:
+                marks = self._marks.get(item.epoch)
+                if marks is None:
+                    marks = self._marks[item.epoch] = [Watermark() for _ in self.channels]
+                for mark in marks:
+                    mark.start(ticket, item.before, item.after)
+                self._open[ticket] = item.epoch, self._taken
+                self._taken += len(item.lineages) if item.__class__ is Bundle else 1
+
+    def may_take(self, ticket: int) -> bool:
+        """Whether the next item lies within the reorder window."""
+        with self._lock:
+            for _, before in self._open.values():
+                return self._taken - before < self._window
+            return True
+
+    def drop(self, ticket: int) -> None:
+        self._done(ticket)
+
+    def token(self, ticket: int, token: Any) -> None:
+        if isinstance(token, EndOfEpoch):
+            with self._lock:
+                if any(epoch == token.epoch for epoch, _ in self._open.values()):
+                    self._ending[token.epoch] = token
+                    return
+            self._end(token)
+        elif isinstance(token, Mark):  # it keeps its place as far as there are places
+            for index in range(len(self.channels)):
+                mark = Mark(token.route, token.turn, token.epoch, token.before, token.after)
+                self._put(index, ticket, mark, True)
+            self._done(ticket)
+        else:
+            self.stage.run.fail(token.error)  # a failure has no place here
+            raise Cancelled
+
+    def offer(self, ticket: int, item: Any) -> bool:
+        return self.channels[0].offer(self._seq(item), item, self._stamp(0, ticket, item.epoch, False))
+
+    def _is_oldest(self, ticket: int) -> bool:
+        with self._lock:
+            return next(iter(self._open), ticket) == ticket
+
+    def _seq(self, item: Any) -> int:
+        return item.epoch - self.stage.run.first_epoch  # type: ignore[no-any-return]
+
+    def _put(self, index: int, ticket: int, item: Any, last: bool) -> bool:
+        stamp = self._stamp(index, ticket, item.epoch, last)
+        return self.channels[index].put_stamped(self._seq(item), item, stamp)
+
+    def _stamp(self, index: int, ticket: int, epoch: int, last: bool) -> Callable[[Any], None]:
+        """Sets an item's cursors to the watermark of the moment at which it is put, under the channel's lock."""
+        mark = self._marks[epoch][index]
+
+        def stamp(item: Any) -> None:
+            with self._lock:
+                before = mark.current()
+                after = mark.finish(ticket) if last else before
+            if item.__class__ is Bundle:
+                item.stamp(before, after)
+            else:
+                item.before, item.after = before, after
+
+        return stamp
+
+    def _done(self, ticket: int) -> None:
+        """All of a ticket has been put; perhaps its epoch can end."""
+        stage, ending = self.stage, None
+        stage.ordinals.forget(ticket)
+        with self._lock:
+            epoch, _ = self._open.pop(ticket)
+            for mark in self._marks.get(epoch, ()):
+                mark.finish(ticket)
+            if epoch in self._ending and all(epoch != each for each, _ in self._open.values()):
+                ending = self._ending.pop(epoch)
+        stage.inboxes[0].nudge()
+        if stage.account.guarded:
+            stage.run.account.nudge()
+        if ending is not None:
+            self._end(ending)
+
+    def _end(self, token: Any) -> None:
+        failure = self.stage.failures.at_end(token.epoch)
+        if failure is not None:
+            self.stage.run.fail(failure.error)
+            raise Cancelled
+        with self._lock:
+            self._marks.pop(token.epoch, None)
+        for channel in self.channels:
+            channel.put_at(self._seq(token), token, True)

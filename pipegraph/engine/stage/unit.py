@@ -1,0 +1,272 @@
+"""What a worker has in work: several rows, of which the finished ones may leave before the rest.
+
+Rows that are done are handed over together once the bundle is done. But nobody may wait for a finished row:
+the next stage may be idle, the function in work may be slow, or wait for something that only the consumer will do. So
+
+* between two rows the worker looks whether the next stage waits for as many rows as are finished (``demand``, one
+  comparison), and then sends them;
+* a thread that begins to wait sends what it finds finished itself (:meth:`Unit.offer_finished`): the worker may be
+  inside a function for long.
+
+Each looks after it has made its own change known, so one of them sees the other's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pipegraph.bundle import Bundle
+from pipegraph.chunk import Chunk
+from pipegraph.engine.memory import Buffers
+from pipegraph.engine.stage.bundle_size import LIGHT_ROW_BYTES
+from pipegraph.engine.stage.row_intake import rows_of
+from pipegraph.tree import ATOMS, LONG_TEXT, buffers_of_each
+
+if TYPE_CHECKING:
+    from pipegraph.engine.stage.stage_run import StageRun, Worker
+
+SMALL_BYTES = LIGHT_ROW_BYTES
+"""Buffers up to this size count with their bundle, one by one above: what they may share does not matter then."""
+
+_nbytes = attrgetter("nbytes")
+_numbers = itertools.count(-1, -1)  # below all addresses
+_PLAIN = ATOMS | {str}
+
+
+class Unit:
+    """One worker's unit of work. ``made`` grows by its worker alone; what leaves is taken from it under ``_lock``.
+
+    Attributes:
+        made: one entry per finished row.
+        sent: how many of them have left.
+        away_ns: time that the worker has spent sending them.
+    """
+
+    trims = False
+    """Whether what has left is forgotten: a unit may have no end."""
+
+    def __init__(self, stage: StageRun, worker: Worker) -> None:
+        self.stage = stage
+        self.worker = worker
+        self.sender = stage.sender
+        self.pace = stage.pace
+        self.rows = stage.plan.bundle_rows
+        self.made: list[Any] = []
+        self.sent = 0
+        self.ticket = 0
+        self.nbytes = 0
+        self.away_ns = 0
+        self._reserved = 0
+        self._expected = 0  # rows that the reservation is for and that have not left
+        self._held: Buffers = ()
+        self._left: list[Chunk] = []  # made by another thread, which found no room for it
+        self._lock = threading.Lock()
+        self._sending = False
+        self._channel = self.sender.channels[0] if len(self.sender.channels) == 1 else None
+        if self._channel is not None:
+            self.sender.units.append(weakref.ref(self))
+
+    def begin(self, ticket: int, held: Buffers = ()) -> None:
+        """Another unit begins; ``held`` are the buffers that it is made of."""
+        with self._lock:
+            self.made, self.sent, self.ticket = [], 0, ticket
+            self.nbytes = self.away_ns = self._reserved = self._expected = 0
+            self._held = held
+
+    def reserve(self, rows: int) -> int:
+        """Room for as many of the next rows as fit now, at least one; returns how many. Sends what is finished."""
+        stage = self.stage
+        if not stage.account.guarded:
+            return rows
+        if self.made:
+            self.send()
+        fits, reserved = stage.run.account.reserve_rows(stage.account, rows, self.sender.first, self.ticket)
+        with self._lock:
+            self._reserved += reserved
+            self._expected += fits
+        return fits
+
+    def watched(self, items: list[Any]) -> list[Any]:
+        """The same items, between which finished rows are sent where the next stage waits for them."""
+        if self._channel is None or len(items) == 1 or items.__class__ is _Watched:
+            return items
+        return _Watched(items, self)
+
+    def due(self) -> bool:
+        """Whether the next stage waits for what is finished."""
+        return self._channel is not None and len(self.made) - self.sent >= self._channel.demand
+
+    def send(self, last: bool = False) -> None:
+        """Send what is finished; ``last``: the unit is done."""
+        start = perf_counter_ns()
+        with self._lock:
+            left, self._left = self._left, []
+            out = self._finished(last)
+            self._sending = True  # what is finished meanwhile must not overtake this
+        for each in left:
+            self.sender.send(self.ticket, each, False)
+        if out is not None:
+            self._send(out, last)
+        elif last:
+            self.sender.drop(self.ticket)
+        self._sending = False
+        self.away_ns += perf_counter_ns() - start
+
+    def _send(self, out: Chunk, last: bool) -> None:
+        if not isinstance(out, Bundle) or 1 < self.rows >= len(out.lineages):
+            self.sender.send(self.ticket, out, last)
+            return
+        if self.rows == 1:
+            ones = rows_of(out, self.stage.run.account)
+            for index, one in enumerate(ones, 1):
+                self.sender.send(self.ticket, one, last and index == len(ones))
+            return
+        count = len(out.lineages)
+        if out.buffers:
+            self.stage.run.account.hold(out.buffers, -(-count // self.rows) - 1)
+        for start in range(0, count, self.rows):
+            stop = min(count, start + self.rows)
+            self.sender.send(self.ticket, out.share(start, stop), last and stop == count)
+
+    def offer_finished(self) -> None:
+        """Send what is finished if the next stage waits for it and there is room: in its thread, which never blocks."""
+        channel = self._channel
+        assert channel is not None
+        with self._lock:
+            finished = len(self.made) - self.sent
+            if not self._sending and 0 < finished <= self.rows and finished >= channel.demand:
+                out = self._finished(False)
+                if out is not None and not self.sender.offer(self.ticket, out):
+                    self._left.append(out)
+
+    def _finished(self, last: bool) -> Chunk | None:
+        """The finished rows that have not left, counted and measured; they are taken for sent."""
+        start, stop = self.sent, len(self.made)
+        self.sent = stop
+        out = self.part(start, stop) if stop > start else None
+        if self.rows == 1 and isinstance(out, Bundle) and len(out.lineages) == 1:
+            out = out.one(0)  # on its edge each is a chunk
+        if last:
+            self.made, self.sent = [], 0
+        elif self.trims:
+            del self.made[:stop]
+            self.sent = 0
+        stage, worker = self.stage, self.worker
+        reserved = self._reserved
+        if not last and self._expected > stop - start:
+            reserved = reserved * (stop - start) // self._expected
+        self._reserved -= reserved
+        self._expected = max(0, self._expected - (stop - start))
+        held: Buffers = ()
+        if last:
+            held, self._held = self._held, ()
+        if out is None:
+            stage.drop(reserved, held)
+            return None
+        count = len(out.lineages)
+        worker.meter.items += count
+        worker.meter.samples += count
+        settle(stage, worker, reserved, held, out)
+        self.nbytes += out.nbytes
+        return out
+
+    def part(self, start: int, stop: int) -> Chunk | None:
+        """The rows ``start`` to ``stop`` that were made, as they leave; None if none of them does."""
+        raise NotImplementedError
+
+
+class _Watched(list[Any]):
+    """Items between which finished rows may leave. Only iterated, from any place on."""
+
+    def __init__(self, items: list[Any], unit: Unit) -> None:
+        super().__init__(items)
+        self._items = items
+        self._unit = unit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._items, name)  # what a source knows of its indices
+
+    def __iter__(self) -> Iterator[Any]:
+        unit = self._unit
+        channel, made = unit._channel, unit.made
+        assert channel is not None
+        for item in super().__iter__():
+            if channel.demand <= len(made) and unit.due():
+                unit.send()
+            yield item
+
+
+def settle(stage: StageRun, worker: Worker, reserved: int, held: Buffers, out: Chunk) -> None:
+    """Count what a call has made of what it was given."""
+    if out.__class__ is not Bundle:
+        stage.settle(worker, reserved, held, out)
+        return
+    assert isinstance(out, Bundle)
+    if stage.pack is not None and stage.pace.packs(len(out.lineages)):
+        out.pack(stage.pack)
+    out.buffers = measured(out)
+    if out.buffers:
+        out.nbytes = sum([nbytes for _, nbytes in out.buffers])
+        worker.meter.nbytes += out.nbytes
+    if out.buffers or reserved or held:
+        stage.run.account.settle(stage.account, reserved, held, out.buffers, len(out.lineages))
+
+
+def measured(bundle: Bundle) -> Buffers:
+    """The buffers of a bundle's samples."""
+    if bundle.packed is not None:
+        found: Buffers = bundle.packed.buffers()
+        return found
+    nbytes = _light(bundle.data)
+    if nbytes is None:
+        return buffers_of_each(bundle.data)
+    # Not the bundle's id: a part of it may outlive it in a batch, and another bundle be given the same id.
+    return ((next(_numbers), nbytes),) if nbytes else ()
+
+
+def _light(items: Any) -> int | None:
+    """The bytes under the same field of several samples; None where they must be looked at one by one."""
+    kinds = set(map(type, items))
+    if kinds <= ATOMS:
+        return 0
+    if kinds <= _PLAIN:
+        sizes = [len(item) for item in items if item.__class__ is str]
+        return (sum(sizes) if max(sizes) >= LONG_TEXT else 0) if max(sizes) <= SMALL_BYTES else None
+    if len(kinds) > 1:
+        return None
+    kind = kinds.pop()
+    if kind is np.ndarray or kind is torch.Tensor:
+        try:
+            sizes = list(map(_nbytes, items))
+        except RuntimeError:  # a sparse tensor has no bytes of its own
+            return None
+        return sum(sizes) if max(sizes) <= SMALL_BYTES else None
+    if kind is bytes:
+        sizes = list(map(len, items))
+        return sum(sizes) if max(sizes) <= SMALL_BYTES else None
+    if kind is tuple and len(set(map(len, items))) == 1:
+        return _all_light(zip(*items, strict=True))
+    if kind is dict:
+        first = items[0].keys()
+        if all(item.keys() == first for item in items):
+            return _all_light([item[key] for item in items] for key in first)
+    return None
+
+
+def _all_light(columns: Iterable[Any]) -> int | None:
+    found = 0
+    for column in columns:
+        nbytes = _light(column)
+        if nbytes is None:
+            return None
+        found += nbytes
+    return found

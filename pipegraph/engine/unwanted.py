@@ -1,0 +1,72 @@
+"""Which items of an edge are not wanted: of an epoch that was discarded, or delivered before a restart. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pipegraph.bundle import Bundle
+from pipegraph.chunk import Chunk, EndOfEpoch, Mark
+
+
+class Unwanted:
+    """The filters of one edge.
+
+    Attributes:
+        discarded: the last epoch of which nothing is wanted any more.
+        active: whether anything may be taken out; while it is not, nobody need ask.
+    """
+
+    __slots__ = ("_epoch", "_seen", "active", "discarded")
+
+    def __init__(self) -> None:
+        self.discarded = -1
+        self.active = False
+        self._epoch = -1
+        self._seen: list[Callable[[Any], bool]] = []
+
+    def discard(self, epoch: int) -> None:
+        """Nothing of ``epoch`` (or earlier) is wanted."""
+        self.discarded = max(epoch, self.discarded)
+        self.active = True
+
+    def skip(self, epoch: int, seen: Callable[[Any], bool]) -> None:
+        """Nor the chunks and marks of ``epoch`` for which ``seen`` is true; several filters of one epoch add up."""
+        self._epoch = epoch
+        self._seen.append(seen)
+        self.active = True
+
+    def ended(self, epoch: int) -> None:
+        """Everything of ``epoch`` has passed: its filters are done."""
+        if self._seen and epoch >= self._epoch:
+            self._seen.clear()
+        self.active = bool(self._seen) or epoch < self.discarded
+
+    def left_of(self, item: Any) -> Any:
+        """The item, what is left of a bundle, or None."""
+        if isinstance(item, EndOfEpoch):
+            return item
+        if item.epoch <= self.discarded:
+            return None
+        if item.epoch != self._epoch or not self._seen:
+            return item
+        if isinstance(item, Bundle):
+            return self._rows_of(item)
+        return None if isinstance(item, Chunk | Mark) and self._saw(item) else item
+
+    def _rows_of(self, bundle: Bundle) -> Bundle | None:
+        kept = [
+            index
+            for index, row in enumerate(bundle.lineages)
+            if not self._saw(Chunk(None, (row,), bundle.epoch, *bundle.place(index)))
+        ]
+        if len(kept) == len(bundle.lineages):
+            return bundle
+        if not kept:
+            return None
+        left = bundle.chosen(kept)
+        left.buffers, left.nbytes = bundle.buffers, bundle.nbytes
+        return left
+
+    def _saw(self, item: Any) -> bool:
+        return any(seen(item) for seen in self._seen)
