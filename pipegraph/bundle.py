@@ -99,6 +99,12 @@ class Bundle(Chunk):
             return range(self.before, self.after)
         return [before for before, _ in self.places]
 
+    def afters(self) -> Sequence[Cursor]:
+        """The cursor after each sample."""
+        if self.places is None:
+            return range(self.before + 1, self.after + 1)
+        return [after for _, after in self.places]
+
     def stamp(self, before: Cursor, after: Cursor) -> None:
         """Give all samples the same cursor, but the last one ``after``."""
         self.places = [*[(before, before)] * (len(self.lineages) - 1), (before, after)]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator
 from time import perf_counter_ns
 from typing import Any, NoReturn
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, EndOfEpoch, Failure
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.pass_totals import Interval
 from pipegraph.engine.run import Run
@@ -59,9 +59,9 @@ class Pass:
         self._step = 0
         self._rows: Bundle | None = None  # taken together, of which ``_row`` is next
         self._row = 0
-        self._data: Sequence[Any] = ()  # of the rows
-        self._steps = 0  # the step of the first one
-        self._quick = 0  # so many of them need nothing but to be counted
+        self._quick: Iterator[tuple[Any, Cursor]] = iter(
+            ()
+        )  # those before the last, where they are only counted
         self._plain = not whole and not self._counted and group is None
         if group is not None:
             self._agreement = Agreement(minimum_over(group))
@@ -75,15 +75,13 @@ class Pass:
             if self.over:
                 self._refuse()
             try:
-                row, progress = self._row, self._progress
-                if (
-                    row < self._quick and not self._run.over
-                ):  # one of several that came together, and not the last
-                    self._row = row + 1
-                    self._place.cursor = self._steps + row + 1
+                progress = self._progress
+                quick = next(self._quick, None)
+                if quick is not None and not self._run.over:
+                    data, self._place.cursor = quick
                     progress.samples += 1
                     progress.items += 1
-                    return self._data[row]
+                    return data
                 if self._place.nothing and self._agreement is None:
                     self._finish()
                 if self._agreement is not None:
@@ -93,10 +91,15 @@ class Pass:
                     item = self._next(progress)
                     if item.__class__ is Bundle:
                         rows = self._rows = item
-                        self._row, self._data = 0, item.data
-                        if item.places is None and self._plain:
-                            self._quick, self._steps = len(item.lineages) - 1, item.before
                         progress.waits.note_none(len(item.lineages) - 1)
+                        self._row = 0
+                        if self._plain and len(item.lineages) > 1:
+                            self._row = len(item.lineages) - 1
+                            self._quick = zip(item.data, item.afters()[: self._row], strict=False)
+                            data, self._place.cursor = next(self._quick)
+                            progress.samples += 1
+                            progress.items += 1
+                            return data
                 if rows is not None:
                     return self._next_row(progress, rows)
                 if item.buffers:
@@ -155,7 +158,7 @@ class Pass:
         progress.samples += 1
         self._row = index + 1
         if last:
-            self._rows, self._data, self._quick = None, (), 0
+            self._rows = None
         # Last of all: what is interrupted before this was not delivered.
         if self._counted:
             progress.count(self._place, one, self._run)
@@ -205,7 +208,7 @@ class Pass:
         self._run.discard_output(self.epoch)
         if self._rows is not None:
             self._release(self._rows.buffers)
-            self._rows, self._data, self._quick = None, (), 0
+            self._rows = None
         self._finish()
 
     def _finish(self) -> NoReturn:

@@ -33,9 +33,9 @@ class _Items(Unit):
     def part(self, start: int, stop: int) -> Chunk | None:
         pairs, name, step = self.made[start:stop], self.stage.name, self.step + start
         if self.rows > 1:
-            data = [pair[1] for pair in pairs]
-            rows = Lineages(name, [as_int(pair[0]) for pair in pairs])  # NumPy's numbers are no JSON
-            return Bundle(data, rows, self.epoch, step, named(data, None))
+            positions, items = zip(*pairs, strict=True)
+            lineages = Lineages(name, list(map(as_int, positions)))  # NumPy's numbers are no JSON
+            return Bundle(list(items), lineages, self.epoch, step, named(list(items), None))
         position, item = pairs[0]
         chunk = Chunk(item, ((name, as_int(position)),), self.epoch, step, step + 1)
         if item.__class__ is dict and "key" in item:
