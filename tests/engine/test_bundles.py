@@ -336,7 +336,9 @@ def test_a_row_is_not_kept_back_for_one_that_its_batch_does_not_need(long_bundle
 def test_bundles_may_be_longer_than_the_queue_of_positions(long_bundles):
     graph = chain(source=ops.FromSequence(range(4000)), batch=ops.Batch(1000), capacity=1000)
     with graph.loader() as loader:
-        assert [batch.tolist() for batch in loader] == [list(range(at, at + 1000)) for at in range(0, 4000, 1000)]
+        assert [batch.tolist() for batch in loader] == [
+            list(range(at, at + 1000)) for at in range(0, 4000, 1000)
+        ]
 
 
 # -- columns ---------------------------------------------------------------------------------------
