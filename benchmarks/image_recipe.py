@@ -51,7 +51,8 @@ WARM, TIMED = 10, 32
 LARGE_WARM, LARGE_TIMED = 2, 2
 LARGE_FAST = {IDEAL: 12, REGION: 12, OURS: 12}
 NOT_LARGE = (
-    "pipegraph, OpenCV", "pipegraph, nvImageCodec", "DataLoader, Pillow", "torchdata.nodes, processes",
+    "pipegraph, auto, isolate", "pipegraph, auto, in processes", "pipegraph, OpenCV", "pipegraph, nvImageCodec",
+    "DataLoader, Pillow", "torchdata.nodes, processes",
     "torchdata.nodes, ideal's function",
 )  # fmt: skip
 
@@ -62,14 +63,18 @@ def hand_written(paths: Sequence[str], make_fill: Callable[[], Any]) -> HandWrit
 
 
 @contextmanager
-def pipegraph(paths: Sequence[str], backend: str) -> Iterator[Any]:
-    """Crop drawn first, decoded in place, normalised in one pass after it."""
+def pipegraph(
+    paths: Sequence[str], backend: str, place: str = "thread", isolate: bool = False
+) -> Iterator[Any]:
+    """Crop drawn first, decoded in place, normalised in one pass after it; ``place`` is where that is done."""
     import torch
 
     import pipegraph as pg
     from pipegraph import operators as ops
 
-    samples = ({"key": str(i), "path": path} for i, path in enumerate(harness.Repeat(paths)))
+    def samples() -> Iterator[dict[str, str]]:
+        return ({"key": str(i), "path": path} for i, path in enumerate(harness.Repeat(paths)))
+
     graph = pg.Graph("recipe", seed=7)
     # Inline: who decodes an image reads it too.
     files = graph.add(ops.FromIterable(samples)).then(ops.Load(), backend="inline")
@@ -77,9 +82,11 @@ def pipegraph(paths: Sequence[str], backend: str) -> Iterator[Any]:
         ops.DecodeImage(SIZE, crop=ops.RandomResizedCrop(), flip=0.5, backend=backend),
         workers=WORKERS,
         capacity=PREFETCH,
+        backend=place,
     )
-    images.then(ops.Normalize(recipe.MEAN, recipe.STD, dtype=torch.float32, layout="NCHW"), workers=WORKERS)
-    with graph.loader() as loader:
+    normalize = ops.Normalize(recipe.MEAN, recipe.STD, dtype=torch.float32, layout="NCHW")
+    images.then(normalize, workers=WORKERS, backend=place)
+    with graph.loader(isolate=isolate) as loader:
         yield (batch["image"] for batch in loader)
 
 
@@ -91,6 +98,8 @@ def contestants(paths: Sequence[str], large: bool = False) -> list[Contestant]:
         IDEAL: partial(hand_written, make_fill=recipe.make_opencv_fill),
         REGION: partial(hand_written, make_fill=recipe.make_region_fill),
         OURS: partial(pipegraph, backend="auto"),
+        "pipegraph, auto, isolate": partial(pipegraph, backend="auto", isolate=True),
+        "pipegraph, auto, in processes": partial(pipegraph, backend="auto", place="process"),
         "pipegraph, OpenCV": partial(pipegraph, backend="opencv"),
         "pipegraph, nvImageCodec": partial(pipegraph, backend="nvimgcodec"),
         "DataLoader, OpenCV": partial(loader, function=recipe.opencv_crop_path, collate=recipe.collate),
