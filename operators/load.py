@@ -86,6 +86,7 @@ class _Reads(Operator):
     """What the two forms of ``Load`` share: the stage's reader and its life."""
 
     default_name = "load"
+    reads = True
     _select: ShardSelect | None = None
 
     def __init__(

@@ -60,6 +60,7 @@ class Operator(Component):
         moves: where it moves its chunks, if it does nothing else: ``"pinned"`` memory or a ``"device"``. The plan
             leaves it out where they lie there already, or where whoever reads them ``fetches``.
         fetches: whether it copies its input from wherever that lies, and waits for ``chunk.ready`` itself.
+        reads: whether it brings data in from storage, so that its waits are storage's.
     """
 
     kind: ClassVar[Kind] = "map"
@@ -78,6 +79,7 @@ class Operator(Component):
     in_step: bool = True
     moves: Literal["", "pinned", "device"] = ""
     fetches: bool = False
+    reads: bool = False
 
     @property
     def stateful(self) -> bool:

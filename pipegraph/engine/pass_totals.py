@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from time import perf_counter_ns
+from dataclasses import dataclass, field
+from time import perf_counter_ns, process_time_ns
 from typing import TYPE_CHECKING, Any
+
+from pipegraph.engine.channel import ChannelStats
+from pipegraph.machine import scheduled
 
 if TYPE_CHECKING:
     from pipegraph.engine.run import Run
@@ -18,7 +22,8 @@ if TYPE_CHECKING:
 
 Totals = Counter[tuple[Any, ...]]
 """Nanoseconds or numbers under ``("elapsed",)``, ``("busy", stage)``, ``("items", stage)``,
-``("cpu", stage)`` (of its threads), ``("late",)`` (between a thread's wake and its going on) and ``("wakes",)``,
+``("cpu", stage)`` (of its threads), ``("process",)`` (of all threads of this process), ``("late",)`` (between a
+thread's wake and its going on) and ``("wakes",)``,
 ``("memory", stage)`` (waits for room under ``memory_limit``), and for the edge into input ``index`` of
 ``consumer`` (``""`` is the training loop) ``("put", consumer, index)`` and ``("get", consumer, index)``:
 waits summed over threads."""
@@ -37,6 +42,23 @@ class Interval:
         self.left_ns = perf_counter_ns()
 
 
+@dataclass
+class Gauges:
+    """What stands at a moment instead of growing; after a run, as it stood at its end.
+
+    Attributes:
+        channels: by ``(consumer, input index)``.
+        memory: bytes that chunks hold, and the most that they have held.
+        coreless: per stage, nanoseconds that its threads and processes were ready to run and had no core.
+        processes: per stage with worker processes, nanoseconds that these ran on a core.
+    """
+
+    channels: dict[tuple[str, int], ChannelStats] = field(default_factory=dict)
+    memory: tuple[int, int] = (0, 0)
+    coreless: dict[str, int] = field(default_factory=dict)
+    processes: dict[str, int] = field(default_factory=dict)
+
+
 class PassTotals:
     """Thread-safe; one per runtime."""
 
@@ -45,6 +67,7 @@ class PassTotals:
         self._lock = threading.Lock()
         self._total: Totals = Counter()
         self._interval: Interval | None = None
+        self._gauges = Gauges()
         self.passes = 0
 
     def begin(self, run: Run) -> Interval:
@@ -59,12 +82,35 @@ class PassTotals:
         """The pass is over, if one is: add its interval to the total."""
         with self._lock:
             self._total = self._so_far()
+            if self._interval is not None:
+                self._look_at_gauges()
             self._interval = None
 
     def totals(self) -> Totals:
         """All intervals, the running one included."""
         with self._lock:
             return self._so_far()
+
+    def gauges(self) -> Gauges:
+        """Depths, memory and worker processes as they stand."""
+        with self._lock:
+            if self._interval is not None:
+                self._look_at_gauges()
+            return self._gauges
+
+    def _look_at_gauges(self) -> None:
+        assert self._interval is not None
+        run, runtime = self._interval.run, self._runtime
+        coreless = {name: sum(meter.waited_ns() for meter in each) for name, each in runtime.meters.items()}
+        processes = {}
+        for name, workers in runtime.workers.items():
+            if runtime.plan.stages[name].backend == "process":
+                pids = [worker.operator.pid for worker in workers]
+                found = [scheduled(pid) or (0, 0) for pid in pids if pid is not None]
+                processes[name] = sum(ran for ran, _ in found)
+                coreless[name] += sum(waited for _, waited in found)
+        channels = {edge: channel.stats() for edge, channel in run.channels.items()}
+        self._gauges = Gauges(channels, (run.account.used, run.account.peak), coreless, processes)
 
     def _so_far(self) -> Totals:
         interval = self._interval
@@ -80,6 +126,7 @@ class PassTotals:
             found["busy", stage] = sum(meter.busy_ns for meter in meters)
             found["items", stage] = sum(meter.items for meter in meters)
             found["cpu", stage] = sum(meter.cpu_ns() for meter in meters)
+        found["process",] = process_time_ns()
         found["wakes",], found["late",] = run.activity.wakes, run.activity.late_ns
         for account in run.account.stages:
             found["memory", account.name] = account.wait_ns

@@ -329,11 +329,18 @@ class Loader:
 
     # -- looking -------------------------------------------------------------------------------
 
-    def profile(self) -> Profile:
-        """What every stage has done and waited for so far; also after an error and after ``close()``."""
+    def profile(self, since: Profile | None = None) -> Profile:
+        """What every stage has done and waited for; also after an error and after ``close()``. Any thread may ask.
+
+        Args:
+            since: an earlier profile of this loader: only what came after it counts. By default its whole life.
+
+        Raises:
+            GraphError: ``since`` is of another graph.
+        """
         from pipegraph.profile import profile_of
 
-        return profile_of(self)
+        return profile_of(self, since)
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 CONSUMER = "consumer"
 
@@ -24,6 +25,16 @@ the interpreter lock changes hands every 5 ms where many want it."""
 
 MUCH = 0.1
 """Cores that a stage must keep running for the others to wait because of it."""
+
+SATURATED = 0.9
+"""Share of the cores in use from which on another worker finds none."""
+
+CORELESS = 0.2
+"""Share of its work that a stage waits for a core from which on cores, and not its own cost, hold it back."""
+
+Cause = Literal["unknown", "consumer", "stage", "storage", "cores", "lock", "memory"]
+"""Why the bottleneck is one: training itself, the stage's own work, reading, too few cores, the interpreter lock, or
+room under ``memory_limit``."""
 
 
 @dataclass(frozen=True)
@@ -102,3 +113,43 @@ def find_lock_holder(
     if cores[holder] < MUCH or waits < busy[bottleneck] / 4 or others:
         return None
     return holder
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """What a stage's workers did; all but ``reads`` in workers on average, which is seconds per second.
+
+    Attributes:
+        busy: worked, or waited inside their work.
+        running: ran on a core.
+        coreless: were ready to run and had no core.
+        memory: waited for room under ``memory_limit``.
+        reads: whether it brings data in from outside: storage, a data set.
+    """
+
+    busy: float
+    running: float
+    coreless: float
+    memory: float
+    reads: bool
+
+
+def find_cause(stage: StageFacts, cores_used: float, cores: float) -> Cause:
+    """Why a stage that sets the pace, and not for the interpreter lock, is as slow as it is.
+
+    Args:
+        stage: the bottleneck.
+        cores_used: by this process and its workers on average.
+        cores: that they may use.
+
+    >>> find_cause(StageFacts(busy=1.0, running=0.05, coreless=0.0, memory=0.0, reads=True), 0.3, 8)
+    'storage'
+    """
+    if stage.memory > stage.busy:
+        return "memory"
+    works = stage.running > stage.busy * (1 - SATURATED)
+    if stage.coreless > stage.busy * CORELESS or (works and cores_used > cores * SATURATED):
+        return "cores"
+    if stage.reads and stage.running < stage.busy / 2:
+        return "storage"
+    return "stage"

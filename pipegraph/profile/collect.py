@@ -1,73 +1,149 @@
-"""From a loader's counters to a ``Profile``."""
+"""From what a loader has counted to a ``Profile``."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pipegraph.contracts import Source
+from pipegraph.errors import GraphError
 from pipegraph.planning.plan import Plan, StagePlan
 
-from .bottleneck import CONSUMER, EdgeFacts, find_bottleneck, find_lock_holder
-from .reports import Report
-from .values import MIN_S, Profile, StageProfile
+from .bottleneck import (
+    CONSUMER,
+    Cause,
+    EdgeFacts,
+    StageFacts,
+    find_bottleneck,
+    find_cause,
+    find_lock_holder,
+)
+from .measured import Measured, StageCounts, measure
+from .values import MIN_S, ChannelProfile, Profile, StageProfile
 
 if TYPE_CHECKING:
     from pipegraph.engine.pass_totals import Totals
-    from pipegraph.engine.runtime import Runtime
     from pipegraph.loader.loader import Loader
 
+Edge = tuple[str, int]
+Waits = dict[Edge, tuple[float, float]]
 
-def profile_of(loader: Loader) -> Profile:
-    """What the loader has measured so far: before the first pass, during one, after an error or ``close()``."""
+
+def profile_of(loader: Loader, since: Profile | None = None) -> Profile:
+    """What the loader has measured: before the first pass, during one, after an error or ``close()``.
+
+    Args:
+        since: an earlier profile of the same loader; only what came after it counts.
+    """
     plan, runtime, progress = loader.plan, loader._runtime, loader._progress
     quarantined = loader._ledger.shown()
     if runtime is None:
-        stages = {name: StageProfile(workers=_workers(stage)) for name, stage in plan.stages.items()}
+        stages = {
+            name: StageProfile(workers=_workers(stage), backend=stage.backend)
+            for name, stage in plan.stages.items()
+        }
         return Profile(stages, CONSUMER, 0.0, 0.0, quarantined, graph=plan.graph_name)
-    totals = runtime.pass_totals.totals()
+    measured = known = measure(loader, runtime)
+    if since is not None:
+        if since.graph != plan.graph_name or list(since.stages) != list(plan.stages):
+            raise GraphError(f"since must be an earlier profile of this loader, got {since!r}")
+        quarantined = quarantined[len(since.quarantined) :]
+        if since.measured is not None:
+            known = measured.since(since.measured)
+    first = None
+    if progress.first_batch_ns:
+        first = (progress.first_batch_ns - progress.started_ns) / 1e9
+    made = _profile(plan, known)
+    grown = {name: replace(stage, grown_to=runtime.grown.get(name)) for name, stage in made.stages.items()}
+    return replace(made, stages=grown, quarantined=quarantined, first_batch_s=first, measured=measured)
+
+
+def _profile(plan: Plan, measured: Measured) -> Profile:
+    totals = measured.totals
     elapsed_ns = max(1, totals["elapsed",])
-    waits = _edge_waits(plan, totals)
-    stages = {
-        name: _stage(stage, plan, runtime, totals, waits, elapsed_ns) for name, stage in plan.stages.items()
-    }
-    stall_ns = waits["", 0][0]
-    busy = {name: stage.busy + stage.memory for name, stage in stages.items()}
-    busy[CONSUMER] = max(0.0, 1 - stall_ns / elapsed_ns)
     elapsed_s = totals["elapsed",] / 1e9
+    waits = _edge_waits(plan, totals)
+    stages = {name: _stage(stage, plan, measured, waits, elapsed_ns) for name, stage in plan.stages.items()}
+    stall_ns = waits["", 0][0]
     wake_s = totals["late",] / 1e9 / max(1, totals["wakes",])
-    bottleneck = CONSUMER
-    holder = None
+    cores_used = measured.process_ns / elapsed_ns
+    bottleneck, cause = CONSUMER, "unknown"
     if elapsed_s >= MIN_S:
+        busy = {name: stage.busy + stage.memory for name, stage in stages.items()}
+        busy[CONSUMER] = max(0.0, 1 - stall_ns / elapsed_ns)
         bottleneck = find_bottleneck(busy, _edges(plan, waits, elapsed_ns))
-        threads = {name: stage for name, stage in stages.items() if stage.running is not None}
-        occupied = {name: stage.busy * stage.workers for name, stage in threads.items()}
-        cores = {name: (stage.running or 0.0) * stage.workers for name, stage in threads.items()}
-        holder = find_lock_holder(bottleneck, occupied, cores, wake_s)
+        bottleneck, cause = _cause(plan, stages, bottleneck, wake_s, cores_used, measured.cores)
+    pinned = sum(
+        measured.stages[stage.name].counters.get("slab_bytes", 0)
+        for stage in plan.running
+        if stage.memory == "pinned"
+    )
     return Profile(
         stages=stages,
-        bottleneck=holder or bottleneck,
-        lock=holder is not None,
-        wake_s=wake_s,
+        bottleneck=bottleneck,
+        cause=cause,
         stall_s=stall_ns / 1e9,
-        samples_per_s=progress.samples / elapsed_s if elapsed_s else 0.0,
-        quarantined=quarantined,
+        samples_per_s=measured.samples / elapsed_s if elapsed_s else 0.0,
+        quarantined=(),
         graph=plan.graph_name,
         elapsed_s=elapsed_s,
-        passes=runtime.pass_totals.passes,
-        items=progress.items,
-        samples=progress.samples,
-        first_batch_s=(progress.first_batch_ns - progress.started_ns) / 1e9
-        if progress.first_batch_ns
-        else None,
+        passes=measured.passes,
+        items=measured.items,
+        samples=measured.samples,
+        channels=tuple(_channels(plan, measured, elapsed_ns)),
+        step_s=max(0.0, elapsed_s - stall_ns / 1e9) / measured.items if measured.items else 0.0,
+        wait_p50_s=measured.waits.quantile_s(0.5),
+        wait_p90_s=measured.waits.quantile_s(0.9),
+        wait_p99_s=measured.waits.quantile_s(0.99),
+        cores_used=cores_used,
+        cores=measured.cores,
+        memory_bytes=measured.memory[0],
+        memory_peak_bytes=measured.memory[1],
+        memory_limit=measured.memory[2],
+        pinned_bytes=pinned,
+        wake_s=wake_s,
     )
+
+
+def _cause(
+    plan: Plan,
+    stages: dict[str, StageProfile],
+    bottleneck: str,
+    wake_s: float,
+    cores_used: float,
+    cores: float,
+) -> tuple[str, Cause]:
+    """The stage to name, and why."""
+    threads = {name: stage for name, stage in stages.items() if stage.running is not None}
+    in_threads = {name: stage for name, stage in threads.items() if stage.backend == "thread"}
+    holder = find_lock_holder(
+        bottleneck,
+        {name: stage.busy * stage.workers for name, stage in in_threads.items()},
+        {name: (stage.running or 0.0) * stage.workers for name, stage in in_threads.items()},
+        wake_s,
+    )
+    if holder is not None:
+        return holder, "lock"
+    if bottleneck == CONSUMER:
+        return CONSUMER, "consumer"
+    stage, operator = stages[bottleneck], plan.stages[bottleneck].operator
+    many = stage.workers
+    facts = StageFacts(
+        busy=stage.busy * many,
+        running=(stage.running or 0.0) * many,
+        coreless=stage.coreless * many,
+        memory=stage.memory * many,
+        reads=isinstance(operator, Source) or operator.reads,
+    )
+    return bottleneck, find_cause(facts, cores_used, cores)
 
 
 def _workers(stage: StagePlan) -> int:
     return 0 if stage.bypassed is not None else stage.workers
 
 
-def _producers(plan: Plan) -> dict[tuple[str, int], str]:
+def _producers(plan: Plan) -> dict[Edge, str]:
     """The stage that feeds each edge ``(consumer, input index)``; ``("", 0)`` is the training loop's."""
     found = {
         (stage.name, index): edge.stage for stage in plan.running for index, edge in enumerate(stage.upstream)
@@ -76,14 +152,14 @@ def _producers(plan: Plan) -> dict[tuple[str, int], str]:
     return found
 
 
-def _edge_waits(plan: Plan, totals: Totals) -> dict[tuple[str, int], tuple[float, float]]:
+def _edge_waits(plan: Plan, totals: Totals) -> Waits:
     """``(empty, full)`` of each edge: nanoseconds of its consumer's and its producer's workers.
 
     Whoever waits for an inline stage drives it: the time that takes is a wait of the consumer.
     """
     producers = _producers(plan)
     fed = Counter(producers.values())
-    waits: dict[tuple[str, int], tuple[float, float]] = {}
+    waits: Waits = {}
     driving: dict[str, float] = {}
 
     def add(consumer: str, index: int) -> None:
@@ -102,7 +178,7 @@ def _edge_waits(plan: Plan, totals: Totals) -> dict[tuple[str, int], tuple[float
     return waits
 
 
-def _edges(plan: Plan, waits: dict[tuple[str, int], tuple[float, float]], elapsed_ns: int) -> list[EdgeFacts]:
+def _edges(plan: Plan, waits: Waits, elapsed_ns: int) -> list[EdgeFacts]:
     found = []
     for (consumer, index), producer in _producers(plan).items():
         empty, full = waits[consumer, index]
@@ -120,48 +196,67 @@ def _edges(plan: Plan, waits: dict[tuple[str, int], tuple[float, float]], elapse
     return found
 
 
+def _channels(plan: Plan, measured: Measured, elapsed_ns: int) -> list[ChannelProfile]:
+    found, totals = [], measured.totals
+    for edge, producer in _producers(plan).items():
+        look = measured.channels.get(edge)
+        if look is not None:
+            found.append(
+                ChannelProfile(
+                    producer=producer,
+                    consumer=edge[0] or CONSUMER,
+                    capacity=look.capacity,
+                    depth=look.depth,
+                    nbytes=look.nbytes,
+                    occupied=min(1.0, totals["occupied", *edge] / elapsed_ns),
+                    mean_depth=totals["depth", *edge] / elapsed_ns,
+                    put_wait_s=totals["put", *edge] / 1e9,
+                    get_wait_s=totals["get", *edge] / 1e9,
+                )
+            )
+    return found
+
+
 def _share(wait_ns: float, workers: int, elapsed_ns: int) -> float:
     # Counters are read while workers write them, so a share may come out a little above the whole.
     return min(1.0, wait_ns / (workers * elapsed_ns))
 
 
 def _stage(
-    stage: StagePlan,
-    plan: Plan,
-    runtime: Runtime,
-    totals: Totals,
-    waits: dict[tuple[str, int], tuple[float, float]],
-    elapsed_ns: int,
+    stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elapsed_ns: int
 ) -> StageProfile:
     if stage.bypassed is not None:
         return StageProfile(within=stage.within)
-    name, workers = stage.name, stage.workers
-    meters = runtime.meters.get(name, [])
+    name, workers, totals = stage.name, stage.workers, measured.totals
+    counts: StageCounts = measured.stages[name]
     producers = _producers(plan)
     # A source's call may read a whole group of items.
-    per_item = isinstance(stage.operator, Source)
-    calls = sum(meter.items if per_item else meter.calls for meter in meters)
+    calls = counts.items if isinstance(stage.operator, Source) else counts.calls
     starved = sum(waits[name, index][0] for index in range(len(stage.upstream)))
     memory = totals["memory", name]
     blocked = memory + sum(waits[edge][1] for edge, producer in producers.items() if producer == name)
-    reports = {key: made for key, made in runtime.shared(name).items() if isinstance(made, Report)}
+    ran = totals["cpu", name] + counts.child_ns
     return StageProfile(
-        items=sum(meter.items for meter in meters),
-        samples=sum(meter.samples for meter in meters),
-        nbytes=sum(meter.nbytes for meter in meters),
+        items=counts.items,
+        samples=counts.samples,
+        nbytes=counts.nbytes,
         rate=totals["items", name] * 1e9 / elapsed_ns,
-        service_mean_s=sum(meter.busy_ns for meter in meters) / 1e9 / max(1, calls),
+        service_mean_s=counts.busy_ns / 1e9 / max(1, calls),
+        service_p50_s=counts.durations.quantile_s(0.5),
+        service_p90_s=counts.durations.quantile_s(0.9),
+        service_p99_s=counts.durations.quantile_s(0.99),
         busy=_share(totals["busy", name], workers, elapsed_ns),
-        running=None if stage.backend == "inline" else _share(totals["cpu", name], workers, elapsed_ns),
+        running=None if stage.backend == "inline" else _share(ran, workers, elapsed_ns),
+        coreless=_share(counts.coreless_ns, workers, elapsed_ns),
+        backend=stage.backend,
         starved=_share(starved, workers, elapsed_ns),
         blocked=_share(blocked, workers, elapsed_ns),
-        failed=sum(meter.failed for meter in meters),
-        retried=sum(meter.retried for meter in meters),
+        failed=counts.failed,
+        retried=counts.retried,
         workers=workers,
-        dropped=sum(meter.dropped for meter in meters),
+        dropped=counts.dropped,
         memory=_share(memory, workers, elapsed_ns),
-        grown_to=runtime.grown.get(name),
-        counters=dict(runtime.counters.get(name, {})),
-        reports={key: report.to_dict() for key, report in reports.items()},
-        remarks=tuple(line for report in reports.values() for line in report.lines()),
+        counters=counts.counters,
+        reports={key: report.to_dict() for key, report in counts.reports.items()},
+        remarks=tuple(line for report in counts.reports.values() for line in report.lines()),
     )

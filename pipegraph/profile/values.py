@@ -6,9 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegraph.engine.stage.budgets import Quarantined
+
+from .bottleneck import Cause
+
+if TYPE_CHECKING:
+    from .measured import Measured
+    from .what_if import Prediction
 
 MIN_S = 0.05
 """Passes shorter than this, shown as 0.0 s, measure start-up rather than the bottleneck."""
@@ -27,8 +33,13 @@ class StageProfile:
         nbytes: bytes of arrays, tensors and encoded data that it made.
         rate: items per second while passes ran.
         service_mean_s: mean seconds of work for one item in (for a source: out).
+        service_p50_s, service_p90_s, service_p99_s: percentiles of the seconds that one piece of work took, within 1 %:
+            an item, a row of a batch where workers share batches, a bundle where rows travel in bundles.
         busy: share 0..1 that its workers worked, or waited inside their work: for data, a device, the interpreter lock.
-        running: share 0..1 that its workers' threads ran on a core; None for an inline stage, which has no threads.
+        running: share 0..1 that its workers' threads and processes ran on a core; None for an inline stage, which has
+            none.
+        coreless: share 0..1 that they were ready to run and had no core.
+        backend: where its workers run.
         starved: share 0..1 that they waited because their input was empty.
         blocked: share 0..1 that they waited for room: in the output queue, or under ``memory_limit``.
         failed: items (on batches, samples) that failed, whatever the policy then did.
@@ -48,8 +59,13 @@ class StageProfile:
     nbytes: int = 0
     rate: float = 0.0
     service_mean_s: float = 0.0
+    service_p50_s: float = 0.0
+    service_p90_s: float = 0.0
+    service_p99_s: float = 0.0
     busy: float = 0.0
     running: float | None = None
+    coreless: float = 0.0
+    backend: str = "thread"
     starved: float = 0.0
     blocked: float = 0.0
     failed: int = 0
@@ -65,6 +81,31 @@ class StageProfile:
 
 
 @dataclass(frozen=True)
+class ChannelProfile:
+    """One queue between two stages.
+
+    Attributes:
+        producer, consumer: stages; ``"consumer"`` is the training loop.
+        capacity: items that it may hold.
+        depth: items that it holds now, or held when the last pass ended.
+        nbytes: bytes of these.
+        occupied: share 0..1 of the time that it was not empty.
+        mean_depth: items, averaged over time.
+        put_wait_s, get_wait_s: seconds that workers waited for room in it, and for items of it, summed over workers.
+    """
+
+    producer: str
+    consumer: str
+    capacity: int = 0
+    depth: int = 0
+    nbytes: int = 0
+    occupied: float = 0.0
+    mean_depth: float = 0.0
+    put_wait_s: float = 0.0
+    get_wait_s: float = 0.0
+
+
+@dataclass(frozen=True, repr=False)
 class Profile:
     """A look at a loader; ``str()`` is a table of at most 100 columns.
 
@@ -80,7 +121,16 @@ class Profile:
         passes: how many have begun.
         items: chunks delivered.
         samples: samples delivered.
-        lock: whether the bottleneck is one because it holds the interpreter lock, for which the others wait.
+        cause: why the bottleneck is one: ``"consumer"`` (training sets the pace), ``"stage"`` (its own work),
+            ``"storage"`` (reading), ``"cores"`` (all are in use), ``"lock"`` (it holds the interpreter lock, for which the
+            others wait), ``"memory"`` (it waits for room under ``memory_limit``), or ``"unknown"``.
+        channels: the queues, from source to sink.
+        step_s: mean seconds that the training loop took for a step itself, without waiting.
+        wait_p50_s, wait_p90_s, wait_p99_s: percentiles of the seconds that it waited for a chunk.
+        cores_used: cores that this process and its workers' kept running on average.
+        cores: cores that they may use.
+        memory_bytes, memory_peak_bytes, memory_limit: what chunks hold now, the most in this run, and their limit.
+        pinned_bytes: pinned memory that stages have allocated.
         wake_s: mean seconds from a thread's being woken to its running: for a core, or for the interpreter lock.
         first_batch_s: seconds from the first ``iter()`` to the first chunk; None before it.
     """
@@ -96,21 +146,34 @@ class Profile:
     items: int = 0
     samples: int = 0
     first_batch_s: float | None = None
-    lock: bool = False
+    cause: Cause = "unknown"
+    channels: tuple[ChannelProfile, ...] = ()
+    step_s: float = 0.0
+    wait_p50_s: float = 0.0
+    wait_p90_s: float = 0.0
+    wait_p99_s: float = 0.0
+    cores_used: float = 0.0
+    cores: float = 0.0
+    memory_bytes: int = 0
+    memory_peak_bytes: int = 0
+    memory_limit: int = 0
+    pinned_bytes: int = 0
     wake_s: float = 0.0
+    measured: Measured | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # To other ranks; a read-only view cannot be pickled.
-        values = (getattr(self, name) for name in self.__dataclass_fields__)
+        # To other ranks; a read-only view cannot be pickled, and what stages report themselves need not be.
+        values = (getattr(self, name) for name in self.__dataclass_fields__ if name != "measured")
         return type(self), tuple(dict(v) if isinstance(v, MappingProxyType) else v for v in values)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "measured"}
         plain["stages"] = {name: asdict(stage) for name, stage in self.stages.items()}
+        plain["channels"] = [asdict(channel) for channel in self.channels]
         plain["quarantined"] = [asdict(entry) for entry in self.quarantined]
         return plain
 
@@ -118,12 +181,56 @@ class Profile:
         """:meth:`to_dict` as JSON; keys of samples that JSON does not know become text."""
         return json.dumps(self.to_dict(), indent=indent, default=str)
 
+    def to_pandas(self) -> Any:
+        """The stages as a ``pandas.DataFrame`` with a row per stage; needs pandas."""
+        import pandas
+
+        return pandas.DataFrame.from_dict(self.to_dict()["stages"], orient="index")
+
+    def scalars(self) -> dict[str, float]:
+        """Plain numbers under short names, as loggers such as TensorBoard and W&B take them."""
+        from .openmetrics import scalars
+
+        return scalars(self)
+
+    def what_if(
+        self, stage: str, *, workers: int | None = None, cost: float = 1.0, cached: bool = False
+    ) -> Prediction:
+        """The throughput to expect if one stage were changed and all else stayed.
+
+        Args:
+            stage: a stage that runs, or ``"consumer"`` for the training loop.
+            workers: how many it would have; by default as many as now.
+            cost: how many times as long its work on an item would take, such as 0.5.
+            cached: whether its output would come from memory, so that neither it nor the stages that feed only it work.
+
+        Raises:
+            GraphError: there is no such stage, or a number is out of range.
+        """
+        from .what_if import predict
+
+        return predict(self, stage, workers=workers, cost=cost, cached=cached)
+
+    @property
+    def lock(self) -> bool:
+        """Whether the bottleneck is one because it holds the interpreter lock, for which the others wait."""
+        return self.cause == "lock"
+
     @property
     def conclusion(self) -> str:
         """The bottleneck in a sentence, with its evidence."""
         from .table import conclude
 
         return conclude(self)
+
+    def __repr__(self) -> str:
+        holds = "training sets the pace" if self.bottleneck == "consumer" else f"{self.bottleneck!r} holds back"
+        return f"<Profile {self.graph}: {self.samples_per_s:,.0f} samples/s, waited {self.stall_s:.2f} s, {holds}>"
+
+    def _repr_html_(self) -> str:
+        from .notebook import render_html
+
+        return render_html(self)
 
     def __str__(self) -> str:
         from .table import render
