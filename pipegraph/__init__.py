@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pipegraph.policies import Skip as Skip
     from pipegraph.profile import Profile as Profile
     from pipegraph.profile import StageProfile as StageProfile
+    from pipegraph.profile.record import record as record
     from pipegraph.replicas import ReplicaExecutor as ReplicaExecutor
     from pipegraph.storage.node_cache import NodeCache as NodeCache
     from pipegraph.storage.writing.shard_writer import ShardWriter as ShardWriter
@@ -68,6 +69,7 @@ _LATER = {
     "Scattered": "pipegraph.device.scattered:Scattered",
     "ShardWriter": "pipegraph.storage.writing.shard_writer:ShardWriter",
     "StageProfile": "pipegraph.profile:StageProfile",
+    "record": "pipegraph.profile.record:record",
 }
 
 

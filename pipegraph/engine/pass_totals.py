@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns, process_time_ns
 from typing import TYPE_CHECKING, Any
 
-from pipegraph.engine.channel import ChannelStats
 from pipegraph.machine import scheduled
 
 if TYPE_CHECKING:
+    from pipegraph.engine.channel import ChannelStats
     from pipegraph.engine.run import Run
     from pipegraph.engine.runtime import Runtime
 

@@ -19,7 +19,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from time import perf_counter_ns
@@ -46,6 +46,7 @@ from pipegraph.units import parse_bytes
 
 if TYPE_CHECKING:
     from pipegraph.profile import Profile
+    from pipegraph.profile.headspace import Headspace
 
 
 class Loader:
@@ -76,6 +77,7 @@ class Loader:
         self.plan = graph.plan(output)
         self._isolation = cut(self.plan) if isolate else None
         self._graph = graph
+        self._output = output
         self._epochs = epochs
         self._memory_limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
         self._equal_steps = equal_steps
@@ -330,7 +332,7 @@ class Loader:
     # -- looking -------------------------------------------------------------------------------
 
     def profile(self, since: Profile | None = None) -> Profile:
-        """What every stage has done and waited for; also after an error and after ``close()``. Any thread may ask.
+        """What every stage has done and waited for; also after an error and after ``close()``. Thread-safe.
 
         Args:
             since: an earlier profile of this loader: only what came after it counts. By default its whole life.
@@ -341,6 +343,43 @@ class Loader:
         from pipegraph.profile import profile_of
 
         return profile_of(self, since)
+
+    def metrics(self) -> str:
+        """The profile of the loader's whole life as OpenMetrics text, for Prometheus to scrape. Thread-safe."""
+        from pipegraph.profile.openmetrics import render_metrics
+
+        return render_metrics(self.profile())
+
+    def headspace(self, step: Callable[[Any], Any], *, batches: int = 8, steps: int = 50) -> Headspace:
+        """How fast training would be if it never waited for data: the most that tuning this loader can gain.
+
+        Calls ``step`` on batches of a second loader of the same graph, then with that one closed on kept ones over and
+        over. This loader's state is untouched; what ``step`` does, such as training, is done.
+
+        Args:
+            step: what training does with one batch. It must wait for the device: ``torch.cuda.synchronize()`` in it.
+            batches: how many to keep in memory and replay.
+            steps: how many to time, each way.
+
+        Raises:
+            GraphError: a number is less than 1.
+            DataError: the graph delivered too little.
+        """
+        from pipegraph.profile.headspace import measure_headspace
+
+        rank, world_size, mesh = self._asked
+        with Loader(
+            self._graph,
+            self._output,
+            epochs=None,
+            memory_limit=self._memory_limit,
+            equal_steps=False,
+            isolate=self._isolation is not None,
+            rank=rank,
+            world_size=world_size,
+            mesh=mesh,
+        ) as other:
+            return measure_headspace(_endless(other), other.close, step, batches, steps)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -391,6 +430,14 @@ class Loader:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "running" if self._running() is not None else "waiting"
         return f"<Loader {self._graph.name}: {state}, epoch {self.epoch}, {self._progress.items} delivered>"
+
+
+def _endless(loader: Loader) -> Iterator[Any]:
+    while True:
+        delivered = loader._progress.items
+        yield from loader
+        if loader._progress.items == delivered:
+            return
 
 
 _loaders: weakref.WeakSet[Loader] = weakref.WeakSet()

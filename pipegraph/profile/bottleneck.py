@@ -147,8 +147,9 @@ def find_cause(stage: StageFacts, cores_used: float, cores: float) -> Cause:
     """
     if stage.memory > stage.busy:
         return "memory"
-    works = stage.running > stage.busy * (1 - SATURATED)
-    if stage.coreless > stage.busy * CORELESS or (works and cores_used > cores * SATURATED):
+    # A stage that waits for something else inside its work gains nothing from a core.
+    computes = stage.running + stage.coreless > stage.busy / 2
+    if computes and (stage.coreless > stage.busy * CORELESS or cores_used > cores * SATURATED):
         return "cores"
     if stage.reads and stage.running < stage.busy / 2:
         return "storage"

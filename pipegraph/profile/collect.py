@@ -96,6 +96,7 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
         wait_p50_s=measured.waits.quantile_s(0.5),
         wait_p90_s=measured.waits.quantile_s(0.9),
         wait_p99_s=measured.waits.quantile_s(0.99),
+        waits=tuple(measured.waits.bins()),
         cores_used=cores_used,
         cores=measured.cores,
         memory_bytes=measured.memory[0],
@@ -222,9 +223,7 @@ def _share(wait_ns: float, workers: int, elapsed_ns: int) -> float:
     return min(1.0, wait_ns / (workers * elapsed_ns))
 
 
-def _stage(
-    stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elapsed_ns: int
-) -> StageProfile:
+def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elapsed_ns: int) -> StageProfile:
     if stage.bypassed is not None:
         return StageProfile(within=stage.within)
     name, workers, totals = stage.name, stage.workers, measured.totals

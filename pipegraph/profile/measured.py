@@ -111,10 +111,7 @@ def measure(loader: Loader, runtime: Runtime) -> Measured:
     progress = loader._progress
     totals = runtime.pass_totals.totals()
     gauges = runtime.pass_totals.gauges()
-    stages = {
-        stage.name: _stage(runtime, stage.name, gauges)
-        for stage in loader.plan.running
-    }
+    stages = {stage.name: _stage(runtime, stage.name, gauges) for stage in loader.plan.running}
     return Measured(
         totals=totals,
         stages=stages,

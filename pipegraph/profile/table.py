@@ -15,6 +15,9 @@ SHOWN_QUARANTINED = 5
 KEEPS_UP = 0.05
 """A training loop that waits for less than this share of its time is said to be kept up with."""
 
+WORTH = 0.05
+"""A predicted gain that is worth a sentence."""
+
 COLUMNS = ("stage", "workers", "items", "items/s", "bytes/s", "per item", "busy", "starved", "blocked")
 
 
@@ -43,19 +46,46 @@ def conclude(profile: Profile) -> str:
         keeps_up = ", the pipeline keeps up" if waited < KEEPS_UP else ""
         return f"Training sets the pace{keeps_up}: {stall}."
     name, stage = profile.bottleneck, profile.stages[profile.bottleneck]
+    return f"Stage {name!r} holds training back: {_why(profile, stage)}; {stall}.{_suggestion(profile)}"
+
+
+def _why(profile: Profile, stage: StageProfile) -> str:
     workers = "its worker is" if stage.workers == 1 else f"its {stage.workers} workers are"
-    if profile.lock:
+    if profile.cause == "lock":
         cores = (stage.running or 0.0) * stage.workers
-        why = (
+        return (
             f"it holds the interpreter lock ({cores:.1f} cores' worth of running), for which other threads wait "
             f'{_duration(profile.wake_s)} each time; more threads do not help: give it backend="process", '
             f"or use code that releases the lock"
         )
-    elif stage.memory > stage.busy:
-        why = f"its workers wait for room under memory_limit {_share(stage.memory)} of the time"
-    else:
-        why = f"{workers} busy {_share(stage.busy)} of the time while what follows waits for it"
-    return f"Stage {name!r} holds training back: {why}; {stall}."
+    if stage.memory > stage.busy:
+        return f"its workers wait for room under memory_limit {_share(stage.memory)} of the time"
+    busy = f"{workers} busy {_share(stage.busy)} of the time while what follows waits for it"
+    if profile.cause == "cores":
+        return (
+            f"{busy}, and no core is free: {profile.cores_used:.1f} of {profile.cores:g} are in use, and its work "
+            f"waits {_share(stage.coreless)} of the time for one; more workers do not help"
+        )
+    if profile.cause == "storage":
+        return (
+            f"{workers} reading {_share(stage.busy)} of the time, and on a core only {_share(stage.running or 0.0)}: "
+            "storage is slower than training"
+        )
+    return busy
+
+
+def _suggestion(profile: Profile) -> str:
+    """What one more worker would bring, where that is a remedy."""
+    stage = profile.stages[profile.bottleneck]
+    if profile.cause not in ("stage", "storage") or stage.backend == "inline":
+        return ""
+    more = profile.what_if(profile.bottleneck, workers=stage.workers + 1)
+    if more.gain < WORTH:
+        return ""
+    return (
+        f" With {stage.workers + 1} workers: about {more.samples_per_s:,.0f} samples/s "
+        f"({100 * more.gain:+.0f} %)."
+    )
 
 
 def _headline(profile: Profile) -> str:

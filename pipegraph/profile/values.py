@@ -122,11 +122,12 @@ class Profile:
         items: chunks delivered.
         samples: samples delivered.
         cause: why the bottleneck is one: ``"consumer"`` (training sets the pace), ``"stage"`` (its own work),
-            ``"storage"`` (reading), ``"cores"`` (all are in use), ``"lock"`` (it holds the interpreter lock, for which the
+            ``"storage"`` (reading), ``"cores"`` (all are in use), ``"lock"`` (it holds the interpreter lock, for which
             others wait), ``"memory"`` (it waits for room under ``memory_limit``), or ``"unknown"``.
         channels: the queues, from source to sink.
         step_s: mean seconds that the training loop took for a step itself, without waiting.
         wait_p50_s, wait_p90_s, wait_p99_s: percentiles of the seconds that it waited for a chunk.
+        waits: all of them as ``(seconds, how many)``, in ascending order, within 1 %.
         cores_used: cores that this process and its workers' kept running on average.
         cores: cores that they may use.
         memory_bytes, memory_peak_bytes, memory_limit: what chunks hold now, the most in this run, and their limit.
@@ -152,6 +153,7 @@ class Profile:
     wait_p50_s: float = 0.0
     wait_p90_s: float = 0.0
     wait_p99_s: float = 0.0
+    waits: tuple[tuple[float, int], ...] = ()
     cores_used: float = 0.0
     cores: float = 0.0
     memory_bytes: int = 0
@@ -224,7 +226,9 @@ class Profile:
         return conclude(self)
 
     def __repr__(self) -> str:
-        holds = "training sets the pace" if self.bottleneck == "consumer" else f"{self.bottleneck!r} holds back"
+        holds = (
+            "training sets the pace" if self.bottleneck == "consumer" else f"{self.bottleneck!r} holds back"
+        )
         return f"<Profile {self.graph}: {self.samples_per_s:,.0f} samples/s, waited {self.stall_s:.2f} s, {holds}>"
 
     def _repr_html_(self) -> str:

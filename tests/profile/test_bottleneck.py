@@ -5,6 +5,7 @@ import random
 import pytest
 
 from pipegraph.profile import CONSUMER, EdgeFacts, find_bottleneck, find_lock_holder
+from pipegraph.profile.bottleneck import StageFacts, find_cause
 
 
 def line(costs, workers, capacity, items=400):
@@ -113,3 +114,20 @@ def test_a_trace_of_starvation_is_nobodys_fault():
 )
 def test_a_stage_that_waits_for_the_interpreter_lock_is_not_blamed(bottleneck, busy, cores, wake_s, expected):
     assert find_lock_holder(bottleneck, busy, cores, wake_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "used", "expected"),
+    [
+        ({"busy": 1.0, "running": 0.1}, 0.3, "stage"),
+        ({"busy": 1.0, "running": 0.1, "reads": True}, 0.3, "storage"),
+        ({"busy": 1.0, "running": 0.9, "reads": True}, 1.0, "stage"),
+        ({"busy": 4.0, "running": 2.0, "coreless": 1.9}, 2.0, "cores"),
+        ({"busy": 1.0, "running": 0.95}, 1.9, "cores"),
+        ({"busy": 1.0, "running": 0.02, "coreless": 0.3}, 1.9, "stage"),
+        ({"busy": 0.3, "running": 0.3, "memory": 0.6}, 0.5, "memory"),
+    ],
+)
+def test_the_cause_follows_from_where_the_workers_were(facts, used, expected):
+    given = {"coreless": 0.0, "memory": 0.0, "reads": False, **facts}
+    assert find_cause(StageFacts(**given), used, 2.0) == expected

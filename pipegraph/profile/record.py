@@ -1,0 +1,122 @@
+"""Watching a loader while it runs: figures over time for the report, a trace, and numbers for loggers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from pipegraph.errors import GraphError
+
+from .series import Series, moment
+from .values import Profile
+
+if TYPE_CHECKING:
+    from pipegraph.loader.loader import Loader
+
+Log = Callable[[Mapping[str, float], int], None]
+
+logger = logging.getLogger("pipegraph")
+
+
+class Recording:
+    """What ``pg.record(...)`` gives: a context manager. It looks at the loader from a thread of its own.
+
+    Args:
+        loader: running or not yet.
+        report: where to write the HTML report when the block ends; needs the ``report`` extra.
+        log: called with plain numbers by name and the number of batches delivered so far, such as
+            ``lambda numbers, step: wandb.log({**numbers}, step=step)``; in the recording's thread, never twice at once.
+            One that raises is called no more, and the error is logged.
+        every: seconds between two looks, at least 0.05.
+
+    Raises:
+        GraphError: ``every`` is too short.
+        MissingExtraError: the report needs a package that is not installed.
+
+    ::
+
+        with pg.record(loader, report="report.html"):
+            for batch in loader: ...
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        *,
+        report: str | Path | None = None,
+        log: Log | None = None,
+        every: float = 1.0,
+    ) -> None:
+        if not every >= 0.05:
+            raise GraphError(f"record: every must be at least 0.05 seconds, got {every!r}")
+        if report is not None:
+            from .report import require_jinja
+
+            require_jinja()
+        self._loader = loader
+        self._report = None if report is None else Path(report)
+        self._log = log
+        self._every = every
+        self._series = Series()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._first: Profile | None = None
+        self._last: Profile | None = None
+        self._begun = self._at = 0.0
+
+    def __enter__(self) -> Self:
+        if self._thread is not None:
+            raise GraphError("record: a recording is used in one with block")
+        self._begun = self._at = perf_counter()
+        self._first = self._last = self._loader.profile()
+        self._thread = threading.Thread(target=self._watch, name="pipegraph-recorder", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        assert self._thread is not None
+        self._thread.join()
+        self._look()
+        if self._report is not None:
+            self._report.write_text(self.render_report(), encoding="utf-8")
+
+    def render_report(self) -> str:
+        """The report as a page of HTML, also while the block runs."""
+        from .report import render_report
+
+        with self._lock:
+            moments = self._series.all()
+        return render_report(self._loader.profile(self._first), moments)
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._every):
+            self._look()
+
+    def _look(self) -> None:
+        found = self._loader.profile(self._last)
+        now = perf_counter()
+        with self._lock:
+            self._series.add(moment(found, self._at - self._begun, now - self._begun))
+            self._last, self._at = found, now
+        if self._log is not None:
+            try:
+                self._log(found.scalars(), self._loader.profile().items)
+            except Exception:
+                logger.exception("record: log= raised, and is called no more")
+                self._log = None
+
+
+def record(
+    loader: Loader, *, report: str | Path | None = None, log: Log | None = None, every: float = 1.0
+) -> Recording:
+    """Watch a loader in a ``with`` block; see :class:`Recording` for the arguments."""
+    return Recording(loader, report=report, log=log, every=every)

@@ -1,0 +1,145 @@
+"""The report: one HTML page that opens from disk, without scripts and without a request to anywhere.
+
+The template (``report.html.jinja``) escapes everything that it is given; here only numbers are prepared for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipegraph.errors import MissingExtraError, shown
+from pipegraph.units import format_bytes
+
+from .bottleneck import CONSUMER
+from .charts import Chart, histogram, line_chart
+from .graph_drawing import Drawing, draw
+from .series import Moment
+from .table import conclude
+from .values import Profile
+from .what_if import Prediction
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+SHOWN_CHANGES = 12
+WORTH = 0.01
+"""Predictions that the page lists, the best first, and the gain from which on one is worth a line."""
+
+SHOWN_QUARANTINED = 100
+"""Samples that the page lists; the rest is a number."""
+
+
+def require_jinja() -> None:
+    """Raises MissingExtraError where no report could be written."""
+    _template()
+
+
+@cache
+def _template() -> Template:
+    try:
+        import jinja2
+    except ModuleNotFoundError as missing:
+        raise MissingExtraError("jinja2", "report", "the HTML report") from missing
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["share"] = lambda share: f"{100 * share:.0f} %"
+    environment.filters["duration"] = _duration
+    environment.filters["brief"] = lambda text, most: text if len(text) <= most else text[: most - 1] + "…"
+    environment.filters["bytes"] = format_bytes
+    environment.filters["count"] = lambda number: f"{number:,.0f}"
+    environment.filters["rate"] = lambda rate: f"{rate:,.1f}" if rate < 1000 else f"{rate:,.0f}"
+    text = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
+    return environment.from_string(text)
+
+
+def _duration(seconds: float) -> str:
+    if seconds <= 0:
+        return "-"
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line of the table of predictions."""
+
+    stage: str
+    change: str
+    prediction: Prediction
+
+
+def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
+    """The page.
+
+    Args:
+        profile: of the time that the page is about.
+        moments: how it went; without any the charts over time are left out.
+
+    Raises:
+        MissingExtraError: jinja2 is not installed.
+    """
+    names = {name: number for number, name in enumerate(profile.stages)}
+    drawing: Drawing = draw(profile)
+    quarantined = [
+        {"key": shown(each.key), "position": each.position, "epoch": each.epoch, "stage": each.stage}
+        | {"error": each.error}
+        for each in profile.quarantined[:SHOWN_QUARANTINED]
+    ]
+    facts: dict[str, Any] = {
+        "profile": profile,
+        "conclusion": conclude(profile),
+        "consumer": CONSUMER,
+        "numbers": names,
+        "drawing": drawing,
+        "charts": _charts(profile, moments),
+        "waits": histogram(profile.waits),
+        "changes": _changes(profile),
+        "quarantined": quarantined,
+        "stall_share": profile.stall_s / profile.elapsed_s if profile.elapsed_s else 0.0,
+    }
+    return _template().render(facts)
+
+
+def _charts(profile: Profile, moments: Sequence[Moment]) -> list[Chart]:
+    if len(moments) < 2:
+        return []
+    times = [moment.end_s for moment in moments]
+    made = [
+        line_chart("Throughput", "samples/s", times, [moment.samples_per_s for moment in moments]),
+        line_chart(
+            "Training waited",
+            "% of the time",
+            times,
+            [100 * moment.stall_s / max(1e-9, moment.end_s - moment.start_s) for moment in moments],
+            maximum=100.0,
+        ),
+    ]
+    for index, channel in enumerate(profile.channels):
+        depths = [moment.depths[index] if index < len(moment.depths) else 0.0 for moment in moments]
+        title = f"Queue {channel.producer} → {channel.consumer}"
+        made.append(line_chart(title, "items", times, depths, maximum=float(channel.capacity)))
+    return made
+
+
+def _changes(profile: Profile) -> list[Change]:
+    """What one change would bring, for each stage, the best first."""
+    found = []
+    for name, stage in profile.stages.items():
+        if not stage.workers:
+            continue
+        if stage.backend != "inline":
+            more = f"{stage.workers + 1} workers"
+            found.append(Change(name, more, profile.what_if(name, workers=stage.workers + 1)))
+        found.append(Change(name, "half its cost", profile.what_if(name, cost=0.5)))
+        found.append(Change(name, "its output cached", profile.what_if(name, cached=True)))
+    if profile.items:
+        found.append(Change(CONSUMER, "half the step time", profile.what_if(CONSUMER, cost=0.5)))
+    found.sort(key=lambda change: -change.prediction.gain)
+    return [change for change in found[:SHOWN_CHANGES] if change.prediction.gain >= WORTH]

@@ -1,0 +1,51 @@
+"""Figures over time in bounded memory, and the geometry of charts."""
+
+from itertools import pairwise
+
+import pytest
+
+from pipegraph.profile.charts import HEIGHT, WIDTH, histogram, line_chart
+from pipegraph.profile.series import MAX_MOMENTS, Moment, Series
+
+
+def at(second, items=10):
+    return Moment(second, second + 1, items, items, 0.25, (float(second % 4),), (1,))
+
+
+def test_an_hour_of_moments_keeps_its_sums_in_bounded_memory():
+    series = Series()
+    for second in range(36_005):
+        series.add(at(second))
+        assert len(series.all()) <= MAX_MOMENTS
+    found = series.all()
+    assert sum(moment.items for moment in found) == 360_050
+    assert sum(moment.stall_s for moment in found) == pytest.approx(36_005 / 4)
+    assert found[0].start_s == 0 and found[-1].end_s == 36_005
+    assert all(a.end_s == b.start_s for a, b in pairwise(found))
+    assert found[0].samples_per_s == pytest.approx(10)
+
+
+def test_a_short_run_keeps_every_moment():
+    series = Series()
+    for second in range(5):
+        series.add(at(second))
+    assert series.all() == [at(second) for second in range(5)]
+
+
+def test_a_chart_stays_inside_its_area_and_says_what_it_shows():
+    chart = line_chart("Throughput", "samples/s", [1, 2, 4], [0, 130, 70])
+    points = [tuple(map(float, point.split(","))) for point in chart.points.split()]
+    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in points)
+    assert points[-1][0] == WIDTH and points[0][1] == HEIGHT
+    assert [label for _, label in chart.ticks] == ["0", "100", "200"]
+    assert "on average 66.7 samples/s" in chart.summary
+
+
+def test_a_histogram_counts_everything_once_and_shows_rare_waits():
+    bars = histogram([(1e-7, 5), (0.0015, 900), (0.003, 90), (700.0, 1)])
+    counts = [int(bar.label.split(": ")[1].split()[0].replace(",", "")) for bar in bars]
+    assert sum(counts) == 996
+    rare = bars[-1]
+    assert rare.label == "50 s and more: 1 (0.1 %)" and rare.height > 0.02
+    assert histogram([]) == []
+    assert bars[0].x == 0 and bars[-1].x + bars[-1].width == pytest.approx(1)
