@@ -68,7 +68,8 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
     stall_ns = waits["", 0][0]
     wake_s = totals["late",] / 1e9 / max(1, totals["wakes",])
     cores_used = measured.process_ns / elapsed_ns
-    bottleneck, cause = CONSUMER, "unknown"
+    bottleneck = CONSUMER
+    cause: Cause = "unknown"
     if elapsed_s >= MIN_S:
         busy = {name: stage.busy + stage.memory for name, stage in stages.items()}
         busy[CONSUMER] = max(0.0, 1 - stall_ns / elapsed_ns)
