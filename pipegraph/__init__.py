@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from pipegraph.policies import Replace as Replace
     from pipegraph.policies import Retry as Retry
     from pipegraph.policies import Skip as Skip
+    from pipegraph.profile import ChannelProfile as ChannelProfile
     from pipegraph.profile import Profile as Profile
     from pipegraph.profile import StageProfile as StageProfile
+    from pipegraph.profile.live import live as live
     from pipegraph.profile.record import record as record
     from pipegraph.replicas import ReplicaExecutor as ReplicaExecutor
     from pipegraph.storage.node_cache import NodeCache as NodeCache
@@ -60,6 +62,7 @@ _LATER = {
     "replicas": "pipegraph.replicas",
     "testing": "pipegraph.testing",
     "errors": "pipegraph.errors",
+    "ChannelProfile": "pipegraph.profile:ChannelProfile",
     "Loader": "pipegraph.loader.loader:Loader",
     "NodeCache": "pipegraph.storage.node_cache:NodeCache",
     "Plan": "pipegraph.planning.plan:Plan",
@@ -69,6 +72,7 @@ _LATER = {
     "Scattered": "pipegraph.device.scattered:Scattered",
     "ShardWriter": "pipegraph.storage.writing.shard_writer:ShardWriter",
     "StageProfile": "pipegraph.profile:StageProfile",
+    "live": "pipegraph.profile.live:live",
     "record": "pipegraph.profile.record:record",
 }
 

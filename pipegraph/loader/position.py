@@ -136,6 +136,10 @@ class Progress:
         """Whether nothing was delivered since the last pass began: no chunk, no end and no failure."""
         return self.items == self._items_before
 
+    def in_pass(self) -> tuple[int, int]:
+        """The epoch of the pass that began last, and how many chunks it has delivered."""
+        return self.place.epoch, self.items - max(0, self._items_before)
+
     def next_place(self) -> Place:
         """Where the next pass starts. One that delivered nothing has consumed nothing."""
         if self.chosen is not None:

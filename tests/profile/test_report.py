@@ -11,8 +11,6 @@ from pipegraph import operators as ops
 from pipegraph.profile.report import render_report
 from pipegraph.profile.series import Moment, Series
 
-from .chromium import PROGRAM, Page
-
 HOSTILE = (
     "<script>window.broken=1</script>&\"'</title></svg><img src=https://example.invalid/x onerror=alert(1)>"
 )
@@ -102,15 +100,6 @@ def test_a_recording_writes_the_report_when_its_block_ends(tmp_path: Path):
     with graph.loader() as loader, pg.record(loader, report=path, every=0.05):
         assert len(list(loader)) == 10
     assert "Profile of recorded" in path.read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if PROGRAM is None:
-        pytest.skip("there is no Chromium here (Debian: apt-get install chromium)")
-    page = Page()
-    yield page
-    page.close()
 
 
 @pytest.mark.browser

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import tempfile
 
+import pytest
+
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -100,3 +102,12 @@ class Page:
         self._process.wait(20)
         os.close(self._read)
         self._folder.cleanup()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if PROGRAM is None:
+        pytest.skip("there is no Chromium here (Debian: apt-get install chromium)")
+    page = Page()
+    yield page
+    page.close()

@@ -1,0 +1,194 @@
+"""A live view in the terminal: how far the pass is, and every stage with its rate and its queue.
+
+Redrawn in place where the output is a terminal, else a plain line once in a while, so that logs and notebooks stay
+readable. Needs the ``cli`` extra (rich).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from pipegraph.errors import MissingExtraError
+
+from .bottleneck import CONSUMER
+from .values import Profile
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from pipegraph.loader.loader import Loader
+
+REDRAW_S = 0.25
+LINE_S = 10.0
+"""Between two lines where the output is no terminal."""
+
+OTHER_COLUMNS = 52
+"""Characters that all columns but the name take; in narrower terminals the last ones are cut."""
+
+SHORTEST_NAME = 12
+
+BAR = 10
+"""Characters of a queue's bar."""
+
+
+class Live:
+    """What ``pg.live(loader)`` gives: a context manager, and an iterator over one pass.
+
+    ::
+
+        for batch in pg.live(loader): ...
+
+        with pg.live(loader):
+            for epoch in range(3):
+                for batch in loader: ...
+
+    Args:
+        loader: whose passes are shown.
+        console: where; by default the standard error, so that what a program prints stays apart.
+
+    Raises:
+        MissingExtraError: rich is not installed.
+    """
+
+    def __init__(self, loader: Loader, console: Console | None = None) -> None:
+        try:
+            from rich.console import Console
+        except ModuleNotFoundError as missing:
+            raise MissingExtraError("rich", "cli", "the live view") from missing
+        self._loader = loader
+        self._console = console or Console(stderr=True, highlight=False)
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._view: Any = None
+        self._last = loader.profile()
+        self._begun = 0.0
+        self._epoch = 0
+
+    def __enter__(self) -> Self:
+        self._begun = perf_counter()
+        if self._in_place:
+            from rich.live import Live as View
+
+            self._view = View(
+                self._draw(), console=self._console, auto_refresh=False, transient=False
+            ).__enter__()
+        self._thread = threading.Thread(target=self._watch, name="pipegraph-live", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._view is not None:
+            self._view.update(self._draw(whole=True), refresh=True)
+            self._view.__exit__(kind, error, trace)
+        else:
+            self._console.print(
+                line(self._loader.profile(), "done: "), markup=False, soft_wrap=True, emoji=False
+            )
+
+    def __iter__(self) -> Iterator[Any]:
+        with self:
+            yield from self._loader
+
+    @property
+    def _in_place(self) -> bool:
+        return (
+            self._console.is_terminal and not self._console.is_jupyter and not self._console.is_dumb_terminal
+        )
+
+    def _watch(self) -> None:
+        while not self._over.wait(REDRAW_S if self._in_place else LINE_S):
+            if self._in_place:
+                self._view.update(self._draw(), refresh=True)
+            else:
+                found = self._loader.profile(self._last)
+                self._last = self._loader.profile()
+                self._console.print(line(found, self._words()), markup=False, soft_wrap=True, emoji=False)
+
+    def _words(self) -> str:
+        done, total = self._done()
+        return f"epoch {self._epoch}, {done:,}{f' of {total:,}' if total else ''}: "
+
+    def _done(self) -> tuple[int, int | None]:
+        """Chunks of the running epoch that were delivered, and how many it has."""
+        self._epoch, done = self._loader._progress.in_pass()
+        total = None
+        with suppress(TypeError):
+            total = len(self._loader)
+        return done, total
+
+    def _draw(self, whole: bool = False) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        now = self._loader.profile(None if whole else self._last)
+        if not whole and now.elapsed_s > 1:
+            self._last = self._loader.profile()  # rates are of the last second or so
+        done, total = self._done()
+        words = [f"epoch {self._epoch}", f"{done:,}" + (f"/{total:,}" if total else "")]
+        words += [f"{now.samples_per_s:,.0f} samples/s", f"{perf_counter() - self._begun:.0f} s"]
+        if total and now.items and not whole:
+            left = max(0, total - done) * now.elapsed_s / now.items
+            words.append(f"{left:.0f} s left")
+        head = Table.grid()
+        head.add_row(Text(", ".join(words), overflow="ellipsis", no_wrap=True))
+        if total:
+            width = min(60, self._console.width)
+            head.add_row(ProgressBar(total=total, completed=min(done, total), width=width))
+        table = Table(box=None, padding=(0, 1), pad_edge=False)
+        for name in ("stage", "workers", "items/s", "busy", "queue"):
+            table.add_column(name, justify="left" if name in ("stage", "queue") else "right", no_wrap=True)
+        room = max(SHORTEST_NAME, self._console.width - OTHER_COLUMNS)
+        for name, stage in now.stages.items():
+            if stage.workers:
+                holds = name == now.bottleneck
+                shown = Text(shorten(name, room), style="bold red" if holds else "")
+                busy = f"{100 * stage.busy:.0f} %"
+                table.add_row(
+                    shown, str(stage.workers), f"{stage.rate:,.1f}", busy, Text(queue_bar(now, name))
+                )
+        stall = now.stall_s / now.elapsed_s if now.elapsed_s else 0.0
+        training = Text("training", style="bold red" if now.bottleneck == CONSUMER else "")
+        table.add_row(training, "", "", f"{100 * (1 - stall):.0f} %", f"waits {100 * stall:.0f} %")
+        return Group(head, table)
+
+
+def queue_bar(profile: Profile, stage: str) -> str:
+    """The fill of the fullest queue behind a stage: ``███───────  3/10``."""
+    queues = [channel for channel in profile.channels if channel.producer == stage]
+    if not queues:
+        return ""
+    fullest = max(queues, key=lambda each: each.depth / each.capacity)
+    filled = min(BAR, round(BAR * fullest.depth / fullest.capacity))
+    return f"{'█' * filled}{'─' * (BAR - filled)} {fullest.depth}/{fullest.capacity}"
+
+
+def line(profile: Profile, prefix: str = "") -> str:
+    """A profile in one line."""
+    stall = profile.stall_s / profile.elapsed_s if profile.elapsed_s else 0.0
+    holds = "training" if profile.bottleneck == CONSUMER else profile.bottleneck
+    return (
+        f"{prefix}{profile.samples_per_s:,.0f} samples/s, waited {100 * stall:.0f} %, {holds} sets the pace"
+    )
+
+
+def shorten(name: str, room: int) -> str:
+    """A name in one line of so many characters."""
+    name = " ".join(name.split())
+    return name if len(name) <= room else name[: room - 1] + "…"
+
+
+def live(loader: Loader) -> Live:
+    """Show a loader's passes while they run; see :class:`Live`."""
+    return Live(loader)
