@@ -125,6 +125,7 @@ class Progress:
         self.items = 0
         self.samples = 0
         self.waits = Stopwatch()
+        self._passing = 0, 0  # the epoch of the pass that began last, and the chunks before it
         self._items_before = 0  # when the pass began
         self._standing: Place | None = None  # from where the current run continues by itself
         self._since_prune = 0
@@ -138,7 +139,8 @@ class Progress:
 
     def in_pass(self) -> tuple[int, int]:
         """The epoch of the pass that began last, and how many chunks it has delivered."""
-        return self.place.epoch, self.items - max(0, self._items_before)
+        epoch, before = self._passing
+        return epoch, self.items - before
 
     def next_place(self) -> Place:
         """Where the next pass starts. One that delivered nothing has consumed nothing."""
@@ -176,6 +178,7 @@ class Progress:
     def pass_begins(self, place: Place, run: Run) -> None:
         """A pass resumes from this place, on this run."""
         self._items_before = self.items
+        self._passing = place.epoch, self.items
         self._ledger.enter(place.epoch)
         self.enter(place, run)
         self._standing = None if place.nothing else place
