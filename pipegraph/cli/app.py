@@ -89,18 +89,24 @@ def plan(graph: Target, output: Output = None) -> None:
     run_plan(load_graph(graph), output)
 
 
-@app.command(epilog="Example:  pipegraph profile train.py:graph --seconds 20")
+@app.command(epilog="Example:  pipegraph profile train.py:graph --seconds 20 --step-ms 120 --report report.html")
 def profile(
     graph: Target,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to run.")] = 20.0,
     output: Output = None,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON only.")] = False,
+    step_ms: Annotated[
+        float, typer.Option(min=0.0, help="A simulated training step of so many milliseconds per batch.")
+    ] = 0.0,
+    report: Annotated[
+        str | None, typer.Option(help="Write the profile as a page of HTML that opens from disk.")
+    ] = None,
 ) -> None:
     """Run a graph without training and print the throughput of every stage and the bottleneck."""
     from pipegraph.cli.profile_command import run_profile
     from pipegraph.cli.target import load_graph
 
-    run_profile(load_graph(graph), seconds, output, json)
+    run_profile(load_graph(graph), seconds, output, json, step_ms / 1000, report)
 
 
 @app.command(epilog="Example:  pipegraph index 'data/train-*.tar' --out train.manifest.json")

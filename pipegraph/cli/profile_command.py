@@ -8,16 +8,32 @@ from time import perf_counter
 from pipegraph.cli.progress_bars import Progress
 from pipegraph.errors import DataError, LoaderClosedError
 from pipegraph.graph import Graph
+from pipegraph.profile.record import record
+
+EVERY_S = 0.5
+"""Between two moments of the report's charts."""
 
 
-def run_profile(graph: Graph, seconds: float, output: str | None, as_json: bool) -> None:
+def run_profile(
+    graph: Graph,
+    seconds: float,
+    output: str | None,
+    as_json: bool,
+    step_s: float = 0.0,
+    report: str | None = None,
+) -> None:
     """Iterate ``graph`` over and over for ``seconds``, then print its profile.
+
+    Args:
+        step_s: seconds that a simulated training step takes for each chunk.
+        report: where to write the HTML report.
 
     Raises:
         DataError: a whole epoch delivered nothing.
+        MissingExtraError: the report needs a package that is not installed.
     """
     over = threading.Event()
-    with graph.loader(output, epochs=None) as loader:
+    with graph.loader(output, epochs=None) as loader, record(loader, report=report, every=EVERY_S):
 
         def stop() -> None:
             over.set()
@@ -37,6 +53,8 @@ def run_profile(graph: Graph, seconds: float, output: str | None, as_json: bool)
                     before = loader.profile().items
                     for chunk in loader.chunks():
                         progress.advance(perf_counter() - started, len(chunk))
+                        if step_s:
+                            over.wait(step_s)
                     if loader.profile().items == before:
                         raise DataError(f"graph {graph.name!r} delivered nothing in a whole epoch")
         except LoaderClosedError:

@@ -169,6 +169,14 @@ def test_profile_runs_for_the_seconds_given_and_prints_the_table(pipeline, capsy
     assert "holds training back" in out or "Training sets the pace" in out
 
 
+def test_profile_with_a_simulated_step_names_training_and_writes_the_report(pipeline, capsys, tmp_path):
+    page = tmp_path / "report.html"
+    asked = ["profile", f"{pipeline}:graph", "--seconds", "1", "--step-ms", "30", "--report", str(page)]
+    assert main(asked) == 0
+    assert "Training sets the pace" in " ".join(capsys.readouterr().out.split())
+    assert "Profile of squares" in page.read_text(encoding="utf-8")
+
+
 def test_profile_as_json_prints_nothing_else(pipeline, capsys):
     assert main(["profile", f"{pipeline}:graph", "--seconds", "0.2", "--json"]) == 0
     found = json.loads(printed(capsys).out)
