@@ -97,28 +97,32 @@ def _restored(bins: Iterable[tuple[float, int]]) -> Durations:
 class Stopwatch:
     """Durations of one thread's work, counted by that thread and copied by any."""
 
-    __slots__ = ("_counted", "_lock", "_pending", "note")
+    __slots__ = ("_counted", "_lock", "noted")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may ask inside
         self._counted: Durations | None = None
-        self._pending: list[int] = []
-        self.note = self._pending.append
-        """Takes nanoseconds. Once in a while :meth:`count` must follow."""
+        self.noted: list[int] = []
+        """The thread appends nanoseconds, and calls :meth:`count` when there are :data:`BATCH` of them."""
+
+    def note(self, ns: int) -> None:
+        """Note a duration; the same for those who are in no hurry."""
+        self.noted.append(ns)
+        if len(self.noted) >= BATCH:
+            self.count()
 
     def note_none(self, times: int) -> None:
         """Note that so many took no time."""
-        self._pending += [0] * times
+        self.noted += [0] * times
 
     def count(self) -> None:
-        """Count what was noted, if there is much; by the thread that notes."""
-        if len(self._pending) >= BATCH:
-            with self._lock:
-                self._count()
+        """Count what was noted."""
+        with self._lock:
+            self._count()
 
     def _count(self) -> None:
-        noted = self._pending[:]
-        del self._pending[: len(noted)]  # the thread may have noted more since
+        noted = self.noted[:]
+        del self.noted[: len(noted)]  # the thread may have noted more since
         if self._counted is None:
             self._counted = Durations()
         if noted:

@@ -89,7 +89,9 @@ def plan(graph: Target, output: Output = None) -> None:
     run_plan(load_graph(graph), output)
 
 
-@app.command(epilog="Example:  pipegraph profile train.py:graph --seconds 20 --step-ms 120 --report report.html")
+@app.command(
+    epilog="Example:  pipegraph profile train.py:graph --seconds 20 --step-ms 120 --report report.html"
+)
 def profile(
     graph: Target,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to run.")] = 20.0,

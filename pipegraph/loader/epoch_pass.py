@@ -126,7 +126,6 @@ class Pass:
 
     def _next(self, progress: Progress) -> Any:
         """The next chunk, or bundle of rows."""
-        progress.waits.count()
         asked = perf_counter_ns()
         item = None
         try:

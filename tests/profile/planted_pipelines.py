@@ -136,7 +136,9 @@ def draw(seed):
         workers = rng.randint(1, 3)
         seconds = rng.uniform(0.05, 0.55) * CYCLE_S * workers
         processes = kind in ("stage", "storage", "consumer") and name != "read" and rng.random() < 0.2
-        stages[name] = Stage(seconds, workers, "process" if processes else "thread", Sleeps, rng.randint(4, 12))
+        stages[name] = Stage(
+            seconds, workers, "process" if processes else "thread", Sleeps, rng.randint(4, 12)
+        )
     step_s = rng.uniform(0.05, 0.55) * CYCLE_S
     if kind == "consumer":
         step_s = CYCLE_S

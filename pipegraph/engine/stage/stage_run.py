@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Operator, Source
-from pipegraph.durations import Stopwatch
+from pipegraph.durations import BATCH, Stopwatch
 from pipegraph.engine.activity import Activity
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Account, Buffers
@@ -42,7 +42,7 @@ class Meter:
         "_busy_ns",
         "_clock",
         "_cpu_ns",
-        "_note",
+        "_noted",
         "_thread",
         "_waited_ns",
         "calls",
@@ -64,7 +64,7 @@ class Meter:
         self._waited_ns = 0
         self._busy_ns = 0
         self.watch = Stopwatch()
-        self._note = self.watch.note
+        self._noted = self.watch.noted
         self.calls = 0
         self.items = 0
         self.samples = 0
@@ -80,9 +80,11 @@ class Meter:
 
     @busy_ns.setter
     def busy_ns(self, total: int) -> None:
-        self._note(total - self._busy_ns)
+        noted = self._noted
+        noted.append(total - self._busy_ns)
         self._busy_ns = total
-        self.watch.count()
+        if len(noted) >= BATCH:
+            self.watch.count()
 
     def values(self) -> tuple[int, ...]:
         """All counters, as :meth:`of` takes them."""
