@@ -16,7 +16,7 @@ from typing import Literal
 
 CONSUMER = "consumer"
 
-NEGLIGIBLE = 0.02
+NEGLIGIBLE = 0.05
 """A consumer that waits for less of its time than this is not held back: starting up alone takes some."""
 
 LATE_S = 1e-3
@@ -89,7 +89,11 @@ def find_bottleneck(busy: Mapping[str, float], edges: Sequence[EdgeFacts]) -> st
 
 
 def find_lock_holder(
-    bottleneck: str, busy: Mapping[str, float], cores: Mapping[str, float], wake_s: float
+    bottleneck: str,
+    busy: Mapping[str, float],
+    cores: Mapping[str, float],
+    coreless: Mapping[str, float],
+    wake_s: float,
 ) -> str | None:
     """The stage that sets the pace because it holds the interpreter lock; None where the lock is not the reason.
 
@@ -100,15 +104,16 @@ def find_lock_holder(
         bottleneck: as the waits alone have it.
         busy: how many of each stage's workers were busy on average.
         cores: how many cores each stage's threads kept running on average.
+        coreless: how many of its threads were ready to run and had no core; that is not waiting for the lock.
         wake_s: mean seconds between a thread's being woken and its resumption.
 
-    >>> find_lock_holder("light", {"heavy": 2.0, "light": 1.0}, {"heavy": 0.95, "light": 0.02}, 4e-3)
+    >>> find_lock_holder("light", {"heavy": 2.0, "light": 1.0}, {"heavy": 0.95, "light": 0.02}, {}, 4e-3)
     'heavy'
     """
     if wake_s < LATE_S or bottleneck not in cores:
         return None
     holder = max(cores, key=lambda name: cores[name])
-    waits = busy[bottleneck] - cores[bottleneck]
+    waits = busy[bottleneck] - cores[bottleneck] - coreless.get(bottleneck, 0.0)
     others = holder != bottleneck and cores[bottleneck] > cores[holder] / 2
     if cores[holder] < MUCH or waits < busy[bottleneck] / 4 or others:
         return None

@@ -123,6 +123,7 @@ def _cause(
         bottleneck,
         {name: stage.busy * stage.workers for name, stage in in_threads.items()},
         {name: (stage.running or 0.0) * stage.workers for name, stage in in_threads.items()},
+        {name: stage.coreless * stage.workers for name, stage in in_threads.items()},
         wake_s,
     )
     if holder is not None:

@@ -113,7 +113,24 @@ def test_a_trace_of_starvation_is_nobodys_fault():
     ],
 )
 def test_a_stage_that_waits_for_the_interpreter_lock_is_not_blamed(bottleneck, busy, cores, wake_s, expected):
-    assert find_lock_holder(bottleneck, busy, cores, wake_s) == expected
+    assert find_lock_holder(bottleneck, busy, cores, {}, wake_s) == expected
+
+
+def test_threads_that_have_no_core_do_not_wait_for_the_lock():
+    busy, cores = {"burn": 3.8, "rest": 0.1}, {"burn": 0.4, "rest": 0.0}
+    assert find_lock_holder("burn", busy, cores, {}, 5e-3) == "burn"
+    assert find_lock_holder("burn", busy, cores, {"burn": 3.3}, 5e-3) is None
+
+
+def test_filling_the_queues_at_the_start_is_no_waiting():
+    """A run so short that its queues never fill: the stage that works nearly all the time sets the pace."""
+    busy = {"read": 0.44, "zip": 0.01, "slow": 0.96, CONSUMER: 0.2}
+    edges = [
+        EdgeFacts("read", "zip", 0.98, 0.0),
+        EdgeFacts("zip", "slow", 0.03, 0.0),
+        EdgeFacts("slow", CONSUMER, 0.8, 0.0),
+    ]
+    assert find_bottleneck(busy, edges) == "slow"
 
 
 @pytest.mark.parametrize(
