@@ -79,8 +79,9 @@ class Channel:
         heavy_capacity: items that it holds of any weight; None: as many as ``capacity``.
 
     Attributes:
-        demand: how many items the getter that needs the fewest of those that wait can use; ``NOBODY`` where none does.
-        starved: called by a getter that is about to wait, outside the lock.
+        readers: threads that get from it.
+        demand: while all readers wait, how many items the one that needs the fewest can use; else ``NOBODY``.
+        starved: called with that number by a getter that is about to wait, outside the lock.
         share: called with a bundle's buffers when it is taken in parts, under the lock.
     """
 
@@ -99,7 +100,8 @@ class Channel:
         self.pump: Pump | None = None
         self.on_take: Callable[[int, Any], None] | None = None
         self.may_take: Callable[[int], bool] | None = None
-        self.starved: Callable[[], None] | None = None
+        self.starved: Callable[[int], None] | None = None
+        self.readers = 1
         self.share: Callable[[Any], None] = lambda buffers: None
         self.demand = NOBODY
         self._lock = threading.Lock()
@@ -276,7 +278,7 @@ class Channel:
                     pump.leave()
                 continue
             if self.starved is not None:
-                self.starved()
+                self.starved(needed)
             self._wait(waiter, self._getters)
 
     def _pop(self, rows: int | None) -> Any:
@@ -343,7 +345,7 @@ class Channel:
     def _queue_getter(self, needed: int) -> Waiter:
         waiter = Waiter(perf_counter_ns(), needed=needed)
         self._getters.append(waiter)
-        self.demand = min(self.demand, needed)
+        self._set_demand()
         self._changed()
         return waiter
 
@@ -362,7 +364,8 @@ class Channel:
 
     def _set_demand(self) -> None:
         getters = self._getters
-        self.demand = min([waiter.needed for waiter in getters]) if getters else NOBODY
+        waits = len(getters) >= self.readers
+        self.demand = min([waiter.needed for waiter in getters]) if waits else NOBODY
 
     def _wait(self, waiter: Waiter, queue: deque[Waiter]) -> None:
         try:

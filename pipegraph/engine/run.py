@@ -174,6 +174,7 @@ class Run:
                 else None,
             )
             channel.share = self.account.hold
+            channel.readers = plan.stages[consumer].workers if consumer else 1
             self.channels[consumer, index] = channel
             self.stages[producer.name].outboxes[edge.output].append(channel)
             if consumer:

@@ -77,12 +77,12 @@ class Sender:
         demand = self.channels[0].demand if len(self.channels) == 1 else NOBODY
         return 1 if demand == NOBODY else demand
 
-    def _send_finished(self) -> None:
-        """The next stage waits: send what is finished of units in work. Called by its thread."""
+    def _send_finished(self, needed: int) -> None:
+        """A worker of the next stage waits: send what is finished of units in work. Called by its thread."""
         for each in self.units:
             unit = each()
             if unit is not None:
-                unit.offer_finished()
+                unit.offer_finished(needed)
 
     def _put(self, index: int, ticket: int, item: Any, last: bool) -> bool:
         return self.channels[index].put(item)

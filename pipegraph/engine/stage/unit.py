@@ -3,8 +3,8 @@
 Rows that are done are handed over together once the bundle is done. But nobody may wait for a finished row:
 the next stage may be idle, the function in work may be slow, or wait for something that only the consumer will do. So
 
-* between two rows the worker looks whether the next stage waits for as many rows as are finished (``demand``, one
-  comparison), and then sends them;
+* between two rows the worker looks whether all workers of the next stage wait, and need no more rows than are finished
+  (``demand``, one comparison), and then sends them;
 * a thread that begins to wait sends what it finds finished itself (:meth:`Unit.offer_finished`): the worker may be
   inside a function for long.
 
@@ -137,13 +137,11 @@ class Unit:
             stop = min(count, start + self.rows)
             self.sender.send(self.ticket, out.share(start, stop), last and stop == count)
 
-    def offer_finished(self) -> None:
-        """Send what is finished if the next stage waits for it and there is room: in its thread, which never blocks."""
-        channel = self._channel
-        assert channel is not None
+    def offer_finished(self, needed: int) -> None:
+        """Send what is finished if it is enough and there is room: in the next stage's thread, which never blocks."""
         with self._lock:
             finished = len(self.made) - self.sent
-            if not self._sending and 0 < finished <= self.rows and finished >= channel.demand:
+            if not self._sending and 0 < finished <= self.rows and finished >= needed:
                 out = self._finished(False)
                 if out is not None and not self.sender.offer(self.ticket, out):
                     self._left.append(out)
