@@ -18,7 +18,7 @@ from pipegraph.global_generators import Draws
 from pipegraph.operators.collate import collate as stack
 from pipegraph.operators.collate import only_fills
 from pipegraph.operators.columns import batch_of, pack
-from pipegraph.parameters import function_name
+from pipegraph.parameters import function_name, plain_function
 from pipegraph.tree import map_leaves
 
 
@@ -73,9 +73,10 @@ class Batch(Regroup):
             )
         if (cost is None) != (limit is None):
             raise GraphError("Batch: cost and limit go together: Batch(cost=len_of, limit=4096)")
-        for name, function in (("collate", collate), ("cost", cost)):
-            if function is not None and not callable(function):
-                raise GraphError(f"Batch: {name} must be a function, got {function!r}")
+        if collate is not None:
+            plain_function(collate, "Batch: collate", "a list of samples")
+        if cost is not None:
+            plain_function(cost, "Batch: cost", "a sample")
         self.size = None if size is None else positive(size, "Batch: size")
         self.global_size = None if global_size is None else positive(global_size, "Batch: global_size")
         self.drop_last = bool(drop_last)

@@ -11,7 +11,7 @@ from pipegraph.chunk import Chunk, Cursor, Mark
 from pipegraph.contracts import Context, FanIn, FanOut, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.rounds import Rounds, round_of
-from pipegraph.parameters import function_name
+from pipegraph.parameters import function_name, plain_function
 from pipegraph.randomness import uniform
 
 
@@ -272,8 +272,7 @@ class Route(FanOut):
     """
 
     def __init__(self, choose: Callable[[Any], int], outputs: int) -> None:
-        if not callable(choose):
-            raise GraphError(f"Route: choose must be a function of an item, got {choose!r}")
+        plain_function(choose, "Route: choose", "an item")
         if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
             raise GraphError(f"Route: outputs must be >= 1, got {outputs!r}")
         self.function = choose

@@ -157,6 +157,12 @@ class FromIterable(Source):
     bundles = True
 
     def __init__(self, iterable: Iterable[Any] | Callable[..., Iterable[Any]], shard: bool = True) -> None:
+        function = getattr(iterable, "func", iterable)  # of a partial
+        if hasattr(iterable, "__aiter__") or inspect.isasyncgenfunction(function):
+            raise GraphError(
+                f"FromIterable: {iterable!r} is iterated with `async for`, which a source cannot; give it the plain "
+                "items to fetch, and fetch each in an async function behind it: .then(fetch, workers=16)"
+            )
         # Of the type: a class has the __iter__ of its instances and is called to make one.
         self._callable = callable(iterable) and not hasattr(type(iterable), "__iter__")
         if not self._callable and not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):

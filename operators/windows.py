@@ -11,7 +11,7 @@ from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Regroup
 from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.batching import positive
-from pipegraph.parameters import function_name
+from pipegraph.parameters import function_name, plain_function
 from pipegraph.randomness import generator
 
 
@@ -164,8 +164,7 @@ class Bucket(Regroup):
         limit: float | None = None,
     ) -> None:
         bounds = list(boundaries)
-        if not callable(length):
-            raise GraphError(f"Bucket: length must be a function of a sample, got {length!r}")
+        plain_function(length, "Bucket: length", "a sample")
         if bounds != sorted(set(bounds)):
             raise GraphError(f"Bucket: boundaries must grow, got {bounds}")
         if (cost is None) != (limit is None):

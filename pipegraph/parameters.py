@@ -10,10 +10,33 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from pipegraph.errors import GraphError
+
 ENTRIES = 1000
 """Lists and mappings that are longer count by their length, as data sets do."""
 
 _PLAIN = str | bytes | bool | int | float | complex | enum.Enum | None
+
+
+def plain_function(function: Any, what: str, of: str) -> None:
+    """Raise GraphError unless a call of ``function`` gives a value at once.
+
+    Args:
+        what: the parameter's name, such as ``"Batch: cost"``.
+        of: what the function is called with.
+    """
+    if not callable(function):
+        raise GraphError(f"{what} must be a function of {of}, got {function!r}")
+    for each in (function, getattr(function, "__call__", None)):  # noqa: B004
+        if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
+            raise GraphError(
+                f"{what} must be a plain function of {of}, got the async function {function_name(function)}; await it "
+                "in a Map before this stage, and look at its result here"
+            )
+        if inspect.isgeneratorfunction(each):
+            raise GraphError(
+                f"{what} must be a plain function of {of}, got the generator function {function_name(function)}"
+            )
 
 
 def function_name(function: Any) -> str:
