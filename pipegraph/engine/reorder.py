@@ -10,8 +10,8 @@ T = TypeVar("T")
 class ReorderBuffer(Generic[T]):
     """Items arrive under sequence numbers 0, 1, 2 ... and are released in that order.
 
-    A number is a *lane*: it may hold any number of items (also none) until it is closed; the items
-    of the lane that is next are released at once.
+    Under a number there may be any number of items (also none) until it is closed; the items
+    of the number that is next are released at once.
 
     >>> buffer = ReorderBuffer()
     >>> buffer.add(1, "b")
@@ -20,40 +20,40 @@ class ReorderBuffer(Generic[T]):
     ['a', 'b']
 
     Attributes:
-        next: the lowest lane not yet closed.
-        held: items that wait for a lower lane.
+        next: the lowest number not yet closed.
+        held: items that wait for a lower number.
     """
 
-    __slots__ = ("_closed", "_lanes", "held", "next")
+    __slots__ = ("_closed", "_waiting", "held", "next")
 
     def __init__(self) -> None:
         self.next = 0
         self.held = 0
-        self._lanes: dict[int, list[T]] = {}
+        self._waiting: dict[int, list[T]] = {}
         self._closed: set[int] = set()
 
-    def add(self, lane: int, item: T, last: bool = True) -> list[T]:
-        """Put ``item`` into ``lane``, closing it if it is the ``last``; returns what is released."""
-        if lane == self.next:
+    def add(self, seq: int, item: T, last: bool = True) -> list[T]:
+        """Put ``item`` under ``seq``, closing that if it is the ``last``; returns what is released."""
+        if seq == self.next:
             return [item, *self._advance()] if last else [item]
-        self._lanes.setdefault(lane, []).append(item)
+        self._waiting.setdefault(seq, []).append(item)
         self.held += 1
         if last:
-            self._closed.add(lane)
+            self._closed.add(seq)
         return []
 
-    def close(self, lane: int) -> list[T]:
-        """No more items for ``lane``; returns what is released."""
-        if lane == self.next:
+    def close(self, seq: int) -> list[T]:
+        """No more items for ``seq``; returns what is released."""
+        if seq == self.next:
             return self._advance()
-        self._closed.add(lane)
+        self._closed.add(seq)
         return []
 
     def _advance(self) -> list[T]:
         released: list[T] = []
         self.next += 1
         while True:
-            items = self._lanes.pop(self.next, None)
+            items = self._waiting.pop(self.next, None)
             if items:
                 released += items
                 self.held -= len(items)

@@ -193,7 +193,7 @@ class Run:
             ):
                 run.above[0].pack = stage.operator.packing()
             if isinstance(stage.operator, Source) and stage.operator.random_access:
-                inner = Channel(max(64, 2 * stage.workers, run.pace.most), None, self.activity)
+                inner = Channel(max(64, 2 * stage.workers, run.pace.max_rows), None, self.activity)
                 pump = inner.pump = Pump(
                     positions_loop(run, self._runtime.readers[stage.name], inner), [inner]
                 )

@@ -78,14 +78,14 @@ def test_bytes_bound_the_queue_but_an_empty_one_takes_an_item_of_any_size():
     assert channel.stats().nbytes == 1
 
 
-def test_lanes_leave_in_order_whatever_the_order_of_arrival():
+def test_numbers_leave_in_order_whatever_the_order_of_arrival():
     channel = Channel(8, sequenced=True)
-    for lane in (2, 1, 3, 0):
-        channel.put_at(lane, chunk(lane))
+    for seq in (2, 1, 3, 0):
+        channel.put_at(seq, chunk(seq))
     assert [channel.get().data for _ in range(4)] == [0, 1, 2, 3]
 
 
-def test_a_later_lane_leaves_room_for_the_one_that_is_next():
+def test_a_later_number_leaves_room_for_the_one_that_is_next():
     channel = Channel(2, sequenced=True)
     channel.put_at(1, chunk(1))
     later = Started(channel.put_at, 2, chunk(2))
@@ -96,14 +96,14 @@ def test_a_later_lane_leaves_room_for_the_one_that_is_next():
     assert later.result() is True
 
 
-def test_with_capacity_one_lanes_still_flow():
+def test_with_capacity_one_numbers_still_flow():
     channel = Channel(1, sequenced=True)
-    writers = [Started(channel.put_at, lane, chunk(lane)) for lane in reversed(range(5))]
+    writers = [Started(channel.put_at, seq, chunk(seq)) for seq in reversed(range(5))]
     assert [channel.get().data for _ in range(5)] == [0, 1, 2, 3, 4]
     assert all(writer.result() is True for writer in writers)
 
 
-def test_depth_never_exceeds_capacity_with_many_lanes():
+def test_depth_never_exceeds_capacity_with_many_numbers():
     capacity, count = 3, 200
     channel, deepest = Channel(capacity, sequenced=True), 0
     tickets, lock = iter(range(count)), threading.Lock()
@@ -111,10 +111,10 @@ def test_depth_never_exceeds_capacity_with_many_lanes():
     def work():
         while True:
             with lock:
-                lane = next(tickets, None)
-            if lane is None:
+                seq = next(tickets, None)
+            if seq is None:
                 return
-            channel.put_at(lane, chunk(lane))
+            channel.put_at(seq, chunk(seq))
 
     workers = [Started(work) for _ in range(4)]
     for expected in range(count):
@@ -125,7 +125,7 @@ def test_depth_never_exceeds_capacity_with_many_lanes():
     assert 1 <= deepest <= capacity
 
 
-def test_wait_turn_returns_once_all_lower_lanes_are_closed():
+def test_wait_turn_returns_once_all_lower_numbers_are_closed():
     channel = Channel(4, sequenced=True)
     waiter = Started(channel.wait_turn, 2)
     putter_waits(channel)
@@ -222,10 +222,10 @@ def test_skip_takes_out_chunks_of_its_epoch_only():
     assert channel.put(chunk(0, epoch=1)) is True
 
 
-def test_a_filter_holds_for_a_chunk_that_arrives_after_the_end_of_its_epoch_in_a_lower_lane():
+def test_a_filter_holds_for_a_chunk_that_arrives_after_the_end_of_its_epoch_under_a_lower_number():
     channel = Channel(10, sequenced=True)
     channel.skip(0, lambda item: item.before < 10)
-    channel.put_at(1, EndOfEpoch(0))  # the worker with lane 0 is slower
+    channel.put_at(1, EndOfEpoch(0))  # the worker with seq 0 is slower
     assert channel.put_at(0, chunk(3)) is False
     assert isinstance(channel.get(), EndOfEpoch)
     assert channel.put_at(2, chunk(3, epoch=1)) is True

@@ -106,7 +106,7 @@ class Book:
         """How many of the first ``items`` items failed."""
         return self._failed_before + bisect_right(self._ordinals, items)
 
-    def latest(self, most: int, items: int | None = None) -> list[Entry]:
+    def latest(self, count: int, items: int | None = None) -> list[Entry]:
         """The last lines, of the first ``items`` items or of all."""
         end = len(self._entries) if items is None else bisect_right(self._entries, items, key=_ordinal)
-        return self._entries[max(0, end - most) : end]
+        return self._entries[max(0, end - count) : end]

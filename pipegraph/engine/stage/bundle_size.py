@@ -31,8 +31,8 @@ class Pace:
     """One stage's pace in one run. Thread-safe.
 
     Args:
-        most: rows in a bundle.
-        least: rows that the stage does in one call in any case.
+        max_rows: in a bundle.
+        min_rows: that the stage does in one call in any case.
         size: rows of the batch at whose end a bundle ends, if one is known.
         nbytes: at most in one bundle.
         remote: whether the stage works in processes.
@@ -40,20 +40,20 @@ class Pace:
 
     def __init__(
         self,
-        most: int,
-        least: int = 1,
+        max_rows: int,
+        min_rows: int = 1,
         size: int = sys.maxsize,
         nbytes: int = BUNDLE_BYTES,
         remote: bool = False,
     ) -> None:
         self._times = REMOTE if remote else 1
-        self.most = max(1, min(most, size))
-        self.least = min(least, self.most)
+        self.max_rows = max(1, min(max_rows, size))
+        self.min_rows = min(min_rows, self.max_rows)
         self.size = size
         self.nbytes = min(nbytes, BUNDLE_BYTES)
         self._lock = threading.Lock()
-        self._quick = self.least  # rows that have been quick enough
-        self._rows = self.least
+        self._quick = self.min_rows  # rows that have been quick enough
+        self._rows = self.min_rows
         self._heaviest = 0
 
     def rows(self, done: int = 0) -> int:
@@ -66,15 +66,15 @@ class Pace:
 
     def note(self, rows: int, spent_ns: int, nbytes: int) -> None:
         """The stage has done a bundle."""
-        if self.most == 1:
+        if self.max_rows == 1:
             return
         with self._lock:
             if spent_ns < BUNDLE_NS * self._times:
-                if self._quick >= self.most and nbytes <= rows * self._heaviest:
+                if self._quick >= self.max_rows and nbytes <= rows * self._heaviest:
                     return
-                self._quick = max(self._quick, min(self.most, 2 * rows))
+                self._quick = max(self._quick, min(self.max_rows, 2 * rows))
             elif spent_ns > LONG_NS * self._times:
-                self._quick = min(self._quick, max(self.least, rows // 4))
+                self._quick = min(self._quick, max(self.min_rows, rows // 4))
             self._heaviest = max(self._heaviest, nbytes // rows)
-            lightest = self.nbytes // self._heaviest if self._heaviest else self.most
-            self._rows = max(self.least, min(lightest, self._quick, self.most))
+            lightest = self.nbytes // self._heaviest if self._heaviest else self.max_rows
+            self._rows = max(self.min_rows, min(lightest, self._quick, self.max_rows))

@@ -45,11 +45,11 @@ class Ledger:
         self._books: dict[tuple[str, int], Book] = {}
         self._base: dict[tuple[str, int], tuple[int, int]] = {}  # what a state said: (failed, items)
         self._epoch = 0  # of the pass that runs, or ran last
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to tell, of this run or before."""
+        """Whether there is nothing to report, of this run or before."""
         return not self._quarantine and not self._base and not self._books
 
     @property
@@ -117,7 +117,7 @@ class Ledger:
             book = self._books[stage, epoch] = Book(*self._base.get((stage, epoch), (0, 0)))
         return book
 
-    # -- what stages tell and ask --------------------------------------------------------------
+    # -- what stages report and ask -------------------------------------------------------------
 
     def items_before(self, stage: str, epoch: int) -> int:
         """How many items of the epoch the stage had taken before this run began."""
@@ -155,8 +155,8 @@ class Ledger:
                     entry = Entry(known.shown, row, ordinal, known.number)
                 entries.append(entry)
             book.add(ordinal, entries)
-            first = stage not in self._told
-            self._told.add(stage)
+            first = stage not in self._reported
+            self._reported.add(stage)
             return first
 
     def shown(self) -> tuple[Quarantined, ...]:

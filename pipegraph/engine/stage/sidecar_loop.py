@@ -1,7 +1,7 @@
 """The loop that brings what a sidecar has made into the training process, chunk by chunk as the sidecar gives it.
 
-With each answer comes what states need to know of the stages there (``log``): it is told here before the chunks that
-were made after it are handed on, so that a state needs no call.
+With each answer comes what states need to know of the stages there (``log``): it is reported here before the chunks
+that were made after it are handed on, so that a state needs no call.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def sidecar_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
         epoch = run.first_epoch
         while True:
             run.horizon.wait_for(epoch)
-            items, told, error = sidecar.next(stage.stop_epoch, run.horizon.limit)
-            tell(run, told)
+            items, reported, error = sidecar.next(stage.stop_epoch, run.horizon.limit)
+            record(run, reported)
             if error is not None:
                 raise error.error()
             if not items:
@@ -62,9 +62,9 @@ def sidecar_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
         raise Cancelled from None
 
 
-def tell(run: Any, told: list[tuple[Any, ...]]) -> None:
-    """Note what stages in the sidecar have told their ledger and their snapshots."""
-    for what, *about in told:
+def record(run: Any, reported: list[tuple[Any, ...]]) -> None:
+    """Note what stages in the sidecar have reported their ledger and their snapshots."""
+    for what, *about in reported:
         if what == "took":
             run.ledger.took(*about)
         elif what == "failed":

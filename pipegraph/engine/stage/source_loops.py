@@ -131,7 +131,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
     """
     run, name, pace = stage.run, stage.name, stage.pace
     epoch, step = run.first_epoch, stage.restart.step
-    single = pace.most == 1
+    single = pace.max_rows == 1
     # Bundles are dealt one at a time: how long they should be may be known better soon.
     room = inner.stats().capacity if single else 1
     began = step
