@@ -103,12 +103,16 @@ def profile(
     report: Annotated[
         str | None, typer.Option(help="Write the profile as a page of HTML that opens from disk.")
     ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(help="Write a trace for Perfetto: every worker's work, and samples followed."),
+    ] = None,
 ) -> None:
     """Run a graph without training and print the throughput of every stage and the bottleneck."""
     from pipegraph.cli.profile_command import run_profile
     from pipegraph.cli.target import load_graph
 
-    run_profile(load_graph(graph), seconds, output, json, step_ms / 1000, report)
+    run_profile(load_graph(graph), seconds, output, json, step_ms / 1000, report, trace)
 
 
 @app.command(epilog="Example:  pipegraph index 'data/train-*.tar' --out train.manifest.json")

@@ -21,19 +21,24 @@ def run_profile(
     as_json: bool,
     step_s: float = 0.0,
     report: str | None = None,
+    trace: str | None = None,
 ) -> None:
     """Iterate ``graph`` over and over for ``seconds``, then print its profile.
 
     Args:
         step_s: seconds that a simulated training step takes for each chunk.
         report: where to write the HTML report.
+        trace: where to write a trace for Perfetto.
 
     Raises:
         DataError: a whole epoch delivered nothing.
         MissingExtraError: the report needs a package that is not installed.
     """
     over = threading.Event()
-    with graph.loader(output, epochs=None) as loader, record(loader, report=report, every=EVERY_S):
+    with (
+        graph.loader(output, epochs=None) as loader,
+        record(loader, report=report, trace=trace, every=EVERY_S),
+    ):
 
         def stop() -> None:
             over.set()

@@ -105,6 +105,7 @@ class Run:
         self.seed = runtime.seed
         self.rank, self.world_size = resume.stream or (runtime.rank, runtime.world_size)
         self.ledger = runtime.ledger
+        self.tracer = runtime.tracer
         self.first_epoch = epoch
         self.activity = Activity()
         self.activity.on_idle = self._resolve

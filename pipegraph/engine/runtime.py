@@ -42,6 +42,7 @@ from pipegraph.engine.stage.cache_wiring import wire_cache
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.loops import loop_for
 from pipegraph.engine.stage.stage_run import Meter, Worker
+from pipegraph.engine.tracing import Tracer
 from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
 from pipegraph.global_generators import enter_worker
 from pipegraph.planning.isolation import Elsewhere
@@ -71,6 +72,7 @@ class Runtime:
         self.workers: dict[str, list[Worker]] = {}
         self.meters: dict[str, list[Meter]] = {}  # kept after close
         self.pass_totals = PassTotals(self)
+        self.tracer = Tracer()
         self.readers: dict[str, Source] = {}  # deal the positions of random-access sources
         self.grown: dict[str, int] = {}
         self.counters: dict[str, dict[str, int]] = {}
@@ -141,6 +143,17 @@ class Runtime:
     def look_elsewhere(self, run: Run) -> Totals:
         """What stages of the run that are not in this process have counted."""
         return Counter()
+
+    def thread_names(self) -> dict[int, str]:
+        """``stage worker`` by the identity of each worker's thread."""
+        with self._lock:
+            threads = list(self._threads)
+        prefix = f"pipegraph-{self.plan.graph_name}-"
+        return {
+            thread.ident: " ".join(thread.name.removeprefix(prefix).rsplit("-", 1))
+            for thread in threads
+            if thread.ident is not None
+        }
 
     def shared(self, stage: str) -> dict[str, Any]:
         """What a stage's workers share, by name; also after ``close``."""
@@ -244,7 +257,10 @@ class Runtime:
                 raise
             self._opened.append((name, reader))
         workers = {
-            stage.name: [Worker(i, operator) for i, operator in enumerate(operators[stage.name])]
+            stage.name: [
+                Worker(i, operator, Meter(stage.name, self.tracer))
+                for i, operator in enumerate(operators[stage.name])
+            ]
             for stage in self.plan.running
         }
         for stage in self.plan.running:

@@ -135,6 +135,8 @@ class Pass:
             item = None  # else the error's traceback would hold the error, and with it the loader
             raise
         progress.waits.note(perf_counter_ns() - asked)
+        if self._run.tracer.on:
+            self._run.tracer.delivered(asked, item)
         if not progress.first_batch_ns:
             progress.first_batch_ns = perf_counter_ns()
         return item

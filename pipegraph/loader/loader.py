@@ -32,6 +32,7 @@ from pipegraph.engine.isolated import IsolatedRuntime
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.ledger import Ledger
+from pipegraph.engine.tracing import Event, Tracer
 from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning, StateError
 from pipegraph.graph import Graph, Node
 from pipegraph.loader import state as states
@@ -84,6 +85,7 @@ class Loader:
         self._asked = (rank, world_size, mesh)
         self._seed = graph.seed
         self._runtime: Runtime | None = None
+        self._tracer = Tracer()
         self._ledger = Ledger([stage.name for stage in self.plan.running if stage.unordered_above])
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._progress = Progress(self.plan, self._ledger)
@@ -225,6 +227,7 @@ class Loader:
                 else IsolatedRuntime(self._isolation, limit, self._seed, rank, world_size)
             )
             runtime.ledger = self._ledger
+            runtime.tracer = self._tracer
             self._runtime = runtime
             # Holds the runtime, never the loader: dropping the last reference to the loader ends its threads.
             self._finalizer = weakref.finalize(self, _finalize, runtime)
@@ -343,6 +346,14 @@ class Loader:
         from pipegraph.profile import profile_of
 
         return profile_of(self, since)
+
+    def _trace(self, on: bool) -> tuple[list[Event], dict[int, str]]:
+        """Trace from now on, or no more; returns the events so far and the names of the workers' threads."""
+        self._tracer.on = on
+        events = list(self._tracer.events)
+        if on:
+            self._tracer.events.clear()
+        return events, {} if self._runtime is None else self._runtime.thread_names()
 
     def metrics(self) -> str:
         """The profile of the loader's whole life as OpenMetrics text, for Prometheus to scrape. Thread-safe."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 from pipegraph.errors import GraphError
 
 from .series import Series, moment
+from .trace import trace_events
 from .values import Profile
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ class Recording:
     Args:
         loader: running or not yet.
         report: where to write the HTML report when the block ends; needs the ``report`` extra.
+        trace: where to write a trace for Perfetto (https://ui.perfetto.dev) when the block ends: a track per worker,
+            and arrows from the source to the step for the first sample of each batch. The last 400,000 events are
+            kept; stages in the process of ``isolate=True`` are left out.
         log: called with plain numbers by name and the number of batches delivered so far, such as
             ``lambda numbers, step: wandb.log({**numbers}, step=step)``; in the recording's thread, never twice at once.
             One that raises is called no more, and the error is logged.
@@ -49,6 +54,7 @@ class Recording:
         loader: Loader,
         *,
         report: str | Path | None = None,
+        trace: str | Path | None = None,
         log: Log | None = None,
         every: float = 1.0,
     ) -> None:
@@ -60,6 +66,7 @@ class Recording:
             require_jinja()
         self._loader = loader
         self._report = None if report is None else Path(report)
+        self._trace = None if trace is None else Path(trace)
         self._log = log
         self._every = every
         self._series = Series()
@@ -75,17 +82,23 @@ class Recording:
             raise GraphError("record: a recording is used in one with block")
         self._begun = self._at = perf_counter()
         self._first = self._last = self._loader.profile()
+        if self._trace is not None:
+            self._loader._trace(True)
         self._thread = threading.Thread(target=self._watch, name="pipegraph-recorder", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self._over.set()
         assert self._thread is not None
         self._thread.join()
         self._look()
+        if self._trace is not None:
+            events, threads = self._loader._trace(False)
+            found = trace_events(events, threads, self._loader.profile().graph)
+            self._trace.write_text(json.dumps(found), encoding="utf-8")
         if self._report is not None:
             self._report.write_text(self.render_report(), encoding="utf-8")
 
@@ -116,7 +129,12 @@ class Recording:
 
 
 def record(
-    loader: Loader, *, report: str | Path | None = None, log: Log | None = None, every: float = 1.0
+    loader: Loader,
+    *,
+    report: str | Path | None = None,
+    trace: str | Path | None = None,
+    log: Log | None = None,
+    every: float = 1.0,
 ) -> Recording:
     """Watch a loader in a ``with`` block; see :class:`Recording` for the arguments."""
-    return Recording(loader, report=report, log=log, every=every)
+    return Recording(loader, report=report, trace=trace, log=log, every=every)

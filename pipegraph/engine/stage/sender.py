@@ -45,6 +45,9 @@ class Sender:
     def send(self, ticket: int, item: Any, last: bool = True) -> bool:
         """Put what was made of a ticket; blocks while there is no room. False if nobody wanted it."""
         channels = self.channels
+        tracer = self.stage.run.tracer
+        if tracer.on and isinstance(item, Chunk):
+            tracer.sent(self.stage.name, item)
         if len(channels) == 1:
             sent = self._put(0, ticket, item, last)
             if not sent and item.buffers:

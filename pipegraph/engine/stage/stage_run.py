@@ -24,6 +24,7 @@ from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.ordinals import Ordinals
 from pipegraph.engine.stage.sender import AsFinished, ByTicket, Sender
 from pipegraph.engine.stage.snapshots import Snapshots
+from pipegraph.engine.tracing import Tracer
 from pipegraph.machine import scheduled
 from pipegraph.planning.isolation import Elsewhere
 from pipegraph.planning.plan import Plan, StagePlan
@@ -43,7 +44,9 @@ class Meter:
         "_clock",
         "_cpu_ns",
         "_noted",
+        "_stage",
         "_thread",
+        "_tracer",
         "_waited_ns",
         "calls",
         "dropped",
@@ -55,7 +58,9 @@ class Meter:
         "watch",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, stage: str = "", tracer: Tracer | None = None) -> None:
+        self._stage = stage
+        self._tracer = tracer or Tracer()
         self._clock: int | None = (
             None  # of its thread's time on a core, read by whoever asks: items pay nothing
         )
@@ -81,8 +86,11 @@ class Meter:
     @busy_ns.setter
     def busy_ns(self, total: int) -> None:
         noted = self._noted
-        noted.append(total - self._busy_ns)
+        took = total - self._busy_ns
+        noted.append(took)
         self._busy_ns = total
+        if self._tracer.on:
+            self._tracer.worked(self._stage, took)
         if len(noted) >= BATCH:
             self.watch.count()
 
@@ -164,6 +172,7 @@ class RunFacts(Protocol):
     world_size: int
     first_epoch: int
     stopping: threading.Event
+    tracer: Tracer
 
     def fail(self, error: BaseException) -> None:
         """End the run with this error."""

@@ -143,6 +143,8 @@ class Unit:
             finished = len(self.made) - self.sent
             if not self._sending and 0 < finished <= self.rows and finished >= needed:
                 out = self._finished(False)
+                if out is not None and (tracer := self.stage.run.tracer).on:
+                    tracer.sent(self.stage.name, out)
                 if out is not None and not self.sender.offer(self.ticket, out):
                     self._left.append(out)
 
