@@ -316,3 +316,14 @@ def test_the_plan_names_functions_in_threads_that_use_what_all_threads_share() -
     node = graph.add(ops.FromSequence(range(4))).then(helper, backend="process")
     node.then(lambda x, rng: np.random.default_rng(3).random())
     assert "which all threads share" not in str(graph.plan())
+
+
+def test_every_operator_of_torch_that_takes_a_generator_is_known():
+    from pipegraph.global_generators import DRAWING
+
+    takes = {
+        schema.name.removeprefix("aten::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("aten::") and any(each.name == "generator" for each in schema.arguments)
+    }
+    assert {name for name in takes if hasattr(torch.ops.aten, name)} <= set(DRAWING)
