@@ -19,6 +19,9 @@ CONSUMER = "consumer"
 NEGLIGIBLE = 0.05
 """A consumer that waits for less of its time than this is not held back: starting up alone takes some."""
 
+STARTING = 0.1
+"""Share of its time that the busiest stage may have waited for its first items and still set the pace."""
+
 LATE_S = 1e-3
 """Threads that take this long to continue once they are woken wait for something: tens of microseconds are usual, and
 the interpreter lock changes hands every 5 ms where many want it."""
@@ -31,6 +34,9 @@ SATURATED = 0.9
 
 CORELESS = 0.2
 """Share of its work that a stage waits for a core from which on cores, and not its own cost, hold it back."""
+
+COMPUTES = 0.05
+"""Share of its work that a stage must run on a core to be held back by cores."""
 
 Cause = Literal["unknown", "consumer", "stage", "storage", "cores", "lock", "memory"]
 """Why the bottleneck is one: training itself, the stage's own work, reading, too few cores, the interpreter lock, or
@@ -85,7 +91,22 @@ def find_bottleneck(busy: Mapping[str, float], edges: Sequence[EdgeFacts]) -> st
         held_back = min(edge.empty, busy[edge.producer] + starved[edge.producer])
         if held_back <= max(against, NEGLIGIBLE):
             return at
+        # Queues that are still filling make nobody wait for room. Whoever is busiest then sets the pace.
+        if held_back <= STARTING and busy[at] >= max(busy[name] for name in _above(at, edges)):
+            return at
         at = edge.producer
+
+
+def _above(at: str, edges: Sequence[EdgeFacts]) -> set[str]:
+    """The stages that a stage gets its input from, directly or not."""
+    found: set[str] = set()
+    waiting = [at]
+    while waiting:
+        consumer = waiting.pop()
+        producers = {edge.producer for edge in edges if edge.consumer == consumer} - found
+        found |= producers
+        waiting += producers
+    return found
 
 
 def find_lock_holder(
@@ -152,8 +173,9 @@ def find_cause(stage: StageFacts, cores_used: float, cores: float) -> Cause:
     """
     if stage.memory > stage.busy:
         return "memory"
-    # A stage that waits for something else inside its work gains nothing from a core.
-    computes = stage.running + stage.coreless > stage.busy / 2
+    # A stage that waits for something else inside its work gains little from a core; on a machine that is overloaded it
+    # too is late to go on.
+    computes = stage.running + stage.coreless > stage.busy / 2 and stage.running > stage.busy * COMPUTES
     if computes and (stage.coreless > stage.busy * CORELESS or cores_used > cores * SATURATED):
         return "cores"
     if stage.reads and stage.running < stage.busy / 2:

@@ -92,7 +92,7 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
         passes=measured.passes,
         items=measured.items,
         samples=measured.samples,
-        channels=tuple(_channels(plan, measured, elapsed_ns)),
+        channels=tuple(_channels(plan, measured)),
         step_s=max(0.0, elapsed_s - stall_ns / 1e9) / measured.items if measured.items else 0.0,
         wait_p50_s=measured.waits.quantile_s(0.5),
         wait_p90_s=measured.waits.quantile_s(0.9),
@@ -199,7 +199,7 @@ def _edges(plan: Plan, waits: Waits, elapsed_ns: int) -> list[EdgeFacts]:
     return found
 
 
-def _channels(plan: Plan, measured: Measured, elapsed_ns: int) -> list[ChannelProfile]:
+def _channels(plan: Plan, measured: Measured) -> list[ChannelProfile]:
     found, totals = [], measured.totals
     for edge, producer in _producers(plan).items():
         look = measured.channels.get(edge)
@@ -211,8 +211,6 @@ def _channels(plan: Plan, measured: Measured, elapsed_ns: int) -> list[ChannelPr
                     capacity=look.capacity,
                     depth=look.depth,
                     nbytes=look.nbytes,
-                    occupied=min(1.0, totals["occupied", *edge] / elapsed_ns),
-                    mean_depth=totals["depth", *edge] / elapsed_ns,
                     put_wait_s=totals["put", *edge] / 1e9,
                     get_wait_s=totals["get", *edge] / 1e9,
                 )

@@ -89,8 +89,6 @@ class ChannelProfile:
         capacity: items that it may hold.
         depth: items that it holds now, or held when the last pass ended.
         nbytes: bytes of these.
-        occupied: share 0..1 of the time that it was not empty.
-        mean_depth: items, averaged over time.
         put_wait_s, get_wait_s: seconds that workers waited for room in it, and for items of it, summed over workers.
     """
 
@@ -99,8 +97,6 @@ class ChannelProfile:
     capacity: int = 0
     depth: int = 0
     nbytes: int = 0
-    occupied: float = 0.0
-    mean_depth: float = 0.0
     put_wait_s: float = 0.0
     get_wait_s: float = 0.0
 

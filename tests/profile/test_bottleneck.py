@@ -122,6 +122,17 @@ def test_threads_that_have_no_core_do_not_wait_for_the_lock():
     assert find_lock_holder("burn", busy, cores, {"burn": 3.3}, 5e-3) is None
 
 
+def test_the_busiest_stage_may_have_waited_for_its_first_items():
+    busy = {"read": 0.43, "zip": 0.01, "slow": 0.92, CONSUMER: 0.2}
+    edges = [
+        EdgeFacts("read", "zip", 0.98, 0.0),
+        EdgeFacts("zip", "slow", 0.08, 0.0),
+        EdgeFacts("slow", CONSUMER, 0.8, 0.0),
+    ]
+    assert find_bottleneck(busy, edges) == "slow"
+    assert find_bottleneck({**busy, "read": 0.95}, edges) == "read"
+
+
 def test_filling_the_queues_at_the_start_is_no_waiting():
     """A run so short that its queues never fill: the stage that works nearly all the time sets the pace."""
     busy = {"read": 0.44, "zip": 0.01, "slow": 0.96, CONSUMER: 0.2}
@@ -142,6 +153,7 @@ def test_filling_the_queues_at_the_start_is_no_waiting():
         ({"busy": 4.0, "running": 2.0, "coreless": 1.9}, 2.0, "cores"),
         ({"busy": 1.0, "running": 0.95}, 1.9, "cores"),
         ({"busy": 1.0, "running": 0.02, "coreless": 0.3}, 1.9, "stage"),
+        ({"busy": 1.0, "running": 0.01, "coreless": 0.51, "reads": True}, 0.3, "storage"),
         ({"busy": 0.3, "running": 0.3, "memory": 0.6}, 0.5, "memory"),
     ],
 )
