@@ -174,7 +174,7 @@ def find_cause(stage: StageFacts, cores_used: float, cores: float) -> Cause:
     if stage.memory > stage.busy:
         return "memory"
     # A stage that waits for something else inside its work gains little from a core; on a machine that is overloaded it
-    # too is late to go on.
+    # too is late to continue.
     computes = stage.running + stage.coreless > stage.busy / 2 and stage.running > stage.busy * COMPUTES
     if computes and (stage.coreless > stage.busy * CORELESS or cores_used > cores * SATURATED):
         return "cores"
