@@ -30,7 +30,7 @@ def test_slices_of_a_track_never_overlap_halfway(trace):
         if event["ph"] == "X":
             assert event["dur"] >= 0 and event["ts"] >= 0
             tracks[event["tid"]].append((event["ts"], -event["dur"]))
-    assert len(tracks) >= 6
+    assert len(tracks) >= 4
     for slices in tracks.values():
         open_until = []
         for start, negative in sorted(slices):
@@ -40,9 +40,13 @@ def test_slices_of_a_track_never_overlap_halfway(trace):
             open_until.append(start - negative)
 
 
-def test_every_worker_has_a_named_track(trace):
-    names = {event["args"]["name"] for event in trace if event["name"] == "thread_name"}
-    assert {"training", "read 0", "decode <b> 0", "decode <b> 2", "batch 0"} <= names
+def test_every_worker_that_worked_has_a_named_track(trace):
+    names = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
+    tracks = {event["tid"] for event in trace if event["ph"] == "X"}
+    assert set(names) == tracks
+    assert len(set(names.values())) == len(names)
+    stages = {name.rpartition(" ")[0] or name for name in names.values()}
+    assert stages == {"training", "read", "decode <b>", "batch"}
 
 
 def test_a_sample_is_followed_from_its_source_to_its_step(trace):
