@@ -15,6 +15,9 @@ from .opening import open_part
 from .parts import Part
 from .shard_files import LocalFile, ShardFile
 
+LOOK_EVERY = 16
+"""Reads between two looks at whether an open file was written over: a look costs as much as a small read."""
+
 Identity = tuple[int, int, int, int]
 """Device, inode, size and modification time in ns: what shows that a file is unchanged."""
 
@@ -85,6 +88,7 @@ class PartFile(ShardFile):
     def __init__(self, part: Part, parts: LocalParts) -> None:
         self._part, self._parts = part, parts
         self._file: LocalFile | None = None
+        self._reads = 0  # several threads count: a lost one only moves the next look
         opened = _opened(part)
         self.name, self.size, self.identity = opened.name, opened.size, identity_of(opened)
         parts._admit(self, opened)
@@ -92,14 +96,21 @@ class PartFile(ShardFile):
     def read_at(self, offset: int, nbytes: int) -> bytes:
         # The reference keeps the file open for this read, whoever makes room meanwhile.
         file = self._file or self._reopen()
-        return file.read_at(offset, nbytes)
+        data = file.read_at(offset, nbytes)
+        self._reads += 1
+        if not self._reads % LOOK_EVERY and os.fstat(file.fileno()).st_mtime_ns != self.identity[3]:
+            raise self._changed()
+        return data
 
     def _reopen(self) -> LocalFile:
         opened = _opened(self._part)
         if identity_of(opened) != self.identity:
-            raise ShardError(f"{self.name}: the file was changed while it was read; index the parts again")
+            raise self._changed()
         self._parts._admit(self, opened)
         return opened
+
+    def _changed(self) -> ShardError:
+        return ShardError(f"{self.name}: the file was changed while it was read; index the parts again")
 
     def close(self) -> None:
         self._parts._dismiss(self)

@@ -12,6 +12,7 @@ from pipegraph.storage import LocalParts, Part, open_block
 from pipegraph.storage import local as module
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.formats.shard_format import Block
+from pipegraph.storage.local import LOOK_EVERY
 
 DATA = bytes(range(256)) * 40
 BLOCK = Block(100, 5_000, 0, 1)
@@ -87,3 +88,15 @@ def test_a_file_that_is_another_one_when_it_is_opened_again_is_an_error(tmp_path
     os.replace(other, part.uri)
     with pytest.raises(ShardError, match="was changed while it was read"):
         file.read_at(0, 10)
+
+
+def test_a_file_that_is_written_over_while_it_is_open_is_an_error(part: Part) -> None:
+    file = LocalParts().open(part)
+    before = os.stat(part.uri).st_mtime_ns
+    assert file.read_at(0, 10) == DATA[:10]
+    with open(part.uri, "r+b") as target:  # as long as before, in the same file
+        target.write(DATA[::-1])
+    os.utime(part.uri, ns=(before + 1, before + 1))
+    with pytest.raises(ShardError, match="was changed while it was read"):
+        for _ in range(LOOK_EVERY):
+            file.read_at(10, 10)
