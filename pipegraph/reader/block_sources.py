@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, final
 
-from pipegraph.errors import GraphError, MemoryLimitError
+from pipegraph.errors import GraphError, MemoryLimitError, ShardError
 from pipegraph.order import Order
 from pipegraph.reader.columns_filter import Choice, SameFields
 from pipegraph.reader.fetcher import Fetcher
@@ -160,6 +160,11 @@ class ManifestSource(BlockSource):
             if not form.in_place:
                 form = form.within(lambda nbytes: room(encoded + nbytes))
             samples: Any = form.read(file, block)
+            if len(samples) != block.samples:
+                raise ShardError(
+                    f"{self.name(number)}: {type(form).__name__}.read gives {len(samples)} samples, the manifest says "
+                    f"{block.samples}: the part has changed or is broken; index the parts again"
+                )
             self._note_size(number, form, samples, encoded if form.needs_file else 0, block)
             if form.needs_file:
                 return file, samples

@@ -89,8 +89,20 @@ def _blocks(
     except ShardError as error:
         if broken is None:
             raise
+        rest = Block(end, file.size - end, samples, 1)
+        if not _is_refused(form, file, rest):
+            raise  # it would be delivered as a sample
         broken(part, error)
-        yield Block(end, file.size - end, samples, 1)
+        yield rest
+
+
+def _is_refused(form: Format, file: ShardFile, block: Block) -> bool:
+    """Whether reading a block fails, as it must for what is broken."""
+    try:
+        form.read(file, block)[0]
+    except Exception:
+        return True
+    return False
 
 
 def build_manifest(
