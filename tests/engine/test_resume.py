@@ -1,7 +1,9 @@
 """Exact resume of every operator, and of one graph that holds them all: saved at every step, through JSON, twice."""
 
 import gc
+import itertools
 import json
+import threading
 import weakref
 from collections import namedtuple
 
@@ -507,3 +509,35 @@ def test_a_one_shot_iterator_serves_one_epoch_and_then_says_so():
         loader.set_epoch(0)
         with pytest.raises(pg.PipegraphError, match="can be read once"):
             list(loader)
+
+
+def test_a_batch_that_takes_another_output_of_a_route_after_a_restart_brings_nothing_twice():
+    def graph():
+        graph = pg.Graph("g")
+        source = graph.add(ops.FromSequence(Overtaking()), workers=2, capacity=1, ordered=False)
+        routed = source.then(ops.Batch(2, collate=list)).then(ops.Route(lambda batch: int(2 in batch), 2))
+        graph.add(ops.Merge(), routed[0], routed[1])
+        return graph
+
+    class Overtaking:
+        """Item 3 comes after item 4, or not before the loader is closed."""
+
+        def __init__(self):
+            self.later = later
+
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, index):
+            if index == 3:
+                assert self.later.wait(20)
+            return index
+
+    later = threading.Event()
+    with graph().loader() as loader:
+        head = list(itertools.islice(loader, 2))
+        state = json.dumps(loader.state_dict())
+        later.set()
+    with graph().loader() as loader:
+        loader.load_state_dict(json.loads(state))
+        assert sorted(itertools.chain(*head, *loader)) == [0, 1, 2, 3, 4]

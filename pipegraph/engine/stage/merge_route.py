@@ -12,6 +12,7 @@ from pipegraph.chunk import Chunk, EndOfEpoch, Mark
 from pipegraph.contracts import FanIn, FanOut
 from pipegraph.engine.stage.failure_policy import not_a_chunk
 from pipegraph.engine.stage.ordinals import number_item
+from pipegraph.engine.stage.restore import ways_in
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun, Worker
 from pipegraph.errors import shown
@@ -96,6 +97,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
     count = len(inboxes)
     plan = stage.run.plan
     tracked = plan.stages[plan.output.stage].unordered_above  # samples are known by lineage and way
+    ways = ways_in(plan, stage.plan)
     epoch = stage.run.first_epoch
     if stage.plan.route is not None:
         operator.follow(stage.plan.route, stage.plan.route_outputs)
@@ -111,7 +113,9 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
             item = inboxes[index].get()
             if item.__class__ is Chunk:
                 if tracked:
-                    item.paths = tuple((*path, index) for path in item.paths or ((),) * len(item.lineages))
+                    item.paths = tuple(
+                        (*path, ways[index]) for path in item.paths or ((),) * len(item.lineages)
+                    )
                 positions[index] = item.after
                 last = _merge_one(stage, worker, item, positions, last, held, put)
             elif isinstance(item, EndOfEpoch):

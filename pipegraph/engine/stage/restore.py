@@ -106,7 +106,7 @@ def _split(stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
 
 
 def unique_paths(plan: Plan) -> dict[EdgeKey, Path]:
-    """For each edge from which only one way leads to the output: the fan-in inputs on that way.
+    """For each edge from which only one way leads to the output: the numbers of the fan-in inputs on it (``ways_in``).
 
     Of the ways of a stage two are enough to know that there is more than one; all of them would be 2^n behind n
     fan-outs that meet again.
@@ -115,13 +115,45 @@ def unique_paths(plan: Plan) -> dict[EdgeKey, Path]:
     ways[plan.output.stage].add(())
     found: dict[EdgeKey, Path] = {("", 0): ()}
     for stage in reversed(plan.running):
-        merging = isinstance(stage.operator, FanIn)
+        merged = ways_in(plan, stage) if isinstance(stage.operator, FanIn) else None
         for index, edge in enumerate(stage.upstream):
-            onward = {((index, *way) if merging else way) for way in ways[stage.name]}
+            onward = {way if merged is None else (merged[index], *way) for way in ways[stage.name]}
             ways[edge.stage] = set(islice(ways[edge.stage] | onward, 2))
             if len(onward) == 1:
                 found[stage.name, index] = next(iter(onward))
     return found
+
+
+def ways_in(plan: Plan, stage: StagePlan) -> tuple[int, ...]:
+    """For each input of a fan-in the number of its way: inputs share one where a sample comes by either, never by both.
+
+    These are the outputs of one ``Route``. Which of them a batch takes may depend on the samples that have met in it,
+    and after a restart these may be others: so by whichever it came, it was delivered.
+    """
+    routes: list[dict[str, int]] = []
+    for edge in stage.upstream:
+        outputs: dict[str, int] = {}
+        while True:
+            above = plan.stages[edge.stage]
+            if isinstance(above.operator, FanOut):
+                outputs[above.name] = edge.output
+            if len(above.upstream) != 1:
+                break
+            edge = above.upstream[0]
+        routes.append(outputs)
+
+    def apart(one: int, other: int) -> bool:
+        return any(routes[other].get(name, output) != output for name, output in routes[one].items())
+
+    numbers: list[int] = []
+    for index in range(len(routes)):
+        same = (
+            first
+            for first in dict.fromkeys(numbers)
+            if all(apart(index, each) for each, number in enumerate(numbers) if number == first)
+        )
+        numbers.append(next(same, index))
+    return tuple(numbers)
 
 
 def was_delivered(
