@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from pipegraph.engine.pass_totals import Totals
     from pipegraph.loader.loader import Loader
 
+NEARLY_ALL = 0.8
+"""Share of all running that one stage does where it alone can hold the interpreter lock for long."""
+
+MIN_BLOCKED = 0.1
+"""Share of its time that a stage waits for room if what follows is slower."""
+
 Edge = tuple[str, int]
 Waits = dict[Edge, tuple[float, float]]
 
@@ -119,8 +125,15 @@ def _cause(
     """The stage to name, and why."""
     threads = {name: stage for name, stage in stages.items() if stage.running is not None}
     in_threads = {name: stage for name, stage in threads.items() if stage.backend == "thread"}
+    suspect = bottleneck
+    if bottleneck == CONSUMER and in_threads:
+        # Training is late as well where a stage holds the lock; that stage never waits for room then.
+        most = max(in_threads, key=lambda name: (in_threads[name].running or 0.0) * in_threads[name].workers)
+        stage = in_threads[most]
+        if (stage.running or 0.0) * stage.workers > NEARLY_ALL * cores_used and stage.blocked < MIN_BLOCKED:
+            suspect = most
     holder = find_lock_holder(
-        bottleneck,
+        suspect,
         {name: stage.busy * stage.workers for name, stage in in_threads.items()},
         {name: (stage.running or 0.0) * stage.workers for name, stage in in_threads.items()},
         {name: stage.coreless * stage.workers for name, stage in in_threads.items()},
