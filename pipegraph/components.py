@@ -60,6 +60,9 @@ class Component(ABC):
     default_name: ClassVar[str | None] = None
     portable: bool = True
     """Whether it may be opened in another process; not where it hands on what only this one has."""
+    sent_as: str = ""
+    """Operators of one graph with the same name here, which is not empty, differ in nothing that their work in another
+    process depends on: they are sent there as one."""
     bundles: bool = False
     """Whether it can be asked for several consecutive samples at once; see ``pipegraph.bundle``."""
 
@@ -123,6 +126,8 @@ class Source(Component):
     never_waits: bool = False
     """Whether its items are there already: none may be waiting for what the consumer does with those before."""
     level: str = "sample"
+    waits: bool = False
+    """Whether its ``positions`` may block until the next one is there, so that each is handed over as it comes."""
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
         """This rank's items in ``epoch``; None where it is not known without running."""

@@ -240,6 +240,18 @@ class Graph:
                 "join several with Zip(), Concat(), Mix(weights) or Merge() first"
             )
 
+    def __getitem__(self, name: str) -> Node:
+        """The node of a stage, to hang others on.
+
+        Raises:
+            KeyError: the graph has no stage of that name.
+        """
+        if name not in self.stages:
+            raise KeyError(
+                f"graph {self.name!r} has no stage {name!r}; it has: {', '.join(self.stages) or 'none'}"
+            )
+        return Node(self, Edge(name))
+
     def sinks(self) -> list[str]:
         """Stages that feed no other, in the order they were added."""
         fed = {edge.stage for spec in self.stages.values() for edge in spec.upstream}

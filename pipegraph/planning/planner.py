@@ -193,7 +193,7 @@ def _why_here(operator: Operator | Source) -> str | None:
     """Why an operator stays in the trainer's process, though another one was asked for."""
     if operator.kind in ("merge", "route"):
         return f"{operator.name} only hands items on"
-    if isinstance(operator, Source) and operator.level != "sample":
+    if isinstance(operator, Source) and operator.level == "part":
         return f"{operator.name} only names what is to be read"
     return (
         None if operator.portable else f"{operator.name} works on the trainer's own devices, files or memory"

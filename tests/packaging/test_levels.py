@@ -14,7 +14,7 @@ DOORS = {
     for row in re.findall(r"^\| `[\w.]+` \| `[\w.]+` \|.*$", MAP, re.M)
 }
 
-MAX_FOLDERS = 12
+MAX_FOLDERS = 13
 """At the top of the package: a newcomer should take them in at a glance."""
 
 

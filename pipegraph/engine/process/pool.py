@@ -52,10 +52,11 @@ class Processes:
         Raises:
             GraphError: the operator cannot be sent to another process.
         """
-        if stage.name not in self._sealed:
-            self._sealed[stage.name] = Sealed(stage.operator, stage.name)
+        sent_as = f"={stage.operator.sent_as}" if stage.operator.sent_as else stage.name
+        if sent_as not in self._sealed:
+            self._sealed[sent_as] = Sealed(stage.operator, stage.name)
         given = context, self._packing(stage)
-        host = Host(self._zygote, self._sealed[stage.name], context, given, stage.spec.timeout, context.count)
+        host = Host(self._zygote, self._sealed[sent_as], context, given, stage.spec.timeout, context.count)
         return remote(copy.copy(stage.operator), host, stage.name, stage.spec.timeout)
 
     def _packing(self, stage: StagePlan) -> Callable[[list[Any]], Any] | None:

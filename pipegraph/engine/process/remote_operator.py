@@ -265,6 +265,16 @@ class RemoteSource(_Remote):
         finally:
             self._operator.close()
 
+    def cancel(self) -> None:
+        """End a call, or a wait for positions."""
+        self._operator.cancel()
+        super().cancel()
+
+    def uncancel(self) -> None:
+        """Both may wait again."""
+        self._operator.uncancel()
+        super().uncancel()
+
     def begin_run(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
         """A run begins."""
         self._operator.begin_run(epoch, history)

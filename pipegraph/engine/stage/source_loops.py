@@ -133,7 +133,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
     epoch, step = run.first_epoch, stage.restart.step
     single = pace.max_rows == 1
     # Bundles are dealt one at a time: how long they should be may be known better soon.
-    room = inner.stats().capacity if single else 1
+    room = inner.stats().capacity if single and not source.waits else 1
     began = step
     while True:
         run.horizon.wait_for(epoch)

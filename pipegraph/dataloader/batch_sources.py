@@ -1,0 +1,332 @@
+"""Sources of whole batches, as torch's fetchers make them, and the fan-in that takes them from the workers in turn."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, final
+
+from torch.utils.data import _DatasetKind
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from pipegraph.chunk import Chunk, Cursor
+from pipegraph.contracts import Context, Drawn, FanIn, History, Source
+from pipegraph.dataloader.dataset_worker import Worker, become_worker, own_copy
+from pipegraph.dataloader.index_feed import Feed
+from pipegraph.engine.process.exceptions import Carried
+from pipegraph.global_generators import Draws
+from pipegraph.parameters import function_name
+
+STAGE = "worker-{}"
+"""Stages of workers that have indices of their own."""
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """How batches are fetched.
+
+    Attributes:
+        size: of the batches of an iterable; None gives its items as they are.
+        collates: whether an index is a list of indices, and a batch is collated.
+        carries: whether an error is delivered in its batch's place, so that those behind it follow.
+    """
+
+    dataset: Any
+    collate: Callable[[Any], Any]
+    collates: bool
+    size: int | None = None
+    drop_last: bool = False
+    carries: bool = False
+
+    def fetcher(self, kind: int) -> Any:
+        """Torch's fetcher."""
+        create: Any = _DatasetKind.create_fetcher
+        return create(kind, self.dataset, self.collates, self.collate, self.drop_last)
+
+    def config(self) -> dict[str, Any]:
+        """For the digest of a graph."""
+        facts = {"dataset": type(self.dataset).__qualname__, "collate": function_name(self.collate)}
+        return {**facts, "size": self.size, "drop_last": self.drop_last}
+
+
+@final
+class Failed:
+    """In place of a batch: the error that it met."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = Carried(error)
+
+
+@final
+class Stateful:
+    """A batch of an iterable, and where that stands behind it."""
+
+    def __init__(self, worker: int, data: Any, state: Any) -> None:
+        self.worker = worker
+        self.data = data
+        self.state = state
+
+
+class _Batches(Source):
+    """What the two sources share.
+
+    Args:
+        worker: as whom a process fetches; None fetches in threads, each with a copy of the data set.
+    """
+
+    level = "batch"
+    elastic = False
+    sent_as = "batches"
+
+    def __init__(self, fetching: Fetching, worker: Worker | None) -> None:
+        self.fetching = fetching
+        self.worker = worker
+        self._context = Context("")
+        self._draws = Draws()
+        self._ready = False
+
+    def config(self) -> dict[str, Any]:
+        return self.fetching.config()
+
+    def open(self, context: Context) -> None:
+        self._context = context
+        self._draws = Draws(context.seed, context.stage)
+        if self.worker is None:
+            self.fetching = replace(self.fetching, dataset=own_copy(self.fetching.dataset))
+
+    @property
+    def number(self) -> int:
+        """Which of the loader's workers this is."""
+        stem, _, number = self._context.stage.rpartition("-")
+        return int(number) if f"{stem}-{{}}" == STAGE else self._context.worker
+
+    def _set_up(self) -> None:
+        """At the first batch, and so in the worker's process and not in the trainer's."""
+        if not self._ready and self.worker is not None:
+            allocate = self._context.allocate
+            assert allocate is not None
+            become_worker(replace(self.worker, number=self.number), self.fetching.dataset, allocate)
+        self._ready = True
+
+
+@final
+class MapBatches(_Batches):
+    """Batches of a map-style data set.
+
+    Args:
+        feed: where indices come from.
+        count: batches in an epoch; None if that is not known.
+    """
+
+    default_name = "batches"
+    random_access = True
+    draws = True
+    waits = True
+
+    def __init__(self, fetching: Fetching, worker: Worker | None, feed: Feed, count: int | None) -> None:
+        super().__init__(fetching, worker)
+        self.feed = feed
+        self._lanes, self._lane = 1, 0
+        self._count = count
+        self._fetcher: Any = None
+
+    def split(self, lanes: int, lane: int) -> MapBatches:
+        """For one of as many stages that fetch in turn."""
+        made = copy.copy(self)
+        made._lanes, made._lane = lanes, lane
+        return made
+
+    def has_length(self) -> bool:
+        return self._count is not None
+
+    def length(self, epoch: int, rank: int, world_size: int) -> int | None:
+        return None if self._count is None else len(range(self._lane, self._count, self._lanes))
+
+    def begin_run(self, epoch: int, history: History) -> None:
+        super().begin_run(epoch, history)
+        self.feed.begin()
+
+    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[Drawn]:
+        for step, index in enumerate(self.feed.lane(epoch, self._lane)):
+            if step >= start:
+                yield Drawn(step * self._lanes + self._lane, index)
+
+    def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
+        return [step * self._lanes + self._lane for step in steps]
+
+    def cancel(self) -> None:
+        self.feed.cancel()
+
+    def uncancel(self) -> None:
+        self.feed.uncancel()
+
+    def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
+        return [drawn.index for drawn in positions]
+
+    def index_of(self, position: Any, epoch: int) -> Any:
+        return position.index
+
+    def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
+        for index in islice(indices, start, None):
+            found.append(self._fetch(index))  # noqa: PERF401 (one may fail)
+
+    def read(self, position: Any, epoch: int) -> Any:
+        self._draws.one(epoch, (self._context.stage, position.position))
+        if self.fetching.collates and not getattr(self.fetching.dataset, "__getitems__", None):
+            return self._fetch(position.index, epoch, position.position)
+        return self._fetch(position.index)
+
+    def _fetch(self, index: Any, epoch: int = 0, position: int | None = None) -> Any:
+        try:
+            self._set_up()
+            if position is not None:
+                return self._fetch_rows(index, epoch, position)
+            if self._fetcher is None:
+                self._fetcher = self.fetching.fetcher(_DatasetKind.Map)
+            return self._fetcher.fetch(index)
+        except Exception as error:
+            if not self.fetching.carries:
+                raise
+            return Failed(error)
+
+    def _fetch_rows(self, index: Sequence[Any], epoch: int, position: int) -> Any:
+        """Each sample with its own random numbers."""
+        stage, draws, dataset = self._context.stage, self._draws, self.fetching.dataset
+        rows: list[Any] = []
+        draws.rows(epoch, [(stage, position, row) for row in range(len(index))], rows, 0)
+        for each in index:
+            rows.append(dataset[each])  # noqa: PERF401 (its length says which row is in work)
+        draws.one(epoch, (stage, position))
+        return self.fetching.collate(rows)
+
+
+@final
+class IterableBatches(_Batches):
+    """Batches of an ``IterableDataset``, whose copies in the workers are each read by themselves.
+
+    Args:
+        resume: of each worker, batches delivered and the state behind them.
+    """
+
+    default_name = "batches"
+
+    def __init__(
+        self, fetching: Fetching, worker: Worker | None, resume: Sequence[tuple[int, Any]] = ()
+    ) -> None:
+        super().__init__(fetching, worker)
+        self.resume = resume
+
+    def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
+        self._draws.one(epoch, (self._context.stage, 0))
+        number = self.number
+        try:
+            self._set_up()
+            done, state = self.resume[number] if self.resume and epoch == 0 else (0, None)
+            fetcher = begun(self.fetching, done, state)
+        except Exception as error:
+            if not self.fetching.carries:
+                raise
+            yield 0, Failed(error)
+            return
+        index = None if self.fetching.size is None else [None] * self.fetching.size
+        step = 0
+        while True:
+            self._draws.one(epoch, (self._context.stage, step))
+            data: Any
+            try:
+                data = fetcher.fetch(index)
+            except StopIteration:
+                return
+            except Exception as error:
+                if not self.fetching.carries:
+                    raise
+                data = Failed(error)
+            if step >= start:
+                yield step, Stateful(number, data, where(fetcher)) if self.fetching.carries else data
+            step += 1
+
+
+def begun(fetching: Fetching, done: int, state: Any) -> Any:
+    """Torch's fetcher of an iterable, behind the batches that were delivered."""
+    if state is not None:
+        holder, kept = state
+        if holder == "dataset":
+            fetching.dataset.load_state_dict(kept)
+        fetcher = fetching.fetcher(_DatasetKind.Iterable)
+        if holder == "iterator":
+            fetcher.dataset_iter.load_state_dict(kept)
+        return fetcher
+    fetcher = fetching.fetcher(_DatasetKind.Iterable)
+    if done:
+        for _ in islice(fetcher.dataset_iter, done * (fetching.size or 1)):
+            pass
+    return fetcher
+
+
+def where(fetcher: Any) -> tuple[str, Any] | None:
+    """Where an iterable stands, as its iterator or itself says; None if neither does."""
+    for name, holder in (("iterator", fetcher.dataset_iter), ("dataset", fetcher.dataset)):
+        if hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict"):
+            return name, copy.deepcopy(holder.state_dict())
+    return None
+
+
+@final
+class InTurn(FanIn):
+    """One item from each input in turn; an input that has ended is left out from then on.
+
+    Args:
+        first: the input to begin with, in the first epoch.
+    """
+
+    default_name = "batches"
+    separate = True
+    inputs_in = (2, None)
+
+    def __init__(self, first: int = 0) -> None:
+        self._first = first
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+    def begin(self, inputs: int, epoch: int) -> None:
+        self._ended = [False] * inputs
+        self._at = self._first if epoch == 0 else 0
+
+    def next_input(self) -> int | None:
+        for _ in self._ended:
+            if not self._ended[self._at]:
+                return self._at
+            self._at = (self._at + 1) % len(self._ended)
+        return None
+
+    def end_input(self, index: int) -> None:
+        self._ended[index] = True
+
+    def process(self, chunk: Chunk) -> Chunk:
+        self._at = (self._at + 1) % len(self._ended)
+        return chunk
+
+    def merged_length(self, lengths: Sequence[int]) -> int | None:
+        return sum(lengths)
+
+    def cursor(self, positions: Sequence[Cursor]) -> Cursor:
+        return (self._at, tuple(self._ended), *positions)
+
+    def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
+        if cursor is None:
+            return [None] * inputs
+        self._at, ended = cursor[:2]
+        self._ended = list(ended)
+        return list(cursor[2:])
+
+
+def pinned(device: str | None, batch: Any) -> Any:
+    """A batch in pinned memory, as torch's ``DataLoader`` pins it."""
+    pin: Any = pin_memory
+    if isinstance(batch, Stateful):
+        batch.data = pinned(device, batch.data)
+        return batch
+    return batch if isinstance(batch, Failed) else pin(batch, device)

@@ -1,0 +1,110 @@
+"""What torch's ``DataLoader`` makes of a worker before it fetches: seeds, ``get_worker_info``, ``worker_init_fn``."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils import worker as _torch_worker
+
+from pipegraph import global_generators
+from pipegraph.device.slabs import SPARE_SLABS, SlabRing
+
+SHARED_BYTES = 1 << 12
+"""Batched tensors of at least so many bytes are made in shared memory; smaller ones travel in the message."""
+
+
+torch_worker: Any = _torch_worker  # typed in part only
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker of a data loader.
+
+    Attributes:
+        number: 0 .. workers-1.
+        seed: of the loader's pass (torch's ``base_seed``).
+        init: the user's ``worker_init_fn``.
+    """
+
+    number: int
+    workers: int
+    seed: int
+    init: Callable[[int], None] | None
+
+
+def become_worker(worker: Worker, dataset: Any, allocate: Callable[[int], torch.Tensor]) -> None:
+    """Make this process that worker, as torch's ``_worker_loop`` does.
+
+    Args:
+        dataset: this worker's copy.
+        allocate: shared memory that is sent without being copied.
+    """
+    global_generators.leave()  # its numbers are the worker's and not the sample's, as torch's are
+    torch.set_num_threads(1)
+    seed = worker.seed + worker.number
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(torch_worker._generate_state(worker.seed, worker.number))
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=worker.number, num_workers=worker.workers, seed=seed, dataset=dataset
+    )
+    stacks = torch_collate.default_collate_fn_map
+    stacks[torch.Tensor] = partial(_stack_shared, allocate, stacks[torch.Tensor], {})
+    if worker.init is not None:
+        worker.init(worker.number)
+
+
+def _stack_shared(
+    allocate: Callable[[int], torch.Tensor],
+    otherwise: Callable[..., Any],
+    rings: dict[int, SlabRing],
+    batch: list[torch.Tensor],
+    *,
+    collate_fn_map: Any = None,
+) -> torch.Tensor:
+    """``default_collate`` of tensors, written once, to memory that the trainer reads."""
+    first = batch[0]
+    plain = first.__class__ is torch.Tensor and first.layout == torch.strided and first.device.type == "cpu"
+    nbytes = len(batch) * first.nbytes if plain else 0
+    alike = nbytes >= SHARED_BYTES and all(
+        each.shape == first.shape and each.dtype == first.dtype and not each.requires_grad for each in batch
+    )
+    if not alike:
+        if plain and not any(each.requires_grad for each in batch):
+            return torch.stack(batch, 0)
+        made: torch.Tensor = otherwise(batch, collate_fn_map=collate_fn_map)
+        return made
+    room = 1 << (nbytes - 1).bit_length() if nbytes < 1 << 20 else -(-nbytes >> 20) << 20
+    ring = rings.get(room)
+    if ring is None:
+        ring = rings[room] = SlabRing(allocate, SPARE_SLABS)
+    lease = ring.lend(ring.take(room))
+    out = lease.tensor(first.dtype, (len(batch), *first.shape))
+    return torch.stack(batch, 0, out=out)
+
+
+def own_copy(dataset: Any) -> Any:
+    """A copy of a data set for a worker's thread: what it opens later is its own, the data in it is shared.
+
+    Data sets within it (``Subset``, ``ConcatDataset``, ...) are copied alike.
+    """
+    if isinstance(dataset, Dataset):
+        made = copy.copy(dataset)
+        for name, value in list(vars(made).items()):
+            if isinstance(value, Dataset):
+                made.__dict__[name] = own_copy(value)
+            elif (
+                isinstance(value, list | tuple) and value and all(isinstance(each, Dataset) for each in value)
+            ):
+                made.__dict__[name] = type(value)(map(own_copy, value))
+        return made
+    return copy.copy(dataset) if hasattr(dataset, "__dict__") else dataset

@@ -1,0 +1,149 @@
+"""Indices of batches on their way to the workers, dealt to them in turn.
+
+In a ``DataLoader`` the consumer's thread draws them, as torch's does, so that samplers are called there and as far
+ahead; a graph that is used by itself draws them when its workers want more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from pipegraph.engine.activity import Cancelled
+
+
+class Feed(Protocol):
+    """Where a worker's stage takes its indices from."""
+
+    def lane(self, epoch: int, worker: int) -> Iterator[Any]:
+        """The indices of one worker, in their order; may block."""
+
+    def begin(self) -> None:
+        """A run begins, in which nobody has read anything yet."""
+
+    def cancel(self) -> None:
+        """End a ``lane`` that blocks with ``Cancelled``; thread-safe."""
+
+    def uncancel(self) -> None:
+        """It may block again."""
+
+
+class IndexFeed:
+    """Indices that one thread puts and each worker's thread takes. Thread-safe.
+
+    Args:
+        lanes: workers; index i of an epoch goes to worker i modulo ``lanes``.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self._changed = threading.Condition()
+        self._count = lanes
+        self._cancelled = False
+        self._lanes: list[deque[Any]] = []
+        self._put = 0
+        self._ended: list[bool] = [False]
+        self.restart()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return IndexFeed, (self._count,)  # a worker's process is sent its indices one by one
+
+    def restart(self) -> None:
+        """The indices of another epoch follow; whoever still takes those before gets no more."""
+        with self._changed:
+            self._lanes = [deque() for _ in range(self._count)]
+            self._ended = [False]
+            self._put = 0
+
+    def put(self, index: Any) -> None:
+        """The next index."""
+        with self._changed:
+            self._lanes[self._put % self._count].append(index)
+            self._put += 1
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """The epoch has no more indices."""
+        with self._changed:
+            self._ended[0] = True
+            self._changed.notify_all()
+
+    def begin(self) -> None:
+        """Nothing: :meth:`restart` was called."""
+
+    def lane(self, epoch: int, worker: int) -> Iterator[Any]:
+        """See :class:`Feed`."""
+        with self._changed:
+            lane, ended = self._lanes[worker], self._ended
+        while True:
+            with self._changed:
+                while not lane and not ended[0] and not self._cancelled:
+                    self._changed.wait()
+                if self._cancelled:
+                    raise Cancelled
+                if not lane:
+                    return
+                index = lane.popleft()
+            yield index
+
+    def cancel(self) -> None:
+        """See :class:`Feed`."""
+        with self._changed:
+            self._cancelled = True
+            self._changed.notify_all()
+
+    def uncancel(self) -> None:
+        """See :class:`Feed`."""
+        with self._changed:
+            self._cancelled = False
+
+
+class DrawnIndices:
+    """Indices drawn from a sampler by whichever worker's thread wants one first. Thread-safe.
+
+    Args:
+        sampler: gives them anew for each epoch; ``set_epoch`` is called where it has one.
+        lanes: as of :class:`IndexFeed`.
+    """
+
+    def __init__(self, sampler: Iterable[Any], lanes: int) -> None:
+        self._sampler: Any = sampler
+        self._count = lanes
+        self._lock = threading.Lock()
+        self._epochs: dict[int, tuple[Iterator[tuple[int, Any]], list[deque[Any]]]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DrawnIndices, ((), self._count)
+
+    def begin(self) -> None:
+        """See :class:`Feed`."""
+        with self._lock:
+            self._epochs.clear()
+
+    def lane(self, epoch: int, worker: int) -> Iterator[Any]:
+        """See :class:`Feed`."""
+        while True:
+            with self._lock:
+                if epoch not in self._epochs:
+                    self._epochs.pop(epoch - 2, None)
+                    samplers: tuple[Any, ...] = (self._sampler, getattr(self._sampler, "sampler", None))
+                    for sampler in samplers:
+                        if hasattr(sampler, "set_epoch"):
+                            sampler.set_epoch(epoch)
+                    lanes = [deque[Any]() for _ in range(self._count)]
+                    self._epochs[epoch] = (enumerate(self._sampler), lanes)
+                drawn, lanes = self._epochs[epoch]
+                while not lanes[worker]:
+                    found = next(drawn, None)
+                    if found is None:
+                        return
+                    lanes[found[0] % self._count].append(found[1])
+                index = lanes[worker].popleft()
+            yield index
+
+    def cancel(self) -> None:
+        """It never blocks."""
+
+    def uncancel(self) -> None:
+        """It never blocks."""

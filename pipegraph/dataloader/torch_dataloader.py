@@ -1,0 +1,329 @@
+"""``pg.DataLoader``: change the import, keep the script."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, Literal
+
+import torch.utils.data
+from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+
+from pipegraph.dataloader.batch_progress import BatchProgress, Indices
+from pipegraph.dataloader.batch_sources import (
+    STAGE,
+    Failed,
+    Fetching,
+    InTurn,
+    IterableBatches,
+    MapBatches,
+    Stateful,
+    begun,
+    pinned,
+    where,
+)
+from pipegraph.dataloader.dataset_worker import Worker
+from pipegraph.dataloader.index_feed import DrawnIndices, Feed, IndexFeed
+from pipegraph.errors import StageTimeoutError
+from pipegraph.graph import Graph
+from pipegraph.loader.loader import Loader
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """Torch's ``DataLoader`` on pipegraph's workers: its arguments, its batches in its order, and a state.
+
+    For the same generator the batches equal torch's, with what the samples draw from the global generators of torch,
+    NumPy and Python in a worker's process. A pass can be stopped anywhere and resumed: see :meth:`state_dict`.
+
+    Args:
+        workers: what ``num_workers`` counts: ``"process"``, as in torch, each with its own copy of the data set; or
+            ``"thread"``, which start at once and copy nothing: for what releases the interpreter lock. Torch's random
+            functions then give each sample its own numbers. An iterable is read by one thread. There is no
+            ``get_worker_info`` and no ``worker_init_fn``.
+
+    All other arguments are torch's. ``multiprocessing_context`` is checked and kept; worker processes are
+    forked from a process without threads, whatever it says. ``in_order=False`` holds for map-style data sets.
+
+    >>> loader = DataLoader(range(5), batch_size=2)
+    >>> [batch.tolist() for batch in loader]
+    [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        workers: Literal["process", "thread"] = "process",
+    ) -> None:
+        if workers not in ("process", "thread"):
+            raise ValueError(
+                f"workers option should be 'process' or 'thread', got {workers!r}; see num_workers"
+            )
+        if workers == "thread" and (worker_init_fn is not None or timeout):
+            raise ValueError("worker_init_fn and timeout options need workers='process'")
+        self.workers = workers
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self._progress = self._fresh()
+        self._restored: BatchProgress | None = None
+
+    # -- passes --------------------------------------------------------------------------------
+
+    def _get_iterator(self) -> Any:
+        if isinstance(self.dataset, IterDataPipe | MapDataPipe):
+            return super()._get_iterator()
+        if self.num_workers == 0:
+            return _Inline(self)
+        self.check_worker_number_rationality()
+        return _Pipelined(self)
+
+    def _next_progress(self) -> BatchProgress:
+        """Of the pass that begins: what was restored, or a new one."""
+        found, self._restored = self._restored or self._fresh(), None
+        self._progress = found
+        return found
+
+    def _fresh(self) -> BatchProgress:
+        if self._dataset_kind == _DatasetKind.Map:
+            return BatchProgress()
+        return BatchProgress(1 if self.workers == "thread" else max(1, self.num_workers))
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was delivered of the pass, as a small dict with a fixed set of keys; thread-safe.
+
+        Inside the loop, and after a ``break``, the rest of the epoch; after the loop a whole epoch. A generator that
+        was given, and torch's global one, stay the caller's to save: the state holds what the running epoch's order
+        was drawn from. JSON, unless an iterable data set's own state is not.
+        """
+        if self._restored is not None:
+            return self._restored.state()
+        return self._fresh().state() if self._progress.finished else self._progress.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next pass delivers exactly what followed the state.
+
+        For a map-style data set without reading what came before, at any ``num_workers``. An iterable is asked for
+        its ``load_state_dict``, in each worker; without one it is read again up to where it stood.
+
+        Raises:
+            StateError: the state is no data loader's, or of an iterable with another number of workers.
+        """
+        self._restored = BatchProgress.of(state, len(self._fresh().copies))
+        self._iterator = None
+
+    # -- the pipeline --------------------------------------------------------------------------
+
+    @property
+    def graph(self) -> Graph:
+        """The pipeline behind the loader, as a description to build on: ``loader.graph["batches"].then(...)``.
+
+        Its own ``loader()`` draws from the sampler in its workers, raises a sample's error and ends with it, and has
+        the state of every graph.
+        """
+        pipeline = _Pipeline(self, self.dataset, 0, carries=False)
+        return pipeline.graph(DrawnIndices(self._index_sampler, pipeline.lanes), pin=None)
+
+
+class _Pipeline:
+    """The graph of a loader's pass."""
+
+    def __init__(self, loader: DataLoader, dataset: Any, base_seed: int, carries: bool) -> None:
+        self._loader = loader
+        self._base_seed = base_seed
+        self._iterable = loader._dataset_kind == _DatasetKind.Iterable
+        self._fetching = Fetching(
+            dataset, loader.collate_fn, loader._auto_collation, loader.batch_size, loader.drop_last, carries
+        )
+        processes = loader.workers == "process" and loader.num_workers > 0
+        self._backend = "process" if processes else "thread" if loader.num_workers else "inline"
+        count = max(1, loader.num_workers)
+        self._workers = count
+        in_turn = processes and count > 1 and (loader.in_order or self._iterable)
+        self.lanes = count if in_turn else 1
+        self._worker = Worker(0, count, base_seed, loader.worker_init_fn) if processes else None
+
+    def graph(
+        self, feed: Feed, pin: str | None, pins: bool = False, progress: BatchProgress | None = None
+    ) -> Graph:
+        loader = self._loader
+        graph = Graph("dataloader", seed=self._base_seed)
+        source: MapBatches | IterableBatches
+        if self._iterable:
+            source = IterableBatches(self._fetching, self._worker, progress.copies.copy() if progress else ())
+        else:
+            try:
+                count: int | None = len(loader)
+            except (TypeError, NotImplementedError):
+                count = None
+            source = MapBatches(self._fetching, self._worker, feed, count)
+        options: dict[str, Any] = {
+            "backend": self._backend,
+            "timeout": loader.timeout or None if self._backend == "process" else None,
+        }
+        ahead = loader.prefetch_factor or 1
+        if self.lanes == 1:
+            workers = 1 if self._iterable else self._workers
+            node = graph.add(
+                source,
+                name="batches",
+                workers=workers,
+                ordered=loader.in_order,
+                capacity=max(1, ahead * workers),
+                **options,
+            )
+        else:
+            nodes = []
+            for lane in range(self.lanes):
+                each = source.split(self.lanes, lane) if isinstance(source, MapBatches) else source
+                nodes.append(graph.add(each, name=STAGE.format(lane), capacity=max(1, ahead), **options))
+            node = graph.add(InTurn(progress.turn if progress else 0), *nodes, name="batches", capacity=1)
+        if pins:
+            node.then(partial(pinned, pin), name="pin", capacity=1)
+        return graph
+
+
+class _Inline(_SingleProcessDataLoaderIter):
+    """``num_workers=0``: torch's own loop, in the consumer's thread, with a state."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._progress = progress = loader._next_progress()
+        super().__init__(loader)
+        if self._dataset_kind == _DatasetKind.Map:
+            self._sampler_iter = Indices(self._index_sampler, progress)
+            return
+        done, state = progress.copies[0]
+        fetching = Fetching(
+            self._dataset, self._collate_fn, self._auto_collation, loader.batch_size, self._drop_last
+        )
+        if done:
+            self._dataset_fetcher = begun(fetching, done, state)
+
+    _fetched: Any = _SingleProcessDataLoaderIter._next_data
+
+    def _next_data(self) -> Any:
+        progress = self._progress
+        try:
+            data = self._fetched()
+        except StopIteration:
+            progress.finished = True
+            raise
+        progress.batches += 1
+        if self._dataset_kind == _DatasetKind.Iterable:
+            progress.copies = [(progress.copies[0][0] + 1, where(self._dataset_fetcher))]
+        return data
+
+
+class _Pipelined(_BaseDataLoaderIter):
+    """Passes over one running pipeline; what is the same as in torch stands in ``_MultiProcessingDataLoaderIter``."""
+
+    _running: Loader
+    _passing: Iterator[Any]
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._progress = progress = loader._next_progress()
+        super().__init__(loader)
+        base_seed = int(self._base_seed) if progress.base_seed is None else progress.base_seed
+        self._base_seed = progress.base_seed = base_seed
+        self._ahead = (loader.prefetch_factor or 1) * loader.num_workers
+        self._indexed = self._dataset_kind == _DatasetKind.Map
+        pipeline = _Pipeline(loader, self._dataset, base_seed, carries=True)
+        self._feed = IndexFeed(pipeline.lanes)
+        graph = pipeline.graph(self._feed, self._pin_memory_device, self._pin_memory, progress)
+        self._running = graph.loader(rank=0, world_size=1)
+        self._epoch = 0
+        self._begin(loader)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Another pass with the same workers, which first do what was asked of them, as torch's do."""
+        if self._indexed and not self._progress.finished:
+            self._over = True
+            self._feed.end()
+            with contextlib.suppress(Exception):
+                for _ in self._passing:
+                    pass
+        super()._reset(loader, first_iter)
+        base_seed = self._progress.base_seed
+        self._progress = loader._next_progress()
+        self._progress.base_seed = base_seed
+        self._epoch += 1
+        self._begin(loader)
+
+    def _begin(self, loader: DataLoader) -> None:
+        self._over = False
+        self._feed.restart()
+        if self._indexed:
+            self._sampler_iter = Indices(self._index_sampler, self._progress)
+            for _ in range(self._ahead):
+                self._draw()
+        self._running.set_epoch(self._epoch)
+        self._passing = iter(self._running)
+
+    def _draw(self) -> None:
+        if not self._over:
+            try:
+                self._feed.put(next(self._sampler_iter))
+            except StopIteration:
+                self._over = True
+                self._feed.end()
+
+    def _next_data(self) -> Any:
+        progress = self._progress
+        try:
+            data = next(self._passing)
+        except StopIteration:
+            progress.finished = True
+            if not self._persistent_workers:
+                self._running.close()
+            raise
+        except StageTimeoutError as error:
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from error
+        if self._indexed:
+            self._draw()
+        if data.__class__ is Stateful:
+            worker, state, data = data.worker, data.state, data.data
+            progress.copies[worker] = (progress.copies[worker][0] + 1, state)
+            progress.turn = (worker + 1) % len(progress.copies)
+        progress.batches += 1
+        if data.__class__ is Failed:
+            raise data.error.error()
+        return data

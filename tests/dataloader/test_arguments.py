@@ -1,0 +1,421 @@
+"""Each argument that torch documents for its ``DataLoader``, and what ``pg.DataLoader`` adds."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import data
+
+import pipegraph as pg
+from pipegraph import operators as ops
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Squares(data.Dataset[int]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+
+class Who(Squares):
+    """Tells which worker reads a sample."""
+
+    ready = ""
+
+    def __getitem__(self, index: int) -> Any:
+        info = data.get_worker_info()
+        assert info is None or info.dataset is self
+        place = None if info is None else (info.id, info.num_workers, info.seed)
+        return index, os.getpid(), place, self.ready
+
+
+def numbers(loader: Any) -> list[Any]:
+    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in loader]
+
+
+def test_the_import_is_all_that_changes() -> None:
+    loader = pg.DataLoader(Squares(), 4, True, num_workers=2, generator=torch.Generator().manual_seed(1))
+    assert isinstance(loader, data.DataLoader)
+    theirs = data.DataLoader(Squares(), 4, True, generator=torch.Generator().manual_seed(1))
+    assert numbers(loader) == numbers(theirs)
+    assert len(loader) == 3 and loader.batch_size == 4 and isinstance(loader.dataset, Squares)
+    assert isinstance(loader.sampler, data.RandomSampler) and loader.prefetch_factor == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
+)
+def test_what_cannot_be_set_again(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"{name} attribute should not be set after DataLoader is initialized"
+    ):
+        setattr(pg.DataLoader(Squares()), name, 3)
+
+
+def test_sampler_batch_sampler_collate_fn_and_drop_last() -> None:
+    options: dict[str, Any] = {"num_workers": 1, "collate_fn": list}
+    assert numbers(pg.DataLoader(Squares(), 2, sampler=[5, 3, 1], **options)) == [[25, 9], [1]]
+    assert numbers(pg.DataLoader(Squares(), 2, sampler=[5, 3, 1], drop_last=True, **options)) == [[25, 9]]
+    assert numbers(pg.DataLoader(Squares(), batch_sampler=[[1], [2, 3]], **options)) == [[1], [4, 9]]
+    assert numbers(pg.DataLoader(Squares(), None, sampler=[5, 3], num_workers=1)) == [25, 9]
+
+
+def test_workers_have_their_number_their_seed_and_their_own_copy_of_the_data_set() -> None:
+    def prepare(worker: int) -> None:
+        info = data.get_worker_info()
+        assert info is not None
+        info.dataset.ready = f"by {worker}"  # type: ignore[attr-defined]
+
+    dataset = Who()
+    loader = pg.DataLoader(
+        dataset, None, num_workers=2, worker_init_fn=prepare, generator=torch.Generator().manual_seed(5)
+    )
+    base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(5)))
+    found = list(loader)
+    assert [tuple(each[2]) for each in found] == [
+        (i % 2, 2, base_seed + i % 2) for i in range(10)
+    ]  # dealt in turn
+    assert [each[3] for each in found] == [f"by {i % 2}" for i in range(10)]
+    assert len({each[1] for each in found} | {os.getpid()}) == 3
+    assert dataset.ready == "" and data.get_worker_info() is None
+
+
+def test_persistent_workers_live_on_and_others_see_the_data_set_as_it_is_now() -> None:
+    def pids(loader: Any) -> set[int]:
+        return {each[1] for each in loader}
+
+    kept = pg.DataLoader(Who(), None, num_workers=2, persistent_workers=True)
+    assert pids(kept) == pids(kept)
+    dataset = Who()
+    fresh = pg.DataLoader(dataset, None, num_workers=1)
+    first = pids(fresh)
+    dataset.ready = "epoch 1"
+    again = list(fresh)
+    assert {each[1] for each in again} != first and {each[3] for each in again} == {"epoch 1"}
+
+
+class Sharded(data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        info = data.get_worker_info()
+        assert info is not None
+        return iter(range(info.id, 11, info.num_workers))
+
+
+def test_an_iterable_is_read_by_every_worker_and_its_batches_come_in_turn() -> None:
+    loader = pg.DataLoader(Sharded(), 2, num_workers=3)
+    assert numbers(loader) == numbers(data.DataLoader(Sharded(), 2, num_workers=3))
+    with pytest.raises(TypeError, match="has no len"):
+        len(loader)
+
+
+class Slow(Squares):
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            threading.Event().wait(30)
+        return index
+
+
+def test_timeout() -> None:
+    passing = iter(pg.DataLoader(Slow(), None, num_workers=1, timeout=1))
+    assert [next(passing) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="DataLoader timed out after 1 seconds"):
+        next(passing)
+
+
+class Counted(Squares):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __getitem__(self, index: int) -> int:
+        with open(self.path, "a") as file:
+            file.write(f"{index}\n")
+        return index
+
+
+def test_prefetch_factor_is_how_many_batches_each_worker_reads_ahead(tmp_path: Path) -> None:
+    drawn = []
+
+    class Sampler(data.Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            for i in range(100):
+                drawn.append(i)
+                yield i % 10
+
+    passing = iter(pg.DataLoader(Squares(), None, sampler=Sampler(), num_workers=2, prefetch_factor=3))
+    assert len(drawn) == 6  # in the consumer's thread, before the first batch is asked for
+    next(passing)
+    assert len(drawn) == 7
+
+
+def test_an_error_comes_in_its_batchs_place_and_the_batches_behind_it_follow() -> None:
+    class Broken(Squares):
+        def __getitem__(self, index: int) -> int:
+            if index == 4:
+                raise KeyError("four")
+            return index
+
+    passing = iter(pg.DataLoader(Broken(), None, num_workers=2))
+    assert [next(passing) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(KeyError, match="four"):
+        next(passing)
+    assert list(passing) == [5, 6, 7, 8, 9]
+
+
+def test_a_worker_that_dies_is_a_runtime_error() -> None:
+    class Dies(Squares):
+        def __getitem__(self, index: int) -> int:
+            os._exit(3)
+
+    with pytest.raises(RuntimeError, match=r"called exit\(3\)"):
+        list(pg.DataLoader(Dies(), num_workers=1))
+
+
+def test_two_passes_at_once() -> None:
+    loader = pg.DataLoader(Squares(), 3, num_workers=1)
+    assert [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)] == [
+        (x, x) for x in numbers(loader)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_workers": -1}, "num_workers option should be non-negative"),
+        ({"timeout": -1}, "timeout option should be non-negative"),
+        ({"prefetch_factor": 2}, "prefetch_factor option could only be specified in multiprocessing"),
+        ({"persistent_workers": True}, "persistent_workers option needs num_workers > 0"),
+        ({"shuffle": True, "sampler": [1]}, "sampler option is mutually exclusive with shuffle"),
+        ({"batch_size": None, "drop_last": True}, "batch_size=None option disables auto-batching"),
+        ({"num_workers": 1, "multiprocessing_context": "x"}, "should specify a valid start method"),
+        ({"workers": "threads"}, "workers option should be 'process' or 'thread', got 'threads'"),
+        ({"workers": "thread", "num_workers": 1, "timeout": 3}, "need workers='process'"),
+    ],
+)
+def test_wrong_arguments_are_torchs_errors(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pg.DataLoader(Squares(), **options)
+
+
+def test_pin_memory_without_an_accelerator_warns_as_torch_does() -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has an accelerator")
+    with pytest.warns(UserWarning, match="no accelerator is found"):
+        assert len(list(pg.DataLoader(Squares(), num_workers=1, pin_memory=True))) == 10
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    "workers", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}]
+)
+def test_pin_memory(workers: dict[str, Any]) -> None:
+    for batch in pg.DataLoader(Squares(), 4, pin_memory=True, **workers):
+        assert batch.is_pinned()
+
+
+# -- threads -----------------------------------------------------------------------------------
+
+
+class Rows(data.Dataset[Any]):
+    """Opens its database at the first read, as such data sets do; a connection belongs to one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.connection: sqlite3.Connection | None = None
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        if self.connection is None:
+            self.connection = sqlite3.connect(self.path)
+        ((value,),) = self.connection.execute("select value from numbers where id = ?", (int(index),))
+        return int(value)
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 3, "workers": "thread"}])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_data_set_with_a_lazy_handle_has_one_in_every_worker(
+    tmp_path: Path, options: Any, wrapped: bool
+) -> None:
+    with sqlite3.connect(tmp_path / "rows.db") as connection:
+        connection.execute("create table numbers (id integer, value integer)")
+        connection.executemany("insert into numbers values (?, ?)", [(i, i * 7) for i in range(40)])
+    connection.close()
+    dataset: Any = Rows(tmp_path / "rows.db")
+    if wrapped:
+        dataset = data.ConcatDataset([data.Subset(dataset, range(20)), data.Subset(dataset, range(20, 40))])
+    for _ in range(2):
+        assert [x for batch in pg.DataLoader(dataset, 4, **options) for x in batch.tolist()] == [
+            i * 7 for i in range(40)
+        ]
+
+
+class Noisy(Squares):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(3) + index
+
+
+def test_threads_deliver_the_same_numbers_however_many_there_are_and_leave_the_training_threads_alone() -> (
+    None
+):
+    def run(count: int) -> list[Any]:
+        generator = torch.Generator().manual_seed(4)
+        loader = pg.DataLoader(
+            Noisy(),
+            3,
+            True,
+            num_workers=count,
+            generator=generator,
+            workers="thread",
+            persistent_workers=True,
+        )
+        return [numbers(loader), numbers(loader)]
+
+    before = torch.get_rng_state()
+    one = run(1)
+    assert run(2) == run(4) == one and one[0] != one[1]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# -- states ------------------------------------------------------------------------------------
+
+
+class Remembers(data.IterableDataset[int]):
+    """Says where it stands, so that nothing is read again."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        start, self.next = self.next, 0
+        for i in range(start, 20):
+            self.read += 1
+            self.next = i + 1
+            yield i
+        self.next = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
+PLACES: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "kind", ["shuffled", "seeded", "global sampler", "sequential", "iterable", "stateful"]
+)
+def test_a_pass_resumes_anywhere(kind: str, place: dict[str, Any]) -> None:
+    def make() -> pg.DataLoader:
+        if kind == "iterable":
+            return pg.DataLoader(torch.utils.data.ChainDataset([Remembers()]), 3, **place)
+        if kind == "stateful":
+            return pg.DataLoader(Remembers(), 3, **place)
+        if kind == "global sampler":
+            return pg.DataLoader(range(20), 3, sampler=data.SubsetRandomSampler(range(4, 19)), **place)  # type: ignore[arg-type]
+        generator = torch.Generator().manual_seed(3) if kind == "seeded" else None
+        return pg.DataLoader(range(20), 3, kind != "sequential", generator=generator, **place)  # type: ignore[arg-type]
+
+    torch.manual_seed(0)
+    loader = make()
+    states = [loader.state_dict()]
+    whole = []
+    for batch in loader:
+        whole.append(batch.tolist())
+        states.append(loader.state_dict())
+    for done in range(0, len(states), 3):
+        torch.manual_seed(9)
+        again = make()
+        again.load_state_dict(states[done])
+        assert again.state_dict() == states[done]
+        if done:  # before the first batch an order is yet to be drawn
+            assert numbers(again) == whole[done:], done
+    assert loader.state_dict()["batches"] == 0
+
+
+def test_the_loader_goes_behind_a_break_with_the_rest_where_its_state_is_loaded() -> None:
+    loader = pg.DataLoader(range(10), 2, True, num_workers=1)  # type: ignore[arg-type]
+    seen = []
+    for batch in loader:
+        seen += batch.tolist()
+        if len(seen) == 4:
+            break
+    other = pg.DataLoader(range(10), 2, True, num_workers=0)  # type: ignore[arg-type]
+    other.load_state_dict(loader.state_dict())
+    assert sorted(seen + [x for batch in other for x in batch.tolist()]) == list(range(10))
+
+
+def test_a_resumed_pass_reads_no_sample_again(tmp_path: Path) -> None:
+    path = tmp_path / "read"
+    loader = pg.DataLoader(Counted(path), 2, True)
+    passing = iter(loader)
+    next(passing), next(passing)
+    state = loader.state_dict()
+    path.unlink()
+    again = pg.DataLoader(Counted(path), 2, True)
+    again.load_state_dict(state)
+    rest = [x for batch in again for x in batch.tolist()]
+    assert [int(line) for line in path.read_text().split()] == rest and len(rest) == 6
+
+
+def test_a_state_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(pg.errors.StateError, match="not the state of a pg.DataLoader"):
+        pg.DataLoader(range(3)).load_state_dict({"x": 1})  # type: ignore[arg-type]
+    state = pg.DataLoader(Remembers(), num_workers=3).state_dict()
+    with pytest.raises(pg.errors.StateError, match="resume with num_workers=3"):
+        pg.DataLoader(Remembers(), num_workers=2).load_state_dict(state)
+
+
+# -- the pipeline ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_graph_behind_it_can_be_built_on_and_resumes(place: dict[str, Any]) -> None:
+    loader = pg.DataLoader(range(10), 3, False, **place)  # type: ignore[arg-type]
+
+    def make() -> pg.Graph:
+        graph = loader.graph
+        graph["batches"].then(lambda batch: batch * 2, name="double").then(ops.CopyToDevice("cpu"))
+        return graph
+
+    with make().loader(epochs=2) as running:
+        assert len(running) == 4
+        for _ in range(2):
+            assert numbers(running) == [[0, 2, 4], [6, 8, 10], [12, 14, 16], [18]]
+        passing = iter(running)
+        next(passing)
+        state = running.state_dict()
+    with make().loader() as running:
+        running.load_state_dict(state)
+        assert numbers(running) == [[6, 8, 10], [12, 14, 16], [18]]
+    with pytest.raises(KeyError, match="has no stage 'nothing'; it has: "):
+        loader.graph["nothing"]
+
+
+def test_nothing_is_left_behind() -> None:
+    started = threading.active_count()
+    for place in PLACES[1:]:
+        for batch in pg.DataLoader(range(10), 2, **place):  # type: ignore[arg-type]
+            assert batch.tolist() == [0, 1]
+            break
+    deadline = time.monotonic() + 20
+    for thread in threading.enumerate():
+        if thread.name.startswith("pipegraph"):
+            thread.join(max(0.0, deadline - time.monotonic()))
+    assert threading.active_count() <= started
