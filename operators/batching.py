@@ -14,6 +14,7 @@ from pipegraph.bundle import Bundle, joined
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Regroup, Source
 from pipegraph.errors import DataError, GraphError
+from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.operators.collate import collate as stack
 from pipegraph.operators.collate import only_fills
@@ -52,6 +53,7 @@ class Batch(Regroup):
     elastic = True
     consecutive = True
 
+    @names_ours
     def __init__(
         self,
         size: int | None = None,

@@ -16,6 +16,7 @@ import torch
 from pipegraph.chunk import Lineages
 from pipegraph.contracts import Context, Drawn, History, Source
 from pipegraph.errors import GraphError, PipegraphError
+from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.operators.hugging_face import forget_state, is_streaming, state_is_exact
 from pipegraph.operators.ordered import OrderedSource, order_of
@@ -156,6 +157,7 @@ class FromIterable(Source):
     default_name = "fromiterable"
     bundles = True
 
+    @names_ours
     def __init__(self, iterable: Iterable[Any] | Callable[..., Iterable[Any]], shard: bool = True) -> None:
         function = getattr(iterable, "func", iterable)  # of a partial
         if hasattr(iterable, "__aiter__") or inspect.isasyncgenfunction(function):
@@ -309,6 +311,7 @@ class FromSequence(OrderedSource):
     default_name = "fromsequence"
     bundles = True
 
+    @names_ours
     def __init__(
         self,
         dataset: Any,

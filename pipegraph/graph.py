@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipegraph.contracts import Component, FanOut, Operator, Source
 from pipegraph.errors import GraphError
+from pipegraph.foreign_arguments import names_ours
+from pipegraph.html import html_table
 from pipegraph.parameters import plain_parameters
 from pipegraph.policies import Policy, check_policy
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pipegraph.loader.loader import Loader
     from pipegraph.planning.plan import Plan
 
+Backend = Literal["inline", "thread", "process", "ray"]
 BACKENDS = ("inline", "thread", "process", "ray")
 RESERVED = ("(output)", "consumer")
 """What states and profiles name beside stages."""
@@ -68,9 +71,33 @@ class Node:
         """What the stage does."""
         return self.graph.stages[self.name].operator
 
-    def then(self, operator: Operator | Source | Callable[..., Any], **options: Any) -> Node:
-        """``graph.add(operator, self, **options)``."""
-        return self.graph.add(operator, self, **options)
+    @names_ours
+    def then(
+        self,
+        operator: Operator | Callable[..., Any],
+        *,
+        name: str | None = None,
+        workers: int = 1,
+        backend: Backend = "thread",
+        capacity: int | None = None,
+        max_bytes: int | str | None = None,
+        ordered: bool = True,
+        on_error: Policy = "raise",
+        timeout: float | None = None,
+    ) -> Node:
+        """``graph.add(operator, self, ...)``; see :meth:`Graph.add` for the options."""
+        return self.graph.add(
+            operator,
+            self,
+            name=name,
+            workers=workers,
+            backend=backend,
+            capacity=capacity,
+            max_bytes=max_bytes,
+            ordered=ordered,
+            on_error=on_error,
+            timeout=timeout,
+        )
 
     def __getitem__(self, output: int) -> Node:
         """Output ``output`` of a ``Route``."""
@@ -117,13 +144,14 @@ class Graph:
         self.seed = seed
         self.stages: dict[str, StageSpec] = {}
 
+    @names_ours
     def add(
         self,
         operator: Operator | Source | Callable[..., Any],
         *upstream: Node,
         name: str | None = None,
         workers: int = 1,
-        backend: str = "thread",
+        backend: Backend = "thread",
         capacity: int | None = None,
         max_bytes: int | str | None = None,
         ordered: bool = True,
@@ -267,6 +295,7 @@ class Graph:
 
         return make_plan(self, output)
 
+    @names_ours
     def loader(
         self,
         output: Node | str | None = None,
@@ -342,6 +371,13 @@ class Graph:
                 label = f" [label={quoted(str(edge.output))}]" if self._is_route(edge) else ""
                 lines.append(f"  {quoted(edge.stage)} -> {quoted(name)}{label};")
         return "\n".join([*lines, "}"])
+
+    def _repr_html_(self) -> str:
+        rows = [("stage", "operator", "workers", "backend", "from")]
+        for name, spec in self.stages.items():
+            sources = ", ".join(edge.stage for edge in spec.upstream)
+            rows.append((name, type(spec.operator).__name__, str(spec.workers), spec.backend, sources))
+        return html_table(f"graph {self.name!r}, seed {self.seed}", rows)
 
     def _is_route(self, edge: Edge) -> bool:
         return isinstance(self.stages[edge.stage].operator, FanOut)

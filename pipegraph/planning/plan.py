@@ -12,6 +12,7 @@ from typing import Any
 from pipegraph.contracts import FanIn, History, Operator, Source, history_of
 from pipegraph.errors import StateError
 from pipegraph.graph import Edge, StageSpec
+from pipegraph.html import html_table
 from pipegraph.policies import Skip, final_policy
 
 SAMPLES_PER_QUEUE = 64
@@ -243,8 +244,8 @@ class Plan:
             given = f"{_PLURAL.get(level, level + 's')} go there and back"
         return f"in {where}: {given}{', in bundles' if stage.bundle_rows > 1 else ', one at a time'}"
 
-    def __str__(self) -> str:
-        rows = [("stage", "operator", "workers", "backend", "queue", "from")]
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [("stage", "operator", "workers", "backend", "queue", "from")]
         for stage in self.stages.values():
             sources = ", ".join(edge.stage for edge in stage.upstream)
             queue = f"{stage.capacity} {_PLURAL.get(stage.level, stage.level + 's')}"
@@ -254,11 +255,24 @@ class Plan:
                 workers = str(stage.workers) + ("" if stage.spec.ordered else " unordered")
                 backend = stage.backend
             rows.append((stage.name, type(stage.operator).__name__, workers, backend, queue, sources))
+        return rows
+
+    def __str__(self) -> str:
+        rows = self._rows()
         limits = (22, 16, 12, 9, 12, 26)
         cells = [[_shorten(cell, limit) for cell, limit in zip(row, limits, strict=True)] for row in rows]
         widths = [max(len(row[column]) for row in cells) for column in range(len(limits))]
         lines = [f"plan of graph {self.graph_name!r}, seed {self.seed}"]
         lines += ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+        return "\n".join([*lines, *self._remarks()])
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            f"plan of graph {self.graph_name!r}, seed {self.seed}", self._rows(), self._remarks()
+        )
+
+    def _remarks(self) -> list[str]:
+        lines: list[str] = []
         for stage in self.stages.values():
             if stage.bypassed is not None:
                 lines.append(f"{stage.name}: {'left out: ' if stage.within is None else ''}{stage.bypassed}")
@@ -270,7 +284,7 @@ class Plan:
             lines.append(f"resumes at the same world size only, because of: {', '.join(self.inelastic)}")
         else:
             lines.append("elastic: resumes at any world size")
-        return "\n".join(lines)
+        return lines
 
 
 def parameters(spec: StageSpec) -> Mapping[str, Any]:

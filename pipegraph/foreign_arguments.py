@@ -1,0 +1,65 @@
+"""Arguments that people know from elsewhere, and what takes their place here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+HERE = {
+    **dict.fromkeys(
+        (
+            "num_workers",
+            "max_workers",
+            "num_parallel_calls",
+            "num_threads",
+            "concurrency",
+            "n_jobs",
+            "num_proc",
+        ),
+        "workers= of a stage: graph.add(operator, workers=4), node.then(function, workers=4)",
+    ),
+    **dict.fromkeys(
+        ("prefetch_factor", "prefetch", "buffer_size", "queue_size", "maxsize"),
+        "capacity= of a stage, the items that its queue may hold",
+    ),
+    **dict.fromkeys(("batch_size", "batch"), "the operator ops.Batch(size)"),
+    **dict.fromkeys(("collate_fn", "collate"), "ops.Batch(size, collate=function)"),
+    "drop_last": "ops.Batch(size, drop_last=True)",
+    "shuffle": "ops.FromSequence(dataset, shuffle=True), or ops.Shuffle(window) behind a stream",
+    "sampler": "ops.FromSequence(dataset, sampler=sampler)",
+    "pin_memory": "the operator ops.Pin()",
+    **dict.fromkeys(("in_order", "deterministic", "order"), "ordered= of a stage"),
+    **dict.fromkeys(("num_epochs", "repeat"), "epochs= of graph.loader()"),
+    **dict.fromkeys(("seed", "generator"), "pg.Graph(name, seed=1)"),
+    **dict.fromkeys(
+        ("executor", "mode", "multiprocessing_context"), "backend= of a stage: 'thread' or 'process'"
+    ),
+    "persistent_workers": "nothing: workers live until the loader is closed",
+    "worker_init_fn": "a pg.Operator or pg.Source of your own with open(context), or pg.DataLoader",
+    **dict.fromkeys(("retries", "retry"), "on_error=pg.Retry(3) of a stage"),
+    **dict.fromkeys(("num_shards", "num_replicas"), "world_size= of graph.loader()"),
+}
+"""What stands for a foreign argument."""
+
+
+def names_ours(function: Function) -> Function:
+    """Let a call with an argument that is known from elsewhere fail with ours; the signature stays as it is.
+
+    Raises:
+        TypeError: the call has such an argument.
+    """
+    code = getattr(function, "__code__")  # noqa: B009 (a Callable has none for mypy)
+    known = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> Any:
+        for name in options.keys() - known:
+            if name in HERE:
+                owner = function.__qualname__.removesuffix(".__init__")
+                raise TypeError(f"{owner}() has no {name}=; here that is {HERE[name]}")
+        return function(*args, **options)
+
+    return checked  # type: ignore[return-value]

@@ -1,0 +1,72 @@
+"""What a newcomer meets first: options that an editor completes, habits from elsewhere, and notebooks."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+
+
+def test_then_and_add_take_the_same_options_by_name() -> None:
+    add, then = (inspect.signature(method).parameters for method in (pg.Graph.add, pg.Node.then))
+    options = {name: each.default for name, each in add.items() if each.kind is each.KEYWORD_ONLY}
+    assert options == {name: each.default for name, each in then.items() if each.kind is each.KEYWORD_ONLY}
+    assert "workers" in options and not any(each.kind is each.VAR_KEYWORD for each in then.values())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda g, n: n.then(abs, num_workers=4),
+            r"Node.then\(\) has no num_workers=; here that is workers= of a stage",
+        ),
+        (
+            lambda g, n: g.add(abs, n, prefetch_factor=2),
+            r"Graph.add\(\) has no prefetch_factor=; here that is capacity=",
+        ),
+        (
+            lambda g, n: g.loader(batch_size=4),
+            r"Graph.loader\(\) has no batch_size=; here that is the operator ops.Batch",
+        ),
+        (lambda g, n: g.loader(num_epochs=4), r"has no num_epochs=; here that is epochs= of graph.loader"),
+        (
+            lambda g, n: ops.FromSequence([1], num_workers=2),
+            r"FromSequence\(\) has no num_workers=; here that is workers=",
+        ),
+        (
+            lambda g, n: ops.FromIterable([1], shuffle=True),
+            r"FromIterable\(\) has no shuffle=; here that is ops.FromSequence",
+        ),
+        (
+            lambda g, n: ops.Batch(batch_size=4),
+            r"Batch\(\) has no batch_size=; here that is the operator ops.Batch\(size\)",
+        ),
+    ],
+)
+def test_an_argument_known_from_elsewhere_is_answered_with_ours(call: Any, message: str) -> None:
+    graph = pg.Graph("habits")
+    node = graph.add(ops.FromIterable(range(3)))
+    with pytest.raises(TypeError, match=message):
+        call(graph, node)
+
+
+def test_an_unknown_argument_is_pythons_own_error() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'wrokers'"):
+        pg.Graph("typo").add(ops.FromIterable([1]), wrokers=2)  # type: ignore[call-arg]
+
+
+def test_graph_plan_and_profile_are_tables_in_a_notebook() -> None:
+    graph = pg.Graph("<b>")
+    graph.add(ops.FromIterable(range(3)), name="numbers").then(abs, name="a & b", backend="inline")
+    with graph.loader() as loader:
+        list(loader)
+        shown = [each._repr_html_() for each in (graph, graph.plan(), loader.profile())]
+    for html in shown:
+        assert "<table>" in html and "<td>numbers</td>" in html and "<td>a &amp; b</td>" in html
+        assert "<b>" in html and "&lt;b&gt;" in html
+    assert ("delivers: a &amp; b" in shown[1] and "sets the pace" in shown[2]) or "too briefly" in shown[2]
