@@ -20,7 +20,7 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from pipegraph import operators as ops
 from pipegraph.contracts import Operator, Source
-from pipegraph.graph import Graph, Node
+from pipegraph.graph import Backend, Graph, Node
 from pipegraph.order import StridedOrder
 from pipegraph.policies import Policy, Retry, Skip
 
@@ -195,7 +195,7 @@ class Step:
     delay: int = 0
     workers: int = 1
     capacity: int = 1
-    backend: str = "thread"
+    backend: Backend = "thread"
     ordered: bool = True
     policy: Policy = "raise"
     wide: bool = False
@@ -226,7 +226,7 @@ class Recipe:
             ups = [
                 nodes[up] if self.steps[up].kind != "route" else nodes[up][output] for up, output in step.ups
             ]
-            backends = ("thread", "thread", "inline")
+            backends: tuple[Backend, ...] = ("thread", "thread", "inline")
             nodes.append(
                 graph.add(
                     _operator(step),
