@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pipegraph.errors import shown
-from pipegraph.html import html_table
 from pipegraph.units import format_bytes
 
 from .bottleneck import CONSUMER
@@ -24,7 +23,7 @@ COLUMNS = ("stage", "workers", "items", "items/s", "bytes/s", "per item", "busy"
 
 def render(profile: Profile) -> str:
     """The table; every line has at most :data:`WIDTH` characters, the conclusion wraps."""
-    rows = _rows(profile)
+    rows = [COLUMNS, *(_row(name, stage, profile) for name, stage in profile.stages.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     lines = [_headline(profile)]
     for row in rows:
@@ -33,15 +32,6 @@ def render(profile: Profile) -> str:
         lines.append("  ".join(cells).rstrip())
     lines += [_cut(line) for line in _remarks(profile)]
     return "\n".join([*(_cut(line) for line in lines), *_wrap(conclude(profile))])
-
-
-def _rows(profile: Profile) -> list[tuple[str, ...]]:
-    return [COLUMNS, *(_row(name, stage, profile) for name, stage in profile.stages.items())]
-
-
-def render_html(profile: Profile) -> str:
-    """The same for a notebook."""
-    return html_table(_headline(profile), _rows(profile), [*_remarks(profile), conclude(profile)])
 
 
 def conclude(profile: Profile) -> str:

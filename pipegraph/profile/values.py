@@ -236,8 +236,3 @@ class Profile:
         from .table import render
 
         return render(self)
-
-    def _repr_html_(self) -> str:
-        from .table import render_html
-
-        return render_html(self)
