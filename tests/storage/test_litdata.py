@@ -179,6 +179,8 @@ def test_pickles_and_encrypted_chunks_are_refused(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(DataError, match="encrypted"):
         samples(chunk(rows()), index(["int"], LEAF, encryption={"level": "chunk"}))
+    with pytest.raises(DataError, match="compressed batch by batch, which is not read here; optimize with"):
+        samples(chunk(rows()), index(["int"], LEAF, compression="zstd", compression_level="batch"))
     with pytest.raises(DataError, match="'hologram' is not read here"):
         samples(chunk(rows()), index(["int", "hologram"], tree("tuple", None, LEAF, LEAF)))
 

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -18,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError, GraphError, WorkerDiedError
 from pipegraph.machine import cores
 from pipegraph.order.permutation import key64, permute_one
 from pipegraph.storage.manifest import Manifest, PartIndex
@@ -87,6 +88,7 @@ def pack_shards(
     Raises:
         DataError: the source is empty, a sample has no place in the format, or the folder holds something else.
         GraphError: an argument is none.
+        WorkerDiedError: a worker process was killed, or could not be started.
     """
     nbytes = parse_bytes(size, "pack: size")
     check_format(format)
@@ -215,6 +217,12 @@ def _results(
                 for future in wait(pending, return_when=FIRST_COMPLETED).done:
                     yield pending.pop(future), future.result()
                     submit(1)
+        except BrokenProcessPool as error:
+            raise WorkerDiedError(
+                "pack: a worker process ended by itself, killed for memory or at its start. The same call writes the "
+                "rest. A program that has other threads must start its work under `if __name__ == '__main__':`, or "
+                "pack with workers=1"
+            ) from error
         except BaseException:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
