@@ -180,8 +180,8 @@ def layout_of(index: Mapping[str, Any], name: str) -> Layout:
             raise DataError(f"{name}: the chunks are encrypted; write them without, or decrypt them first")
         if config.get("compression") and config.get("compression_level", "chunk") not in (None, "chunk"):
             raise DataError(
-                f"{name}: the chunks are compressed {config['compression_level']} by {config['compression_level']}, which "
-                "is not read here; optimize with compression_level='chunk', or without compression"
+                f"{name}: the chunks are compressed {config['compression_level']} by {config['compression_level']}, "
+                "which is not read here; optimize with compression_level='chunk', or without compression"
             )
         if not formats or not all(isinstance(each, str) for each in formats):
             raise ValueError("no formats of leaves")
