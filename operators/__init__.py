@@ -34,6 +34,8 @@ from pipegraph.operators.rounds import Repeat as Repeat
 from pipegraph.operators.shards import ShardSelect as ShardSelect
 from pipegraph.operators.sources import FromIterable as FromIterable
 from pipegraph.operators.sources import FromSequence as FromSequence
+from pipegraph.operators.tables import FromTable as FromTable
+from pipegraph.operators.tables import FromTokens as FromTokens
 from pipegraph.operators.to_device import CopyToDevice as CopyToDevice
 from pipegraph.operators.to_device import Pin as Pin
 from pipegraph.operators.to_device import Scatter as Scatter

@@ -18,8 +18,11 @@ def arrow_errors() -> tuple[type[Exception], ...]:
     return (arrow.ArrowException, OSError, MemoryError, ValueError, OverflowError)
 
 
-def converter(kind: Any) -> Convert:
+def converter(kind: Any, copied: bool = True) -> Convert:
     """How columns of an Arrow type are turned to values.
+
+    Args:
+        copied: arrays own their values; else they lie in Arrow's memory where their type allows, and are read-only.
 
     Raises (from what is returned):
         ShardError: a list of integers has a null inside, for which NumPy has no value.
@@ -27,16 +30,16 @@ def converter(kind: Any) -> Convert:
     arrow = importlib.import_module("pyarrow")
     types = arrow.types
     if isinstance(kind, arrow.BaseExtensionType):
-        stored = converter(kind.storage_type)
+        stored = converter(kind.storage_type, copied)
         return lambda column: stored(column.storage)
     if types.is_dictionary(kind) and not _is_text_or_bytes(kind.value_type):
-        values = converter(kind.value_type)
+        values = converter(kind.value_type, copied)
         return lambda column: values(column.dictionary_decode())
     if _is_nanoseconds(kind):
         return _times
     if _is_array(kind):
         nullable = not types.is_integer(kind.value_type)
-        return lambda column: _arrays(column, nullable)
+        return lambda column: _arrays(column, nullable, copied)
     plain: Convert = lambda column: column.to_pylist()  # noqa: E731
     return plain
 
@@ -90,7 +93,7 @@ def _times(column: Any) -> list[Any]:
     ]
 
 
-def _arrays(column: Any, nullable: bool) -> list[Any]:
+def _arrays(column: Any, nullable: bool, copied: bool) -> list[Any]:
     found: list[Any] = []
     for value in column:
         if not value.is_valid:
@@ -102,6 +105,7 @@ def _arrays(column: Any, nullable: bool) -> list[Any]:
                 f"a list of {column.type.value_type} has a null inside, for which a NumPy array has no value; write "
                 "another number or the column as floats, or leave it out with Load(columns=...)"
             )
-        # A copy: Arrow's memory is read-only, and would be kept by each of its rows.
-        found.append(numbers.to_numpy(zero_copy_only=False).copy())
+        array = numbers.to_numpy(zero_copy_only=False)
+        # Copied: Arrow's memory is read-only, and would be kept by each of its rows.
+        found.append(array.copy() if copied else array)
     return found

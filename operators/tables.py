@@ -1,0 +1,272 @@
+"""Sources of what lies in memory or in a mapped file as columns: tables of rows, and arrays of tokens."""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from pipegraph.errors import GraphError, MissingExtraError
+from pipegraph.operators.ordered import OrderedSource, order_of
+from pipegraph.order import Order, StridedOrder
+from pipegraph.storage.formats.arrowvalues import converter
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@final
+class FromTable(OrderedSource):
+    """The rows of a table, as ``Load`` gives those of a Parquet shard: dicts, of types that follow from the columns'.
+
+    Numbers and text are Python's, so that a batch of them is int64 or float64; lists of numbers are NumPy arrays of
+    their dtype that lie in the table's memory and are read-only. The table is not copied: a mapped file stays one.
+
+    A batch has no place for None. Nulls in a column of floats are NaN; a column of another type that has any, in the
+    whole table, needs an entry in ``fill``: what a batch looks like never depends on which rows are in it.
+
+    Args:
+        table: of pyarrow, pandas or polars, or a map-style Hugging Face data set, whose stored values are then read as
+            they are: an image is a dict of its bytes and path.
+        columns: to read; all by default.
+        fill: column -> what stands for its nulls.
+        order: which row at which position.
+        shuffle: whether the default order shuffles; by default rows come as they lie.
+
+    Raises:
+        GraphError: not a table, no such column, or nulls without a filling.
+    """
+
+    default_name = "fromtable"
+    bundles = True
+
+    def __init__(
+        self,
+        table: Any,
+        columns: Sequence[str] | None = None,
+        fill: Mapping[str, Any] | None = None,
+        order: Order | None = None,
+        shuffle: bool | None = None,
+    ) -> None:
+        super().__init__(order_of(order, shuffle, StridedOrder(shuffle=False), "FromTable"))
+        found, self._picked = _arrow_table(table)
+        missing = [name for name in (*(columns or ()), *(fill or ())) if name not in found.column_names]
+        if isinstance(columns, str) or missing:
+            raise GraphError(
+                f"FromTable: there is no column {missing[0] if missing else columns!r}; there are "
+                f"{', '.join(map(repr, found.column_names))}"
+            )
+        self.table = found if columns is None else found.select(list(columns))
+        self.fill = _fillings(self.table, dict(fill or {}))
+        self._rows: _Rows | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_rows": None}
+
+    def config(self) -> dict[str, Any]:
+        kinds = {field.name: str(field.type) for field in self.table.schema}
+        return {"length": self.layout(), "columns": kinds, "fill": repr(self.fill), **self.order.config()}
+
+    def layout(self) -> int:
+        return self.table.num_rows if self._picked is None else len(self._picked)
+
+    def item(self, index: int) -> Any:
+        return self._read([index])[0]
+
+    def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
+        found += self._read(indices[start:])
+
+    def _read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        rows = self._rows
+        if rows is None:
+            rows = self._rows = _Rows(self.table, self.fill)
+        numbers = np.asarray(indices, np.int64)
+        return rows.at(numbers if self._picked is None else self._picked[numbers])
+
+
+def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
+    """The pyarrow table under what a user has, and which of its rows are meant, where not all are."""
+    try:
+        arrow = importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "shards", "FromTable") from error
+    if isinstance(given, arrow.Table):
+        return given, None
+    if isinstance(given, arrow.RecordBatch):
+        return arrow.Table.from_batches([given]), None
+    pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
+    if pandas is not None and isinstance(given, pandas.DataFrame):
+        return arrow.Table.from_pandas(given, preserve_index=False), None
+    if datasets is not None and isinstance(given, datasets.Dataset):
+        picked = given._indices
+        return given.data.table, None if picked is None else picked.column(0).to_numpy().astype(np.int64)
+    if hasattr(given, "to_arrow"):
+        return given.to_arrow(), None
+    raise GraphError(
+        f"FromTable: a table of pyarrow, pandas or polars, or a Hugging Face data set is needed, got "
+        f"{type(given).__name__}; use FromSequence for other data sets"
+    )
+
+
+def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
+    """What stands for the nulls of each column that has any."""
+    types = importlib.import_module("pyarrow").types
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if name in fill or not column.null_count:
+            continue
+        if not types.is_floating(column.type):
+            raise GraphError(
+                f"FromTable: column {name!r} ({column.type}) has {column.null_count} nulls, which a batch has no place "
+                f"for; fill them: FromTable(..., fill={{{name!r}: ...}}), or leave out the rows or the column"
+            )
+        fill[name] = float("nan")
+    return fill
+
+
+class _Rows:
+    """Rows of a table by their numbers; the table's own batches are read, and never joined."""
+
+    def __init__(self, table: Any, fill: Mapping[str, Any]) -> None:
+        self._batches = [batch for batch in table.to_batches() if batch.num_rows]
+        sizes = [batch.num_rows for batch in self._batches]
+        self._starts = np.cumsum([0, *sizes])
+        self._columns: list[tuple[str, Callable[[Any], list[Any]], Any]] = [
+            (field.name, converter(field.type, copied=False), fill.get(field.name)) for field in table.schema
+        ]
+        self._filled = frozenset(fill)
+
+    def at(self, numbers: Int64Array) -> list[dict[str, Any]]:
+        """The rows with these numbers, in their order."""
+        found: list[Any] = [None] * len(numbers)
+        batches = np.searchsorted(self._starts, numbers, "right") - 1
+        for batch in np.unique(batches).tolist():
+            places = np.flatnonzero(batches == batch)
+            local = numbers[places] - self._starts[batch]
+            for place, row in zip(places.tolist(), self._of_batch(self._batches[batch], local), strict=True):
+                found[place] = row
+        return found
+
+    def _of_batch(self, batch: Any, local: Int64Array) -> list[dict[str, Any]]:
+        first, count = int(local[0]), len(local)
+        if int(local[-1]) - first == count - 1 and (count < 3 or bool((np.diff(local) == 1).all())):
+            part = batch.slice(first, count)  # a run is not copied
+        else:
+            part = batch.take(importlib.import_module("pyarrow").array(local))
+        names, columns = [], []
+        for (name, convert, filling), column in zip(self._columns, part.columns, strict=True):
+            values = convert(column)
+            if name in self._filled and column.null_count:
+                values = [filling if value is None else value for value in values]
+            names.append(name)
+            columns.append(values)
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+@final
+class FromTokens(OrderedSource):
+    """Windows of one long array of tokens: samples ``{"tokens": array (window,)}`` of the array's dtype.
+
+    A mapped file is read in place, and crosses to worker processes as its name. Tokens behind the last whole window
+    are left out. Many files, or files in a store, are read as shards: see ``TokenFormat``.
+
+    Args:
+        tokens: a one-dimensional array or ``numpy.memmap`` of integers, or the path of a ``.npy`` or raw file.
+        window: tokens per sample.
+        stride: tokens between the starts of two samples; the window by default. One less than the window makes inputs
+            and shifted targets from every token.
+        dtype: of one token in a raw file.
+        order: which window at which position.
+        shuffle: whether the default order shuffles; by default windows come as they lie.
+
+    Raises:
+        GraphError: not such an array, fewer tokens than a window, or a raw file without a dtype.
+    """
+
+    default_name = "fromtokens"
+    bundles = True
+
+    def __init__(
+        self,
+        tokens: Any,
+        window: int,
+        stride: int | None = None,
+        dtype: npt.DTypeLike | None = None,
+        order: Order | None = None,
+        shuffle: bool | None = None,
+    ) -> None:
+        super().__init__(order_of(order, shuffle, StridedOrder(shuffle=False), "FromTokens"))
+        for name, value in (("window", window), ("stride", stride)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise GraphError(f"FromTokens: {name} must be an int >= 1, got {value!r}")
+        self.window = window
+        self.stride = window if stride is None else stride
+        self._tokens = _mapped(tokens, dtype) if isinstance(tokens, str | os.PathLike) else tokens
+        if (
+            not isinstance(self._tokens, np.ndarray)
+            or self._tokens.ndim != 1
+            or self._tokens.dtype.kind not in "iu"
+        ):
+            shown = getattr(self._tokens, "dtype", type(self._tokens).__name__)
+            raise GraphError(f"FromTokens: a one-dimensional array of integers is needed, got {shown}")
+        if len(self._tokens) < window:
+            raise GraphError(f"FromTokens: {len(self._tokens)} tokens hold no window of {window}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        tokens = self._tokens
+        # Pickled as it is, a mapped file would be copied.
+        if (
+            isinstance(tokens, np.memmap)
+            and tokens.filename is not None
+            and isinstance(tokens.base, mmap.mmap)
+        ):
+            state["_tokens"] = _Mapped(
+                os.fspath(tokens.filename), tokens.dtype.str, tokens.offset, len(tokens)
+            )
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if isinstance(self._tokens, _Mapped):
+            self._tokens = self._tokens.open()
+
+    def config(self) -> dict[str, Any]:
+        facts = {"tokens": len(self._tokens), "dtype": self._tokens.dtype.str}
+        return {**facts, "window": self.window, "stride": self.stride, **self.order.config()}
+
+    def layout(self) -> int:
+        return (len(self._tokens) - self.window) // self.stride + 1
+
+    def item(self, index: int) -> Any:
+        start = index * self.stride
+        return {"tokens": np.array(self._tokens[start : start + self.window])}
+
+    def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
+        tokens, window, stride = self._tokens, self.window, self.stride
+        found += [{"tokens": np.array(tokens[i * stride : i * stride + window])} for i in indices[start:]]
+
+
+class _Mapped:
+    """A mapped array on its way to another process."""
+
+    def __init__(self, path: str, dtype: str, offset: int, count: int) -> None:
+        self.path, self.dtype, self.offset, self.count = path, dtype, offset, count
+
+    def open(self) -> Any:
+        return np.memmap(self.path, self.dtype, mode="r", offset=self.offset, shape=(self.count,))
+
+
+def _mapped(path: str | os.PathLike[str], dtype: npt.DTypeLike | None) -> Any:
+    name = os.fspath(path)
+    if name.endswith(".npy"):
+        return np.load(name, mmap_mode="r", allow_pickle=False)
+    if dtype is None:
+        raise GraphError(
+            f"FromTokens: {name!r} does not say what its tokens are: give dtype=, such as 'uint16'"
+        )
+    return np.memmap(name, np.dtype(dtype), mode="r")

@@ -1,0 +1,164 @@
+"""Tables and token arrays as sources."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import GraphError
+
+pa = pytest.importorskip("pyarrow")
+
+
+def table(chunks: int = 3, rows: int = 40) -> Any:
+    """Several batches of every kind of column."""
+    made = [
+        {
+            "id": i,
+            "x": i / 2,
+            "text": f"row {i}",
+            "tokens": list(range(i % 4)),
+            "fixed": [i, i + 1],
+            "data": bytes([i % 256]),
+            "nested": {"a": i},
+        }
+        for i in range(chunks * rows)
+    ]
+    schema = pa.schema(
+        [
+            ("id", pa.int32()),
+            ("x", pa.float32()),
+            ("text", pa.string()),
+            ("tokens", pa.list_(pa.uint16())),
+            ("fixed", pa.list_(pa.float32(), 2)),
+            ("data", pa.binary()),
+            ("nested", pa.struct([("a", pa.int64())])),
+        ]
+    )
+    batches = [
+        pa.RecordBatch.from_pylist(made[at : at + rows], schema) for at in range(0, chunks * rows, rows)
+    ]
+    return pa.Table.from_batches(batches)
+
+
+def batches(source: Any, size: int = 16) -> list[Any]:
+    made = pg.Graph("table", seed=3)
+    made.add(source).then(ops.Batch(size, pad={"tokens": 0}))
+    with made.loader() as loader:
+        return list(loader)
+
+
+def test_rows_have_types_that_follow_from_the_columns() -> None:
+    first = batches(ops.FromTable(table()))[0]
+    assert first["id"].tolist() == list(range(16))
+    assert (first["id"].dtype, first["x"].dtype, first["tokens"].dtype) == (
+        torch.int64,
+        torch.float64,
+        torch.uint16,
+    )
+    assert first["fixed"].dtype == torch.float32
+    assert first["fixed"].shape == (16, 2)
+    assert first["tokens"].shape == (16, 3)
+    assert first["text"][3] == "row 3"
+    assert first["data"][3] == b"\3"
+    assert first["nested"]["a"].tolist() == list(range(16))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_every_row_comes_once_from_any_batch_of_the_table(shuffle: bool) -> None:
+    found = [i for batch in batches(ops.FromTable(table(), shuffle=shuffle), 7) for i in batch["id"].tolist()]
+    assert sorted(found) == list(range(120))
+    assert (found == sorted(found)) is not shuffle
+
+
+def test_states_and_workers_change_nothing() -> None:
+    def graph(workers: int = 2, backend: str = "thread") -> pg.Graph:
+        made = pg.Graph("table", seed=3)
+        rows = made.add(
+            ops.FromTable(table(), columns=["id", "x"], shuffle=True), workers=workers, backend=backend
+        )
+        rows.then(ops.Batch(16))
+        return made
+
+    pg.testing.assert_resumes_exactly(graph)
+    reference = [batch["id"].tolist() for batch in graph(1).loader()]
+    assert reference == [batch["id"].tolist() for batch in graph(2, "process").loader()]
+
+
+def test_lists_lie_in_the_tables_memory() -> None:
+    given = table(1)
+    column = given.column("tokens").chunk(0)
+    start, nbytes = column.values.buffers()[1].address, column.values.buffers()[1].size
+    array = ops.FromTable(given).item(3)["tokens"]
+    assert start <= array.__array_interface__["data"][0] < start + nbytes
+    assert not array.flags.writeable
+
+
+def test_nulls_are_filled_for_the_whole_table_or_refused_before_anything_runs() -> None:
+    given = pa.table({"n": [1, None, 3], "x": [0.5, None, 1.0], "t": ["a", "b", None]})
+    with pytest.raises(GraphError, match=r"column 'n' \(int64\) has 1 nulls.*fill=\{'n': \.\.\.\}"):
+        ops.FromTable(given)
+    (found,) = batches(ops.FromTable(given, fill={"n": -1, "t": ""}))
+    assert found["n"].tolist() == [1, -1, 3]
+    assert found["x"].isnan().tolist() == [False, True, False]
+    assert found["t"] == ["a", "b", ""]
+
+
+def test_columns_are_checked() -> None:
+    with pytest.raises(GraphError, match="there is no column 'labels'; there are 'id', 'x'"):
+        ops.FromTable(table(), columns=["labels"])
+    with pytest.raises(GraphError, match="a table of pyarrow, pandas or polars.*got list; use FromSequence"):
+        ops.FromTable([1, 2])
+
+
+def test_data_frames_are_tables() -> None:
+    pandas = pytest.importorskip("pandas", reason="the extra test brings it")
+    frame = pandas.DataFrame({"n": [1, 2, 3], "name": ["a", "b", "c"]}, index=[7, 8, 9])
+    (found,) = batches(ops.FromTable(frame))
+    assert found["n"].tolist() == [1, 2, 3]
+    assert found["name"] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("kind", ["array", "memmap", "path", "npy"])
+def test_windows_of_tokens(tmp_path: Path, kind: str) -> None:
+    tokens = np.arange(1000, dtype=np.uint16)
+    tokens.tofile(tmp_path / "t.bin")
+    np.save(tmp_path / "t.npy", tokens)
+    given: Any = {
+        "array": tokens,
+        "memmap": np.memmap(tmp_path / "t.bin", np.uint16, mode="r"),
+        "path": tmp_path / "t.bin",
+        "npy": tmp_path / "t.npy",
+    }[kind]
+    source = ops.FromTokens(given, window=65, stride=64, dtype="uint16", shuffle=False)
+    again = pickle.loads(pickle.dumps(source))
+    if kind != "array":
+        assert len(pickle.dumps(source)) < 1000
+    for each in (source, again):
+        found = torch.cat([batch["tokens"] for batch in batches(each)])
+        assert found.shape == (15, 65)
+        assert found.dtype == torch.uint16
+        assert found[2].tolist() == list(range(128, 193))
+    sample = source.item(0)["tokens"]
+    sample[0] = 7
+    assert source.item(0)["tokens"][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "message"),
+    [
+        (np.zeros(5, np.int32), {"window": 6}, "5 tokens hold no window of 6"),
+        (np.zeros(5, np.float32), {"window": 2}, "integers is needed, got float32"),
+        (np.zeros(5, np.int32), {"window": 0}, "window must be an int >= 1, got 0"),
+        ([1, 2], {"window": 1}, "integers is needed, got list"),
+        ("tokens.bin", {"window": 1}, "give dtype=, such as 'uint16'"),
+    ],
+)
+def test_what_holds_no_tokens_is_refused(tokens: Any, options: Any, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        ops.FromTokens(tokens, **options)

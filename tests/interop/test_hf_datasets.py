@@ -1,0 +1,151 @@
+"""Hugging Face's ``datasets``: map-style, streaming, and packed.
+
+The streaming data set of huggingface/transformers issue 40245: training resumed in the middle used to read everything
+before it again, which took hours.
+"""
+
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.storage import LocalFile, pack_shards
+from pipegraph.storage.formats import format_of
+
+datasets = pytest.importorskip("datasets", reason="make test-interop brings it")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight Parquet files of 5,000 documents."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    root: Path = tmp_path_factory.mktemp("texts")
+    for number in range(8):
+        ids = np.arange(5000 * number, 5000 * (number + 1))
+        table = pa.table({"id": ids, "text": [f"document {i} " * 20 for i in ids]})
+        pq.write_table(table, root / f"{number}.parquet", row_group_size=1000)
+    return root
+
+
+def streaming(folder: Path, kind: str = "mapped") -> Any:
+    files = sorted(map(str, folder.glob("*.parquet")))
+    found = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+    match kind:
+        case "mapped":
+            return found.map(lambda row: {"words": len(row["text"].split())})
+        case "batched":
+            return found.map(
+                lambda rows: {"words": [len(t.split()) for t in rows["text"]]}, batched=True, batch_size=300
+            )
+        case "filtered":
+            return found.filter(lambda row: row["id"] % 3 == 0)
+        case "shuffled":
+            return found.shuffle(seed=1, buffer_size=500)
+        case "arrow":
+            return found.with_format("arrow").map(lambda table: table, batched=True, batch_size=300)
+    return found
+
+
+def graph(items: Any) -> pg.Graph:
+    made = pg.Graph("texts")
+    chosen = ops.Map(lambda row: row["id"] if isinstance(row, dict) else row.column("id")[0].as_py())
+    made.add(ops.FromIterable(items, shard=False), name="texts").then(chosen).then(ops.Batch(32))
+    return made
+
+
+@pytest.mark.parametrize("kind", ["plain", "mapped", "batched", "filtered", "shuffled", "arrow"])
+def test_a_stream_resumes_exactly(folder: Path, kind: str) -> None:
+    found: list[list[int]] = []
+    states = {}
+    with graph(streaming(folder, kind).take(4000)).loader() as loader:
+        for number, batch in enumerate(loader):
+            found.append(batch.tolist())
+            if number in (3, 17, 40):
+                states[number] = json.loads(json.dumps(loader.state_dict()))
+    for number, state in states.items():
+        with graph(streaming(folder, kind).take(4000)).loader() as loader:
+            loader.load_state_dict(state)
+            assert found[number + 1 :] == [batch.tolist() for batch in loader]
+
+
+def test_a_resume_in_the_middle_takes_less_than_a_second_and_can_be_repeated(folder: Path) -> None:
+    found: list[list[int]] = []
+    with graph(streaming(folder)).loader() as loader:
+        for number, batch in enumerate(loader):
+            found.append(batch.tolist())
+            if number == 599:
+                state = loader.state_dict()
+    for _ in range(2):  # a resumed run is resumed
+        items = streaming(folder)
+        with graph(items).loader() as loader:
+            loader.load_state_dict(state)
+            start = time.perf_counter()
+            passes = iter(loader)
+            first = next(passes).tolist()
+            spent = time.perf_counter() - start
+            done = found.index(first)
+            for _ in range(199):
+                next(passes)
+            state = loader.state_dict()
+        assert spent < 1
+        assert done in (600, 800)
+
+
+def test_epochs_are_set_and_a_loaded_state_holds_for_its_pass_only(folder: Path) -> None:
+    items = datasets.load_dataset(
+        "parquet", data_files=sorted(map(str, folder.glob("*.parquet"))), split="train", streaming=True
+    ).shuffle(seed=3, buffer_size=1)
+    with graph(items).loader(epochs=2) as loader:
+        firsts = [next(iter(loader)).tolist() for _ in range(2)]
+    assert firsts[0] != firsts[1]
+    plain = streaming(folder, "plain")
+    with graph(plain).loader() as loader:
+        for number, _ in enumerate(loader):
+            if number == 100:
+                state = loader.state_dict()
+                break
+    with graph(plain).loader() as loader:
+        loader.load_state_dict(state)
+        assert next(iter(loader))[0] == 101 * 32
+        loader.set_epoch(0)
+        assert next(iter(loader))[0] == 0
+
+
+def test_map_style_data_sets_are_read_in_groups_and_as_tables(folder: Path) -> None:
+    found = datasets.load_dataset(
+        "parquet", data_files=sorted(map(str, folder.glob("*.parquet"))), split="train"
+    )
+    for source in (ops.FromSequence(found), ops.FromTable(found)):
+        made = pg.Graph("rows")
+        made.add(source).then(ops.Batch(64))
+        with made.loader() as loader:
+            batch = next(iter(loader))
+        assert batch["id"].tolist() == list(range(64))
+        assert batch["text"][3] == "document 3 " * 20
+    chosen = ops.FromTable(found.select(range(100, 200)).shuffle(seed=1))
+    made = pg.Graph("rows")
+    made.add(chosen).then(ops.Batch(100))
+    with made.loader() as loader:
+        assert sorted(next(iter(loader))["id"].tolist()) == list(range(100, 200))
+
+
+def test_saved_data_sets_and_encoded_images_are_packed(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    encoded = []
+    for number in range(5):
+        out = io.BytesIO()
+        image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(out, "PNG")
+        encoded.append(out.getvalue())
+    made = datasets.Dataset.from_dict({"image": encoded, "label": list(range(5))})
+    made.cast_column("image", datasets.Image()).save_to_disk(tmp_path / "saved")
+    pack_shards(tmp_path / "saved", tmp_path / "out", workers=1)
+    with LocalFile(tmp_path / "out" / "shard-000000.tar") as file:
+        found = list(format_of("a.tar").samples(file))
+    assert [sample["image"] for sample in found] == encoded
+    assert [sample["label"] for sample in found] == list(range(5))
