@@ -402,10 +402,13 @@ class _Sketch:
     def routed(self) -> int:
         """A route, something in its branches, and the merge."""
         route = self.add("route", (len(self.steps) - 1, 0))
+        # Which output a batch takes depends on the samples in it: below completion order these may be others each
+        # time, so what a branch does to a sample must not differ from what the others do.
+        most = 0 if self.unordered[route] and self.level[route] == "batch" else 2
         ends = []
         for output in range(1 + self.steps[route].size % 3):
             end = (route, output)
-            for _ in range(self.draw(st.integers(0, 2))):
+            for _ in range(self.draw(st.integers(0, most))):
                 if self.level[end[0]] == "batch" and self.level[route] == "sample":
                     end = (self.add("unbatch", end, level="sample"), 0)
                 else:
