@@ -1,6 +1,7 @@
 """Every Python example of the README and of docs/ runs, one document after its own beginning to its end."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,14 +23,23 @@ def examples(document):
     return "\n".join(program)
 
 
-@pytest.fixture
-def data(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
     """What the examples read, as `pipegraph demo --make .` draws it."""
     from pipegraph.cli.demo.samples import make_files
 
+    folder = tmp_path_factory.mktemp("drawn")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIPEGRAPH_CACHE", str(folder / "cache"))
+        make_files(folder / "files")
+    return folder / "files"
+
+
+@pytest.fixture
+def data(drawn, tmp_path, monkeypatch):
+    """A copy of it, in the working folder of one document's examples."""
     monkeypatch.setenv("PIPEGRAPH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    make_files(".")
+    monkeypatch.chdir(shutil.copytree(drawn, tmp_path / "work"))
 
 
 WITH_EXAMPLES = [document for document in DOCUMENTS if examples(document).strip()]

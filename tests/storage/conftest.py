@@ -94,6 +94,7 @@ class FaultyProxy:
     def __init__(self, upstream: int, port: int = 0) -> None:
         self.fault: Callable[[str, str], str] = lambda method, path: ""
         self.seen: list[tuple[str, str, str]] = []
+        self.range = ""
         self._upstream, self._over = upstream, threading.Event()
         self._lock = threading.Lock()
         proxy = self
@@ -134,8 +135,9 @@ class FaultyProxy:
     def _pass_on(self, request: http.server.BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
         with self._lock:
+            self.range = request.headers.get("Range", "")
             fault = self.fault(request.command, request.path)
-            self.seen.append((request.command, request.headers.get("Range", ""), fault))
+            self.seen.append((request.command, self.range, fault))
         if fault == "late":
             self._over.wait()
         if fault == "drop":
