@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from io import RawIOBase
 from typing import Any
 
 from pipegraph.storage.formats.shard_format import Block
+
+from .checksum_file import ChecksumFile
 
 Sample = Mapping[str, Any]
 
@@ -39,7 +40,7 @@ class Encoder(ABC):
         """The bytes that a sample adds to a shard, as far as that is known before the shard is finished."""
 
     @abstractmethod
-    def begin(self, file: RawIOBase) -> None:
+    def begin(self, file: ChecksumFile) -> None:
         """A new shard begins."""
 
     @abstractmethod

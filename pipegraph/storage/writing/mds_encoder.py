@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from io import RawIOBase
 from typing import Any, Final, final
 
 import numpy as np
@@ -13,6 +12,7 @@ from pipegraph.errors import DataError
 from pipegraph.storage.formats.mds import ARRAY_DTYPES, SCALARS
 from pipegraph.storage.formats.offset_table import table_nbytes
 
+from .checksum_file import ChecksumFile
 from .encoder import Encoder, Sample
 from .field_kinds import Kinds, fitted
 
@@ -57,7 +57,7 @@ class MdsEncoder(Encoder):
             "version": 2,
         }
         self._head = json.dumps(self.config, sort_keys=True).encode()
-        self._file: RawIOBase | None = None
+        self._file: ChecksumFile | None = None
         self._held: list[bytes] = []
         self._nbytes = 0
 
@@ -83,7 +83,7 @@ class MdsEncoder(Encoder):
     def size(self, encoded: bytes) -> int:
         return len(encoded) + 4
 
-    def begin(self, file: RawIOBase) -> None:
+    def begin(self, file: ChecksumFile) -> None:
         self._file, self._held, self.samples, self._nbytes = file, [], 0, 0
 
     def add(self, encoded: bytes) -> None:

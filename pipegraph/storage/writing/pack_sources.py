@@ -71,34 +71,33 @@ class FilesSource(PackSource):
     def __init__(self, root: str, paths: Sequence[str], labels: Sequence[int] | None = None) -> None:
         self.root = root
         samples: dict[str, list[Any]] = {}
-        self._digest = hashlib.blake2b(digest_size=16)
+        facts: list[str] = []
+        stat, above = os.stat, f"{root}/"
         for place, path in enumerate(paths):
             split = split_key(path)
             if split is None:
                 raise DataError(
-                    f"{os.path.join(root, path)!r}: a file's ending says what it is in its sample, and this one has "
-                    "none; rename it, or leave it out of the folder or list"
+                    f"{above + path!r}: a file's ending says what it is in its sample, and this one has none; rename "
+                    "it, or leave it out of the folder or list"
                 )
-            status = os.stat(os.path.join(root, path))
-            self._digest.update(
-                f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
-            )
+            status = stat(above + path)
+            facts.append(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n")
             key, field = split
-            entry = samples.setdefault(key, [None if labels is None else int(labels[place])])
+            entry = samples.get(key)
+            if entry is None:
+                samples[key] = [None if labels is None else labels[place], (field, path, status.st_size)]
+                continue
             if any(field == each[0] for each in entry[1:]):
-                raise DataError(
-                    f"{os.path.join(root, path)!r}: the sample {key!r} has the field {field!r} twice"
-                )
+                raise DataError(f"{above + path!r}: the sample {key!r} has the field {field!r} twice")
             entry.append((field, path, status.st_size))
+        text = "".join(facts).encode("utf-8", "surrogateescape")
+        self._digest = hashlib.blake2b(text, digest_size=16).hexdigest()
         self._samples = list(samples.items())
-        self.nbytes = np.fromiter((self._sample_nbytes(entry) for _, entry in self._samples), np.int64)
-
-    @staticmethod
-    def _sample_nbytes(entry: Sequence[Any]) -> int:
-        sizes = [nbytes for _, _, nbytes in entry[1:]]
-        if entry[0] is not None:
-            sizes.append(1)  # the label
-        return member_nbytes(sizes)
+        sizes = [
+            member_nbytes([1] * (entry[0] is not None) + [nbytes for _, _, nbytes in entry[1:]])
+            for entry in samples.values()
+        ]
+        self.nbytes = np.array(sizes, np.int64)
 
     @staticmethod
     def of_folder(root: str) -> FilesSource:
@@ -145,11 +144,7 @@ class FilesSource(PackSource):
         return len(self._samples)
 
     def describe(self) -> Any:
-        return {"files": len(self._samples), "digest": self._digest.hexdigest()}
-
-    def __reduce__(self) -> Any:
-        state = {name: value for name, value in vars(self).items() if name != "_digest"}
-        return _files_again, (state,)
+        return {"files": len(self._samples), "digest": self._digest}
 
     def read(self, number: int) -> Sample:
         key, entry = self._samples[number]
@@ -159,12 +154,6 @@ class FilesSource(PackSource):
         if entry[0] is not None and "cls" not in sample:
             sample["label"] = entry[0]
         return sample
-
-
-def _files_again(state: dict[str, Any]) -> FilesSource:
-    source = FilesSource.__new__(FilesSource)
-    vars(source).update(state)
-    return source
 
 
 def _content(path: str, nbytes: int) -> bytes:

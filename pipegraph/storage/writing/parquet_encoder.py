@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from io import RawIOBase
 from typing import Any, Final, final
 
 import numpy as np
 
 from pipegraph.errors import DataError, MissingExtraError
 
+from .checksum_file import ChecksumFile
 from .encoder import Encoder, Sample
 from .field_kinds import Kinds, fitted
 
@@ -83,7 +83,7 @@ class ParquetEncoder(Encoder):
             for value in encoded
         )
 
-    def begin(self, file: RawIOBase) -> None:
+    def begin(self, file: ChecksumFile) -> None:
         self._writer = self._parquet.ParquetWriter(file, self._schema, write_page_checksum=True)
         self._rows, self._held, self.samples = [], 0, 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Sequence
-from io import RawIOBase
 from typing import Any, Final, final
 
 import numpy as np
@@ -14,6 +13,7 @@ from pipegraph.errors import DataError
 from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block
 from pipegraph.storage.formats.tar import blocks_between, split_key
 
+from .checksum_file import ChecksumFile
 from .encoder import Encoder, Sample
 from .field_kinds import as_json
 
@@ -29,8 +29,8 @@ _TIME: Final = b"00000000000\0"
 _REST: Final = (b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + 2 * b"0000000\0").ljust(356, b"\0")
 _SUM: Final = sum(_MODE) + sum(_TIME) + sum(_REST) + 8 * 32
 
-Member = tuple[bytes, bytes]
-"""A header and the content."""
+Encoded = tuple[str, list[bytes], int]
+"""A sample's key, the pieces of its files, and their bytes."""
 
 
 def header(name: str, nbytes: int) -> bytes:
@@ -57,39 +57,43 @@ class TarEncoder(Encoder):
     suffix = ".tar"
 
     def __init__(self) -> None:
-        self._file: RawIOBase | None = None
+        self._file: ChecksumFile | None = None
         self._starts: list[int] = []
         self._at = 0
         self._key: str | None = None
 
-    def encode(self, sample: Sample, number: int) -> tuple[str, list[Member]]:
+    def encode(self, sample: Sample, number: int) -> Encoded:
         key = sample.get("key")
         key = f"{number:09d}" if key is None else str(key)
-        members: list[Member] = []
+        pieces: list[bytes] = []
+        total = 0
         for field, value in sample.items():
             if field == "key":
                 continue
             if field == "label" and isinstance(value, int | np.integer) and not isinstance(value, bool):
                 field = "cls"
+                if "cls" in sample:
+                    raise DataError(
+                        f"sample {key!r} has an int 'label', written as 'cls', and a field 'cls' too"
+                    )
             elif field == "_key":
                 field = "key"
             content = value if value.__class__ is bytes else content_of(value)
             # Of a key it is enough to look at one name.
-            if not members or not field.isalnum() or not field.islower():
+            if not pieces or not field.isalnum() or not field.islower():
                 self._check(key, field)
-            if len(content) > MAX_FIELD_NBYTES:
+            nbytes = len(content)
+            if nbytes > MAX_FIELD_NBYTES:
                 raise DataError(
-                    f"sample {key!r}, field {field!r}: {len(content)} bytes, more than the {MAX_FIELD_NBYTES} that a "
-                    "field may have"
+                    f"sample {key!r}, field {field!r}: {nbytes} bytes, more than the {MAX_FIELD_NBYTES} that a field "
+                    "may have"
                 )
-            members.append((header(f"{key}.{field}", len(content)), content))
-        if not members:
+            head, padding = header(f"{key}.{field}", nbytes), _PADDING[nbytes % _BLOCK]
+            pieces += (head, content, padding)
+            total += len(head) + nbytes + len(padding)
+        if not pieces:
             raise DataError(f"sample {key!r} has no fields: a tar would have no trace of it")
-        if len({head[:100] for head, _ in members}) < len(members) and "cls" in sample:
-            raise DataError(
-                f"sample {key!r} has an int 'label', which is written as 'cls', and a field 'cls' too"
-            )
-        return key, members
+        return key, pieces, total
 
     @staticmethod
     def _check(key: str, field: str) -> None:
@@ -100,27 +104,21 @@ class TarEncoder(Encoder):
                 f"field in lower case: {name!r} would be read as another one. Change it, or write parquet or mds"
             )
 
-    def size(self, encoded: tuple[str, list[Member]]) -> int:
-        return sum(len(head) + len(data) + -len(data) % _BLOCK for head, data in encoded[1])
+    def size(self, encoded: Encoded) -> int:
+        return encoded[2]
 
-    def begin(self, file: RawIOBase) -> None:
+    def begin(self, file: ChecksumFile) -> None:
         self._file, self._at, self._starts, self.samples, self._key = file, 0, [], 0, None
 
-    def add(self, encoded: tuple[str, list[Member]]) -> None:
+    def add(self, encoded: Encoded) -> None:
         assert self._file is not None
-        key, members = encoded
+        key, pieces, nbytes = encoded
         if key == self._key:
             raise DataError(f"two samples in a row have the key {key!r}: a tar would have them as one")
         self._key = key
         self._starts.append(self._at)
-        for head, data in members:
-            padding = _PADDING[len(data) % _BLOCK]
-            # One write for small files; large ones are not copied for it.
-            self._file.write(b"".join((head, data, padding)) if len(data) < 1 << 16 else head)
-            if len(data) >= 1 << 16:
-                self._file.write(data)
-                self._file.write(padding)
-            self._at += len(head) + len(data) + len(padding)
+        self._file.write_pieces(pieces, nbytes)
+        self._at += nbytes
         self.samples += 1
 
     def finish(self) -> tuple[Block, ...]:
