@@ -70,4 +70,4 @@ def test_graph_plan_and_profile_are_tables_in_a_notebook() -> None:
     for html in shown:
         assert "<table>" in html and "<td>numbers</td>" in html and "<td>a &amp; b</td>" in html
         assert "<b>" in html and "&lt;b&gt;" in html
-    assert ("delivers: a &amp; b" in shown[1] and "sets the pace" in shown[2]) or "too briefly" in shown[2]
+    assert "delivers: a &amp; b" in shown[1]
