@@ -1,0 +1,88 @@
+"""A source of your own: the rows of an SQLite table, read by several workers in a shuffled order.
+
+python examples/custom_source.py --smoke
+"""
+
+import argparse
+import sqlite3
+import tempfile
+
+import numpy as np
+
+import pipegraph as pg
+from pipegraph import operators as ops
+
+
+class Rows(pg.Source):
+    """The rows 1..n of a table as dicts, permuted anew in each epoch, dealt out to the ranks.
+
+    Args:
+        path: a database with a table ``samples(id, text, label)``, ids from 1.
+    """
+
+    random_access = True
+    order = pg.order.StridedOrder()
+
+    def __init__(self, path, seed=0):
+        self.path, self.seed = path, seed
+        with sqlite3.connect(path) as db:
+            (self.count,) = db.execute("select count(*) from samples").fetchone()
+        db.close()
+
+    def config(self):  # what changes the order or the content; the path does not
+        return {"count": self.count, "seed": self.seed}
+
+    def open(self, context):  # in each worker: its own connection
+        self.db = sqlite3.connect(self.path, check_same_thread=False)
+
+    def close(self):
+        self.db.close()
+
+    def length(self, epoch, rank, world_size):
+        return self.order.length(self.count, world_size)
+
+    def positions(self, epoch, rank, world_size, start):
+        found = self.order.positions(self.count, self.seed, epoch, rank, world_size, start)
+        return iter(found.tolist())
+
+    def read(self, position, epoch):
+        (row,) = self.order.samples_at(self.count, np.array([position]), self.seed, epoch).tolist()
+        query = "select id, text, label from samples where id = ?"
+        key, text, label = self.db.execute(query, (row + 1,)).fetchone()
+        return {"key": str(key), "text": text, "label": label}
+
+
+def pipeline(path):
+    graph = pg.Graph("rows", seed=7)
+    rows = graph.add(Rows(path, seed=7), name="rows", workers=4)
+    rows.then(ops.Batch(16), name="batch")
+    return graph
+
+
+def main(path):
+    with pipeline(path).loader(epochs=2) as loader:
+        for epoch in range(2):
+            keys = [key for batch in loader for key in batch["key"]]
+            print(f"epoch {epoch}: {len(keys)} rows, first {keys[:4]}")
+            assert len(set(keys)) == len(keys)
+        print(loader.profile())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--database", default="samples.db")
+    parser.add_argument("--smoke", action="store_true", help="on a table of 200 rows that is made for it")
+    arguments = parser.parse_args()
+    if arguments.smoke:
+        with tempfile.TemporaryDirectory() as folder:
+            made = sqlite3.connect(f"{folder}/samples.db")
+            made.execute("create table samples (id integer primary key, text, label)")
+            rows = ((f"document {i}", i % 3) for i in range(200))
+            made.executemany("insert into samples (text, label) values (?, ?)", rows)
+            made.commit()
+            made.close()
+            main(f"{folder}/samples.db")
+    else:
+        main(arguments.database)
