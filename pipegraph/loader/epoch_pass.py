@@ -8,14 +8,14 @@ from time import perf_counter_ns
 from typing import Any, NoReturn
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure
+from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.pass_totals import Interval
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.errors import LoaderClosedError
 from pipegraph.loader.equal_steps import Agreement, Sure, minimum_over
-from pipegraph.loader.position import Progress
+from pipegraph.loader.position import Hand, Progress
 from pipegraph.tree import buffers
 
 
@@ -23,7 +23,7 @@ class Pass:
     """Delivers the chunks of one epoch, counts them, and ends at the end, at a failure or when ended from outside.
 
     Attributes:
-        over: why it has ended, ``""`` while it has not.
+        over: why it has ended, ``""`` while it has not; set by :meth:`end`.
         turn: the loader's. Several threads may share a pass: each chunk goes to one of them.
 
     Its last reference ends it, at once: nothing that it refers to may refer to it.
@@ -59,9 +59,8 @@ class Pass:
         self._step = 0
         self._rows: Bundle | None = None  # taken together, of which ``_row`` is next
         self._row = 0
-        self._quick: Iterator[tuple[Any, Cursor]] = iter(
-            ()
-        )  # those before the last, where they are only counted
+        self._quick: Iterator[Any] = iter(())  # those before the last, where they are only counted
+        self._hand: Hand | None = None  # which counts them
         self._plain = not whole and not self._counted and group is None
         if group is not None:
             self._agreement = Agreement(minimum_over(group))
@@ -71,17 +70,18 @@ class Pass:
         return self
 
     def __next__(self) -> Any:
+        # No lock and no counting: each row that is left goes to one thread, and what is left says how many were given.
+        if not self._run.over:
+            for data in self._quick:
+                return data
         with self.turn:
             if self.over:
                 self._refuse()
             try:
                 progress = self._progress
-                quick = next(self._quick, None)
-                if quick is not None and not self._run.over:
-                    data, self._place.cursor = quick
-                    progress.samples += 1
-                    progress.items += 1
-                    return data
+                if not self._run.over:
+                    for data in self._quick:  # another thread may have fetched them
+                        return data
                 if self._place.nothing and self._agreement is None:
                     self._finish()
                 if self._agreement is not None:
@@ -95,24 +95,21 @@ class Pass:
                         self._row = 0
                         if self._plain and len(item.lineages) > 1:
                             self._row = len(item.lineages) - 1
-                            self._quick = zip(item.data, item.afters()[: self._row], strict=False)
-                            data, self._place.cursor = next(self._quick)
-                            progress.samples += 1
-                            progress.items += 1
-                            return data
+                            self._hand = progress.take(self._place, item.data[: self._row], item.afters())
+                            self._quick = self._hand.left
+                            return next(self._quick)
                 if rows is not None:
                     return self._next_row(progress, rows)
                 if item.buffers:
                     self._release(item.buffers)
                 for event in item.ready:
                     event.wait()
-                progress.samples += len(item.lineages)
                 # Last of all: what is interrupted before this was not delivered.
                 if self._counted:
                     progress.count(self._place, item, self._run)
                 else:
                     self._place.cursor = item.after
-                progress.items += 1
+                progress.delivered(len(item.lineages))
                 return item if self._whole else item.data
             except StopIteration:
                 raise
@@ -156,7 +153,6 @@ class Pass:
             one.nbytes = sum([nbytes for _, nbytes in buffers(data)])
             if self._whole:
                 made = one
-        progress.samples += 1
         self._row = index + 1
         if last:
             self._rows = None
@@ -167,7 +163,7 @@ class Pass:
             self._place.cursor = rows.before + index + 1
         else:
             self._place.cursor = rows.places[index][1]
-        progress.items += 1
+        progress.delivered(1)
         return made
 
     def _ahead(self) -> tuple[int, Any]:
@@ -175,6 +171,14 @@ class Pass:
         chunks, token = self._run.terminal.ahead()
         rows = self._rows
         return chunks + (0 if rows is None else len(rows.lineages) - self._row), token
+
+    def end(self, why: str) -> None:
+        """The pass is over: it gives nothing more, also of what it has in hand."""
+        self.over = why
+        self._quick = iter(())
+        hand, self._hand = self._hand, None
+        if hand is not None:
+            hand.close()
 
     def _refuse(self) -> None:
         if self.over == "finished":
@@ -257,7 +261,7 @@ class Pass:
         raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: the loader was closed")
 
     def _fail(self, why: str, failed: bool = False) -> None:
-        self.over = why
+        self.end(why)
         self._progress.broken(failed)
         self._run.cancel()
         self._runtime.pass_totals.end()
@@ -265,5 +269,5 @@ class Pass:
     def __del__(self) -> None:
         # After a break. Only flags of its own: the garbage collector may call this in any thread.
         if not self.over:
-            self.over = "it was left"
+            self.end("it was left")
             self._interval.leave()

@@ -160,7 +160,7 @@ class Loader:
             place = progress.next_place()
             self._warn_of_dropping(place, 4)
             if old is not None:
-                old.over = "a new pass over the loader has begun"
+                old.end("a new pass over the loader has begun")
             runtime = self._start()
             runtime.pass_totals.end()  # before the run may be cancelled, which ends its waits
             run = self._run_from(place, runtime)
@@ -316,7 +316,7 @@ class Loader:
             )
         running = self._running()
         if running is not None:
-            running.over = "a state was loaded"
+            running.end("a state was loaded")
         if self._runtime is not None and self._seed != restored.seed:
             self._runtime.close()  # its workers were opened with the seed that was drawn here
             self._runtime = None
@@ -403,7 +403,7 @@ class Loader:
         self._closed = self._closed or "this loader is closed"
         running = self._running()
         if running is not None:
-            running.over = "the loader was closed"
+            running.end("the loader was closed")
         runtime = self._runtime
         if runtime is not None:
             runtime.pass_totals.end()
@@ -424,7 +424,7 @@ class Loader:
         self._closed = self._closed or "this loader runs in the process that forked this one"
         running = self._running()
         if running is not None:
-            running.over = "its threads stayed in the process that forked this one"
+            running.end("its threads stayed in the process that forked this one")
             running.turn = self._turn
         self._left_behind, self._runtime = self._runtime, None
         if self._finalizer is not None:

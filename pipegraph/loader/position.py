@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import length_hint
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
@@ -24,11 +25,50 @@ from pipegraph.planning.plan import Plan
 from pipegraph.policies import final_policy
 
 
+class Hand:
+    """Rows that came together and are given on by an iterator. How many were given follows from what it has left.
+
+    Attributes:
+        left: gives them on; any thread's ``next`` on it is one step.
+        items, samples: delivered before them.
+    """
+
+    __slots__ = ("_afters", "_before", "_count", "_given", "items", "left", "samples")
+
+    def __init__(
+        self, rows: list[Any], before: Cursor, afters: Sequence[Cursor], items: int, samples: int
+    ) -> None:
+        self.left: Any = iter(rows)
+        self._count = len(rows)
+        self._before = before
+        self._afters = afters
+        self.items = items
+        self.samples = samples
+        self._given = 0
+
+    @property
+    def given(self) -> int:
+        """How many of them were delivered."""
+        left = self.left
+        return self._given if left is None else self._count - length_hint(left)
+
+    @property
+    def cursor(self) -> Cursor:
+        """Of the one that was delivered last."""
+        given = self.given
+        return self._afters[given - 1] if given else self._before
+
+    def close(self) -> None:
+        """Those that are left are not delivered, nor held."""
+        self._given = self.given
+        self.left = None
+
+
 class Place:
     """How far one epoch has been delivered.
 
     Attributes:
-        cursor: of what was delivered last; unused where ``delivered`` is there.
+        hand: which has what is delivered now; None where that is not rows that came together.
         delivered: sample by sample, where a stage above finishes in any order.
         stream: (rank, world size) whose part of the epoch this is, where it is not this rank's own.
         later: other ranks' parts that this one takes over afterwards.
@@ -40,10 +80,11 @@ class Place:
     """
 
     __slots__ = (
-        "cursor",
+        "_cursor",
         "delivered",
         "epoch",
         "floors",
+        "hand",
         "history",
         "iterators",
         "later",
@@ -55,7 +96,8 @@ class Place:
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self.cursor: Cursor = None
+        self._cursor: Cursor = None
+        self.hand: Hand | None = None
         self.delivered: states.Delivered | None = None
         self.history: History = ()
         self.stream: tuple[int, int] | None = None
@@ -65,6 +107,17 @@ class Place:
         self.iterators: Mapping[str, tuple[int, Any]] = {}
         self.snapshots: Mapping[str, Snapshots] | None = None
         self.floors: dict[str, int] = {}
+
+    @property
+    def cursor(self) -> Cursor:
+        """Of what was delivered last; unused where ``delivered`` is there."""
+        hand = self.hand
+        return self._cursor if hand is None else hand.cursor
+
+    @cursor.setter
+    def cursor(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self.hand = None
 
     @staticmethod
     def within(epoch: int, streams: Sequence[states.Stream], own: tuple[int, int]) -> Place:
@@ -122,13 +175,45 @@ class Progress:
         self.idle = True
         self.started_ns = 0
         self.first_batch_ns = 0
-        self.items = 0
-        self.samples = 0
+        self._items = self._samples = 0
+        self._hand: Hand | None = None
         self.waits = Stopwatch()
         self._passing = 0, 0  # the epoch of the pass that began last, and the chunks before it
         self._items_before = 0  # when the pass began
         self._standing: Place | None = None  # from where the current run continues by itself
         self._since_prune = 0
+
+    # -- what was delivered -------------------------------------------------------------------
+
+    @property
+    def items(self) -> int:
+        """Chunks delivered by all passes."""
+        hand = self._hand
+        return self._items if hand is None else hand.items + hand.given
+
+    @property
+    def samples(self) -> int:
+        """Samples delivered by all passes."""
+        hand = self._hand
+        return self._samples if hand is None else hand.samples + hand.given
+
+    def delivered(self, samples: int) -> None:
+        """A chunk of so many samples was delivered."""
+        self._settle()
+        self._samples += samples
+        self._items += 1
+
+    def take(self, place: Place, rows: list[Any], afters: Sequence[Cursor]) -> Hand:
+        """These rows are delivered next, by the hand's iterator; nobody need count them."""
+        self._settle()
+        hand = Hand(rows, place.cursor, afters, self._items, self._samples)
+        place.hand = self._hand = hand
+        return hand
+
+    def _settle(self) -> None:
+        if self._hand is not None:
+            self._items, self._samples = self.items, self.samples
+            self._hand = None
 
     # -- between passes ------------------------------------------------------------------------
 
