@@ -6,8 +6,9 @@ import copy
 import inspect
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, count, islice
+from itertools import chain, count, islice, repeat
 from typing import Any, final
 
 import numpy as np
@@ -283,6 +284,31 @@ class _Indices(list[Any]):
         return _Indices(found, self.epoch, self.positions[at]) if isinstance(at, slice) else found
 
 
+@final
+class _Sampled(Iterator[Drawn]):
+    """What a sampler gives, with its positions."""
+
+    def __init__(self, indices: Iterator[Any], positions: Iterator[int], draws: Draws) -> None:
+        self._indices = indices
+        self._positions = positions
+        self._draws = draws
+
+    def __next__(self) -> Drawn:
+        self._draws.again()  # other stages may have worked in this thread since
+        index = next(self._indices)
+        return Drawn(next(self._positions), index)
+
+    def draw_into(self, drawn: list[Any], rows: int) -> None:
+        """As many calls of ``next``, at a tenth of their cost."""
+        self._draws.again()
+        indices: list[Any] = []
+        try:
+            indices.extend(islice(self._indices, rows))  # what was drawn before an error stays
+        finally:
+            positions = islice(self._positions, len(indices))
+            drawn.extend(map(tuple.__new__, repeat(Drawn), zip(positions, indices, strict=True)))
+
+
 def _parameters(function: Any) -> Iterable[str]:
     try:
         return inspect.signature(function).parameters
@@ -377,7 +403,8 @@ class FromSequence(OrderedSource):
 
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         if self.draws:
-            return _Indices([each.index for each in positions], epoch, [each.position for each in positions])
+            places, indices = zip(*positions, strict=True)
+            return _Indices(indices, epoch, list(places))
         return _Indices(super().indices_of(positions, epoch), epoch, list(positions))
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
@@ -411,18 +438,17 @@ class FromSequence(OrderedSource):
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
         if self.sampler is None:
-            yield from super().positions(epoch, rank, world_size, start)
-            return
+            return super().positions(epoch, rank, world_size, start)
         self._sampling.one(epoch, ("sampler",))
         indices = self._drawing.begin(self.sampler, epoch).items
-        again, drawn, ended = self._sampling.again, tuple.__new__, object()
-        for step in count():
-            again()  # other stages may have worked in this thread since
-            index = next(indices, ended)
-            if index is ended:
-                return
-            if step >= start:
-                yield drawn(Drawn, (step * world_size + rank, index))  # at half the cost of Drawn(...)
+        deque(islice(indices, start), maxlen=0)
+        return _Sampled(indices, count(start * world_size + rank, world_size), self._sampling)
+
+    def draw_into(self, drawn: list[Any], positions: Iterator[Any], rows: int) -> None:
+        if isinstance(positions, _Sampled):
+            positions.draw_into(drawn, rows)
+        else:
+            super().draw_into(drawn, positions, rows)
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
         if self.sampler is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pipegraph.errors import StateError
@@ -173,6 +174,13 @@ class Source(Component):
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
         """The global positions of this rank's steps from ``start`` on, growing (random-access sources)."""
         raise NotImplementedError(f"{type(self).__name__} is not random-access")
+
+    def draw_into(self, drawn: list[Any], positions: Iterator[Any], rows: int) -> None:
+        """Append up to so many of what :meth:`positions` gives; what was drawn before an error stays.
+
+        By another way where drawing one by one costs more.
+        """
+        drawn.extend(islice(positions, rows))
 
     def read(self, position: Any, epoch: int) -> Any:
         """The item at a global position of an epoch (random-access sources); any worker calls it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from operator import attrgetter
 from operator import index as as_int
 from time import perf_counter_ns
 from typing import Any
@@ -19,6 +20,8 @@ from pipegraph.engine.stage.unit import Unit
 from pipegraph.errors import note
 
 Loop = Iterator[None]
+
+_position = attrgetter("position")
 
 SNAPSHOT_EVERY = 64
 """Items between two snapshots of an iterator that can give one."""
@@ -145,15 +148,14 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
             try:
                 if positions is None:
                     positions = iter(source.positions(epoch, run.rank, run.world_size, step))
-                # What was drawn before an error stays.
-                group.extend(islice(positions, pace.rows(step - began)))
+                source.draw_into(group, positions, pace.rows(step - began))
             except BaseException as error:
                 failure = failure_of(stage, error, epoch, step + len(group))
             if not group:
                 if failure is not None:
                     inner.put(failure)
                 break
-            places = list(map(as_int, [drawn.position for drawn in group] if source.draws else group))
+            places = list(map(as_int, map(_position, group) if source.draws else group))
             if single:
                 inner.put(Chunk(group[0], ((name, places[0]),), epoch, step, step + 1))
             else:
