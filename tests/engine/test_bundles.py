@@ -510,3 +510,40 @@ def test_an_endless_expansion_keeps_nothing_of_what_has_left():
         del _item
         gc.collect()
         assert sum(each() is not None for each in made) < 100
+
+
+@pytest.mark.parametrize("before", [["a"], []])
+def test_children_that_had_to_wait_for_their_turn_are_overtaken_by_none_and_wait_no_longer(before):
+    """The second worker's first child is finished before its turn, and its function returns no sooner than that came."""
+    first_may_go, made, came = threading.Event(), threading.Event(), threading.Event()
+    in_time = []
+
+    def children(number):
+        if number == 0:
+            assert first_may_go.wait(20)
+            yield from before
+        else:
+            yield "b0"
+            made.set()
+            in_time.append(came.wait(5))
+            yield "b1"
+            yield "b2"
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable([0, 1]), capacity=1).then(ops.FlatMap(children), workers=2)
+    with graph.loader() as loader:
+        got = iter(loader)
+        assert made.wait(20)
+        terminal = loader._runtime.run.terminal
+
+        def go_when_the_consumer_waits():
+            terminal.wait_until(lambda stats: stats.getters_waiting == 1)
+            first_may_go.set()
+
+        helper = threading.Thread(target=go_when_the_consumer_waits)
+        helper.start()
+        assert [next(got) for _ in range(len(before) + 1)] == [*before, "b0"]
+        helper.join()
+        came.set()
+        assert list(got) == ["b1", "b2"]
+    assert in_time == [True]

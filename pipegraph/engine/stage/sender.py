@@ -129,6 +129,8 @@ class ByTicket(Sender):
         for channel in self.channels:
             channel.close_seq(ticket)
         self._done(ticket)
+        if len(self.channels) == 1 and (needed := self.channels[0].demand) != NOBODY:
+            self._send_finished(needed)  # the next stage waits already, and another ticket has its turn now
 
     def token(self, ticket: int, token: Any) -> None:
         if token.__class__ is EndOfEpoch and self.stage.failures.judges_epochs:

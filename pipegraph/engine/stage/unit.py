@@ -140,8 +140,14 @@ class Unit:
     def offer_finished(self, needed: int) -> None:
         """Send what is finished if it is enough and there is room: in the next stage's thread, which never blocks."""
         with self._lock:
+            if self._sending:
+                return
+            while self._left:  # nothing overtakes it, and the next stage may need no more
+                if not self.sender.offer(self.ticket, self._left[0]):
+                    return
+                del self._left[0]
             finished = len(self.made) - self.sent
-            if not self._sending and 0 < finished <= self.rows and finished >= needed:
+            if 0 < finished <= self.rows and finished >= needed:
                 out = self._finished(False)
                 if out is not None and (tracer := self.stage.run.tracer).on:
                     tracer.sent(self.stage.name, out)
