@@ -144,11 +144,13 @@ def compare(folder: Path, arguments: argparse.Namespace) -> None:
         subprocess.run([*pack, "1"], check=True, stdout=subprocess.DEVNULL)
         whole = digests(out)
         began = killed(root, folder / "killed", arguments.size, arguments.workers, arguments.kills)
-        same = digests(folder / "killed") == whole
+        again = digests(folder / "killed")
+        odd = sorted(name for name in {*whole, *again} if whole.get(name) != again.get(name))
+        same = not odd
         results["killed"] = {"times": len(began), "shards_found_finished": began, "same_bytes": same}
         print("killed:", results["killed"])
         if not same:
-            raise SystemExit("the shards of the pack that was killed differ")
+            raise SystemExit(f"the pack that was killed differs in {', '.join(odd)}")
     if not arguments.no_record:
         configuration = {
             "files": arguments.files,

@@ -408,3 +408,26 @@ def test_what_cannot_be_packed_is_named(tmp_path: Path) -> None:
             pack_shards(source, tmp_path / "out", workers=1)
     with pytest.raises(DataError, match="no shard"):
         pack_shards(tmp_path / "nothing", tmp_path / "other")
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_what_a_kill_in_the_last_moment_leaves_is_removed(
+    photos: Path, tmp_path: Path, complete: bool
+) -> None:
+    out = tmp_path / "out"
+    pack_shards(photos, out, format="mds", size="100 kB", workers=1)
+    whole = shards(out)
+    # Killed while the manifest, the index or the settings were being written, or right behind them.
+    for name in (".manifest.json.0123456789ab", ".index.json.0123456789ab", ".pack.json.0123456789ab"):
+        (out / name).write_bytes(b"cut")
+    journal = out / "manifest.json.partial"
+    records = [{"settings": json.loads(whole["pack.json"])}]
+    for number, index in enumerate(Manifest.load(out / "manifest.json").parts):
+        part = Manifest.load(out / "manifest.json").part_index(number)
+        records.append({"shard": number, "index": {**part.to_json(), "uri": index.name}})
+    if not complete:
+        (out / "pack.json").unlink()
+        records.insert(1, {"kinds": {"key": "text", "jpg": "bytes", "json": "bytes", "label": "int"}})
+    journal.write_text("".join(json.dumps(record) + "\n" for record in records))
+    pack_shards(photos, out, format="mds", size="100 kB", workers=1)
+    assert shards(out) == whole

@@ -19,6 +19,8 @@ from .shard_file import PARTIAL
 
 MANIFEST: Final = "manifest.json"
 SETTINGS: Final = "pack.json"
+INDEX: Final = "index.json"
+"""What mosaicml-streaming wants beside MDS shards."""
 
 _NAMES: Final = {"tar": "shard-{:06d}.tar", "parquet": "shard-{:06d}.parquet", "mds": "shard.{:05d}.mds"}
 
@@ -64,6 +66,10 @@ class PackFolder:
             raise DataError(f"{path}: not the settings of a pack: {error}") from error
         self._compare(known, "holds a pack that was made with")
         self.manifest()
+        # A process that was killed behind its last step has left these.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.folder, f"{MANIFEST}.partial"))
+        self._remove_partial()
         return True
 
     def manifest(self) -> Manifest:
@@ -146,8 +152,9 @@ class PackFolder:
                     self.finished[int(record["shard"])] = index
 
     def _remove_partial(self) -> None:
+        written_at_once = tuple(f".{name}." for name in (MANIFEST, SETTINGS, INDEX))
         for name in os.listdir(self.folder):
-            if name.startswith(".shard") and PARTIAL in name:
+            if name.startswith(written_at_once) or (name.startswith(".shard") and PARTIAL in name):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(os.path.join(self.folder, name))
 
@@ -177,11 +184,12 @@ class PackFolder:
         manifest = Manifest.of([self.finished[number] for number in sorted(self.finished)])
         if index_json is not None:
             text = json.dumps(index_json, sort_keys=True).encode()
-            write_atomically(os.path.join(self.folder, "index.json"), [text])
+            write_atomically(os.path.join(self.folder, INDEX), [text])
         manifest.save(os.path.join(self.folder, MANIFEST))
         text = json.dumps(self.settings, indent=1, sort_keys=True).encode() + b"\n"
         write_atomically(os.path.join(self.folder, SETTINGS), [text])
-        os.unlink(os.path.join(self.folder, f"{MANIFEST}.partial"))
+        with contextlib.suppress(FileNotFoundError):  # another process has seen that it is complete
+            os.unlink(os.path.join(self.folder, f"{MANIFEST}.partial"))
         return manifest
 
     def close(self) -> None:
