@@ -115,6 +115,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.check_worker_number_rationality()
         return _Pipelined(self)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Call ``set_epoch`` of the samplers and the data set, where they have one, as trainers do before each pass."""
+        for each in (self.sampler, self.batch_sampler, self.dataset):
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
+
     def _next_progress(self) -> BatchProgress:
         """Of the pass that begins: what was restored, or a new one."""
         found, self._restored = self._restored or self._fresh(), None

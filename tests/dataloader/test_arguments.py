@@ -382,6 +382,19 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
         pg.DataLoader(Remembers(), num_workers=2).load_state_dict(state)
 
 
+def test_set_epoch_reaches_the_sampler() -> None:
+    def orders(kind: Any) -> list[Any]:
+        sampler = data.DistributedSampler(range(10), 2, 1, seed=4)  # type: ignore[arg-type]
+        loader = kind(range(10), 2, sampler=sampler)
+        found = []
+        for epoch in (3, 5):
+            (loader if kind is pg.DataLoader else sampler).set_epoch(epoch)
+            found.append(numbers(loader))
+        return found
+
+    assert orders(pg.DataLoader) == orders(data.DataLoader)
+
+
 # -- the pipeline ------------------------------------------------------------------------------
 
 
