@@ -117,7 +117,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Call ``set_epoch`` of the samplers and the data set, where they have one, as trainers do before each pass."""
-        for each in (self.sampler, self.batch_sampler, self.dataset):
+        those: tuple[Any, ...] = (self.sampler, self.batch_sampler, self.dataset)
+        for each in those:
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
 
