@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipegraph.contracts import Operator as Operator
     from pipegraph.contracts import Regroup as Regroup
     from pipegraph.contracts import Source as Source
-    from pipegraph.dataloader import DataLoader as DataLoader
+    from pipegraph.loader.torch_dataloader import DataLoader as DataLoader
     from pipegraph.device.scattered import Scattered as Scattered
     from pipegraph.engine.stage.budgets import Quarantined as Quarantined
     from pipegraph.errors import PipegraphError as PipegraphError
@@ -64,7 +64,7 @@ _LATER = {
     "testing": "pipegraph.testing",
     "errors": "pipegraph.errors",
     "ChannelProfile": "pipegraph.profile:ChannelProfile",
-    "DataLoader": "pipegraph.dataloader:DataLoader",
+    "DataLoader": "pipegraph.loader.torch_dataloader:DataLoader",
     "Loader": "pipegraph.loader.loader:Loader",
     "NodeCache": "pipegraph.storage.node_cache:NodeCache",
     "Plan": "pipegraph.planning.plan:Plan",

@@ -14,8 +14,8 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from pipegraph.dataloader.batch_progress import BatchProgress, Indices
-from pipegraph.dataloader.batch_sources import (
+from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress, Indices
+from pipegraph.loader.torch_dataloader.batch_sources import (
     STAGE,
     Failed,
     Fetching,
@@ -27,8 +27,8 @@ from pipegraph.dataloader.batch_sources import (
     pinned,
     where,
 )
-from pipegraph.dataloader.dataset_worker import Worker
-from pipegraph.dataloader.index_feed import DrawnIndices, Feed, IndexFeed
+from pipegraph.loader.torch_dataloader.dataset_worker import Worker
+from pipegraph.loader.torch_dataloader.index_feed import DrawnIndices, Feed, IndexFeed
 from pipegraph.errors import StageTimeoutError
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader

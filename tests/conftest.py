@@ -1,3 +1,3 @@
-"""The fixtures of the operators' tests."""
+"""The fixtures of all tests."""
 
 from pipegraph.testing import no_leaks as no_leaks

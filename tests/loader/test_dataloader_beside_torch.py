@@ -1,6 +1,6 @@
 """``pg.DataLoader`` beside torch's with the same random arguments: equal batches, lengths and errors over two epochs.
 
-``PIPEGRAPH_CONFIGURATIONS=2000 pytest tests/dataloader/test_beside_torch.py`` draws as many; one in seven has workers.
+``PIPEGRAPH_CONFIGURATIONS=2000 pytest tests/loader/test_dataloader_beside_torch.py`` draws as many; one in seven has workers.
 """
 
 from __future__ import annotations
