@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from pipegraph.contracts import Operator as Operator
     from pipegraph.contracts import Regroup as Regroup
     from pipegraph.contracts import Source as Source
-    from pipegraph.loader.torch_dataloader import DataLoader as DataLoader
     from pipegraph.device.scattered import Scattered as Scattered
     from pipegraph.engine.stage.budgets import Quarantined as Quarantined
     from pipegraph.errors import PipegraphError as PipegraphError
     from pipegraph.graph import Graph as Graph
     from pipegraph.graph import Node as Node
     from pipegraph.loader.loader import Loader as Loader
+    from pipegraph.loader.torch_dataloader import DataLoader as DataLoader
     from pipegraph.planning.plan import Plan as Plan
     from pipegraph.policies import Replace as Replace
     from pipegraph.policies import Retry as Retry

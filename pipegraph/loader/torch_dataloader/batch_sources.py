@@ -13,10 +13,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Drawn, FanIn, History, Source
-from pipegraph.loader.torch_dataloader.dataset_worker import Worker, become_worker, own_copy
-from pipegraph.loader.torch_dataloader.index_feed import Feed
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.global_generators import Draws
+from pipegraph.loader.torch_dataloader.dataset_worker import Worker, become_worker, own_copy
+from pipegraph.loader.torch_dataloader.index_feed import Feed
 from pipegraph.parameters import function_name
 
 STAGE = "worker-{}"

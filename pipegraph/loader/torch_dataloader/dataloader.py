@@ -14,6 +14,9 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from pipegraph.errors import StageTimeoutError
+from pipegraph.graph import Graph
+from pipegraph.loader.loader import Loader
 from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress, Indices
 from pipegraph.loader.torch_dataloader.batch_sources import (
     STAGE,
@@ -29,9 +32,6 @@ from pipegraph.loader.torch_dataloader.batch_sources import (
 )
 from pipegraph.loader.torch_dataloader.dataset_worker import Worker
 from pipegraph.loader.torch_dataloader.index_feed import DrawnIndices, Feed, IndexFeed
-from pipegraph.errors import StageTimeoutError
-from pipegraph.graph import Graph
-from pipegraph.loader.loader import Loader
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
