@@ -8,7 +8,7 @@ from typing import Any
 
 from pipegraph.contracts import Context, Regroup
 from pipegraph.engine.process import zygote
-from pipegraph.engine.process.host import Host
+from pipegraph.engine.process.process_host import ProcessHost
 from pipegraph.engine.process.remote_operator import remote
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.sidecar import Sidecar
@@ -56,7 +56,9 @@ class Processes:
         if sent_as not in self._sealed:
             self._sealed[sent_as] = Sealed(stage.operator, stage.name)
         given = context, self._packing(stage)
-        host = Host(self._zygote, self._sealed[sent_as], context, given, stage.spec.timeout, context.count)
+        host = ProcessHost(
+            self._zygote, self._sealed[sent_as], context, given, stage.spec.timeout, context.count
+        )
         return remote(copy.copy(stage.operator), host, stage.name, stage.spec.timeout)
 
     def _packing(self, stage: StagePlan) -> Callable[[list[Any]], Any] | None:

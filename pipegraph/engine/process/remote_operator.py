@@ -15,9 +15,8 @@ from typing import Any
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator
+from pipegraph.engine.process.contract import Died, Host, Overdue
 from pipegraph.engine.process.exceptions import Carried
-from pipegraph.engine.process.host import Died, Host, Overdue
-from pipegraph.engine.process.thread_host import ThreadHost
 from pipegraph.engine.process.worker import NOTHING
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 
@@ -47,7 +46,7 @@ class _Remote:
         timeout_s: of the stage, for messages.
     """
 
-    def __init__(self, host: Host | ThreadHost, operator: Any, stage: str, timeout_s: float | None) -> None:
+    def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
         self._host = host
         self._operator = operator
         self._stage = stage
@@ -89,9 +88,8 @@ class _Remote:
         return error
 
     def _late(self, late: Overdue) -> StageTimeoutError:
-        became = "its process was ended" if isinstance(self._host, Host) else "its thread was left alone"
         error = StageTimeoutError(
-            f"stage {self._stage!r}: an item took longer than timeout={self._timeout_s:g} s; {became}"
+            f"stage {self._stage!r}: an item took longer than timeout={self._timeout_s:g} s; {self._host.gave_up}"
         )
         error.add_note(f"pipegraph: it stood at\n{late.stack}")
         return error
@@ -247,7 +245,7 @@ class RemoteExpand(_Remote):
 class RemoteSource(_Remote):
     """A source, random-access or not. Orders and samplers are asked in the trainer, where positions come from."""
 
-    def __init__(self, host: Host | ThreadHost, operator: Any, stage: str, timeout_s: float | None) -> None:
+    def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
         super().__init__(host, operator, stage, timeout_s)
         self.group = operator.group
         self._snapshot: Any = None
@@ -390,7 +388,7 @@ class RemoteHolder(_Remote):
         raise error
 
 
-def remote(operator: Any, host: Host | ThreadHost, stage: str, timeout_s: float | None) -> Any:
+def remote(operator: Any, host: Host, stage: str, timeout_s: float | None) -> Any:
     """What stands in for an operator whose process, or thread, is ``host``."""
     kinds: dict[str, type[_Remote]] = {"source": RemoteSource, "map": RemoteMap, "expand": RemoteExpand}
     kind = kinds.get(operator.kind, RemoteHolder)

@@ -1,8 +1,8 @@
 """The trainer's side of the process in which ``loader(isolate=True)`` runs the host's part of a plan.
 
-One thread of the trainer calls (``start_run``, ``next``), through a :class:`~.host.Host` like that of any worker. What
-may come from other threads while it waits, a cancelled run and questions for the profile, goes over a connection of
-its own (``control``), which a thread of the sidecar serves.
+One thread of the trainer calls (``start_run``, ``next``), through a :class:`~.process_host.ProcessHost` like that of
+any worker. What may come from other threads while it waits, a cancelled run and questions for the profile, goes over a
+connection of its own (``control``), which a thread of the sidecar serves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 from pipegraph.contracts import Context
 from pipegraph.engine.process import zygote
-from pipegraph.engine.process.host import GRACE_S, Died, Host
+from pipegraph.engine.process.contract import Died
+from pipegraph.engine.process.process_host import GRACE_S, ProcessHost
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.errors import WorkerDiedError
 
@@ -24,7 +25,7 @@ ANSWER_S = 1.0
 """How long a question for the profile may wait for its answer."""
 
 
-class _Host(Host):
+class _Host(ProcessHost):
     """A worker process with a second socket."""
 
     entry = ENTRY

@@ -4,7 +4,7 @@ A thread cannot be ended. One that hangs is left alone: its item fails with the 
 with an operator opened anew does the next one, and whatever the old one still makes is dropped. As it returns it closes
 its operator and ends; until then its thread stays.
 
-The contract is that of ``host.Host``, but for deaths, which threads do not die. What was done before the item that
+The contract is that of ``contract.Host``, but for deaths, which threads do not die. What was done before the item that
 hangs stays done: the items are the trainer's own, and a function may have changed them.
 """
 
@@ -22,7 +22,8 @@ from typing import Any
 
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.process.host import GRACE_S, Overdue
+from pipegraph.engine.process.contract import Overdue
+from pipegraph.engine.process.process_host import GRACE_S
 from pipegraph.engine.process.worker import NOTHING, Worker
 from pipegraph.errors import StuckWorker
 from pipegraph.global_generators import enter_worker
@@ -166,6 +167,7 @@ class ThreadHost:
 
     pid: int | None = None
     """Of no process."""
+    gave_up = "its thread was left alone"
 
     def __init__(self, operator: Any, context: Context, timeout_s: float) -> None:
         self._plain = operator
@@ -196,7 +198,7 @@ class ThreadHost:
 
         Raises:
             Exception: what it raised there.
-            Overdue, Cancelled: see ``host``.
+            Overdue, Cancelled: see ``contract``.
         """
         if self._helper is not None and self._helper.busy:  # with a call that was cancelled
             with contextlib.suppress(Exception):

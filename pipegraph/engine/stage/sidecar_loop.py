@@ -13,7 +13,7 @@ from typing import Any
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.process.host import Died
+from pipegraph.engine.process.contract import Died
 from pipegraph.engine.process.sidecar import Sidecar, blame
 from pipegraph.engine.stage.stage_run import StageRun, Worker
 from pipegraph.engine.stage.unit import settle

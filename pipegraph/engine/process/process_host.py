@@ -22,12 +22,13 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process import zygote
+from pipegraph.engine.process.contract import Died, Overdue
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.segments import anonymous_file
@@ -49,39 +50,7 @@ STACK_S = 1.0
 """How long a hanging process may take to write its stack."""
 
 
-class Died(Exception):
-    """The process has ended in the middle of a call.
-
-    Attributes:
-        reason: in words.
-        row: that was in work; negative where none was: it ended between two calls, or before its first.
-        stack: of Python, where the process could still write it (a segmentation fault), else "".
-    """
-
-    def __init__(self, reason: str, row: int, stack: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.row = row
-        self.stack = stack
-
-
-class Overdue(Exception):
-    """A row took longer than the stage's timeout; its process was ended.
-
-    Attributes:
-        row: that was in work.
-        stack: of Python, at its deadline.
-        done: what was made of the rows before it, where that is not lost.
-    """
-
-    def __init__(self, row: int, stack: str, done: Sequence[Any] = ()) -> None:
-        super().__init__(row)
-        self.row = row
-        self.stack = stack
-        self.done = done
-
-
-class Host:
+class ProcessHost:
     """See the module docstring.
 
     Args:
@@ -95,6 +64,7 @@ class Host:
 
     entry = ENTRY
     """What runs in the process."""
+    gave_up = "its process was ended"
     extra: tuple[int, ...] = ()
     """Descriptors that it is given beside its own."""
 
@@ -356,7 +326,7 @@ class Host:
             return None  # it was dead already
 
 
-_hosts: weakref.WeakSet[Host] = weakref.WeakSet()
+_hosts: weakref.WeakSet[ProcessHost] = weakref.WeakSet()
 
 
 def _after_fork() -> None:

@@ -1,0 +1,87 @@
+"""What a backend whose operators live elsewhere must offer: one :class:`Host` per worker, and two ways for it to fail.
+
+``remote_operator`` stands in the stage's thread in place of the operator and asks its host; on the other side a
+``worker.Worker`` holds the operator and does what is asked. Everything else (tickets, order, memory account, policies,
+ledger, cursors, states) stays where it is and does not know. Hosts are a process (``process_host``) and a thread
+under a deadline (``thread_host``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class Died(Exception):
+    """The worker has ended in the middle of a call.
+
+    Attributes:
+        reason: in words that follow "the worker's process".
+        row: that was in work; negative where none was: it ended between two calls, or before its first.
+        stack: of Python, where the worker could still write it (a segmentation fault), else "".
+    """
+
+    def __init__(self, reason: str, row: int, stack: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.row = row
+        self.stack = stack
+
+
+class Overdue(Exception):
+    """A row took longer than the stage's timeout; its worker was ended, or given up.
+
+    Attributes:
+        row: that was in work.
+        stack: of Python, at its deadline.
+        done: what was made of the rows before it, where that is not lost.
+    """
+
+    def __init__(self, row: int, stack: str, done: Sequence[Any] = ()) -> None:
+        super().__init__(row)
+        self.row = row
+        self.stack = stack
+        self.done = done
+
+
+class Host(Protocol):
+    """The trainer's side of one worker. One thread calls; ``cancel`` may come from any thread at any moment."""
+
+    gave_up: str
+    """What is done with a worker that hangs, in words: ``"its process was ended"``."""
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process on this machine, if it has one."""
+
+    def start(self) -> None:
+        """Start the worker and open the operator in it.
+
+        Raises:
+            Exception: what ``open`` raised there.
+            Died: it ended as it started.
+            Cancelled: the trainer stops.
+        """
+
+    def call(self, name: str, *args: Any) -> Any:
+        """``worker.Worker``'s method ``name`` there. After a death or an overdue row the next call finds a new worker,
+        with the operator opened anew.
+
+        Raises:
+            Exception: what it raised there, or of the way there or back.
+            Died, Overdue: see there; no answer is lost or doubled, the caller gives the rows again.
+            Cancelled: :meth:`cancel` was called; the answer is dropped whenever it comes.
+        """
+
+    def cancel(self) -> None:
+        """End a call that waits, and those to come until :meth:`uncancel`. Any thread."""
+
+    def uncancel(self) -> None:
+        """Calls may wait again."""
+
+    def close(self, grace_s: float = ...) -> None:
+        """Close the operator there and end the worker, after a grace by force; idempotent.
+
+        Raises:
+            Exception: what the operator's ``close`` raised there.
+        """
