@@ -372,6 +372,16 @@ class Graph:
                 lines.append(f"  {quoted(edge.stage)} -> {quoted(name)}{label};")
         return "\n".join([*lines, "}"])
 
+    def to_svg(self, output: Node | str | None = None) -> str:
+        """The pipeline as an SVG picture: its stages with their workers, and the queues between them.
+
+        Raises:
+            GraphError: as :meth:`plan`.
+        """
+        from pipegraph.planning.drawing import plan_svg
+
+        return plan_svg(self.plan(output))
+
     def _repr_html_(self) -> str:
         rows = [("stage", "operator", "workers", "backend", "from")]
         for name, spec in self.stages.items():

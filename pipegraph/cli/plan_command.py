@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 from pipegraph.errors import MissingExtraError
 from pipegraph.graph import Graph
 from pipegraph.operators import DecodeImage
 from pipegraph.operators.images import open_backend
+from pipegraph.planning.drawing import plan_svg
 
 
-def run_plan(graph: Graph, output: str | None) -> None:
-    """Print the plan."""
+def run_plan(graph: Graph, output: str | None, svg: str | None) -> None:
+    """Print the plan, and write its picture to ``svg``."""
     plan = graph.plan(output)
     operators = [stage.operator for stage in plan.running]
     if any(isinstance(each, DecodeImage) and each.backend == "auto" for each in operators):
@@ -20,3 +22,6 @@ def run_plan(graph: Graph, output: str | None) -> None:
             open_backend("auto")
             plan = graph.plan(output)
     print(plan)
+    if svg is not None:
+        Path(svg).write_text(plan_svg(plan), encoding="utf-8")
+        print(f"picture: {svg}")

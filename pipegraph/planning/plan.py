@@ -69,6 +69,11 @@ class StagePlan:
         return self.spec.name
 
     @property
+    def unit(self) -> str:
+        """What its queue counts: ``"samples"``, ``"batches"``, ``"parts"``."""
+        return _PLURAL.get(self.level, self.level + "s")
+
+    @property
     def operator(self) -> Operator | Source:
         """What it does."""
         return self.spec.operator if self.fused is None else self.fused
@@ -240,15 +245,14 @@ class Plan:
                 else "samples come back"
             )
         else:
-            level = self.stages[stage.upstream[0].stage].level
-            given = f"{_PLURAL.get(level, level + 's')} go there and back"
+            given = f"{self.stages[stage.upstream[0].stage].unit} go there and back"
         return f"in {where}: {given}{', in bundles' if stage.bundle_rows > 1 else ', one at a time'}"
 
     def _rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = [("stage", "operator", "workers", "backend", "queue", "from")]
         for stage in self.stages.values():
             sources = ", ".join(edge.stage for edge in stage.upstream)
-            queue = f"{stage.capacity} {_PLURAL.get(stage.level, stage.level + 's')}"
+            queue = f"{stage.capacity} {stage.unit}"
             if stage.bypassed is not None:
                 queue, workers, backend = "-", "-", "left out" if stage.within is None else "fused"
             else:

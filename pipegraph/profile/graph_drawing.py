@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipegraph.planning.drawing import layers
+
 from .bottleneck import CONSUMER
 from .values import Profile
 
@@ -55,24 +57,17 @@ class Drawing:
 def draw(profile: Profile) -> Drawing:
     """The graph of a profile; stages that were left out are not drawn."""
     running = [name for name, stage in profile.stages.items() if stage.workers]
-    rows: dict[str, int] = dict.fromkeys(running, 0)
-    rows[CONSUMER] = 0
-    for name in [*running, CONSUMER]:
-        above = [rows[each.producer] + 1 for each in profile.channels if each.consumer == name]
-        rows[name] = max(above, default=0)
-    columns: dict[int, list[str]] = {}
-    for name, row in rows.items():
-        columns.setdefault(row, []).append(name)
-    widest = max(len(each) for each in columns.values())
+    rows = layers([*running, CONSUMER], [(each.producer, each.consumer) for each in profile.channels])
+    widest = max(len(each) for each in rows)
     width = widest * (BOX_WIDTH + GAP_X) + GAP_X
     places: dict[str, tuple[float, float]] = {}
-    for row, names in columns.items():
+    for row, names in enumerate(rows):
         taken = len(names) * (BOX_WIDTH + GAP_X) - GAP_X
         for index, name in enumerate(names):
             places[name] = (width - taken) / 2 + index * (BOX_WIDTH + GAP_X), row * (BOX_HEIGHT + GAP_Y) + 8
-    boxes = tuple(_box(profile, name, places[name]) for name in rows)
+    boxes = tuple(_box(profile, name, places[name]) for name in [*running, CONSUMER])
     lines = tuple(_lines(profile, places))
-    height = (max(rows.values()) + 1) * (BOX_HEIGHT + GAP_Y) - GAP_Y + 16
+    height = len(rows) * (BOX_HEIGHT + GAP_Y) - GAP_Y + 16
     return Drawing(boxes, lines, width, height)
 
 

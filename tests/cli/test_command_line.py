@@ -72,6 +72,17 @@ def test_plan_prints_what_would_run(pipeline, capsys):
     assert "square" in out
 
 
+def test_plan_draws_a_picture_where_it_is_asked_to(pipeline, capsys, tmp_path):
+    assert main(["plan", f"{pipeline}:graph", "--svg", str(tmp_path / "plan.svg")]) == 0
+    assert f"picture: {tmp_path / 'plan.svg'}" in printed(capsys).out
+    assert "square" in (tmp_path / "plan.svg").read_text()
+
+
+def test_a_picture_that_cannot_be_written_is_one_line(pipeline, capsys, tmp_path):
+    assert main(["plan", f"{pipeline}:graph", "--svg", str(tmp_path / "nowhere" / "plan.svg")]) == 1
+    assert "plan.svg" in printed(capsys).err
+
+
 def test_plan_says_which_decoder_this_machine_chooses_and_why(pipeline, capsys):
     assert main(["plan", f"{pipeline}:images"]) == 0
     assert re.search(r"^decode: auto: \w+ \(.*\bby calibration\)", printed(capsys).out, re.M)

@@ -1,0 +1,59 @@
+"""The picture of a plan: complete, well-formed, whatever stages are called."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import GraphError
+from pipegraph.planning.drawing import layers
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def texts(svg):
+    return [element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+def test_a_stage_lies_right_behind_the_last_of_those_it_reads_from():
+    edges = [("a", "c"), ("b", "c"), ("c", "d"), ("a", "d")]
+    assert layers("abcd", edges) == [["a", "b"], ["c"], ["d"]]
+
+
+def test_every_stage_is_drawn_with_its_workers_and_its_queue():
+    graph = pg.Graph("drawn")
+    numbers = graph.add(ops.FromSequence(range(8)), name="numbers")
+    doubled = numbers.then(lambda x: 2 * x, name="double", workers=3, backend="process", capacity=5)
+    doubled.then(lambda x: x, name="same", backend="inline").then(ops.Batch(2), name="batch")
+    found = texts(graph.to_svg())
+    for said in (
+        "numbers",
+        "1 worker",
+        "64 samples",
+        "double",
+        "3 processes",
+        "5 samples",
+        "inline",
+        "training",
+    ):
+        assert said in found
+    assert found.count("2 batches") == 1
+
+
+def test_names_that_look_like_markup_are_only_names():
+    graph = pg.Graph('<script>"&')
+    graph.add(ops.FromSequence(range(8)), name="a<b&c>").then(str, name="training")
+    found = texts(graph.to_svg())
+    assert "a<b&c>" in found
+    assert found.count("training") == 2  # the stage of that name, and the loop
+
+
+def test_only_what_an_output_needs_is_drawn():
+    graph = pg.Graph("two ends")
+    numbers = graph.add(ops.FromSequence(range(8)), name="numbers")
+    numbers.then(str, name="left")
+    right = numbers.then(float, name="right")
+    assert "left" not in texts(graph.to_svg(right))
+    with pytest.raises(GraphError, match="sinks"):
+        graph.to_svg()
