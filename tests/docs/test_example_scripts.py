@@ -11,8 +11,18 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 
 
+def ffmpeg_is_here():
+    try:
+        import torchcodec  # noqa: F401
+    except (ImportError, OSError, RuntimeError):
+        return False
+    return True
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_the_example_runs(script, tmp_path):
+    if script.stem == "audio" and not ffmpeg_is_here():
+        pytest.skip("torchcodec finds no FFmpeg libraries here: apt-get install ffmpeg")
     environment = {**os.environ, "PIPEGRAPH_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
