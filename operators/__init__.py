@@ -3,41 +3,77 @@
 if __name__ != "pipegraph.operators":
     raise ImportError("import pipegraph.operators: the top-level folder 'operators' is not a module")
 
-from pipegraph.operators.batching import Batch as Batch
-from pipegraph.operators.batching import MicroBatches as MicroBatches
-from pipegraph.operators.batching import Unbatch as Unbatch
-from pipegraph.operators.cache import Cache as Cache
-from pipegraph.operators.dali import Dali as Dali
-from pipegraph.operators.decode import DecodeImage as DecodeImage
-from pipegraph.operators.functions import Filter as Filter
-from pipegraph.operators.functions import FlatMap as FlatMap
-from pipegraph.operators.functions import Map as Map
-from pipegraph.operators.images import CenterCrop as CenterCrop
-from pipegraph.operators.images import RandomResizedCrop as RandomResizedCrop
-from pipegraph.operators.interleave import Interleave as Interleave
-from pipegraph.operators.load import ListFiles as ListFiles
-from pipegraph.operators.load import Load as Load
-from pipegraph.operators.media import DecodeAudio as DecodeAudio
-from pipegraph.operators.media import DecodeVideo as DecodeVideo
-from pipegraph.operators.merging import Concat as Concat
-from pipegraph.operators.merging import Merge as Merge
-from pipegraph.operators.merging import Mix as Mix
-from pipegraph.operators.merging import Route as Route
-from pipegraph.operators.merging import Take as Take
-from pipegraph.operators.merging import Zip as Zip
-from pipegraph.operators.normalize import Normalize as Normalize
-from pipegraph.operators.normalize import ToDtype as ToDtype
-from pipegraph.operators.normalize import ToLayout as ToLayout
-from pipegraph.operators.packing import Pack as Pack
-from pipegraph.operators.padding import Pad as Pad
-from pipegraph.operators.rounds import Repeat as Repeat
-from pipegraph.operators.shards import ShardSelect as ShardSelect
-from pipegraph.operators.sources import FromIterable as FromIterable
-from pipegraph.operators.sources import FromSequence as FromSequence
-from pipegraph.operators.tables import FromTable as FromTable
-from pipegraph.operators.tables import FromTokens as FromTokens
-from pipegraph.operators.to_device import CopyToDevice as CopyToDevice
-from pipegraph.operators.to_device import Pin as Pin
-from pipegraph.operators.to_device import Scatter as Scatter
-from pipegraph.operators.windows import Bucket as Bucket
-from pipegraph.operators.windows import Shuffle as Shuffle
+from typing import TYPE_CHECKING
+
+from pipegraph.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from pipegraph.operators.batching import Batch as Batch
+    from pipegraph.operators.batching import MicroBatches as MicroBatches
+    from pipegraph.operators.batching import Unbatch as Unbatch
+    from pipegraph.operators.cache import Cache as Cache
+    from pipegraph.operators.dali import Dali as Dali
+    from pipegraph.operators.decode import DecodeImage as DecodeImage
+    from pipegraph.operators.functions import Filter as Filter
+    from pipegraph.operators.functions import FlatMap as FlatMap
+    from pipegraph.operators.functions import Map as Map
+    from pipegraph.operators.images import CenterCrop as CenterCrop
+    from pipegraph.operators.images import RandomResizedCrop as RandomResizedCrop
+    from pipegraph.operators.interleave import Interleave as Interleave
+    from pipegraph.operators.load import ListFiles as ListFiles
+    from pipegraph.operators.load import Load as Load
+    from pipegraph.operators.media import DecodeAudio as DecodeAudio
+    from pipegraph.operators.media import DecodeVideo as DecodeVideo
+    from pipegraph.operators.merging import Concat as Concat
+    from pipegraph.operators.merging import Merge as Merge
+    from pipegraph.operators.merging import Mix as Mix
+    from pipegraph.operators.merging import Route as Route
+    from pipegraph.operators.merging import Take as Take
+    from pipegraph.operators.merging import Zip as Zip
+    from pipegraph.operators.normalize import Normalize as Normalize
+    from pipegraph.operators.normalize import ToDtype as ToDtype
+    from pipegraph.operators.normalize import ToLayout as ToLayout
+    from pipegraph.operators.packing import Pack as Pack
+    from pipegraph.operators.padding import Pad as Pad
+    from pipegraph.operators.rounds import Repeat as Repeat
+    from pipegraph.operators.shards import ShardSelect as ShardSelect
+    from pipegraph.operators.sources import FromIterable as FromIterable
+    from pipegraph.operators.sources import FromSequence as FromSequence
+    from pipegraph.operators.tables import FromTable as FromTable
+    from pipegraph.operators.tables import FromTokens as FromTokens
+    from pipegraph.operators.to_device import CopyToDevice as CopyToDevice
+    from pipegraph.operators.to_device import Pin as Pin
+    from pipegraph.operators.to_device import Scatter as Scatter
+    from pipegraph.operators.windows import Bucket as Bucket
+    from pipegraph.operators.windows import Shuffle as Shuffle
+
+# Imported at first use: a pipeline waits for the operators that it uses, not for those it does not.
+_MODULES = {
+    "batching": "Batch MicroBatches Unbatch",
+    "cache": "Cache",
+    "dali": "Dali",
+    "decode": "DecodeImage",
+    "functions": "Filter FlatMap Map",
+    "images": "CenterCrop RandomResizedCrop",
+    "interleave": "Interleave",
+    "load": "ListFiles Load",
+    "media": "DecodeAudio DecodeVideo",
+    "merging": "Concat Merge Mix Route Take Zip",
+    "normalize": "Normalize ToDtype ToLayout",
+    "packing": "Pack",
+    "padding": "Pad",
+    "rounds": "Repeat",
+    "shards": "ShardSelect",
+    "sources": "FromIterable FromSequence",
+    "tables": "FromTable FromTokens",
+    "to_device": "CopyToDevice Pin Scatter",
+    "windows": "Bucket Shuffle",
+}
+_LATER = {
+    name: f"pipegraph.operators.{module}:{name}"
+    for module, names in _MODULES.items()
+    for name in names.split()
+}
+__all__ = sorted(_LATER)
+
+__getattr__, __dir__ = lazy_names(__name__, _LATER)

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pipegraph.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     import pipegraph.testing as testing  # noqa: F401
@@ -78,18 +80,4 @@ _LATER = {
     "record": "pipegraph.profile.record:record",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module 'pipegraph' has no attribute {name!r}")
-    from importlib import import_module
-
-    module, _, attribute = _LATER[name].partition(":")
-    found = import_module(module)
-    value = getattr(found, attribute) if attribute else found
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+__getattr__, __dir__ = lazy_names(__name__, _LATER)

@@ -39,8 +39,8 @@ _PR_SET_PDEATHSIG = 1
 _SPAWN, _REAP = b"s", b"r"
 _ROOM = 1 << 16
 
-PRELOADED = ("torch", "pipegraph.operators")
-"""What workers need, imported once."""
+PRELOADED = ("torch", "pipegraph.operators.functions")
+"""What nearly every worker needs, imported once; what other operators need comes with their pickles."""
 
 
 @dataclass
