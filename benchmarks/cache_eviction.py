@@ -29,7 +29,7 @@ import numpy as np
 
 from pipegraph.order import BlockOrder, LaneOrder, Order, PartOrder, StridedOrder
 from pipegraph.reader.next_use import NextUseIndex
-from pipegraph.reader.uses import Deal
+from pipegraph.reader.uses import RankSteps
 from pipegraph.storage import Manifest, Part
 from pipegraph.storage.eviction import CacheEntry, NextUse, UsePlan, eviction_order
 from pipegraph.storage.formats import Block
@@ -137,7 +137,9 @@ def reader(plan: Plan) -> Callable[[int], NextUse] | None:
     os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(len(ranks))}
     next_uses = NextUseIndex(order, manifest, ranks[0], world_size, str)
     deals = [
-        Deal(e, 0, 0, order.length(manifest, world_size, (), ranks[0], 0, e), lambda first, last: np.empty(0))
+        RankSteps(
+            e, 0, 0, order.length(manifest, world_size, (), ranks[0], 0, e), lambda first, last: np.empty(0)
+        )
         for e in range(EPOCHS)
     ]
     ends = [*plan.starts[1:], len(plan.uses)]

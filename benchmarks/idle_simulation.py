@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pipegraph.order import LaneOrder, PartOrder
 from pipegraph.order.base import Deal
-from pipegraph.reader.prefetch_policy import Durations, preload
+from pipegraph.reader.prefetch_policy import RecentDurations, preload
 
 PARTS, PART_BYTES, SAMPLES = 16_000, 16 * 10**9, 156_250
 BLOCKS_PER_PART, LANES, OPENING = 125, 15, 256
@@ -65,7 +65,7 @@ class Trainer:
         self.scene, self.limit = scene, limit
         self.needed, self.done = needed.tolist(), done.tolist()
         self.nbytes, self.load_s = nbytes.tolist(), load_s.tolist()
-        self.loads = Durations()
+        self.loads = RecentDurations()
         self.train_s = float(done.max()) / len(needed)
         self.using = (
             int((needed <= 0).sum()) - 1

@@ -18,7 +18,7 @@ from pipegraph.contracts import Context, Operator, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.loader.ranks import resolve
 from pipegraph.operators.ordered import OrderedSource, order_of
-from pipegraph.operators.shards import Feed, ShardPart, ShardSample, ShardSelect
+from pipegraph.operators.shards import ShardFeed, ShardPart, ShardSample, ShardSelect
 from pipegraph.operators.shared_reader import Reading, blocks_nbytes, check_memory, holds_blocks
 from pipegraph.order import LaneOrder, Order, PartOrder, StridedOrder
 from pipegraph.order.lane_plan import lane_plan
@@ -135,7 +135,7 @@ class _Reads(Operator):
         if self._reading is not None:
             self._reading.cancel(False)
 
-    def _reader(self, feed: Feed) -> BlockReader:
+    def _reader(self, feed: ShardFeed) -> BlockReader:
         assert self._reading is not None
         return self._reading.reader or self._reading.of(feed)
 

@@ -28,7 +28,7 @@ def _with_image(data: Any, image: torch.Tensor) -> Any:
     return {**data, "image": image} if isinstance(data, dict) else image
 
 
-class _Batch:
+class _PixelBatch:
     __slots__ = ("chunk", "images", "out", "slab")
 
     def __init__(
@@ -101,20 +101,20 @@ class Normalize(RowOperator):
         chunk.data = _with_image(chunk.data, out[0])
         return chunk
 
-    def begin_batch(self, chunk: Chunk) -> _Batch:
+    def begin_batch(self, chunk: Chunk) -> _PixelBatch:
         images = self._check(_image_of(chunk.data, "Normalize"), 4)
         shape = self._shape(images)
         if images.device.type != "cpu":
             out = torch.empty(shape, dtype=self.dtype, device=images.device)
             normalize_into(images, self.mean, self.std, out, self.layout)
-            return _Batch(chunk, images, out, None)
+            return _PixelBatch(chunk, images, out, None)
         nbytes = images.numel() * self.dtype.itemsize
         assert self._slabs is not None
         slab = self._slabs.take(nbytes, chunk.data)
         out = slab[:nbytes].view(self.dtype).view(shape)
-        return _Batch(chunk, images, out, slab)
+        return _PixelBatch(chunk, images, out, slab)
 
-    def do_row(self, batch: _Batch, index: int, sample: Any) -> None:
+    def do_row(self, batch: _PixelBatch, index: int, sample: Any) -> None:
         if batch.slab is None:
             return
         images = batch.images[index : index + 1]
@@ -122,7 +122,7 @@ class Normalize(RowOperator):
             images = self._check(_image_of(sample, "Normalize"), 3)[None]
         normalize_into(images, self.mean, self.std, batch.out[index : index + 1], self.layout)
 
-    def end_batch(self, batch: _Batch, kept: Sequence[int]) -> Chunk:
+    def end_batch(self, batch: _PixelBatch, kept: Sequence[int]) -> Chunk:
         chunk, out, count = batch.chunk, batch.out, len(batch.chunk.lineages)
         data = chunk.data
         chunk.keys = chunk.own_keys

@@ -15,7 +15,7 @@ from pipegraph.contracts import Regroup
 from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.batching import positive
 from pipegraph.operators.collate import SCALARS
-from pipegraph.operators.sequence_rows import BestFit, Document, EndToEnd, Filler, Segment
+from pipegraph.operators.sequence_rows import BestFit, Document, DocumentSegment, EndToEnd, Filler
 
 TOKENS = "tokens"
 """The field of samples that are no dicts."""
@@ -171,7 +171,7 @@ class Pack(Regroup):
             self.spent += self._inside.popleft().lineages
         return made
 
-    def _row(self, segments: list[Segment], after: Cursor) -> Chunk:
+    def _row(self, segments: list[DocumentSegment], after: Cursor) -> Chunk:
         first = segments[0].document
         # One lineage, and not those of all documents: a document may lie in several rows, a row has its own place.
         lineage = (*first.lineages[0], segments[0].start)
@@ -217,7 +217,7 @@ class Pack(Regroup):
             count = len(array)
         return fields, count
 
-    def _data(self, segments: list[Segment]) -> dict[str, Any]:
+    def _data(self, segments: list[DocumentSegment]) -> dict[str, Any]:
         counts = [stop - start for _, start, stop in segments]
         short = self.length_of_row - sum(counts)
         made = {}

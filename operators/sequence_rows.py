@@ -41,7 +41,7 @@ class Document:
         self.paths = paths
 
 
-class Segment(NamedTuple):
+class DocumentSegment(NamedTuple):
     """Tokens ``start`` to ``stop`` of a document, which lie together in a row."""
 
     document: Document
@@ -49,7 +49,7 @@ class Segment(NamedTuple):
     stop: int
 
 
-Filled = tuple[list[Segment], Cursor]
+Filled = tuple[list[DocumentSegment], Cursor]
 """A row, and the cursor behind it."""
 
 
@@ -82,7 +82,7 @@ class EndToEnd:
 
     def __init__(self, length: int) -> None:
         self._length = length
-        self._row: list[Segment] = []
+        self._row: list[DocumentSegment] = []
         self._room = length
         self._skip = 0
 
@@ -98,7 +98,7 @@ class EndToEnd:
         document.left -= start
         while start < document.count:
             stop = min(document.count, start + self._room)
-            self._row.append(Segment(document, start, stop))
+            self._row.append(DocumentSegment(document, start, stop))
             self._room -= stop - start
             start = stop
             if not self._room:
@@ -119,7 +119,7 @@ _NUMBERS = 1 << 40
 class _Piece(NamedTuple):
     """A whole document, or one of those it was cut into; numbered in the order in which they came."""
 
-    segment: Segment
+    segment: DocumentSegment
     first: int  # the number of its document's first piece
 
 
@@ -167,7 +167,7 @@ class BestFit:
                 continue
             if not self._held:
                 self._move_to(first)
-            self._held[number] = _Piece(Segment(document, start, stop), first)
+            self._held[number] = _Piece(DocumentSegment(document, start, stop), first)
             insort(self._sizes, (stop - start) * _NUMBERS + _NUMBERS - 1 - number)
         self._after = document.after
         while len(self._held) >= self._window:
@@ -194,7 +194,7 @@ class BestFit:
         self._move_to(oldest.first)
         return row, (self._rows, oldest.segment.document.before, f"{self._left:x}")
 
-    def _take(self, number: int) -> Segment:
+    def _take(self, number: int) -> DocumentSegment:
         self._left |= 1 << number - self._base
         return self._held.pop(number).segment
 

@@ -16,7 +16,7 @@ from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import LaneOrder, Order, PartOrder
 from pipegraph.order.layout import Int64Array
 from pipegraph.reader.manifests import Once, find_manifest, store_for
-from pipegraph.reader.uses import Deal
+from pipegraph.reader.uses import RankSteps
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part, expand_parts
 
@@ -30,12 +30,12 @@ class Listener(Protocol):
     def new_run(self) -> None:
         """Forget what was dealt."""
 
-    def dealt(self, deal: Deal) -> None:
+    def dealt(self, deal: RankSteps) -> None:
         """An epoch begins."""
 
 
 @final
-class Feed:
+class ShardFeed:
     """What one loader's ``ShardSelect`` deals, epoch by epoch. It travels with the samples to their ``Load``.
 
     Thread-safe.
@@ -45,7 +45,7 @@ class Feed:
         self.select = select
         self.seed, self.rank, self.world_size = context.seed, context.rank, context.world_size
         self._lock = threading.Lock()
-        self._deals: list[Deal] = []
+        self._deals: list[RankSteps] = []
         self._listeners: list[Listener] = []
 
     def new_run(self) -> None:
@@ -55,7 +55,7 @@ class Feed:
             for listener in self._listeners:
                 listener.new_run()
 
-    def deal(self, deal: Deal) -> None:
+    def deal(self, deal: RankSteps) -> None:
         """The steps of another epoch begin to be dealt."""
         with self._lock:
             self._deals = [*self._deals[-1:], deal]
@@ -77,7 +77,7 @@ class ShardSample:
 
     __slots__ = ("feed", "index", "number")
 
-    def __init__(self, feed: Feed, number: int, index: int) -> None:
+    def __init__(self, feed: ShardFeed, number: int, index: int) -> None:
         self.feed = feed
         self.number = number
         self.index = index
@@ -92,7 +92,7 @@ class ShardPart:
 
     __slots__ = ("feed", "number", "part")
 
-    def __init__(self, feed: Feed, number: int, part: Part) -> None:
+    def __init__(self, feed: ShardFeed, number: int, part: Part) -> None:
         self.feed = feed
         self.number = number
         self.part = part
@@ -140,7 +140,7 @@ class ShardSelect(OrderedSource):
         self._found = Once(self._find)
         self._listed = Once(self._list_parts)
         self._starts = Once(self._count_starts)
-        self._feed: Feed | None = None
+        self._feed: ShardFeed | None = None
 
     def _count_starts(self) -> Int64Array:
         return np.concatenate([[0], np.cumsum(self.manifest().block_samples)])
@@ -205,7 +205,7 @@ class ShardSelect(OrderedSource):
     def open(self, context: Context) -> None:
         super().open(context)
         self.find(context.stopping)
-        self._feed = context.share("feed", lambda: Feed(self, context))
+        self._feed = context.share("feed", lambda: ShardFeed(self, context))
 
     def begin_run(self, epoch: int, history: History) -> None:
         if self.random_access:
@@ -223,7 +223,7 @@ class ShardSelect(OrderedSource):
             history = self._consumed(epoch)
             args = (epoch, rank, world_size, history)
             self._feed.deal(
-                Deal(
+                RankSteps(
                     epoch,
                     self.seed,
                     start,
@@ -274,6 +274,6 @@ class ShardSelect(OrderedSource):
         assert feed is not None
         numbers = np.array(mine, dtype=np.int64)
         blocks: Callable[[int, int], Int64Array] = lambda first, last: numbers[first:last]  # noqa: E731
-        feed.deal(Deal(epoch, self.seed, start, len(mine), blocks))
+        feed.deal(RankSteps(epoch, self.seed, start, len(mine), blocks))
         for step in range(start, len(mine)):
             yield step * world_size + rank, ShardPart(feed, mine[step], parts[mine[step]])

@@ -9,7 +9,7 @@ from typing import final
 from pipegraph.contracts import Context
 from pipegraph.errors import MemoryLimitError, PipegraphWarning
 from pipegraph.machine import available_memory
-from pipegraph.operators.shards import Feed, ShardSelect
+from pipegraph.operators.shards import ShardFeed, ShardSelect
 from pipegraph.order import LaneOrder, PartOrder
 from pipegraph.order.lane_plan import BLOCKS_PER_LANE, lane_plan, largest_lanes, require_memory
 from pipegraph.reader.block_reader import BlockReader
@@ -47,7 +47,7 @@ class Reading:
         if reader is not None:
             reader.close()
 
-    def of(self, feed: Feed) -> BlockReader:
+    def of(self, feed: ShardFeed) -> BlockReader:
         """The reader of what this feed deals."""
         with self._lock:
             if self.reader is None:
@@ -57,7 +57,7 @@ class Reading:
                     self.reader.cancel()
             return self.reader
 
-    def _make(self, feed: Feed) -> BlockReader:
+    def _make(self, feed: ShardFeed) -> BlockReader:
         select, context = feed.select, self._context
         memory = memory_of(context)
         fetcher = Fetcher(

@@ -39,7 +39,7 @@ class _Turn:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._latest: weakref.ref[Drawing] | None = None
+        self._latest: weakref.ref[DrawnItems] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Turn, ()
@@ -48,7 +48,7 @@ class _Turn:
         """Whether somebody has it."""
         return self._lock.locked()
 
-    def begin(self, items: Any, epoch: int, state: Any = None) -> Drawing:
+    def begin(self, items: Any, epoch: int, state: Any = None) -> DrawnItems:
         """Begin to read ``items`` in an epoch; ``set_epoch`` is called first where there is one.
 
         Another loader may set another epoch, or load another state, as soon as the first item is there, and no sooner.
@@ -58,33 +58,33 @@ class _Turn:
         """
         resumable = _is_resumable(items) and not isinstance(items, Iterator)
         if not resumable and not hasattr(items, "set_epoch"):
-            return Drawing(_resumed(_iterator(items), state))
+            return DrawnItems(_resumed(_iterator(items), state))
         with self._lock:
             if hasattr(items, "set_epoch"):
                 items.set_epoch(epoch)
             if not resumable:
                 begun = _iterator(items)
                 if _is_resumable(begun):  # it may resume from a state, and then must not have begun
-                    return Drawing(_resumed(begun, state))
-                return Drawing(chain(list(islice(begun, 1)), begun))
+                    return DrawnItems(_resumed(begun, state))
+                return DrawnItems(chain(list(islice(begun, 1)), begun))
             if state is not None:
                 items.load_state_dict(copy.deepcopy(state))
             begun = _iterator(items)
             first = list(islice(begun, 1))
             if state is not None and is_streaming(items):
                 forget_state(items)
-            drawing = Drawing(chain(first, begun), items, self)
+            drawing = DrawnItems(chain(first, begun), items, self)
             self._latest = weakref.ref(drawing)
         return drawing
 
-    def is_latest(self, drawing: Drawing) -> bool:
+    def is_latest(self, drawing: DrawnItems) -> bool:
         """Whether no other loader has begun to read the same object since."""
         latest = self._latest
         return latest is not None and latest() is drawing
 
 
 @final
-class Drawing:
+class DrawnItems:
     """What is read of an iterable in one pass.
 
     Attributes:
@@ -182,7 +182,7 @@ class FromIterable(Source):
             str, tuple[int, object]
         ] = {}  # of a one-shot iterator, shared by all copies as that is
         self._drawing = _Turn()
-        self._now: Drawing | None = None
+        self._now: DrawnItems | None = None
         self._from: tuple[int, Any] | None = None
         self._stage = ""
         self._draws = Draws()

@@ -63,7 +63,7 @@ class FromTable(OrderedSource):
             )
         self.table = found if columns is None else found.select(list(columns))
         self.fill = _fillings(self.table, dict(fill or {}))
-        self._rows: _Rows | None = None
+        self._rows: _TableRows | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_rows": None}
@@ -84,7 +84,7 @@ class FromTable(OrderedSource):
     def _read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         rows = self._rows
         if rows is None:
-            rows = self._rows = _Rows(self.table, self.fill)
+            rows = self._rows = _TableRows(self.table, self.fill)
         numbers = np.asarray(indices, np.int64)
         return rows.at(numbers if self._picked is None else self._picked[numbers])
 
@@ -128,7 +128,7 @@ def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
     return fill
 
 
-class _Rows:
+class _TableRows:
     """Rows of a table by their numbers; the table's own batches are read, and never joined."""
 
     def __init__(self, table: Any, fill: Mapping[str, Any]) -> None:

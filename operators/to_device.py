@@ -21,7 +21,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.device import Backend, Event, Scattered, Slot, backend_for, copy_tree, normalised, slots_on
 from pipegraph.device.device_slabs import Arrival, Landing
-from pipegraph.device.packed_copy import Packed, Place, pack, packable, places_for
+from pipegraph.device.packed_copy import FieldPlace, Packed, pack, packable, places_for
 from pipegraph.device.slabs import SPARE_SLABS, SlabRing, aligned, allocator
 from pipegraph.device.split import (
     Whole,
@@ -157,7 +157,7 @@ class _Landings:
 
     def _gather(
         self, tensors: list[torch.Tensor], in_place: Callable[[torch.Tensor], bool]
-    ) -> tuple[list[Place], list[tuple[torch.Tensor, int]], int, list[Any]]:
+    ) -> tuple[list[FieldPlace], list[tuple[torch.Tensor, int]], int, list[Any]]:
         """Places in the order of ``tensors``, the spans to copy, their bytes, and what these spans read."""
         whole = sum(tensor.nbytes for tensor in tensors)
         straight = [

@@ -19,7 +19,7 @@ from pipegraph.operators.images.crop import check_crop as check_crop
 from pipegraph.operators.images.crop import crop_window as crop_window
 from pipegraph.operators.images.crop import draw as draw
 from pipegraph.operators.images.decoder import INTERPOLATIONS as INTERPOLATIONS
-from pipegraph.operators.images.decoder import Backend as Backend
+from pipegraph.operators.images.decoder import ImageBackend as ImageBackend
 from pipegraph.operators.images.decoder import Interpolation as Interpolation
 from pipegraph.operators.images.decoder import check_interpolation as check_interpolation
 from pipegraph.operators.images.header import MAX_PIXELS as MAX_PIXELS

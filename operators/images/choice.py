@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pipegraph.errors import GraphError, MissingExtraError
 from pipegraph.forks import lock_free_after_fork
 from pipegraph.operators.images.calibration import Calibration, calibrate, fastest
-from pipegraph.operators.images.decoder import Backend
+from pipegraph.operators.images.decoder import ImageBackend
 from pipegraph.operators.images.nvimgcodec import NvimgcodecRegions
 from pipegraph.operators.images.opencv import OpencvRegions
 from pipegraph.operators.images.pillow import PillowBackend
@@ -28,11 +28,11 @@ _DECODERS: dict[str, tuple[str, Callable[[], RegionDecoder]]] = {
     "simplejpeg": ("simplejpeg", SimplejpegRegions),
 }
 _lock = lock_free_after_fork()
-_auto: Backend | None = None
+_auto: ImageBackend | None = None
 _measured: Calibration | None = None
 
 
-def open_backend(name: str) -> Backend:
+def open_backend(name: str) -> ImageBackend:
     """Open a backend by its name; ``"auto"`` is calibrated once per process.
 
     Raises:
@@ -88,7 +88,7 @@ def note_of(name: str) -> str:
     return "auto: the decoder is chosen by calibration when it opens; `pipegraph doctor` shows which"
 
 
-def _calibrate() -> tuple[Backend, Calibration | None]:
+def _calibrate() -> tuple[ImageBackend, Calibration | None]:
     if not installed("cv2"):
         return PillowBackend(), None
     decoders: dict[str, RegionDecoder] = {}

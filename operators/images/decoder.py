@@ -18,7 +18,7 @@ Buffer = bytes | bytearray | memoryview
 ImageHWC = npt.NDArray[np.uint8]
 
 
-class Backend(Protocol):
+class ImageBackend(Protocol):
     """Decodes one region of one image into memory that the caller owns.
 
     One backend object serves any number of threads at once: what a thread

@@ -14,7 +14,7 @@ from pipegraph.machine import available_memory, cores, lacking_for_processes
 from pipegraph.units import format_bytes
 
 
-class Part(NamedTuple):
+class OptionalPart(NamedTuple):
     """An optional part: its module, the extra that installs it, what it is for, and its distribution."""
 
     module: str
@@ -24,19 +24,21 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part("cv2", "images", "decoding images", "opencv-python-headless"),
-    Part("PIL", "images", "decoding images, reference", "Pillow"),
-    Part("simplejpeg", "images", "decoding JPEG faster", "simplejpeg"),
-    Part("nvidia.nvimgcodec", "nvimgcodec", "decoding images with nvImageCodec", "nvidia-nvimgcodec-cu13"),
-    Part("nvidia.dali", "dali", "decoding with DALI", "nvidia-dali-cuda130"),
-    Part("obstore", "cloud", "object stores (S3, GCS, Azure, HTTP)", "obstore"),
-    Part("pyarrow", "shards", "Parquet and Arrow shards", "pyarrow"),
-    Part("zstandard", "shards", "zstd-compressed shards", "zstandard"),
-    Part("google_crc32c", "shards", "checksums of shards", "google-crc32c"),
-    Part("jinja2", "report", "report pages", "jinja2"),
-    Part("datasets", "hf", "Hugging Face data sets", "datasets"),
-    Part("rich", "cli", "progress bars", "rich"),
-    Part("typer", "cli", "the command line", "typer"),
+    OptionalPart("cv2", "images", "decoding images", "opencv-python-headless"),
+    OptionalPart("PIL", "images", "decoding images, reference", "Pillow"),
+    OptionalPart("simplejpeg", "images", "decoding JPEG faster", "simplejpeg"),
+    OptionalPart(
+        "nvidia.nvimgcodec", "nvimgcodec", "decoding images with nvImageCodec", "nvidia-nvimgcodec-cu13"
+    ),
+    OptionalPart("nvidia.dali", "dali", "decoding with DALI", "nvidia-dali-cuda130"),
+    OptionalPart("obstore", "cloud", "object stores (S3, GCS, Azure, HTTP)", "obstore"),
+    OptionalPart("pyarrow", "shards", "Parquet and Arrow shards", "pyarrow"),
+    OptionalPart("zstandard", "shards", "zstd-compressed shards", "zstandard"),
+    OptionalPart("google_crc32c", "shards", "checksums of shards", "google-crc32c"),
+    OptionalPart("jinja2", "report", "report pages", "jinja2"),
+    OptionalPart("datasets", "hf", "Hugging Face data sets", "datasets"),
+    OptionalPart("rich", "cli", "progress bars", "rich"),
+    OptionalPart("typer", "cli", "the command line", "typer"),
 )
 
 
@@ -121,7 +123,7 @@ def _decoders() -> list[tuple[str, str]]:
     return lines
 
 
-def _version(part: Part) -> str | None:
+def _version(part: OptionalPart) -> str | None:
     try:
         if util.find_spec(part.module) is None:
             return None

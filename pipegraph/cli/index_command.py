@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Sequence
 
-from pipegraph.cli.progress_bars import Progress
+from pipegraph.cli.progress_bars import ProgressLine
 from pipegraph.errors import GraphError, MissingExtraError
 from pipegraph.reader.manifests import cache_folder
 from pipegraph.storage import IndexProgress, StoreClient, build_manifest
@@ -35,7 +35,7 @@ def run_index(
             folder = cache_folder() / "indexing"
             folder.mkdir(parents=True, exist_ok=True)
             journal = folder / hashlib.blake2b(out.encode(), digest_size=16).hexdigest()
-        progress = stack.enter_context(Progress(""))
+        progress = stack.enter_context(ProgressLine(""))
         started = False
 
         def show(state: IndexProgress) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipegraph.cli.progress_bars import Progress
+from pipegraph.cli.progress_bars import ProgressLine
 from pipegraph.errors import GraphError
 from pipegraph.storage.writing import PackProgress, pack_shards
 from pipegraph.units import format_bytes
@@ -14,7 +14,7 @@ def run_pack(
     source: str, target: str, format: str, size: str, workers: int | None, shuffle: bool, seed: int
 ) -> None:
     """Pack ``source`` into the folder ``target``; a run that was stopped resumes."""
-    with Progress("") as progress:
+    with ProgressLine("") as progress:
         started = False
 
         def report(state: PackProgress) -> None:

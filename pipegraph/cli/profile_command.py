@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from time import perf_counter
 
-from pipegraph.cli.progress_bars import Progress
+from pipegraph.cli.progress_bars import ProgressLine
 from pipegraph.errors import DataError, LoaderClosedError
 from pipegraph.graph import Graph
 from pipegraph.profile.record import record
@@ -48,7 +48,7 @@ def run_profile(
         clock = threading.Timer(seconds, stop)
         clock.daemon = True
         clock.name = "pipegraph-profile-clock"
-        progress = Progress(f"profiling {graph.name}", quiet=as_json)
+        progress = ProgressLine(f"profiling {graph.name}", quiet=as_json)
         started = perf_counter()
         clock.start()
         try:

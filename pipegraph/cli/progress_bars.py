@@ -16,7 +16,7 @@ PLAIN_STEPS = 4
 """Lines per task where the output is no terminal."""
 
 
-class Progress:
+class ProgressLine:
     """Tasks one after another; each counts to its total and shows samples per second.
 
     Args:

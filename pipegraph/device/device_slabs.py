@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pipegraph.device.backend import Backend, Event, Stream
-from pipegraph.device.packed_copy import Place
+from pipegraph.device.packed_copy import FieldPlace
 from pipegraph.device.slabs import Lease, SlabRing
 
 COPIES_IN_FLIGHT = 3
@@ -71,7 +71,11 @@ class Landing:
         return slab
 
     def land(
-        self, spans: Sequence[tuple[torch.Tensor, int]], places: Sequence[Place], nbytes: int, source: Any
+        self,
+        spans: Sequence[tuple[torch.Tensor, int]],
+        places: Sequence[FieldPlace],
+        nbytes: int,
+        source: Any,
     ) -> tuple[list[torch.Tensor], Arrival]:
         """Copy a batch to a slab. Returns at once, unless too many copies are under way.
 

@@ -15,7 +15,7 @@ SMALL_SHARE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FieldPlace:
     """Where a tensor lies in a slab; ``offset`` and ``nbytes`` in bytes, ``strides`` in elements (None: contiguous)."""
 
     offset: int
@@ -32,7 +32,7 @@ class Place:
         with torch.no_grad():
             target.copy_(tensor)
 
-    def moved(self, by: int) -> Place:
+    def moved(self, by: int) -> FieldPlace:
         """The same place so many bytes further on."""
         return replace(self, offset=self.offset + by)
 
@@ -51,18 +51,18 @@ def packable(leaf: Any) -> bool:
     )
 
 
-def places_for(tensors: Iterable[torch.Tensor], start: int = 0) -> tuple[list[Place], int]:
+def places_for(tensors: Iterable[torch.Tensor], start: int = 0) -> tuple[list[FieldPlace], int]:
     """A place for each tensor from byte ``start`` on, at aligned offsets and in this order; and where the last ends.
 
     Strides of dense tensors are kept (``channels_last``).
     """
-    places: list[Place] = []
+    places: list[FieldPlace] = []
     end = start
     for tensor in tensors:
         offset = aligned(end)
         end = offset + tensor.nbytes
         strides = None if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
-        places.append(Place(offset, tensor.nbytes, tensor.dtype, tuple(tensor.shape), strides))
+        places.append(FieldPlace(offset, tensor.nbytes, tensor.dtype, tuple(tensor.shape), strides))
     return places, end
 
 
@@ -79,7 +79,7 @@ class Packed:
     __slots__ = ("_fields", "_lease", "nbytes")
 
     def __init__(
-        self, lease: Lease, tensors: Sequence[torch.Tensor], places: Sequence[Place], nbytes: int
+        self, lease: Lease, tensors: Sequence[torch.Tensor], places: Sequence[FieldPlace], nbytes: int
     ) -> None:
         self._lease = lease  # the slab stays as it is for as long as this lives
         self._fields = {id(tensor): (tensor, place) for tensor, place in zip(tensors, places, strict=True)}
@@ -90,7 +90,7 @@ class Packed:
         """The batch's bytes: (nbytes,) uint8."""
         return self._lease.slab[: self.nbytes]
 
-    def places(self, tensors: Iterable[torch.Tensor]) -> list[Place] | None:
+    def places(self, tensors: Iterable[torch.Tensor]) -> list[FieldPlace] | None:
         """Where these tensors belong; None unless it knows them all."""
         found = []
         for tensor in tensors:
@@ -143,14 +143,14 @@ def pack_behind(
     if nbytes > lease.slab.numel():
         return None, list(others)
     made = _laid(lease, others, places, nbytes, lambda tensor: tensor)
-    place = Place(0, first.nbytes, first.dtype, tuple(first.shape), None)
+    place = FieldPlace(0, first.nbytes, first.dtype, tuple(first.shape), None)
     return Packed(lease, [first, *made], [place, *places], nbytes), made
 
 
 def _laid(
     lease: Lease,
     tensors: Sequence[torch.Tensor],
-    places: Sequence[Place],
+    places: Sequence[FieldPlace],
     nbytes: int,
     own: Callable[[torch.Tensor], torch.Tensor],
 ) -> list[torch.Tensor]:

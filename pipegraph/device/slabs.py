@@ -64,8 +64,8 @@ class SlabRing:
         self._spare = spare
         self._on_return = on_return
         self._free: SimpleQueue[tuple[torch.Tensor, list[Event]]] = SimpleQueue()
-        self._returned: SimpleQueue[_Return] = SimpleQueue()
-        self._lent: set[_Return] = set()
+        self._returned: SimpleQueue[_SlabReturn] = SimpleQueue()
+        self._lent: set[_SlabReturn] = set()
         self.made = 0
 
     def take(self, nbytes: int, writer: Stream | None = None) -> torch.Tensor:
@@ -128,7 +128,7 @@ def _marks(readers: list[Stream]) -> list[Event]:
     return found
 
 
-class _Return(weakref.ref[Any]):
+class _SlabReturn(weakref.ref[Any]):
     """Remembers a lent slab until the last tensor made of its lease is gone.
 
     Its callback is ``SimpleQueue.put`` itself: no Python code runs there, so a Ctrl-C can never arrive inside it,
@@ -183,7 +183,7 @@ class Lease:
 
     def __init__(self, slab: torch.Tensor, ring: SlabRing) -> None:
         owner: Any = slab.numpy()[:] if slab.device.type == "cpu" else _DeviceOwner(slab)
-        back = _Return(owner, ring._returned.put)
+        back = _SlabReturn(owner, ring._returned.put)
         back.slab = self.slab = slab
         self.readers: list[Stream] = []
         back.readers = self.readers

@@ -44,7 +44,7 @@ LEAST_BYTES = 512
 """What an item in a queue takes at the very least, with its chunk object: bounds growth where data holds no buffers."""
 
 
-class Pump:
+class StagePump:
     """Lets one waiting thread at a time step an inline stage. See ``channel.Pump``."""
 
     def __init__(self, loop: Iterator[None], channels: list[Channel]) -> None:
@@ -120,7 +120,7 @@ class Run:
         self._lock = threading.Lock()
         self.over = False
         self._inner: list[Channel] = []
-        self._pumps: list[Pump] = []
+        self._pumps: list[StagePump] = []
         self._wire(resume)
         self.snapshots = {name: stage.snapshots for name, stage in self.stages.items()}
 
@@ -195,7 +195,7 @@ class Run:
                 run.above[0].pack = stage.operator.packing()
             if isinstance(stage.operator, Source) and stage.operator.random_access:
                 inner = Channel(max(64, 2 * stage.workers, run.pace.max_rows), None, self.activity)
-                pump = inner.pump = Pump(
+                pump = inner.pump = StagePump(
                     positions_loop(run, self._runtime.readers[stage.name], inner), [inner]
                 )
                 self._pumps.append(pump)
@@ -252,7 +252,7 @@ class Run:
         """Make an inline stage step when its output is waited for."""
         run = self.stages[stage.name]
         channels = [channel for output in run.outboxes for channel in output]
-        pump = Pump(loop_for(run, worker), channels)
+        pump = StagePump(loop_for(run, worker), channels)
         self._pumps.append(pump)
         for channel in channels:
             channel.pump = pump

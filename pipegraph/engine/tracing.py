@@ -37,7 +37,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Delivered:
+class DeliveredEvent:
     """Training asked for a chunk and got it; its step lasts until it asks again."""
 
     thread: int
@@ -47,7 +47,7 @@ class Delivered:
     lineages: Sequence[Any]
 
 
-Event = Worked | Sent | Delivered
+Event = Worked | Sent | DeliveredEvent
 
 
 class Tracer:
@@ -68,5 +68,5 @@ class Tracer:
     def delivered(self, asked_ns: int, item: Any) -> None:
         """The training loop gets a chunk or a bundle."""
         self.events.append(
-            Delivered(threading.get_ident(), asked_ns, perf_counter_ns(), item.epoch, item.lineages)
+            DeliveredEvent(threading.get_ident(), asked_ns, perf_counter_ns(), item.epoch, item.lineages)
         )

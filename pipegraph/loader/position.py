@@ -101,7 +101,7 @@ class Place:
         self.delivered: states.Delivered | None = None
         self.history: History = ()
         self.stream: tuple[int, int] | None = None
-        self.later: tuple[states.Stream, ...] = ()
+        self.later: tuple[states.RankRemainder, ...] = ()
         self.nothing = False
         self.restored = False
         self.iterators: Mapping[str, tuple[int, Any]] = {}
@@ -120,7 +120,7 @@ class Place:
         self.hand = None
 
     @staticmethod
-    def within(epoch: int, streams: Sequence[states.Stream], own: tuple[int, int]) -> Place:
+    def within(epoch: int, streams: Sequence[states.RankRemainder], own: tuple[int, int]) -> Place:
         """Inside an epoch: at the first of some streams, with the others after it; none: nothing is left."""
         place = Place(epoch)
         if not streams:

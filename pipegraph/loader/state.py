@@ -113,7 +113,7 @@ def decode_delivered(encoded: Iterable[Any]) -> dict[Path, set[Lineage]]:
 
 
 @dataclass(frozen=True)
-class Stream:
+class RankRemainder:
     """What is left of one rank's part of an epoch.
 
     Attributes:
@@ -130,10 +130,10 @@ class Stream:
         return [self.place, self.cursor, self.history, encode_delivered(self.delivered)]
 
     @staticmethod
-    def decode(encoded: Any) -> Stream:
+    def decode(encoded: Any) -> RankRemainder:
         """The inverse of :meth:`encode`."""
         place, cursor, history, delivered = encoded
-        return Stream(tuple(place), freeze(cursor), freeze(history), decode_delivered(delivered))
+        return RankRemainder(tuple(place), freeze(cursor), freeze(history), decode_delivered(delivered))
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Restored:
     seed: int | None
     epoch: int
     ledger: Any
-    streams: tuple[Stream, ...]
+    streams: tuple[RankRemainder, ...]
 
 
 def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bool = True) -> Restored:
@@ -183,7 +183,7 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
     ledger = part["ledger"]
     if all(_is_whole(each) for each in parts.values()):
         # A whole epoch: there is nothing to deal anew.
-        return Restored(first["seed"], part["epoch"], ledger, (Stream((rank, world_size), None),))
+        return Restored(first["seed"], part["epoch"], ledger, (RankRemainder((rank, world_size), None),))
     missing = [r for r in range(saved) if f"rank{r}" not in parts]
     found = _consumed(parts, saved, first["seed"], plan)
     taken = found if isinstance(found, dict) else {}
@@ -198,7 +198,9 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
         history = freeze(part["history"])
         if any(one != (0, "") for each in by_rank for one in each.values()):
             history = (*history, entry(saved, by_rank))
-        return Restored(first["seed"], part["epoch"], ledger, (Stream((rank, world_size), None, history),))
+        return Restored(
+            first["seed"], part["epoch"], ledger, (RankRemainder((rank, world_size), None, history),)
+        )
     left = [stream for r in range(saved) for stream in _streams(parts[f"rank{r}"])]
     if equal_steps and len(left) % world_size:
         raise StateError(
@@ -336,11 +338,11 @@ def _damaged(what: str, value: Any) -> StateError:
     return StateError(f"the state is damaged: {what} is {shown}; load it as it was saved")
 
 
-def _streams(part: Mapping[str, Any]) -> tuple[Stream, ...]:
+def _streams(part: Mapping[str, Any]) -> tuple[RankRemainder, ...]:
     if not part["stream"]:
         return ()
-    own = Stream.decode((part["stream"], part["cursor"], part["history"], part["delivered"]))
-    return (own, *(Stream.decode(later) for later in part["later"]))
+    own = RankRemainder.decode((part["stream"], part["cursor"], part["history"], part["delivered"]))
+    return (own, *(RankRemainder.decode(later) for later in part["later"]))
 
 
 def _is_whole(part: Mapping[str, Any]) -> bool:

@@ -36,7 +36,7 @@ _fixed: BoundedMemo[_Fixed] = BoundedMemo(32 << 20, lambda f: f.samples.nbytes +
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BlockTable:
+class BlockPlaces:
     """A stream of permuted blocks. Places are numbered through the stream.
 
     Attributes:
@@ -50,7 +50,7 @@ class BlockTable:
     first_sample: Int64Array
 
     @classmethod
-    def of(cls, samples: Int64Array, order: Int64Array, digest: str | None = None) -> BlockTable:
+    def of(cls, samples: Int64Array, order: Int64Array, digest: str | None = None) -> BlockPlaces:
         """The table of blocks with these numbers of samples, in this order.
 
         Args:

@@ -10,7 +10,7 @@ from typing import final
 import numpy as np
 
 from pipegraph.errors import GraphError
-from pipegraph.order._blocks import BlockTable
+from pipegraph.order._blocks import BlockPlaces
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._stream import TAILS, Tail, stream_gone, stream_length, stream_positions, stream_visits
 from pipegraph.order.base import Deal, JsonDict, Order, check_choice, other_than
@@ -144,7 +144,7 @@ class LanedEpoch:
         key: the 64-bit key of the permutations inside windows.
     """
 
-    table: BlockTable
+    table: BlockPlaces
     bounds: Int64Array
     first: Int64Array
     rotation: Int64Array
@@ -162,7 +162,7 @@ class LanedEpoch:
         digest: str | None = None,
     ) -> LanedEpoch:
         """The epoch of blocks with these numbers of samples; ``digest`` as for ``BlockTable.of``."""
-        table = BlockTable.of(samples, shuffled(len(samples), key64("blocks", seed, epoch)), digest)
+        table = BlockPlaces.of(samples, shuffled(len(samples), key64("blocks", seed, epoch)), digest)
         share, rest = divmod(int(samples.sum()), lanes)
         lane = np.arange(lanes + 1, dtype=np.int64)
         bounds = lane * share + np.minimum(lane, rest)

@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 
 from pipegraph.errors import GraphError
-from pipegraph.order._blocks import BlockTable
+from pipegraph.order._blocks import BlockPlaces
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._spans import Shares, Spans
 from pipegraph.order._stream import TAILS, Tail
@@ -25,7 +25,7 @@ from pipegraph.order.layout import (
 from pipegraph.order.permutation import derived_keys, key64, permute, permute_one
 from pipegraph.order.visits import Visits, overlaps, pieces_of
 
-_tables: BoundedMemo[BlockTable] = BoundedMemo(16 << 20, lambda table: table.nbytes)
+_tables: BoundedMemo[BlockPlaces] = BoundedMemo(16 << 20, lambda table: table.nbytes)
 _shares: BoundedMemo[Shares] = BoundedMemo(16 << 20, lambda s: s.spans.low.nbytes * 2 + s.bounds.nbytes)
 
 
@@ -146,12 +146,12 @@ class PartOrder(Order):
             np.random.RandomState(seed if exact else key64("parts", seed, epoch) % 2**32).shuffle(order)
         return order
 
-    def _table(self, layout: LayoutLike, seed: int, epoch: int) -> BlockTable:
+    def _table(self, layout: LayoutLike, seed: int, epoch: int) -> BlockPlaces:
         digest = layout_digest(layout)
 
-        def build() -> BlockTable:
+        def build() -> BlockPlaces:
             samples = part_samples(layout)
-            return BlockTable.of(samples, self._order(len(samples), seed, epoch), digest)
+            return BlockPlaces.of(samples, self._order(len(samples), seed, epoch), digest)
 
         return _tables.get((self.shuffle, digest, seed, epoch), build)
 
@@ -160,7 +160,7 @@ class PartOrder(Order):
         return _shares.get(key, lambda: _dealt(self._table(layout, deal.seed, deal.epoch), deal))
 
 
-def _dealt(table: BlockTable, deal: Deal) -> Shares:
+def _dealt(table: BlockPlaces, deal: Deal) -> Shares:
     """Each rank's spans of the shuffled parts' samples, after what the history consumed."""
     starts = table.starts(np.arange(len(table.ends)))
     nothing = Spans(starts[:0], starts[:0])

@@ -16,7 +16,7 @@ THINNEST, THICKEST = 1.5, 12.0
 
 
 @dataclass(frozen=True)
-class Box:
+class StageBox:
     """A stage.
 
     Attributes:
@@ -45,16 +45,16 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class GraphDrawing:
     """Boxes and lines in an area of ``width`` by ``height``."""
 
-    boxes: tuple[Box, ...]
+    boxes: tuple[StageBox, ...]
     lines: tuple[Line, ...]
     width: float
     height: float
 
 
-def draw(profile: Profile) -> Drawing:
+def draw(profile: Profile) -> GraphDrawing:
     """The graph of a profile; stages that were left out are not drawn."""
     running = [name for name, stage in profile.stages.items() if stage.workers]
     rows = layers([*running, CONSUMER], [(each.producer, each.consumer) for each in profile.channels])
@@ -68,19 +68,19 @@ def draw(profile: Profile) -> Drawing:
     boxes = tuple(_box(profile, name, places[name]) for name in [*running, CONSUMER])
     lines = tuple(_lines(profile, places))
     height = len(rows) * (BOX_HEIGHT + GAP_Y) - GAP_Y + 16
-    return Drawing(boxes, lines, width, height)
+    return GraphDrawing(boxes, lines, width, height)
 
 
-def _box(profile: Profile, name: str, place: tuple[float, float]) -> Box:
+def _box(profile: Profile, name: str, place: tuple[float, float]) -> StageBox:
     if name == CONSUMER:
         busy = 1 - profile.stall_s / profile.elapsed_s if profile.elapsed_s else 0.0
         about = f"{1e3 * profile.step_s:.3g} ms a step, busy {100 * busy:.0f} %"
-        return Box(name, "training", about, *place, _heat(busy), profile.bottleneck == CONSUMER)
+        return StageBox(name, "training", about, *place, _heat(busy), profile.bottleneck == CONSUMER)
     stage = profile.stages[name]
     label = name if len(name) <= NAME_LETTERS else name[: NAME_LETTERS - 1] + "…"
     workers = f"{stage.workers} worker" + ("" if stage.workers == 1 else "s")
     about = f"{workers}, busy {100 * stage.busy:.0f} %, {stage.rate:,.0f}/s"
-    return Box(name, label, about, *place, _heat(stage.busy), profile.bottleneck == name)
+    return StageBox(name, label, about, *place, _heat(stage.busy), profile.bottleneck == name)
 
 
 def _heat(busy: float) -> int:

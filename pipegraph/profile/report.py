@@ -16,7 +16,7 @@ from pipegraph.units import format_bytes
 
 from .bottleneck import CONSUMER
 from .charts import Chart, histogram, line_chart
-from .graph_drawing import Drawing, draw
+from .graph_drawing import GraphDrawing, draw
 from .series import Moment
 from .table import conclude
 from .values import Profile
@@ -86,7 +86,7 @@ def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
         MissingExtraError: jinja2 is not installed.
     """
     names = {name: number for number, name in enumerate(profile.stages)}
-    drawing: Drawing = draw(profile)
+    drawing: GraphDrawing = draw(profile)
     quarantined = [
         {"key": shown(each.key), "position": each.position, "epoch": each.epoch, "stage": each.stage}
         | {"error": each.error}

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipegraph.engine.tracing import Delivered, Event, Sent, Worked
+from pipegraph.engine.tracing import DeliveredEvent, Event, Sent, Worked
 
 MAX_FLOWS = 5_000
 """Samples that are followed; of more, as many are chosen at even distances."""
@@ -35,7 +35,7 @@ def trace_events(events: Sequence[Event], threads: Mapping[int, str], graph: str
         return {"traceEvents": [], "displayTimeUnit": "ms"}
     worked = sorted((e for e in events if isinstance(e, Worked)), key=lambda e: e.end_ns)
     sent = sorted((e for e in events if isinstance(e, Sent)), key=lambda e: e.at_ns)
-    steps = sorted((e for e in events if isinstance(e, Delivered)), key=lambda e: e.got_ns)
+    steps = sorted((e for e in events if isinstance(e, DeliveredEvent)), key=lambda e: e.got_ns)
     starts = [e.end_ns - e.took_ns for e in worked] + [e.asked_ns for e in steps] + [e.at_ns for e in sent]
     zero = min(starts)
 
@@ -83,7 +83,7 @@ def _samples(epoch: int, lineages: Sequence[Any]) -> dict[str, Any]:
 
 
 def _flows(
-    worked: list[Worked], sent: list[Sent], steps: list[Delivered], us: Any
+    worked: list[Worked], sent: list[Sent], steps: list[DeliveredEvent], us: Any
 ) -> Iterable[dict[str, Any]]:
     heads = [(step, (step.epoch, *step.lineages[0][:2])) for step in steps if len(step.lineages)]
     heads = heads[:: max(1, -(-len(heads) // MAX_FLOWS))]

@@ -20,11 +20,11 @@ from typing import Any, final
 from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import LoaderClosedError
 from pipegraph.reader.block_sources import BlockSource
-from pipegraph.reader.block_table import BlockTable, Entry
+from pipegraph.reader.block_table import BlockEntry, BlockTable
 from pipegraph.reader.late_blocks import LateBlocks, Standing
 from pipegraph.reader.loads import GaveWayError, Loads
 from pipegraph.reader.prefetcher import FETCHERS, PrefetchPlanner
-from pipegraph.reader.uses import Deal, Uses
+from pipegraph.reader.uses import RankSteps, Uses
 
 
 @final
@@ -57,7 +57,7 @@ class BlockReader:
         self._planning = threading.Condition(self._lock)  # the scheduler waits for events and for its time
         self._table = BlockTable(source)
         self._loads = Loads(source, self._table, self._arrived)
-        self._queue: deque[Entry] = deque()
+        self._queue: deque[BlockEntry] = deque()
         self._cancelled = self._closed = False
         self._events = 0
         self._threads: list[threading.Thread] = []
@@ -90,7 +90,7 @@ class BlockReader:
                 entry.first, entry.wanted, entry.awaited = -1, None, False
             self._replan()
 
-    def dealt(self, deal: Deal) -> None:
+    def dealt(self, deal: RankSteps) -> None:
         """Append an epoch's steps behind those of the deal before."""
         with self._lock:
             self._planner.schedule.add(deal)
@@ -113,7 +113,7 @@ class BlockReader:
         finally:
             self.release(entry)
 
-    def acquire(self, number: int, epoch: int, step: Any) -> Entry:
+    def acquire(self, number: int, epoch: int, step: Any) -> BlockEntry:
         """A loaded block, which stays until :meth:`release`; blocks until it is there.
 
         Args:
@@ -132,13 +132,13 @@ class BlockReader:
         self._sweep()
         return entry
 
-    def release(self, entry: Entry) -> None:
+    def release(self, entry: BlockEntry) -> None:
         """The end of a use."""
         with self._lock:
             entry.pins -= 1
             self._loads.released()
 
-    def _use(self, entry: Entry, epoch: int, step: Any) -> Entry:
+    def _use(self, entry: BlockEntry, epoch: int, step: Any) -> BlockEntry:
         self._table.use(entry)
         if entry.fresh:
             entry.fresh = False
@@ -152,7 +152,7 @@ class BlockReader:
         if self._planner.reached(epoch, step, now, self._standing.total(now)):
             self._replan()
 
-    def _wait_for(self, number: int, epoch: int, step: Any) -> Entry:
+    def _wait_for(self, number: int, epoch: int, step: Any) -> BlockEntry:
         waits = False
         with self._lock:
             try:
@@ -201,13 +201,13 @@ class BlockReader:
                         self._count("waits for blocks", 1)
                         self._count("us waited for blocks", round(waited * 1e6))
 
-    def _await(self, entry: Entry) -> None:
+    def _await(self, entry: BlockEntry) -> None:
         entry.awaited = True
         entry.first = min(entry.first, self._planner.schedule.tick)
         if entry.wanted is None:
             entry.wanted = self._clock()
 
-    def _note_transition(self, entry: Entry, epoch: int, step: Any) -> None:
+    def _note_transition(self, entry: BlockEntry, epoch: int, step: Any) -> None:
         if self._source.fetched:
             now = self._clock()
             self._late_blocks.entered(
@@ -223,7 +223,7 @@ class BlockReader:
 
     # -- loading ---------------------------------------------------------------------------------
 
-    def _load(self, entry: Entry) -> None:
+    def _load(self, entry: BlockEntry) -> None:
         """Load one block. Called with the lock held, which is released meanwhile."""
         self._loads.begin(entry, self._planner.schedule)
         began = self._clock()
@@ -256,7 +256,7 @@ class BlockReader:
             self._replan()
             self._work.notify()
 
-    def _grow(self, entry: Entry, nbytes: int) -> None:
+    def _grow(self, entry: BlockEntry, nbytes: int) -> None:
         with self._lock:
             self._loads.grow(entry, nbytes, self._planner.schedule, lambda: self._closed)
 
@@ -271,7 +271,7 @@ class BlockReader:
                 self._load(self._queue.popleft())
             self._sweep()
 
-    def _may_load(self, entry: Entry) -> bool:
+    def _may_load(self, entry: BlockEntry) -> bool:
         if not self._loads.may_begin(entry):
             return False
         schedule = self._planner.schedule
@@ -323,7 +323,7 @@ class BlockReader:
 
     def _start_due(self) -> float | None:
         """Start the loads that are due; returns the seconds until the next one is due, if known."""
-        while isinstance(started := self._planner.next_start(self._clock()), Entry):
+        while isinstance(started := self._planner.next_start(self._clock()), BlockEntry):
             self._queue.append(started)
             self._work.notify()
         return started

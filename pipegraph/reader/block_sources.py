@@ -12,7 +12,7 @@ from pipegraph.order import Order
 from pipegraph.reader.columns_filter import Choice, SameFields
 from pipegraph.reader.fetcher import Fetcher
 from pipegraph.reader.next_use import NextUseIndex
-from pipegraph.reader.uses import Deal
+from pipegraph.reader.uses import RankSteps
 from pipegraph.storage import LocalParts, Manifest, Part, ShardFile, open_block, open_part
 from pipegraph.storage.formats import Block, Format, format_of
 from pipegraph.storage.open_blocks import cacheable
@@ -74,7 +74,7 @@ class BlockSource(ABC):
     def name(self, number: int) -> str:
         """A block's name for people."""
 
-    def follow(self, deal: Deal, step: int) -> None:  # noqa: B027
+    def follow(self, deal: RankSteps, step: int) -> None:  # noqa: B027
         """Training is at about this step of an epoch; called from time to time, by one thread."""
 
     @abstractmethod
@@ -182,7 +182,7 @@ class ManifestSource(BlockSource):
         elif not self._fetcher.in_use:
             self._sizes[number] = held
 
-    def follow(self, deal: Deal, step: int) -> None:
+    def follow(self, deal: RankSteps, step: int) -> None:
         """Give the cache the next uses of its entries, in this epoch and the next."""
         handle = self._fetcher.handle
         if handle is None:

@@ -17,7 +17,7 @@ from pipegraph.storage import ShardFile
 State = Literal["waiting", "loading", "ready", "failed"]
 
 
-class Entry:
+class BlockEntry:
     """One block of the table. Everything but ``number`` changes under the lock.
 
     Attributes:
@@ -78,36 +78,36 @@ class BlockTable:
 
     def __init__(self, source: BlockSource) -> None:
         self._source = source
-        self._entries: OrderedDict[int, Entry] = OrderedDict()
+        self._entries: OrderedDict[int, BlockEntry] = OrderedDict()
         self._max_open = source.max_open
         self._open = 0  # ready ones that hold a file
         self.nbytes = 0
         self.doomed: list[ShardFile] = []
 
-    def get(self, number: int) -> Entry | None:
+    def get(self, number: int) -> BlockEntry | None:
         """The entry of a block, if there is one."""
         return self._entries.get(number)
 
     def __contains__(self, number: object) -> bool:
         return number in self._entries
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[BlockEntry]:
         return iter(list(self._entries.values()))
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, number: int, first: int, now: float) -> Entry:
+    def add(self, number: int, first: int, now: float) -> BlockEntry:
         """A new entry; it takes room once its loading begins."""
-        entry = self._entries[number] = Entry(number, self._source.held_nbytes(number), first, now)
+        entry = self._entries[number] = BlockEntry(number, self._source.held_nbytes(number), first, now)
         return entry
 
-    def use(self, entry: Entry) -> None:
+    def use(self, entry: BlockEntry) -> None:
         """A use begins; ``entry.pins -= 1`` ends it."""
         entry.pins += 1
         self._entries.move_to_end(entry.number)
 
-    def fits(self, entry: Entry) -> bool:
+    def fits(self, entry: BlockEntry) -> bool:
         """Whether it has room beside what is being loaded or read; the rest can make room for it."""
         taken = sum(
             e.nbytes
@@ -116,13 +116,13 @@ class BlockTable:
         )
         return taken + entry.nbytes <= self._source.budget()
 
-    def begin(self, entry: Entry, schedule: ReadSchedule) -> None:
+    def begin(self, entry: BlockEntry, schedule: ReadSchedule) -> None:
         """Its loading begins."""
         self.make_room(entry.nbytes, schedule)
         entry.state = "loading"
         self.nbytes += entry.nbytes
 
-    def grow(self, entry: Entry, nbytes: int, schedule: ReadSchedule) -> bool:
+    def grow(self, entry: BlockEntry, nbytes: int, schedule: ReadSchedule) -> bool:
         """Note that the entry holds so many bytes now; returns whether they fit the budget."""
         if nbytes > entry.nbytes:
             self.nbytes += nbytes - entry.nbytes
@@ -130,12 +130,12 @@ class BlockTable:
         self.make_room(0, schedule)
         return self.nbytes <= self._source.budget()
 
-    def put_back(self, entry: Entry) -> None:
+    def put_back(self, entry: BlockEntry) -> None:
         """Its loading was interrupted and starts again later."""
         self.nbytes -= entry.nbytes
         entry.state = "waiting"
 
-    def loaded(self, entry: Entry, schedule: ReadSchedule) -> None:
+    def loaded(self, entry: BlockEntry, schedule: ReadSchedule) -> None:
         """It is ready; its size may be known only now."""
         nbytes = self._source.held_nbytes(entry.number)
         self.nbytes += nbytes - entry.nbytes
@@ -144,7 +144,7 @@ class BlockTable:
         entry.state = "ready"
         self._open += entry.file is not None
 
-    def failed(self, entry: Entry) -> None:
+    def failed(self, entry: BlockEntry) -> None:
         """It could not be loaded; without an error, its loading was interrupted."""
         entry.state = "failed"
         self.nbytes -= entry.nbytes
@@ -173,7 +173,7 @@ class BlockTable:
             if self.nbytes + nbytes <= budget and self._open < self._max_open:
                 return
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: BlockEntry) -> None:
         """Remove an entry and release its block."""
         del self._entries[entry.number]
         if entry.state != "waiting":
@@ -196,12 +196,12 @@ class BlockTable:
         return self._source.budget() - needed
 
 
-def _next_use(entry: Entry, schedule: ReadSchedule) -> float:
+def _next_use(entry: BlockEntry, schedule: ReadSchedule) -> float:
     tick = schedule.next_use(entry.number)
     if tick is None:
         return entry.first if entry.first > schedule.tick else math.inf
     return tick
 
 
-def _needed(entry: Entry, schedule: ReadSchedule) -> bool:
+def _needed(entry: BlockEntry, schedule: ReadSchedule) -> bool:
     return schedule.needs(entry.number) or entry.first > schedule.tick

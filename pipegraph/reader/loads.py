@@ -11,7 +11,7 @@ from typing import final
 
 from pipegraph.errors import LoaderClosedError
 from pipegraph.reader.block_sources import BlockSource
-from pipegraph.reader.block_table import BlockTable, Entry
+from pipegraph.reader.block_table import BlockEntry, BlockTable
 from pipegraph.reader.schedule import ReadSchedule
 
 
@@ -29,22 +29,22 @@ class Loads:
 
     def __init__(self, source: BlockSource, table: BlockTable, changed: threading.Condition) -> None:
         self._source, self._table, self._changed = source, table, changed
-        self._entries: list[Entry] = []
+        self._entries: list[BlockEntry] = []
         self._waiting = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def may_begin(self, entry: Entry) -> bool:
+    def may_begin(self, entry: BlockEntry) -> bool:
         """Whether there is room for it beside the others; alone any block may try."""
         return not self._entries or self._table.fits(entry)
 
-    def begin(self, entry: Entry, schedule: ReadSchedule) -> None:
+    def begin(self, entry: BlockEntry, schedule: ReadSchedule) -> None:
         """A load begins."""
         self._table.begin(entry, schedule)
         self._entries.append(entry)
 
-    def end(self, entry: Entry) -> None:
+    def end(self, entry: BlockEntry) -> None:
         """It is over; the caller notifies ``changed``."""
         self._entries.remove(entry)
 
@@ -53,7 +53,9 @@ class Loads:
         if self._waiting:
             self._changed.notify_all()
 
-    def grow(self, entry: Entry, nbytes: int, schedule: ReadSchedule, is_closed: Callable[[], bool]) -> None:
+    def grow(
+        self, entry: BlockEntry, nbytes: int, schedule: ReadSchedule, is_closed: Callable[[], bool]
+    ) -> None:
         """A running load holds so many bytes now; waits until there is room for them.
 
         If several need more than there is, the one begun first continues as soon as the blocks being read are

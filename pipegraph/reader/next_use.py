@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Final, final
 
 from pipegraph.order import Order
-from pipegraph.order.base import Deal as Dealt
+from pipegraph.order.base import Deal
 from pipegraph.order.left import check_history
 from pipegraph.order.visits import NEVER, NOTHING, Visits, drawn_visits
 from pipegraph.reader.fetcher import local_ranks
-from pipegraph.reader.uses import Deal
+from pipegraph.reader.uses import RankSteps
 from pipegraph.storage import Manifest
 from pipegraph.storage.entries import place_of
 
@@ -49,29 +49,29 @@ class NextUseIndex:
         self._whole = True  # until the order says that it does not know whole epochs
         drawn = 8 * manifest.blocks // len(self._ranks)
         self._ahead = min(MAX_DRAWN, max(MIN_DRAWN, drawn))
-        self._deal: Deal | None = None
+        self._deal: RankSteps | None = None
         self._then = self._now = NOTHING
         self._known_to = self._named_to = 0
         self._places: dict[str, int] = {}
         self._step = 0
 
-    def follow(self, deal: Deal, step: int) -> None:
+    def follow(self, deal: RankSteps, step: int) -> None:
         """Training is at a step of an epoch."""
         if deal is not self._deal:
             self._deal = deal
             self._known_to = self._named_to = -1
-            self._then = self._visits(Dealt(deal.seed, deal.epoch + 1, self._world_size, ()), 0)
+            self._then = self._visits(Deal(deal.seed, deal.epoch + 1, self._world_size, ()), 0)
         if self._known_to < 0 or (not self._whole and step > self._known_to - self._ahead // 2):
             # Half of what was drawn is used up.
             self._now = self._visits(
-                Dealt(deal.seed, deal.epoch, self._world_size, check_history(deal.history)), step
+                Deal(deal.seed, deal.epoch, self._world_size, check_history(deal.history)), step
             )
             self._known_to = step + self._ahead
         if step > self._named_to:
             self._give_names(step)
         self._step = step
 
-    def _visits(self, deal: Dealt, step: int) -> Visits:
+    def _visits(self, deal: Deal, step: int) -> Visits:
         if self._whole:
             visits = self._order.visits(self._manifest, deal, self._ranks)
             if visits is not None:

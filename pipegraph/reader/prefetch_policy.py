@@ -35,7 +35,7 @@ MIN_MEASUREMENTS = 8
 NOW_S = 1e-3
 
 
-class Durations:
+class RecentDurations:
     """The last durations of one kind, in seconds. One thread at a time."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:

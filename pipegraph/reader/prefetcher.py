@@ -9,10 +9,10 @@ import math
 from typing import Any, Final, final
 
 from pipegraph.reader.block_sources import BlockSource
-from pipegraph.reader.block_table import BlockTable, Entry
-from pipegraph.reader.prefetch_policy import Durations, preload
+from pipegraph.reader.block_table import BlockEntry, BlockTable
+from pipegraph.reader.prefetch_policy import RecentDurations, preload
 from pipegraph.reader.schedule import Draw, ReadSchedule
-from pipegraph.reader.uses import Deal, Pace
+from pipegraph.reader.uses import RankSteps, StepPace
 
 FETCHERS: Final = 16
 """Most blocks being loaded at once."""
@@ -28,9 +28,9 @@ class PrefetchPlanner:
 
     def __init__(self, source: BlockSource, table: BlockTable, now: float) -> None:
         self._source, self._table = source, table
-        self._loads = Durations()  # from being asked for to being there
-        self._transfers = Durations()  # from the start of the transfer
-        self._pace = Pace()
+        self._loads = RecentDurations()  # from being asked for to being there
+        self._transfers = RecentDurations()  # from the start of the transfer
+        self._pace = StepPace()
         self.schedule = ReadSchedule(source.stride, now)
 
     def restart(self, now: float) -> None:
@@ -41,7 +41,7 @@ class PrefetchPlanner:
         """Note how far the epoch has come; returns whether that changes what to start."""
         return step.__class__ is int and self.schedule.reached(epoch, step, now, waited, self._pace)
 
-    def loaded(self, entry: Entry, began: float) -> None:
+    def loaded(self, entry: BlockEntry, began: float) -> None:
         """A block was loaded; its transfer started at `began`."""
         self._loads.add(entry.there - entry.asked)
         self._transfers.add(entry.there - began)
@@ -61,11 +61,11 @@ class PrefetchPlanner:
         """The steps to look at next, or None where enough is known."""
         return self.schedule.next_draw(self._pace.mean, self._loads.lead)
 
-    def place(self) -> tuple[Deal, int] | None:
+    def place(self) -> tuple[RankSteps, int] | None:
         """The epoch that is being read, and the step in it."""
         return self.schedule.place()
 
-    def next_start(self, now: float) -> Entry | float | None:
+    def next_start(self, now: float) -> BlockEntry | float | None:
         """The next block to start now, in the table already; else the seconds after which to ask again, if known."""
         upcoming = self.schedule.next_upcoming(self._table)
         if upcoming is None:
@@ -93,6 +93,6 @@ class PrefetchPlanner:
             return decision.due_s
         return self._start(first, number, now)
 
-    def _start(self, first: int, number: int, now: float) -> Entry:
+    def _start(self, first: int, number: int, now: float) -> BlockEntry:
         self.schedule.upcoming.popleft()
         return self._table.add(number, first, now)

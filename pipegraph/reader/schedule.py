@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Container
 from typing import Final, NamedTuple, final
 
-from pipegraph.reader.uses import Deal, Pace, Uses
+from pipegraph.reader.uses import RankSteps, StepPace, Uses
 
 DRAWN_AT_ONCE: Final = 4096
 """Steps whose blocks are found in one draw of the order, and which are always known ahead: what they read is kept."""
@@ -25,7 +25,7 @@ class Draw(NamedTuple):
     """Steps of a deal whose blocks are to be found next; ``base`` is the tick of its step 0."""
 
     base: int
-    deal: Deal
+    deal: RankSteps
     first: int
     last: int
 
@@ -51,12 +51,12 @@ class ReadSchedule:
         self.upcoming: deque[tuple[int, int]] = deque()
         self._stride = stride
         self._opens_until = 0
-        self._deals: list[tuple[int, Deal]] = []  # (tick of step 0, deal)
+        self._deals: list[tuple[int, RankSteps]] = []  # (tick of step 0, deal)
         self._last_use: dict[int, int] = {}  # the last tick at which each block is known to be read
         self._drawn: deque[Uses] = deque()  # the ticks of each draw that are not over yet
         self._stride_from, self._stride_at, self._stride_waited = 0, now, 0.0
 
-    def add(self, deal: Deal) -> None:
+    def add(self, deal: RankSteps) -> None:
         """An epoch's steps follow those of the one before."""
         if self._deals:
             base, before = self._deals[-1]
@@ -77,7 +77,7 @@ class ReadSchedule:
         """Whether a step to come belongs to the run's first stride, of which no pace is known."""
         return self.in_cold_start and tick < self._opens_until
 
-    def reached(self, epoch: int, step: int, now: float, waited: float, pace: Pace) -> bool:
+    def reached(self, epoch: int, step: int, now: float, waited: float, pace: StepPace) -> bool:
         """Note that a step is requested; returns whether another stride has ended and its pace was measured.
 
         Args:
@@ -98,7 +98,7 @@ class ReadSchedule:
         self._stride_from, self._stride_at, self._stride_waited = tick, now, waited
         return True
 
-    def place(self) -> tuple[Deal, int] | None:
+    def place(self) -> tuple[RankSteps, int] | None:
         """The epoch that is being read, and the step in it."""
         if not self._deals:
             return None

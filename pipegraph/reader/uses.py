@@ -15,7 +15,7 @@ from pipegraph.order.layout import Int64Array
 
 
 @dataclass(frozen=True)
-class Deal:
+class RankSteps:
     """One epoch's steps on one rank, as a ``ShardSelect`` deals them.
 
     Attributes:
@@ -78,7 +78,7 @@ class Uses:
 
 
 @final
-class Pace:
+class StepPace:
     """Seconds per step, from the latest strides; one thread at a time.
 
     A pause of training (an evaluation, a checkpoint) must not make blocks look less urgent than they are

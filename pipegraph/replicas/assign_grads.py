@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import Parameter
 
-from pipegraph.replicas.bucket_layout import Layout
+from pipegraph.replicas.bucket_layout import BucketLayout
 from pipegraph.replicas.coalesce import sum_in_order
 from pipegraph.replicas.group import Ranks
 
@@ -15,7 +15,7 @@ from pipegraph.replicas.group import Ranks
 NONE, DENSE, SPARSE = 0, 1, 2
 
 
-def kinds(layout: Layout, parameters: Sequence[Sequence[Parameter]], sparse: set[int]) -> list[int]:
+def kinds(layout: BucketLayout, parameters: Sequence[Sequence[Parameter]], sparse: set[int]) -> list[int]:
     """By parameter what its gradients on these replicas are; all backwards have returned."""
     found = [NONE] * len(parameters[0])
     for live in layout.buckets:
@@ -43,7 +43,7 @@ class Sums:
         self._owners = owners
         self._ranks = ranks
 
-    def give(self, layout: Layout, flags: Sequence[int]) -> None:
+    def give(self, layout: BucketLayout, flags: Sequence[int]) -> None:
         """Set every replica's ``.grad``: views of buckets, valid until these are written again."""
         sparse = self._sparse(flags)
         for index, wanted in enumerate(layout.hooked):
@@ -58,7 +58,7 @@ class Sums:
                 else:
                     given[index].grad = layout.home[index].views[replica][index]
 
-    def give_first(self, layout: Layout, flags: Sequence[int]) -> None:
+    def give_first(self, layout: BucketLayout, flags: Sequence[int]) -> None:
         """Set the first replica's ``.grad`` alone, to tensors that stay; the others' to None."""
         sparse = self._sparse(flags)
         for index, first in enumerate(self._parameters[0]):

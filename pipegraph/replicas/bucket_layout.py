@@ -16,7 +16,7 @@ from pipegraph.replicas.reduce_streams import LiveBucket, ReduceStreams
 Hook = Callable[[torch.Tensor], None]
 
 
-class Layout:
+class BucketLayout:
     """Hooks and buckets, fitted to the ``requires_grad`` flags and then, once, to the order of arrival.
 
     It has no lock: the reducer calls :meth:`fit` and :meth:`detach` between steps, and the rest under its own.

@@ -37,7 +37,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class GradientBucket:
     """Gradients of one type that are reduced together, on replica `owner`'s side stream."""
 
     dtype: torch.dtype
@@ -52,7 +52,7 @@ def plan_buckets(
     replicas: int,
     first_bytes: int = FIRST_BUCKET_BYTES,
     bucket_bytes: int = BUCKET_BYTES,
-) -> tuple[Bucket, ...]:
+) -> tuple[GradientBucket, ...]:
     """Buckets in the order in which they are expected to be full.
 
     Args:
@@ -82,14 +82,14 @@ def _laid_out(
     key: tuple[torch.dtype, int | None],
     indices: Sequence[int],
     turn: int,
-) -> Bucket:
+) -> GradientBucket:
     dtype, owner = key
     step = max(1, ALIGN_BYTES // dtype.itemsize)
     members, end = [], 0
     for index in indices:
         members.append(Member(index, end, parameters[index].numel))
         end += -(-parameters[index].numel // step) * step
-    return Bucket(dtype, tuple(members), end, turn if owner is None else owner)
+    return GradientBucket(dtype, tuple(members), end, turn if owner is None else owner)
 
 
 def deal_owners(nbytes: Sequence[int], replicas: int) -> list[int]:

@@ -13,7 +13,7 @@ from pipegraph.device.split import map_tree
 from pipegraph.replicas.build import Replicas
 from pipegraph.replicas.caller import no_autocast
 from pipegraph.replicas.compiled import compiled, warn_of_no_overlap
-from pipegraph.replicas.feed import Feed
+from pipegraph.replicas.feed import ReplicaFeed
 from pipegraph.replicas.jobs import Forward, Loss, after, backward_job, call_job, step_job
 from pipegraph.replicas.losses import Reduction, shares
 from pipegraph.replicas.parameter_gather import Exchange
@@ -62,14 +62,14 @@ class Calls:
         if deterministic:
             runner.stop_watching()
 
-    def outputs(self, feed: Feed) -> dict[int, Any]:
+    def outputs(self, feed: ReplicaFeed) -> dict[int, Any]:
         """Call each replica with its arguments."""
         jobs = {r: call_job(self._each[r], fetch) for r, fetch in enumerate(feed.fetch)}
         return self._forward(jobs, feed)[0]
 
     def backward(
         self,
-        feed: Feed,
+        feed: ReplicaFeed,
         forward: Forward,
         loss: Loss,
         reduction: Reduction,
@@ -92,7 +92,7 @@ class Calls:
                 self._runner.run({r: backward_job(share) for r, share in scaled.items()}, serial)
         return total, kept
 
-    def _forward(self, jobs: dict[int, Job], feed: Feed) -> tuple[dict[int, Any], bool]:
+    def _forward(self, jobs: dict[int, Job], feed: ReplicaFeed) -> tuple[dict[int, Any], bool]:
         """Run forwards; also whether this call's replicas go one after another."""
         serial = self._deterministic
         if self._deterministic:

@@ -14,7 +14,7 @@ from pipegraph.errors import ReplicaError
 
 
 @dataclass(frozen=True)
-class Feed:
+class ReplicaFeed:
     """Parts of one call.
 
     Attributes:
@@ -28,7 +28,7 @@ class Feed:
     shapes: Callable[[], object]
 
 
-def batch_feed(batch: Any, slots: Sequence[Slot], dim: int) -> Feed:
+def batch_feed(batch: Any, slots: Sequence[Slot], dim: int) -> ReplicaFeed:
     """A batch, already scattered or to be cut here, lists of its row count included.
 
     Raises:
@@ -44,11 +44,11 @@ def batch_feed(batch: Any, slots: Sequence[Slot], dim: int) -> Feed:
     return _moving(cut(batch, sizes, dim, lists=True), sizes, slots)
 
 
-def call_feed(args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot], dim: int) -> Feed:
+def call_feed(args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot], dim: int) -> ReplicaFeed:
     """Arguments of a call; each part is a pair (args, kwargs), which are cut as one."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Scattered):
         feed = _scattered_feed(args[0], slots, dim)
-        return Feed([_as_argument(fetch) for fetch in feed.fetch], feed.rows, feed.shapes)
+        return ReplicaFeed([_as_argument(fetch) for fetch in feed.fetch], feed.rows, feed.shapes)
     both = (args, kwargs)
     rows = rows_of(both, dim)
     if rows is None:
@@ -59,7 +59,7 @@ def call_feed(args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slo
     return _moving(cut(both, sizes, dim), sizes, slots)
 
 
-def _scattered_feed(batch: Scattered, slots: Sequence[Slot], dim: int) -> Feed:
+def _scattered_feed(batch: Scattered, slots: Sequence[Slot], dim: int) -> ReplicaFeed:
     places = [slot.device for slot in slots]
     if list(batch.devices) != places[: len(batch)]:
         raise ReplicaError(
@@ -68,11 +68,11 @@ def _scattered_feed(batch: Scattered, slots: Sequence[Slot], dim: int) -> Feed:
         )
     rows = [part_rows(part, dim) for part in batch]
     fetch = [_waiting(batch, replica) for replica in range(len(batch))]
-    return Feed(fetch, rows, lambda: _shapes(list(batch)))
+    return ReplicaFeed(fetch, rows, lambda: _shapes(list(batch)))
 
 
-def _moving(parts: list[Any], rows: Sequence[int | None], slots: Sequence[Slot]) -> Feed:
-    return Feed(
+def _moving(parts: list[Any], rows: Sequence[int | None], slots: Sequence[Slot]) -> ReplicaFeed:
+    return ReplicaFeed(
         [_mover(part, slots[r].device) for r, part in enumerate(parts)], list(rows), lambda: _shapes(parts)
     )
 

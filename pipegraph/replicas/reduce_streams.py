@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pipegraph.device import Backend, Event, Slot, Stream
-from pipegraph.replicas.buckets import Bucket
+from pipegraph.replicas.buckets import GradientBucket
 from pipegraph.replicas.coalesce import flat_like
 from pipegraph.replicas.group import Ranks
 
@@ -31,7 +31,7 @@ class LiveBucket:
     """
 
     number: int
-    plan: Bucket
+    plan: GradientBucket
     buffers: list[torch.Tensor]
     views: list[dict[int, torch.Tensor]]
     summed: Event = field(init=False)
@@ -83,7 +83,9 @@ class ReduceStreams:
         self._fused = len(slots) > 1 and _all_reduce_of(self._slots)
         self.observer: Observer | None = None
 
-    def make(self, number: int, plan: Bucket, parameters: Sequence[Sequence[torch.Tensor]]) -> LiveBucket:
+    def make(
+        self, number: int, plan: GradientBucket, parameters: Sequence[Sequence[torch.Tensor]]
+    ) -> LiveBucket:
         """Memory and events for a planned bucket, with views shaped and strided like `parameters`."""
         buffers = [torch.zeros(plan.numel, dtype=plan.dtype, device=slot.device) for slot in self._slots]
         views = [

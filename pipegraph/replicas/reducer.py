@@ -28,8 +28,8 @@ from pipegraph.device import Backend, Slot, bind_thread
 from pipegraph.device.threads import start_thread
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.assign_grads import DENSE, SPARSE, Sums, kinds
-from pipegraph.replicas.bucket_layout import Layout
-from pipegraph.replicas.buckets import Bucket
+from pipegraph.replicas.bucket_layout import BucketLayout
+from pipegraph.replicas.buckets import GradientBucket
 from pipegraph.replicas.group import Ranks
 from pipegraph.replicas.outside import Outside, refuse_gone
 from pipegraph.replicas.reduce_streams import LiveBucket, Observer, ReduceStreams
@@ -63,7 +63,7 @@ class Reducer:
         self._names = list(names)
         self._ranks = ranks
         self._reduce_streams = ReduceStreams(slots, backends, owners is not None, ranks)
-        self._layout = Layout(self._parameters, self._reduce_streams, owners, ranks, sparse)
+        self._layout = BucketLayout(self._parameters, self._reduce_streams, owners, ranks, sparse)
         self._sums = Sums(self._parameters, owners, ranks)
         # Re-entrant, because `stop` may be called by the garbage collector.
         self._condition = threading.Condition(threading.RLock())
@@ -101,7 +101,7 @@ class Reducer:
         self._reduce_streams.observer = observer
 
     @property
-    def layout(self) -> tuple[Bucket, ...]:
+    def layout(self) -> tuple[GradientBucket, ...]:
         """The present buckets."""
         return tuple(live.plan for live in self._layout.buckets)
 

@@ -21,7 +21,7 @@ from .open_blocks import open_block as open_block
 from .opening import open_part as open_part
 from .parts import Part as Part
 from .parts import expand_parts as expand_parts
-from .retries import Retry as Retry
+from .retries import Backoff as Backoff
 from .shard_files import BytesFile as BytesFile
 from .shard_files import LocalFile as LocalFile
 from .shard_files import OverlayFile as OverlayFile

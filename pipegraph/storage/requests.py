@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar, final
 from pipegraph.errors import ShardError
 
 from .failures import ClosedEarly, Stalled, WrongRange, is_passing, plain
-from .retries import Hedge, Retry, Stall, jitter
+from .retries import Backoff, Hedge, Stall, jitter
 from .urls import safe_url
 from .versions import ObjectInfo, Versions, as_etag
 
@@ -36,7 +36,7 @@ class Requests:
     def __init__(
         self,
         obstore: Any,
-        retry: Retry,
+        retry: Backoff,
         hedge: Hedge,
         grace_s: float,
         range_nbytes: int,

@@ -12,7 +12,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class Backoff:
     """Exponential backoff with full jitter, inside a deadline.
 
     Full jitter (a delay drawn from zero to the bound) spreads the clients that one
@@ -104,7 +104,7 @@ class Hedge:
 
 
 def jitter() -> float:
-    """A draw for `Retry.delay`; the one place here that is not pure.
+    """A draw for `Backoff.delay`; the one place here that is not pure.
 
     Never seeded: ranks that fail together must not draw the same delays.
     """

@@ -23,7 +23,7 @@ from pipegraph.forks import lock_free_after_fork
 from .failures import plain
 from .parts import Part
 from .requests import Requests
-from .retries import Hedge, Retry
+from .retries import Backoff, Hedge
 from .urls import endpoints, glob_regex, split_url
 from .urls import safe_url as safe_url
 from .versions import ObjectInfo, Versions
@@ -55,7 +55,7 @@ class WritesAt(Protocol):
 
 
 @dataclass
-class _Counts:
+class _RequestCounts:
     requests: int = 0
     retried: int = 0
     hedged: int = 0
@@ -82,7 +82,7 @@ class StoreClient:
         self,
         options: Mapping[str, Any] | None = None,
         *,
-        retry: Retry | None = None,
+        retry: Backoff | None = None,
         hedge: Hedge | None = None,
         grace_s: float = 10.0,
         range_nbytes: int = RANGE_NBYTES,
@@ -93,11 +93,11 @@ class StoreClient:
         except ImportError as error:
             raise MissingExtraError("obstore", "cloud", "reading remote shards") from error
         self._options = dict(options or {})
-        self._retry, self._grace = retry or Retry(), grace_s
+        self._retry, self._grace = retry or Backoff(), grace_s
         self.range_nbytes, self.parallel = range_nbytes, parallel
         self._lock = threading.Lock()
         self._stores: dict[str, Any] = {}
-        self._counts = _Counts()
+        self._counts = _RequestCounts()
         self._versions = Versions()
         self._requests = Requests(
             self._obstore, self._retry, hedge or Hedge(), grace_s, range_nbytes, self._count, self._versions

@@ -64,7 +64,7 @@ def is_ordered(graph: Graph) -> bool:
 
 
 @dataclass(frozen=True)
-class Delivered:
+class DeliveredChunk:
     """One delivered chunk."""
 
     epoch: int
@@ -74,12 +74,12 @@ class Delivered:
     batched: bool
 
     @classmethod
-    def of(cls, chunk: Chunk) -> Delivered:
+    def of(cls, chunk: Chunk) -> DeliveredChunk:
         """The chunk as a value."""
         keys = tuple(map(fingerprint, chunk.keys))
         return cls(chunk.epoch, tuple(chunk.lineages), keys, fingerprint(chunk.data), chunk.batched)
 
-    def differs(self, other: Delivered) -> str:
+    def differs(self, other: DeliveredChunk) -> str:
         """The first difference from another chunk, in words."""
         if self.epoch != other.epoch or self.batched != other.batched:
             return f"should be {self}, is {other}"
@@ -102,27 +102,27 @@ class Delivered:
 class Outcome:
     """One pass: what it delivered, and the error that ended it, if one did."""
 
-    chunks: tuple[Delivered, ...]
+    chunks: tuple[DeliveredChunk, ...]
     error: tuple[str, str] | None = None
 
 
 def run_pass(loader: Loader, limit: int | None = None) -> Outcome:
     """The next pass, or its first ``limit`` chunks."""
-    chunks: list[Delivered] = []
+    chunks: list[DeliveredChunk] = []
     try:
-        chunks.extend(Delivered.of(chunk) for chunk in itertools.islice(loader.chunks(), limit))
+        chunks.extend(DeliveredChunk.of(chunk) for chunk in itertools.islice(loader.chunks(), limit))
     except Exception as error:
         return Outcome(tuple(chunks), (type(error).__name__, str(error)))
     return Outcome(tuple(chunks))
 
 
-def samples(chunks: tuple[Delivered, ...]) -> Counter[Any]:
+def samples(chunks: tuple[DeliveredChunk, ...]) -> Counter[Any]:
     """The samples of chunks, in no order."""
     return Counter(itertools.chain.from_iterable(chunk.samples() for chunk in chunks))
 
 
 def assert_equal_chunks(
-    expected: tuple[Delivered, ...], found: tuple[Delivered, ...], ordered: bool, what: str
+    expected: tuple[DeliveredChunk, ...], found: tuple[DeliveredChunk, ...], ordered: bool, what: str
 ) -> None:
     """Chunk by chunk, or sample by sample; says what differs first."""
     if not ordered:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipegraph.graph import Graph
 from pipegraph.testing.outcome import (
-    Delivered,
+    DeliveredChunk,
     MakeGraph,
     assert_equal_chunks,
     is_ordered,
@@ -42,9 +42,9 @@ def assert_resumes_exactly(make_graph: MakeGraph, epochs: int = 2, **loader_opti
 
 
 def _compare(
-    whole: tuple[Delivered, ...],
-    before: tuple[Delivered, ...],
-    rest: tuple[Delivered, ...],
+    whole: tuple[DeliveredChunk, ...],
+    before: tuple[DeliveredChunk, ...],
+    rest: tuple[DeliveredChunk, ...],
     ordered: bool,
     what: str,
 ) -> None:
@@ -56,9 +56,9 @@ def _compare(
 
 def _uninterrupted(
     make_graph: MakeGraph, epochs: int, options: dict[str, Any]
-) -> tuple[tuple[Delivered, ...], list[tuple[tuple[int, int], str, tuple[Delivered, ...]]]]:
+) -> tuple[tuple[DeliveredChunk, ...], list[tuple[tuple[int, int], str, tuple[DeliveredChunk, ...]]]]:
     """All chunks, and ``((epoch, chunks of it), state, chunks before)`` at every step."""
-    chunks: list[Delivered] = []
+    chunks: list[DeliveredChunk] = []
     states = []
     with make_graph().loader(epochs=epochs, **options) as loader:
 
@@ -68,16 +68,16 @@ def _uninterrupted(
         for epoch in range(epochs):
             save(epoch, 0)
             for count, chunk in enumerate(loader.chunks(), 1):
-                chunks.append(Delivered.of(chunk))
+                chunks.append(DeliveredChunk.of(chunk))
                 save(epoch, count)
     return tuple(chunks), states
 
 
 def _restored(
     graph: Graph, state: str, epochs: int, options: dict[str, Any], limit: int | None
-) -> tuple[tuple[Delivered, ...], str | None]:
+) -> tuple[tuple[DeliveredChunk, ...], str | None]:
     """What comes after loading a state: everything, or the first ``limit`` chunks and the state then."""
-    chunks: tuple[Delivered, ...] = ()
+    chunks: tuple[DeliveredChunk, ...] = ()
     with graph.loader(epochs=epochs, **options) as loader:
         loader.load_state_dict(json.loads(state))
         while loader.epoch < epochs:

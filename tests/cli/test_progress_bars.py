@@ -6,13 +6,13 @@ import pytest
 from rich.console import Console
 
 from pipegraph.cli import interrupts
-from pipegraph.cli.progress_bars import PLAIN_STEPS, Progress
+from pipegraph.cli.progress_bars import PLAIN_STEPS, ProgressLine
 
 
 def shown(terminal, quiet=False):
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=100, highlight=False, quiet=quiet)
-    with Progress("a title", quiet=quiet, console=console) as progress:
+    with ProgressLine("a title", quiet=quiet, console=console) as progress:
         for epoch in range(2):
             progress.start(f"epoch {epoch}", 100)
             for step in range(100):
@@ -48,7 +48,7 @@ def test_a_ctrl_c_that_the_interpreter_drops_is_raised_at_the_next_step():
         def __del__(self):
             raise KeyboardInterrupt  # as when the signal comes while this runs
 
-    with interrupts.kept(), Progress("", quiet=True) as progress:
+    with interrupts.kept(), ProgressLine("", quiet=True) as progress:
         progress.start("epoch", 3)
         progress.advance(1, 1)
         Interrupted()
@@ -63,7 +63,7 @@ def test_quiet_shows_nothing():
 
 def test_after_a_resume_the_eta_is_judged_by_what_was_done_since():
     out = io.StringIO()
-    with Progress("", console=Console(file=out, force_terminal=False, width=100)) as progress:
+    with ProgressLine("", console=Console(file=out, force_terminal=False, width=100)) as progress:
         progress.start("epoch", 100, done=50)
         progress._started -= 10  # ten seconds have passed
         progress.advance(75, 1)

@@ -16,7 +16,7 @@ import pipegraph as pg
 from pipegraph.engine.stage import bundle_size as pace
 from pipegraph.errors import LoaderClosedError, PipegraphWarning
 from pipegraph.testing.graphs import recipes, row_recipes
-from pipegraph.testing.outcome import Delivered, Outcome, assert_equal_chunks, run_pass, samples
+from pipegraph.testing.outcome import DeliveredChunk, Outcome, assert_equal_chunks, run_pass, samples
 
 EXAMPLES = int(os.environ.get("PIPEGRAPH_FUZZ_EXAMPLES", "60"))
 DEADLINE_S = 60
@@ -147,14 +147,14 @@ def test_several_loaders_of_one_graph_deliver_as_if_each_were_alone(recipe, stop
         head, error = [], None
         thread.start()
         try:
-            head = [Delivered.of(chunk) for chunk in itertools.islice(passing, stop)]
+            head = [DeliveredChunk.of(chunk) for chunk in itertools.islice(passing, stop)]
             state = json.dumps(one.state_dict())
             whole = [run_pass(other) for _ in range(2)]
             other.load_state_dict(json.loads(state))
             epoch = other.epoch  # the next one, where the first loader was through
             resumed = run_pass(other)
             other.close()
-            tail = tuple(map(Delivered.of, passing))
+            tail = tuple(map(DeliveredChunk.of, passing))
         except Exception as failure:  # of the first loader's pass
             error = (type(failure).__name__, str(failure))
         if error is None:
@@ -302,7 +302,7 @@ class Life:
     def choose_inside(self, epoch):
         running = self.next.epoch
         passing = self.loader.chunks()
-        chunks = tuple(Delivered.of(chunk) for chunk in itertools.islice(passing, 2))
+        chunks = tuple(DeliveredChunk.of(chunk) for chunk in itertools.islice(passing, 2))
         if len(chunks) < 2:
             self.went_through(chunks, True)
             self.choose(epoch)

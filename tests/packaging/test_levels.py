@@ -101,6 +101,16 @@ def test_a_newcomer_finds_few_folders_at_the_top_and_no_file_name_twice():
     assert [name for name, times in names.items() if times > 1 and name != "__init__.py"] == []
 
 
+def test_no_two_classes_share_a_name():
+    names = Counter(
+        node.name
+        for path in modules().values()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, times in names.items() if times > 1] == []
+
+
 def test_every_folder_says_what_lies_in_it():
     for name, path in modules().items():
         if path.name == "__init__.py":

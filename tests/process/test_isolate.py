@@ -15,7 +15,7 @@ from pipegraph import operators as ops
 from pipegraph.engine.process import zygote
 from pipegraph.errors import GraphError, LoaderClosedError, WorkerDiedError
 from pipegraph.testing import assert_resumes_exactly
-from pipegraph.testing.outcome import Delivered, assert_equal_chunks, is_ordered
+from pipegraph.testing.outcome import DeliveredChunk, assert_equal_chunks, is_ordered
 from tests.engine.test_resume import CASES, LOOSE
 
 pytestmark = pytest.mark.usefixtures("zygote_there", "no_leaks")
@@ -36,7 +36,7 @@ def steps(make, epochs=2, **options):
         for _ in range(epochs):
             states.append(json.loads(json.dumps(loader.state_dict())))
             for chunk in loader.chunks():
-                chunks.append(Delivered.of(chunk))
+                chunks.append(DeliveredChunk.of(chunk))
                 states.append(json.loads(json.dumps(loader.state_dict())))
         states.append(json.loads(json.dumps(loader.state_dict())))
     return chunks, states
@@ -48,7 +48,7 @@ def rest(make, state, epochs, **options):
     with make().loader(epochs=epochs, **options) as loader:
         loader.load_state_dict(state)
         for _ in range(loader.epoch, epochs):
-            chunks += [Delivered.of(chunk) for chunk in loader.chunks()]
+            chunks += [DeliveredChunk.of(chunk) for chunk in loader.chunks()]
     return chunks
 
 

@@ -23,7 +23,7 @@ from pipegraph.chunk import Lineages
 from pipegraph.contracts import Context
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.segments import anonymous_file
-from pipegraph.engine.process.worker import PAGE, Page, Worker
+from pipegraph.engine.process.worker import PAGE, Page, ProcessWorker
 from pipegraph.errors import GraphError, StageTimeoutError, WorkerDiedError
 from pipegraph.testing.outcome import fingerprint
 
@@ -511,7 +511,7 @@ def test_a_worker_sends_light_rows_of_a_kind_as_columns(rows, packed):
 
     bundle = Bundle(list(range(len(rows))), Lineages("s", list(range(len(rows)))), 0, 0)
     page = anonymous_file(PAGE)
-    worker = Worker(Page(page), Made(), Context(""), Carried, ops.Batch(2).packing())
+    worker = ProcessWorker(Page(page), Made(), Context(""), Carried, ops.Batch(2).packing())
     found, error = worker.work(bundle, 0, len(rows))
     os.close(page)
     assert (error, found.__class__ is not list) == (None, packed)

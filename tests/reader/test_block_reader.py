@@ -15,7 +15,7 @@ from pipegraph.errors import MemoryLimitError, ShardError
 from pipegraph.reader.block_reader import BlockReader
 from pipegraph.reader.block_sources import BlockSource, ManifestSource
 from pipegraph.reader.fetcher import Fetcher
-from pipegraph.reader.uses import Deal, Uses
+from pipegraph.reader.uses import RankSteps, Uses
 from pipegraph.storage import BytesFile, ShardFile
 from pipegraph.testing import Resources
 
@@ -74,9 +74,9 @@ class Blocks(BlockSource):
         pass
 
 
-def deal(blocks: list[int], epoch: int = 0, start: int = 0) -> Deal:
+def deal(blocks: list[int], epoch: int = 0, start: int = 0) -> RankSteps:
     array = np.array(blocks)
-    return Deal(epoch, 0, start, len(blocks), lambda first, last: array[first:last])
+    return RankSteps(epoch, 0, start, len(blocks), lambda first, last: array[first:last])
 
 
 @pytest.fixture
@@ -429,7 +429,7 @@ def test_eviction_by_the_plan_hits_more_often_than_the_least_recently_used(
             indices = order.indices(manifest, 0, epoch)
             numbers = np.searchsorted(np.cumsum(manifest.block_samples), indices, side="right")
             uses = Uses.of(numbers, 0)
-            this = Deal(epoch, 0, 0, len(numbers), lambda first, last: numbers[first:last])  # noqa: B023
+            this = RankSteps(epoch, 0, 0, len(numbers), lambda first, last: numbers[first:last])  # noqa: B023
             for number, step in zip(uses.numbers.tolist(), uses.first.tolist(), strict=True):
                 if planned:
                     source.follow(this, step)

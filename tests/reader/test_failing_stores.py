@@ -16,10 +16,10 @@ from pipegraph.errors import ChecksumError, LoaderClosedError
 from pipegraph.reader import fetcher
 from pipegraph.reader.manifests import Once
 from pipegraph.stopping import Stopping
-from pipegraph.storage import Manifest, Retry, StoreClient, StoreError
+from pipegraph.storage import Backoff, Manifest, StoreClient, StoreError
 from pipegraph.testing import Resources
 
-QUICK = Retry(deadline_s=20, first_s=0.005, max_s=0.05)
+QUICK = Backoff(deadline_s=20, first_s=0.005, max_s=0.05)
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +134,7 @@ def test_a_server_that_is_gone_for_good_is_an_error(
     s3_options: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    short = Retry(deadline_s=0.5, first_s=0.01, max_s=0.05, min_rate=1e9)
+    short = Backoff(deadline_s=0.5, first_s=0.01, max_s=0.05, min_rate=1e9)
     monkeypatch.setattr(
         fetcher, "StoreClient", lambda options: StoreClient(options, retry=short, grace_s=0.3)
     )

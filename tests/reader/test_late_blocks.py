@@ -13,7 +13,7 @@ from pipegraph import operators as ops
 from pipegraph.reader.block_reader import BlockReader
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.late_blocks import WORST, LateBlocks, Standing
-from pipegraph.reader.uses import Deal
+from pipegraph.reader.uses import RankSteps
 from pipegraph.storage import BytesFile, ShardFile
 
 
@@ -116,7 +116,7 @@ def test_each_late_switch_is_told_with_when_it_was_wanted_and_when_there() -> No
         lambda: now_s,
     )
     blocks = np.repeat([4, 7, 9], 4)
-    reader.dealt(Deal(0, 0, 0, 12, lambda first, last: blocks[first:last]))
+    reader.dealt(RankSteps(0, 0, 0, 12, lambda first, last: blocks[first:last]))
 
     def read(number: int, step: int, waits_s: float) -> None:
         nonlocal now_s

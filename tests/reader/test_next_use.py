@@ -11,7 +11,7 @@ import pipegraph as pg
 from pipegraph.order import BlockOrder, LaneOrder, Order, PartOrder, StridedOrder
 from pipegraph.reader import next_use as next_uses
 from pipegraph.reader.next_use import NextUseIndex
-from pipegraph.reader.uses import Deal
+from pipegraph.reader.uses import RankSteps
 from pipegraph.storage import Manifest, Part
 from pipegraph.storage.eviction import CacheEntry, NextUse, eviction_order
 from pipegraph.storage.formats import Block
@@ -107,12 +107,12 @@ def optimum(uses: list[Use], capacity: int) -> int:
 def planned(order: Order, manifest: Manifest) -> Any:
     """``foresee`` as a running reader does it."""
     next_uses_ = NextUseIndex(order, manifest, RANKS[0], WORLD, str)
-    deals: dict[int, Deal] = {}
+    deals: dict[int, RankSteps] = {}
 
     def foresee(epoch: int, step: int) -> NextUse:
         if epoch not in deals:
             stop = order.length(manifest, WORLD, (), RANKS[0], 5, epoch)
-            deals[epoch] = Deal(epoch, 5, 0, stop, lambda first, last: np.empty(0, np.int64))
+            deals[epoch] = RankSteps(epoch, 5, 0, stop, lambda first, last: np.empty(0, np.int64))
         next_uses_.follow(deals[epoch], step)
         return next_uses_.next_use
 
@@ -151,7 +151,7 @@ def test_of_more_blocks_than_are_named_the_soonest_are_known(
 
     looks = NextUseIndex(order, manifest, RANKS[0], WORLD, name)
     stop = order.length(manifest, WORLD)
-    deal = Deal(0, 5, 0, stop, lambda first, last: np.empty(0, np.int64))
+    deal = RankSteps(0, 5, 0, stop, lambda first, last: np.empty(0, np.int64))
     uses = recorded(order, manifest)
     for epoch, step, block in uses:
         if not epoch:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipegraph.reader.prefetch_policy import Durations, Preload, preload
+from pipegraph.reader.prefetch_policy import Preload, RecentDurations, preload
 
 GB = 10**9
 
@@ -62,7 +62,7 @@ def test_no_part_is_left_at_the_end():
 
 
 def test_durations_give_the_mean_and_the_percentile_of_the_latest():
-    durations = Durations(20)
+    durations = RecentDurations(20)
     assert (durations.mean, durations.p95) == (None, None)
     for seconds in range(100, 0, -5):
         durations.add(seconds)
@@ -70,14 +70,14 @@ def test_durations_give_the_mean_and_the_percentile_of_the_latest():
     assert durations.p95 == 95
     durations.add(7.0)
     assert durations.p95 == 90
-    few = Durations()
+    few = RecentDurations()
     few.add(3.0)
     few.add(9.0)
     assert few.p95 == 9.0
 
 
 def test_the_lead_is_the_percentile_and_a_margin_that_grows_with_the_spread():
-    steady, varied = Durations(), Durations()
+    steady, varied = RecentDurations(), RecentDurations()
     for seconds in range(7):
         steady.add(10.0)
         varied.add(7.0 + seconds)
@@ -89,7 +89,7 @@ def test_the_lead_is_the_percentile_and_a_margin_that_grows_with_the_spread():
 
 
 def test_one_load_far_above_the_rest_does_not_shorten_the_lead():
-    durations = Durations()
+    durations = RecentDurations()
     durations.add(1_000.0)
     for _ in range(30):
         durations.add(10.0)

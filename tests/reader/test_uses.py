@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipegraph.reader.next_use import node_ranks
-from pipegraph.reader.uses import Pace, Uses
+from pipegraph.reader.uses import StepPace, Uses
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.integers(0, 100))
@@ -20,7 +20,7 @@ def test_uses_name_each_block_once_with_its_first_and_last_step(blocks: list[int
 
 
 def test_the_pace_is_the_mean_of_the_strides_without_the_longest_of_twenty() -> None:
-    pace = Pace()
+    pace = StepPace()
     assert pace.mean is None
     for _ in range(39):
         pace.add(1.0)

@@ -17,13 +17,13 @@ from pipegraph.storage.node_cache import Cacheable, NodeCache
 from pipegraph.storage.object_file import RemoteFile
 from pipegraph.storage.opening import open_part
 from pipegraph.storage.parts import Part
-from pipegraph.storage.retries import Retry
+from pipegraph.storage.retries import Backoff
 from pipegraph.storage.stores import StoreClient
 
 Connect = Callable[..., StoreClient]
 MakeTar = Callable[..., Path]
 
-QUICK = Retry(deadline_s=20, first_s=0.01, max_s=0.05)
+QUICK = Backoff(deadline_s=20, first_s=0.01, max_s=0.05)
 DATA = random.Random(0).randbytes(1_000_000)
 
 

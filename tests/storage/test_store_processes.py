@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipegraph.storage.retries import Retry
+from pipegraph.storage.retries import Backoff
 from pipegraph.storage.stores import StoreClient
 
 Connect = Callable[..., StoreClient]
 MakeTar = Callable[..., Path]
 
-QUICK = Retry(deadline_s=20, first_s=0.01, max_s=0.05)
+QUICK = Backoff(deadline_s=20, first_s=0.01, max_s=0.05)
 DATA = random.Random(0).randbytes(1_000_000)
 
 

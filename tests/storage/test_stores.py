@@ -15,14 +15,14 @@ import pytest
 from pipegraph.errors import DataError, LoaderClosedError, ShardError, StoreError
 from pipegraph.storage.failures import is_passing, plain
 from pipegraph.storage.parts import expand_parts
-from pipegraph.storage.retries import Hedge, Retry
+from pipegraph.storage.retries import Backoff, Hedge
 from pipegraph.storage.stores import StoreClient
 from pipegraph.storage.urls import safe_url, split_url
 
 Connect = Callable[..., StoreClient]
 MakeTar = Callable[..., Path]
 
-QUICK = Retry(deadline_s=20, first_s=0.01, max_s=0.05)
+QUICK = Backoff(deadline_s=20, first_s=0.01, max_s=0.05)
 DATA = random.Random(0).randbytes(1_000_000)
 
 
@@ -126,7 +126,7 @@ def test_what_is_continued_must_be_the_same_object(
 def test_a_server_that_stays_down_is_an_error_after_the_deadline(
     proxy: Any, connect: Connect, url: str
 ) -> None:
-    store = connect(proxy.port, retry=Retry(deadline_s=0.2, first_s=0.01, max_s=0.02, min_rate=1e9))
+    store = connect(proxy.port, retry=Backoff(deadline_s=0.2, first_s=0.01, max_s=0.02, min_rate=1e9))
     proxy.fault = lambda method, path: "503"
     with pytest.raises(StoreError, match=r"503.*\(0 of 10 bytes from 5 came\)"):
         store.read(url, 5, 10)
@@ -262,7 +262,7 @@ def test_question_marks_list_and_hashes_are_parts_of_names(s3_port: int, connect
 
 
 def test_close_ends_requests_that_fail_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = StoreClient(retry=Retry(deadline_s=600, first_s=0.001, max_s=0.001))
+    store = StoreClient(retry=Backoff(deadline_s=600, first_s=0.001, max_s=0.001))
     asked = threading.Semaphore(0)
     tasks = []
 
@@ -297,7 +297,7 @@ def test_close_ends_requests_that_fail_at_the_same_moment(monkeypatch: pytest.Mo
 
 
 def test_listing_a_silent_store_is_given_up(proxy: Any, connect: Connect) -> None:
-    store = connect(proxy.port, grace_s=0.2, retry=Retry(deadline_s=0.3, first_s=0.01, min_rate=1e9))
+    store = connect(proxy.port, grace_s=0.2, retry=Backoff(deadline_s=0.3, first_s=0.01, min_rate=1e9))
     proxy.fault = lambda method, path: "late"
     with pytest.raises(StoreError, match=r"s3://data/\*\.tar"):
         store.list("s3://data/*.tar")
@@ -313,7 +313,7 @@ def test_a_sink_that_fails_cancels_the_other_pieces(s3_port: int, connect: Conne
 
 
 def test_secrets_are_in_no_message(proxy: Any, connect: Connect, url: str) -> None:
-    store = connect(proxy.port, retry=Retry(deadline_s=0.05, first_s=0.01, min_rate=1e9))
+    store = connect(proxy.port, retry=Backoff(deadline_s=0.05, first_s=0.01, min_rate=1e9))
     proxy.fault = lambda method, path: "503"
     with pytest.raises(StoreError) as caught:
         store.read(url, 0, 10)
@@ -353,7 +353,7 @@ def test_a_server_that_restarts_is_not_noticed(
 
 def test_an_unreachable_server_is_an_error_that_names_the_object() -> None:
     with (
-        StoreClient(retry=Retry(deadline_s=0.05, first_s=0.01, min_rate=1e9)) as store,
+        StoreClient(retry=Backoff(deadline_s=0.05, first_s=0.01, min_rate=1e9)) as store,
         pytest.raises(StoreError, match=r"http://127\.0\.0\.1:9/a\.tar"),
     ):
         store.head("http://127.0.0.1:9/a.tar")

@@ -15,7 +15,7 @@ import pipegraph as pg
 from pipegraph.cli.demo.data import SEED, DataSet, find_data, own_images
 from pipegraph.cli.demo.network import Autoencoder, Classifier
 from pipegraph.cli.demo.shapes import IMAGES, shapes_folder
-from pipegraph.cli.progress_bars import Progress
+from pipegraph.cli.progress_bars import ProgressLine
 from pipegraph.errors import PipegraphError
 from pipegraph.machine import cores
 
@@ -34,21 +34,21 @@ def run_demo(path: str | None, epochs: int | None, images: int = IMAGES) -> None
     # Two threads of torch and two of the decoder on two cores would wait for each other's time slices:
     # OpenMP spins at its barriers, and on a busy machine nearly all speed is lost.
     torch.set_num_threads(max(1, int(cores()) // 2))
-    with Progress("") as progress:
+    with ProgressLine("") as progress:
         data = (
             own_images(str(shapes_folder(progress.say, images)), images) if path is None else find_data(path)
         )
         if epochs is None:
             epochs = min(MAX_EPOCHS, max(3, SAMPLES_IN_ALL // data.samples))
-        profile = Job(data, epochs, progress).run()
+        profile = DemoJob(data, epochs, progress).run()
     print()
     print(profile)
 
 
-class Job:
+class DemoJob:
     """One demo run over ``data``."""
 
-    def __init__(self, data: DataSet, epochs: int, progress: Progress) -> None:
+    def __init__(self, data: DataSet, epochs: int, progress: ProgressLine) -> None:
         self.data = data
         self.epochs = epochs
         self.progress = progress

@@ -1,9 +1,9 @@
 """What a backend whose operators live elsewhere must offer: one :class:`Host` per worker, and two ways for it to fail.
 
 ``remote_operator`` stands in the stage's thread in place of the operator and asks its host; on the other side a
-``worker.Worker`` holds the operator and does what is asked. Everything else (tickets, order, memory account, policies,
-ledger, cursors, states) stays where it is and does not know. Hosts are a process (``process_host``) and a thread
-under a deadline (``thread_host``).
+``ProcessWorker`` holds the operator and does what is asked. Everything else (tickets, order, memory account,
+policies, ledger, cursors, states) stays where it is and does not know. Hosts are a process
+(``process_host``) and a thread under a deadline (``thread_host``).
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Host(Protocol):
         """
 
     def call(self, name: str, *args: Any) -> Any:
-        """``worker.Worker``'s method ``name`` there. After a death or an overdue row the next call finds a new worker,
-        with the operator opened anew.
+        """A ``ProcessWorker``'s method ``name`` there. After a death or an overdue row the next call finds a new
+        worker, with the operator opened anew.
 
         Raises:
             Exception: what it raised there, or of the way there or back.

@@ -145,7 +145,7 @@ class ProcessHost:
     # -- calls ---------------------------------------------------------------------------------
 
     def call(self, name: str, *args: Any) -> Any:
-        """Call a method of the worker there; see ``worker.Worker``.
+        """Call a method of the worker there; see ``worker.ProcessWorker``.
 
         Raises:
             Exception: what it raised there, with the text of its traceback as cause.

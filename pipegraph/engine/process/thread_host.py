@@ -24,7 +24,7 @@ from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process.contract import Overdue
 from pipegraph.engine.process.process_host import GRACE_S
-from pipegraph.engine.process.worker import NOTHING, Worker
+from pipegraph.engine.process.worker import NOTHING, ProcessWorker
 from pipegraph.errors import StuckWorker
 from pipegraph.global_generators import enter_worker
 
@@ -77,7 +77,7 @@ class _Helper:
 
     def __init__(self, operator: Any, context: Context) -> None:
         self.progress = _Progress()
-        self.worker: Worker | None = None
+        self.worker: ProcessWorker | None = None
         self._condition = threading.Condition()
         self._request: tuple[str, tuple[Any, ...]] | None = None
         self._answer: list[Any] = []
@@ -127,7 +127,7 @@ class _Helper:
     def _run(self) -> None:
         enter_worker(self._context.seed, self._context.stage)
         try:
-            self.worker = Worker(self.progress, self._operator, self._context, Kept)
+            self.worker = ProcessWorker(self.progress, self._operator, self._context, Kept)
         except BaseException as error:
             self._reply(Kept(error))
             return
@@ -194,7 +194,7 @@ class ThreadHost:
             self._result(math.inf)
 
     def call(self, name: str, *args: Any) -> Any:
-        """Call a method of the worker there; see ``worker.Worker``.
+        """Call a method of the worker there; see ``worker.ProcessWorker``.
 
         Raises:
             Exception: what it raised there.

@@ -62,7 +62,7 @@ class Page:
         return self._words[0], self._words[1]
 
 
-class Progress(Protocol):
+class WorkNotes(Protocol):
     """Where a worker notes what it does."""
 
     def begin(self, row: int) -> None:
@@ -72,7 +72,7 @@ class Progress(Protocol):
 class _Made(list[Any]):
     """The results of a bundle's rows, which tells of each that is done."""
 
-    def __init__(self, page: Progress, start: int) -> None:
+    def __init__(self, page: WorkNotes, start: int) -> None:
         super().__init__()
         self.start = start
         self._page = page
@@ -104,7 +104,7 @@ class _Counts:
         return counts
 
 
-class Worker:
+class ProcessWorker:
     """The methods are what the trainer calls by name; see ``remote_operator``.
 
     Args:
@@ -117,7 +117,7 @@ class Worker:
 
     def __init__(
         self,
-        page: Progress,
+        page: WorkNotes,
         operator: Any,
         context: Context,
         carry: Callable[[BaseException], Any] = Carried,
@@ -269,7 +269,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
             context.share = lambda name, make: (
                 shared[name] if name in shared else shared.setdefault(name, make())
             )
-            worker = Worker(page, unseal(sealed_fd, spans), context, Carried, pack)
+            worker = ProcessWorker(page, unseal(sealed_fd, spans), context, Carried, pack)
         except BaseException as error:
             _answer(port, Carried(error), {})
             return
@@ -279,7 +279,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
         pass  # the trainer is gone
 
 
-def _serve(port: Port, page: Page, worker: Worker, counts: _Counts) -> None:
+def _serve(port: Port, page: Page, worker: ProcessWorker, counts: _Counts) -> None:
     name = ""
     while name != "close":
         page.begin(NOTHING)

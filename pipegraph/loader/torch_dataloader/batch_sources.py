@@ -15,8 +15,8 @@ from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Drawn, FanIn, History, Source
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.global_generators import Draws
-from pipegraph.loader.torch_dataloader.dataset_worker import Worker, become_worker, own_copy
-from pipegraph.loader.torch_dataloader.index_feed import Feed
+from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker, become_worker, own_copy
+from pipegraph.loader.torch_dataloader.index_feed import IndexLanes
 from pipegraph.parameters import function_name
 
 STAGE = "worker-{}"
@@ -80,7 +80,7 @@ class _Batches(Source):
     elastic = False
     sent_as = "batches"
 
-    def __init__(self, fetching: Fetching, worker: Worker | None) -> None:
+    def __init__(self, fetching: Fetching, worker: DatasetWorker | None) -> None:
         self.fetching = fetching
         self.worker = worker
         self._context = Context("")
@@ -125,7 +125,9 @@ class MapBatches(_Batches):
     draws = True
     waits = True
 
-    def __init__(self, fetching: Fetching, worker: Worker | None, feed: Feed, count: int | None) -> None:
+    def __init__(
+        self, fetching: Fetching, worker: DatasetWorker | None, feed: IndexLanes, count: int | None
+    ) -> None:
         super().__init__(fetching, worker)
         self.feed = feed
         self._lanes, self._lane = 1, 0
@@ -213,7 +215,7 @@ class IterableBatches(_Batches):
     default_name = "batches"
 
     def __init__(
-        self, fetching: Fetching, worker: Worker | None, resume: Sequence[tuple[int, Any]] = ()
+        self, fetching: Fetching, worker: DatasetWorker | None, resume: Sequence[tuple[int, Any]] = ()
     ) -> None:
         super().__init__(fetching, worker)
         self.resume = resume

@@ -30,8 +30,8 @@ from pipegraph.loader.torch_dataloader.batch_sources import (
     pinned,
     where,
 )
-from pipegraph.loader.torch_dataloader.dataset_worker import Worker
-from pipegraph.loader.torch_dataloader.index_feed import DrawnIndices, Feed, IndexFeed
+from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker
+from pipegraph.loader.torch_dataloader.index_feed import DrawnIndices, IndexFeed, IndexLanes
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -187,10 +187,10 @@ class _Pipeline:
         self._workers = count
         in_turn = processes and count > 1 and (loader.in_order or self._iterable)
         self.lanes = count if in_turn else 1
-        self._worker = Worker(0, count, base_seed, loader.worker_init_fn) if processes else None
+        self._worker = DatasetWorker(0, count, base_seed, loader.worker_init_fn) if processes else None
 
     def graph(
-        self, feed: Feed, pin: str | None, pins: bool = False, progress: BatchProgress | None = None
+        self, feed: IndexLanes, pin: str | None, pins: bool = False, progress: BatchProgress | None = None
     ) -> Graph:
         loader = self._loader
         graph = Graph("dataloader", seed=self._base_seed)

@@ -26,7 +26,7 @@ torch_worker: Any = _torch_worker  # typed in part only
 
 
 @dataclass(frozen=True)
-class Worker:
+class DatasetWorker:
     """One worker of a data loader.
 
     Attributes:
@@ -41,7 +41,7 @@ class Worker:
     init: Callable[[int], None] | None
 
 
-def become_worker(worker: Worker, dataset: Any, allocate: Callable[[int], torch.Tensor]) -> None:
+def become_worker(worker: DatasetWorker, dataset: Any, allocate: Callable[[int], torch.Tensor]) -> None:
     """Make this process that worker, as torch's ``_worker_loop`` does.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from pipegraph.engine.activity import Cancelled
 
 
-class Feed(Protocol):
+class IndexLanes(Protocol):
     """Where a worker's stage takes its indices from."""
 
     def lane(self, epoch: int, worker: int) -> Iterator[Any]:

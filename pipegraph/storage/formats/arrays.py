@@ -70,7 +70,7 @@ class NpyFormat(Format):
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         header = _npy_header(file)
-        return _Rows(file, block, header.row_nbytes, header.dtype, header.row_shape, "array")
+        return _ArrayRows(file, block, header.row_nbytes, header.dtype, header.row_shape, "array")
 
 
 @final
@@ -139,7 +139,7 @@ class TokenFormat(Format):
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         self._windows(file)  # what lies behind the last whole block of a broken part fails here
-        return _Rows(
+        return _ArrayRows(
             file, block, self.stride * self.dtype.itemsize, self.dtype, (self.window,), "tokens", overlap=True
         )
 
@@ -172,7 +172,7 @@ class NpzFormat(Format):
 
 
 @final
-class _Rows(Sequence[Sample]):
+class _ArrayRows(Sequence[Sample]):
     def __init__(
         self,
         file: ShardFile,

@@ -78,7 +78,7 @@ Decoder = Callable[[bytes], Any]
 
 
 @dataclass(frozen=True)
-class Layout:
+class LitDataIndex:
     """What an index says of the samples of its chunks.
 
     Args:
@@ -129,7 +129,7 @@ class LitDataFormat(Format):
         assert isinstance(samples, TableRows)
         return samples.nbytes
 
-    def _layout_for(self, file: ShardFile) -> Layout:
+    def _layout_for(self, file: ShardFile) -> LitDataIndex:
         if self._layout is not None:
             return self._layout
         if is_url(file.name):
@@ -166,7 +166,7 @@ def _load_index(place: str) -> Mapping[str, Any]:
     return found
 
 
-def layout_of(index: Mapping[str, Any], name: str) -> Layout:
+def layout_of(index: Mapping[str, Any], name: str) -> LitDataIndex:
     """What an index says of the samples.
 
     Raises:
@@ -186,7 +186,7 @@ def layout_of(index: Mapping[str, Any], name: str) -> Layout:
         if not formats or not all(isinstance(each, str) for each in formats):
             raise ValueError("no formats of leaves")
         if config.get("item_loader") == "TokensLoader":
-            return Layout(formats[:1], {"tokens": 0}, False)
+            return LitDataIndex(formats[:1], {"tokens": 0}, False)
         spec = config["data_spec"]
         if isinstance(spec, str):
             spec = json.loads(spec)
@@ -200,7 +200,7 @@ def layout_of(index: Mapping[str, Any], name: str) -> Layout:
         raise ShardError(f"{name}: not an index of LitData's: {type(error).__name__}: {error}") from error
     if isinstance(tree, list):
         tree = {str(place): each for place, each in enumerate(tree)}
-    return Layout(formats, tree if isinstance(tree, dict) else {"data": tree}, True)
+    return LitDataIndex(formats, tree if isinstance(tree, dict) else {"data": tree}, True)
 
 
 def _tree(spec: Any, numbers: Iterator[int], depth: int) -> Any:
@@ -224,7 +224,7 @@ def _tree(spec: Any, numbers: Iterator[int], depth: int) -> Any:
     raise ValueError(f"a tree with a {kind!r}")
 
 
-def _decoder(layout: Layout, name: str) -> Callable[[bytes], Sample]:
+def _decoder(layout: LitDataIndex, name: str) -> Callable[[bytes], Sample]:
     decoders = [_leaf_decoder(form, name) for form in layout.formats]
     head = 4 * len(decoders)
 

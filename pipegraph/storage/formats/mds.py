@@ -52,7 +52,7 @@ Decoder = Callable[[bytes], Any]
 
 
 @dataclass(frozen=True)
-class Columns:
+class MdsColumns:
     """What an MDS shard says of its samples.
 
     Args:
@@ -71,7 +71,7 @@ class MdsFormat(Format):
 
     ``int`` is an int, ``float32`` and its like NumPy's scalars, ``ndarray`` an array, ``json`` what the JSON says,
     ``pil`` a uint8 array (H, W) or (H, W, C); ``jpeg`` and ``png`` stay encoded, for ``DecodeImage``.
-    Columns of pickles (``pkl``) are refused, since reading one runs what it says.
+    MdsColumns of pickles (``pkl``) are refused, since reading one runs what it says.
 
     Args:
         columns: to read; all by default.
@@ -112,7 +112,7 @@ class MdsFormat(Format):
         found = dict(zip(columns.names, columns.encodings, strict=True))
         return {name: found[name] for name in self._chosen(columns, file.name)}
 
-    def _chosen(self, columns: Columns, name: str) -> Sequence[str]:
+    def _chosen(self, columns: MdsColumns, name: str) -> Sequence[str]:
         missing = next((each for each in self.columns or () if each not in columns.names), None)
         if missing is not None:
             raise DataError(
@@ -120,7 +120,7 @@ class MdsFormat(Format):
             )
         return columns.names if self.columns is None else self.columns
 
-    def _decoder(self, columns: Columns, name: str) -> Callable[[bytes], Sample]:
+    def _decoder(self, columns: MdsColumns, name: str) -> Callable[[bytes], Sample]:
         chosen = frozenset(self._chosen(columns, name))
         decoders: list[tuple[str, int | None, Decoder | None]] = [
             (column, size, _value_decoder(encoding, column, name) if column in chosen else None)
@@ -152,7 +152,7 @@ class MdsFormat(Format):
         return decode
 
 
-def read_columns(file: ShardFile, offsets: Offsets) -> Columns:
+def read_columns(file: ShardFile, offsets: Offsets) -> MdsColumns:
     """The shard's description of its columns.
 
     Raises:
@@ -178,7 +178,7 @@ def read_columns(file: ShardFile, offsets: Offsets) -> Columns:
             raise ValueError("sizes are whole numbers or null")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ShardError(f"{file.name}: not an MDS shard of version 2: {error}") from error
-    return Columns(names, encodings, sizes)
+    return MdsColumns(names, encodings, sizes)
 
 
 def _value_decoder(encoding: str, column: str, name: str) -> Decoder:

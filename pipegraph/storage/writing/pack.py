@@ -28,7 +28,7 @@ from pipegraph.units import parse_bytes
 from .encoders import check_format, encoder_for, has_columns, index_json
 from .field_kinds import Kinds, kinds_of
 from .pack_folder import PackFolder
-from .pack_sources import PackSource, Stream, source_of
+from .pack_sources import PackedStream, PackSource, source_of
 from .pack_worker import Job, begin_worker, shard_in_worker, write_part
 from .shard_writer import SIZE, ShardWriter
 from .tar_encoder import MARKER_NBYTES
@@ -96,7 +96,7 @@ def pack_shards(
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise GraphError(f"pack: workers must be an int >= 1, got {workers!r}")
     found = source_of(source)
-    if isinstance(found, Stream):
+    if isinstance(found, PackedStream):
         if shuffle is not None:
             raise GraphError(
                 "pack: a stream cannot be shuffled as it passes; write it to shards, then pack those with a shuffle"
@@ -112,7 +112,7 @@ def pack_shards(
 
 
 def _pack_stream(
-    stream: Stream, target: Any, format: str, nbytes: int, progress: Progress | None
+    stream: PackedStream, target: Any, format: str, nbytes: int, progress: Progress | None
 ) -> Manifest:
     with ShardWriter(target, format, nbytes, source="stream") as writer:
         if not writer.complete:

@@ -264,7 +264,7 @@ def _shards_again(manifest: Manifest) -> ShardsSource:
 
 
 @final
-class Stream:
+class PackedStream:
     """What can only be iterated: samples one after the other."""
 
     def __init__(self, items: Iterable[Any]) -> None:
@@ -325,7 +325,7 @@ class _Encoded:
         return sample
 
 
-def source_of(given: Any) -> PackSource | Stream:
+def source_of(given: Any) -> PackSource | PackedStream:
     """What a user has named, as something that can be packed.
 
     Args:
@@ -338,7 +338,7 @@ def source_of(given: Any) -> PackSource | Stream:
     """
     if callable(given) and not hasattr(type(given), "__iter__") and not hasattr(given, "__getitem__"):
         given = given()
-    if isinstance(given, PackSource | Stream):
+    if isinstance(given, PackSource | PackedStream):
         return given
     if isinstance(given, str | os.PathLike):
         return _named(os.fspath(given))
@@ -354,7 +354,7 @@ def source_of(given: Any) -> PackSource | Stream:
     if hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, Mapping):
         return SequenceSource(given)
     if isinstance(given, Iterable) and not isinstance(given, Mapping | bytes):
-        return Stream(given)
+        return PackedStream(given)
     raise DataError(
         f"a {type(given).__name__} cannot be packed; give a folder, a list of files, a data set or an iterable of dicts"
     )
