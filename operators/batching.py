@@ -84,7 +84,7 @@ class Batch(Regroup):
         self.drop_last = bool(drop_last)
         self.collate = collate
         self.cost, self.limit, self.pad = cost, limit, pad
-        self.bundles = self.in_step = cost is None
+        self.bundles = self.in_step = self.own_numbers = cost is None
         self.collects = cost is None and collate is None and pad is None
         self._transposes = collate is torch.utils.data.default_collate
         self._group_of: Callable[[Any], Any] | None = None
@@ -291,6 +291,7 @@ class Unbatch(Operator):
     every sample.
     """
 
+    own_numbers = True
     kind = "expand"
     needs = "batch"
     gives = "sample"

@@ -135,6 +135,7 @@ class Cache(Memo):
         limit: bytes, or a text such as ``"20 GB"``.
     """
 
+    own_numbers = True
     default_name = "cache"
     portable = False
     needs = "sample"

@@ -153,6 +153,8 @@ class _Function(Operator):
             once as the stage has workers.
     """
 
+    own_numbers = True
+
     def __init__(self, function: Callable[..., Any]) -> None:
         if not callable(function):
             raise GraphError(f"{type(self).__name__}: a function is needed, got {function!r}")

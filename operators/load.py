@@ -85,6 +85,7 @@ class ListFiles(OrderedSource):
 class _Reads(Operator):
     """What the two forms of ``Load`` share: the stage's reader and its life."""
 
+    own_numbers = True
     default_name = "load"
     reads = True
     _select: ShardSelect | None = None

@@ -24,6 +24,7 @@ class Zip(FanIn):
             longer ones have left is dropped.
     """
 
+    own_numbers = True
     default_name = "zip"
     pairs = True
     inputs_in = (0, None)
@@ -85,6 +86,7 @@ class Zip(FanIn):
 class Concat(FanIn):
     """One input after the other."""
 
+    own_numbers = True
     separate = True
     inputs_in = (1, None)
 
@@ -126,6 +128,7 @@ class Mix(FanIn):
     item each time its source is read, and lets windows, batches and packed rows reach from one round into the next.
     """
 
+    own_numbers = True
     separate = True
     inputs_in = (2, None)
 
@@ -223,6 +226,7 @@ class Take(FanIn):
         count: items (samples or batches, whichever come), 0 or more.
     """
 
+    own_numbers = True
     inputs = 1
     inputs_in = (1, None)
     needs_order = True
@@ -298,6 +302,7 @@ class Merge(FanIn):
     The route sends a mark down the branch it leaves; this reads a branch until its mark.
     """
 
+    own_numbers = True
     follows_route = True
     inputs_in = (0, -1)
 

@@ -41,6 +41,7 @@ class OrderedSource(Source):
         order: gets the graph's seed and the pass's epoch as they are.
     """
 
+    own_numbers = True
     random_access = True
 
     def __init__(self, order: Order) -> None:

@@ -56,6 +56,7 @@ class Pack(Regroup):
             something else than numbers.
     """
 
+    own_numbers = True
     needs = "sample"
     needs_order = True
     bundles = True

@@ -47,6 +47,7 @@ class Rounds(Source):
         self.random_access = source.random_access
         self.group = source.group
         self.draws = source.draws
+        self.own_numbers = source.own_numbers
         self.level = source.level
         self.portable = source.portable
         self.bundles = source.bundles and source.random_access

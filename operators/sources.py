@@ -155,6 +155,7 @@ class FromIterable(Source):
         shard: rank r of W takes items r, r+W, r+2W ...; with False every rank takes all.
     """
 
+    own_numbers = True
     default_name = "fromiterable"
     bundles = True
 

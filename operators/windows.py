@@ -23,6 +23,7 @@ class Shuffle(Regroup):
         window: items per window; they are held until it is full.
     """
 
+    own_numbers = True
     inputs_in = (0, 1)
 
     def __init__(self, window: int) -> None:

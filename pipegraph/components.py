@@ -64,6 +64,9 @@ class Component(ABC):
     sent_as: str = ""
     """Operators of one graph with the same name here, which is not empty, differ in nothing that their work in another
     process depends on: they are sent there as one."""
+    own_numbers: bool = False
+    """Whether it says itself whose random numbers its user's functions draw from torch's global generator, or has no
+    such functions; else the engine does, before each call."""
     bundles: bool = False
     """Whether it can be asked for several consecutive samples at once; see ``pipegraph.bundle``."""
 

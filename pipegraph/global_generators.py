@@ -135,6 +135,20 @@ class Draws:
             yield item
             number += 1
 
+    def lazily(self, items: Iterator[Any]) -> Iterator[Any]:
+        """The items, all made with the numbers of what is in work."""
+        while True:
+            self.again()
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            yield item
+
+    def end(self) -> None:
+        """From now on it works on what an operator still holds at the end of the epoch."""
+        self.one(self._epoch, ("end",))
+
     def generator(self, device: torch.device) -> torch.Generator:
         """Torch's generator for what is in work."""
         row = 0 if self._made is None else self._first + len(self._made)
@@ -153,13 +167,15 @@ class Draws:
         return found
 
 
-def drawing(process: Callable[[Chunk], Any], seed: int, stage: str) -> Callable[[Chunk], Any]:
-    """``process`` of an operator that knows nothing of this, with the numbers of each chunk's first sample."""
-    draws = Draws(seed, stage)
+def drawing(call: Callable[[Chunk], Any], draws: Draws) -> Callable[[Chunk], Any]:
+    """``call`` of an operator that knows nothing of this, with the numbers of each chunk's first sample."""
 
     def with_numbers(chunk: Chunk) -> Any:
         draws.one(chunk.epoch, chunk.lineages[0])
-        return process(chunk)
+        made = call(chunk)
+        if made.__class__ is Chunk or not isinstance(made, Iterator):
+            return made
+        return draws.lazily(made)
 
     return with_numbers
 

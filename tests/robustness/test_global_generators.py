@@ -273,23 +273,137 @@ def test_a_sample_that_is_tried_again_draws_the_same_numbers() -> None:
     assert run() == run()
 
 
+def drawn() -> float:
+    return float(torch.rand(()))
+
+
 class Jitter(pg.Operator):
     """A user's own operator."""
 
     def process(self, chunk: pg.Chunk) -> pg.Chunk:
-        chunk.data = [chunk.data, float(torch.rand(()))]
-        return chunk
+        return chunk.replace([chunk.data, drawn()])
 
 
-def test_a_users_own_operator_draws_the_samples_numbers() -> None:
-    found = []
-    for options in PLACES.values():
+class Counting(Jitter):
+    """One with a state."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+class Lazily(pg.Operator):
+    """One that expands, child by child."""
+
+    kind = "expand"
+    gives = "sample"
+    one_to_one = False
+
+    def process(self, chunk: pg.Chunk) -> Any:
+        for index in range(3):
+            yield chunk.child(index, [chunk.data, drawn()])
+
+
+class AtOnce(Lazily):
+    """One that expands, all children at once."""
+
+    def process(self, chunk: pg.Chunk) -> Any:
+        return list(super().process(chunk))
+
+
+class InFives(pg.Regroup):
+    """One that regroups, and draws for the last group too."""
+
+    def begin(self) -> None:
+        self.held: list[pg.Chunk] = []
+
+    def process(self, chunk: pg.Chunk) -> Any:
+        self.held.append(chunk)
+        return self.flush() if len(self.held) == 5 else ()
+
+    def flush(self) -> Any:
+        held, self.held = self.held, []
+        return [pg.Chunk.group(held, [drawn(), *(each.data for each in held)], batched=False)] if held else ()
+
+
+class Numbers(pg.Source):
+    """A user's source, read in sequence."""
+
+    def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[Any]:
+        yield from ((step, [step, drawn()]) for step in range(start, 12))
+
+
+class Places(pg.Source):
+    """A user's source with random access, whose order is drawn too."""
+
+    random_access = True
+
+    def length(self, epoch: int, rank: int, world_size: int) -> int:
+        return 12
+
+    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int]:
+        return iter(torch.randperm(12)[start:].tolist())
+
+    def read(self, position: int, epoch: int) -> Any:
+        return [position, drawn()]
+
+
+def routed(node: pg.Node, **options: Any) -> None:
+    either = node.then(ops.Route(lambda x: int(2 * drawn()), 2), name="own", **options)
+    branches = [either[index].then(lambda x, i=index: [i, x]) for index in range(2)]
+    node.graph.add(ops.Merge(), *branches)
+
+
+OWN: dict[str, Any] = {
+    "one to one": Jitter,
+    "with a state": Counting,
+    "expands lazily": Lazily,
+    "expands at once": AtOnce,
+    "regroups": InFives,
+    "in sequence": Numbers,
+    "random access": Places,
+    "a route's choice": None,
+    "a bucket's length": lambda: ops.Bucket(lambda x: drawn(), [0.3, 0.6], size=2),
+    "a batch's cost": lambda: ops.Batch(cost=lambda x: drawn(), limit=2.0, collate=list),
+}
+ALONE = ("with a state", "regroups", "in sequence", "a route's choice", "a bucket's length", "a batch's cost")
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_whatever_calls_a_users_code_it_draws_the_samples_numbers(kind: str) -> None:
+    found = {}
+    for place, options in PLACES.items():
+        if kind == "a route's choice" and "process" in place:
+            continue
+        if kind in ALONE:
+            options = {**options, "workers": 1}
         graph = pg.Graph("own", seed=2)
-        graph.add(ops.FromSequence(range(12))).then(Jitter(), name="jitter", **options)
+        torch.manual_seed(len(place))
+        before = torch.get_rng_state()
+        if kind in ("in sequence", "random access"):
+            node = graph.add(OWN[kind](), name="own", **options)
+        else:
+            # Where all runs in one thread, what another stage has drawn last must not go on here.
+            node = graph.add(ops.FromSequence(range(12)), backend="inline").then(
+                lambda x: [x, drawn()][0], name="beside", backend="inline" if place == "inline" else "thread"
+            )
+            routed(node, **options) if OWN[kind] is None else node.then(OWN[kind](), name="own", **options)
         with graph.loader() as loader:
-            found.append(list(loader))
-    assert all(each == found[0] for each in found)
-    assert len({drawn for _, drawn in found[0]}) == 12
+            found[place] = list(loader)
+        assert torch.equal(torch.get_rng_state(), before), place
+    expected = found.pop("inline")
+    assert expected
+    for place, items in found.items():
+        assert items == expected, place
+
+
+def test_a_source_of_a_users_own_that_reads_one_at_a_time_can_live_in_processes() -> None:
+    graph = pg.Graph("own")
+    graph.add(Places(), workers=2, backend="process")
+    with graph.loader() as loader:
+        assert sorted(position for position, _ in loader) == list(range(12))
 
 
 def test_a_generator_that_is_given_is_used_as_it_is() -> None:

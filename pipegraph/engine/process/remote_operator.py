@@ -286,17 +286,19 @@ class RemoteSource(_Remote):
     def read(self, position: Any, epoch: int) -> Any:
         """The item at a position."""
         found: list[Any] = []
-        self.read_into(found, self._operator.indices_of([position], epoch), 0)
+        self.read_into(found, self.indices_of([position], epoch), 0)
         return found[0]
 
     def read_many(self, positions: Sequence[Any], epoch: int) -> list[Any]:
         """The items at several positions."""
         found: list[Any] = []
-        self.read_into(found, self._operator.indices_of(positions, epoch), 0)
+        self.read_into(found, self.indices_of(positions, epoch), 0)
         return found
 
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
-        """Decided in the trainer, where samplers draw."""
+        """Decided in the trainer, where samplers draw; ``(position, epoch)`` for a source that reads one at a time."""
+        if not self._operator.bundles:
+            return [(position, epoch) for position in positions]
         found: Sequence[Any] = self._operator.indices_of(positions, epoch)
         return found
 

@@ -20,11 +20,11 @@ import torch
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context
+from pipegraph.contracts import Context, Drawn
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import unseal
 from pipegraph.engine.process.wire import Port, Unreadable
-from pipegraph.global_generators import Draws, enter_worker, own_process
+from pipegraph.global_generators import Draws, drawing, enter_worker, own_process
 from pipegraph.tree import buffers, leaves
 
 PAGE = 32
@@ -128,6 +128,7 @@ class ProcessWorker:
         self._carry = carry
         self._made = _Made(page, 0)
         self._draws = Draws(context.seed, context.stage)
+        self._stage = context.stage
         self._pack = pack
         self._batch: Any = None
         self._items: Iterator[Any] = iter(())
@@ -158,10 +159,19 @@ class ProcessWorker:
         """Items of a random-access source."""
         made = self._made = _Made(self._page, start)
         try:
-            self._operator.read_into(made, indices[:stop], start)
+            if self._operator.bundles:
+                self._operator.read_into(made, indices[:stop], start)
+            else:
+                self._read(made, indices[start:stop])
         except Exception as error:
             return list(made), self._carry(error)
         return self._packed(made), None
+
+    def _read(self, made: list[Any], places: list[Any]) -> None:
+        for place, epoch in places:
+            position = place.position if isinstance(place, Drawn) else place
+            self._draws.one(epoch, (self._stage, int(position)))
+            made.append(self._operator.read(place, epoch))
 
     def _packed(self, made: list[Any]) -> Any:
         """Rows as their ``Batch`` packs them: one array to send for each field. As they are where it cannot be done."""
@@ -206,7 +216,7 @@ class ProcessWorker:
 
     def expand(self, chunk: Chunk, drop: int) -> tuple[list[Any], bool, Carried | None]:
         """Begin an item; its first children but ``drop``. See :meth:`more`."""
-        self._items = islice(self._operator.process(chunk), drop, None)
+        self._items = islice(drawing(self._operator.process, self._draws)(chunk), drop, None)
         return self.more()
 
     def more(self) -> tuple[list[Any], bool, Carried | None]:
@@ -233,7 +243,9 @@ class ProcessWorker:
         """Begin an epoch at a step, from a snapshot taken there where one is given."""
         if snapshot is not None:
             self._operator.restore(*snapshot)
-        self._items = iter(self._operator.iterate(epoch, rank, world_size, step))
+        items = iter(self._operator.iterate(epoch, rank, world_size, step))
+        own = self._operator.own_numbers
+        self._items = items if own else self._draws.each(items, epoch, (self._stage,), step)
 
     def next(self, most: int) -> tuple[list[Any], bool, Carried | None, Any]:
         """``(pairs, whether these were the last, the error that ended them, a snapshot)``."""
@@ -244,6 +256,10 @@ class ProcessWorker:
 
     def invoke(self, name: str, *args: Any) -> Any:
         """Any method; what it returns as a list where it is lazy."""
+        if args and isinstance(args[0], Chunk):
+            self._draws.one(args[0].epoch, args[0].lineages[0])
+        elif name == "flush":
+            self._draws.end()
         made = getattr(self._operator, name)(*args)
         return list(made) if isinstance(made, Iterator) else made
 

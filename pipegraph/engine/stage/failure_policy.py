@@ -14,7 +14,7 @@ from pipegraph.contracts import Operator, Source
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.errors import BudgetError, StageTimeoutError, WorkerDiedError, described, note, shown
-from pipegraph.global_generators import drawing
+from pipegraph.global_generators import Draws, drawing
 from pipegraph.policies import Replace, Retry, Skip, exceeded, final_policy, is_share
 from pipegraph.tree import copy_containers
 
@@ -77,9 +77,7 @@ class Failures:
         self.judges_epochs = isinstance(self.final, Skip | Replace) and is_share(self.final.budget)
 
     def guard(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
-        """``process`` with retries, where the policy has some; of a user's own operator, with the sample's numbers."""
-        if not type(worker.operator).__module__.startswith("pipegraph."):
-            process = drawing(process, self.stage.run.seed, self.stage.name)
+        """``process`` with retries, where the policy has some."""
         if not isinstance(self.policy, Retry):
             return process
 
@@ -94,9 +92,26 @@ class Failures:
 
         return retrying
 
+    def numbered(self, call: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
+        """``call`` with the random numbers of its chunk, unless the operator sees to that itself."""
+        if self.stage.plan.operator.own_numbers:
+            return call
+        return drawing(call, Draws(self.stage.run.seed, self.stage.name))
+
+    def flushing(self, flush: Callable[[], Any], epoch: int) -> Callable[[], Any]:
+        """``flush`` with random numbers of its own."""
+
+        def with_numbers() -> Any:
+            draws = Draws(self.stage.run.seed, self.stage.name)
+            draws.one(epoch, ("end",))
+            return flush()
+
+        return with_numbers
+
     def guard_children(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
         """As :meth:`guard` for an expanding operator: a try goes on behind the children that are out already."""
         policy = self.policy
+        process = self.numbered(process)
         if not isinstance(policy, Retry):
             return process
 
@@ -303,7 +318,7 @@ class Failures:
             if isinstance(operator, Source):
                 return candidate
             try:
-                made: Chunk = worker.operator.process(candidate)
+                made: Chunk = self.numbered(worker.operator.process)(candidate)
             except Cancelled:
                 raise
             except Exception:
@@ -319,7 +334,9 @@ class Failures:
         source = chain[0]
         assert isinstance(source, Source)
         row = chunk.lineages[0]
+        draws = Draws(stage.run.seed, stage.name)
         for attempt in range(self.final.tries):
+            draws.one(chunk.epoch, row)
             position = source.substitute(row[1], chunk.epoch, attempt)
             if position is None:
                 return
@@ -329,6 +346,7 @@ class Failures:
                 one.keys = (position,) if not isinstance(item, dict) or "key" not in item else (item["key"],)
                 for operator in chain[1:]:
                     assert isinstance(operator, Operator)
+                    draws.again()
                     one = operator.process(one)
             except Cancelled:
                 raise

@@ -19,6 +19,7 @@ from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.row_parallel import whole_batches
 from pipegraph.engine.stage.stage_run import StageRun, Worker
 from pipegraph.engine.stage.unit import Unit
+from pipegraph.global_generators import Draws
 from pipegraph.policies import Retry
 from pipegraph.tree import ATOMS, copy_containers
 
@@ -40,6 +41,7 @@ def map_loop(stage: StageRun, worker: Worker) -> Loop:
         process = whole_batches(stage, worker)
     else:
         process = operator.process
+    process = stage.failures.numbered(process)
     single = partial(_single, stage, worker, stage.failures.guard(worker, process))
     unit = _Reading(stage, worker) if reads else _Mapping(stage, worker)
     bundles = reads or stage.plan.operator.bundles
@@ -229,13 +231,15 @@ class _Reading(_Mapping):
 
     def start_with(self, bundle: Bundle) -> None:
         self._indices: Any = None
-        self._bundles = self.stage.plan.operator.bundles
+        self._bundles = self.stage.plan.operator.bundles or self.stage.plan.remote
+        self._draws = Draws(self.stage.run.seed, self.stage.name)
 
     def extend(self, made: list[Any], stop: int) -> None:
         bundle, source = self.bundle, self.operator
         if not self._bundles:
-            epoch, add = bundle.epoch, made.append
+            epoch, add, draws, rows = bundle.epoch, made.append, self._draws, bundle.lineages
             for place in islice(self.watched(bundle.data), len(made), stop):
+                draws.one(epoch, rows[len(made)])
                 add(source.read(place, epoch))
             return
         if self._indices is None:

@@ -27,7 +27,7 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
     puts = [partial(sender.send, 0) for sender in stage.senders]
     tokens = [partial(sender.token, 0) for sender in stage.senders]
     joined = stage.plan.route_outputs  # a Merge follows these; it starts with the lowest of them
-    choose = stage.failures.guard(worker, operator.choose)
+    choose = stage.failures.guard(worker, stage.failures.numbered(operator.choose))
     meter, now = worker.meter, perf_counter_ns
     # With a Merge below, a cursor is (the input's, the turn there): a restart must turn where this run did.
     turn = first = min(joined, default=0)
@@ -99,6 +99,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
     tracked = plan.stages[plan.output.stage].unordered_above  # samples are known by lineage and way
     ways = ways_in(plan, stage.plan)
     epoch = stage.run.first_epoch
+    process = stage.failures.numbered(operator.process)
     if stage.plan.route is not None:
         operator.follow(stage.plan.route, stage.plan.route_outputs)
     while True:
@@ -117,7 +118,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
                         (*path, ways[index]) for path in item.paths or ((),) * len(item.lineages)
                     )
                 positions[index] = item.after
-                last = _merge_one(stage, worker, item, positions, last, held, put)
+                last = _merge_one(stage, worker, process, item, positions, last, held, put)
             elif isinstance(item, EndOfEpoch):
                 ended.add(index)
                 operator.end_input(index)
@@ -149,6 +150,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
 def _merge_one(
     stage: StageRun,
     worker: Worker,
+    process: Callable[[Chunk], Any],
     item: Chunk,
     positions: list[Any],
     last: Any,
@@ -161,7 +163,7 @@ def _merge_one(
         held.append(item.buffers)
     start = perf_counter_ns()
     try:
-        out = worker.operator.process(item)
+        out = process(item)
         if out is not None and not isinstance(out, Chunk):
             raise not_a_chunk(out, stage.name, "process")
     except BaseException as error:

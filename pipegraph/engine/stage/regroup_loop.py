@@ -38,6 +38,8 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
     groups = Groups(stage.plan) if watched(operator) else None
     inbox, sender = stage.inboxes[0], stage.sender
     one = RowIntake(inbox, account).get
+    numbered, flushing = stage.failures.numbered, stage.failures.flushing
+    process = numbered(operator.process)
 
     def send(made: Iterable[Any]) -> Loop:
         for out in made:
@@ -68,7 +70,7 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
             held.add(item)
             if groups is not None:
                 groups.came(item)
-            work: Callable[[Any], Iterable[Chunk]] = operator.take_bundle if several else operator.process
+            work: Callable[[Any], Any] = operator.take_bundle if several else process
             made = regrouped(stage, worker, item, partial(work, item), held, groups=groups)
             if several:
                 worker.meter.calls += len(item.lineages) - 1
@@ -80,7 +82,8 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
             if made:
                 yield from send(made)
         elif isinstance(item, EndOfEpoch):
-            yield from send(regrouped(stage, worker, None, operator.flush, held, item.epoch, groups))
+            flush = flushing(operator.flush, item.epoch)
+            yield from send(regrouped(stage, worker, None, flush, held, item.epoch, groups))
             held.release_all()
             if groups is not None:
                 groups.begin()

@@ -18,6 +18,7 @@ from pipegraph.engine.stage.failure_policy import is_interrupt
 from pipegraph.engine.stage.stage_run import StageRun, Worker
 from pipegraph.engine.stage.unit import Unit
 from pipegraph.errors import note
+from pipegraph.global_generators import Draws
 
 Loop = Iterator[None]
 
@@ -72,6 +73,8 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                 if items is None:
                     stage.snapshots.restore(source, epoch, run.first_epoch)
                     items = iter(source.iterate(epoch, run.rank, run.world_size, step))
+                    if not stage.plan.operator.own_numbers:
+                        items = Draws(run.seed, stage.name).each(items, epoch, (stage.name,), step)
                 if rows > 1:
                     for pair in islice(items, rows):
                         add(pair)
@@ -137,6 +140,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
     single = pace.max_rows == 1
     # Bundles are dealt one at a time: how long they should be may be known better soon.
     room = inner.stats().capacity if single and not source.waits else 1
+    draws = None if source.own_numbers else Draws(run.seed, name)
     began = step
     while True:
         run.horizon.wait_for(epoch)
@@ -147,7 +151,10 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
             failure: Failure | None = None
             try:
                 if positions is None:
+                    if draws is not None:
+                        draws.one(epoch, ("positions",))
                     positions = iter(source.positions(epoch, run.rank, run.world_size, step))
+                    positions = positions if draws is None else draws.lazily(positions)
                 source.draw_into(group, positions, pace.rows(step - began))
             except BaseException as error:
                 failure = failure_of(stage, error, epoch, step + len(group))

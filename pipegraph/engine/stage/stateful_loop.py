@@ -36,6 +36,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     account, put = stage.run.account, partial(stage.sender.send, 0)
     get = RowIntake(stage.inboxes[0], account).get
     operator, meter = worker.operator, worker.meter
+    process = stage.failures.numbered(operator.process)
     regroups = isinstance(stage.plan.operator, Regroup)
     if regroups:
         operator.begin()
@@ -116,7 +117,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
                 held.append(item.buffers)
             if tracks is not None:
                 tracks.came(item)
-            made = work(item, partial(operator.process, item), item.epoch)
+            made = work(item, partial(process, item), item.epoch)
             yield from send(made)
             inputs += 1
             if not regroups or made:
@@ -139,7 +140,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
                 drop, done = max(0, drop - done), 0
         elif isinstance(item, EndOfEpoch):
             if regroups:
-                yield from send(work(None, operator.flush, item.epoch))
+                yield from send(work(None, stage.failures.flushing(operator.flush, item.epoch), item.epoch))
             release()
             stage.sender.token(0, item)
             operator.load_state_dict(decode(initial))

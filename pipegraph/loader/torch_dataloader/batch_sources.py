@@ -76,6 +76,7 @@ class _Batches(Source):
         worker: as whom a process fetches; None fetches in threads, each with a copy of the data set.
     """
 
+    own_numbers = True
     level = "batch"
     elastic = False
     sent_as = "batches"
@@ -283,6 +284,7 @@ class InTurn(FanIn):
         first: the input to begin with, in the first epoch.
     """
 
+    own_numbers = True
     default_name = "batches"
     separate = True
     inputs_in = (2, None)
