@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pipegraph.operators.cache import Cache as Cache
     from pipegraph.operators.dali import Dali as Dali
     from pipegraph.operators.decode import DecodeImage as DecodeImage
+    from pipegraph.operators.from_iterable import FromIterable as FromIterable
+    from pipegraph.operators.from_sequence import FromSequence as FromSequence
     from pipegraph.operators.functions import Filter as Filter
     from pipegraph.operators.functions import FlatMap as FlatMap
     from pipegraph.operators.functions import Map as Map
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from pipegraph.operators.padding import Pad as Pad
     from pipegraph.operators.rounds import Repeat as Repeat
     from pipegraph.operators.shards import ShardSelect as ShardSelect
-    from pipegraph.operators.sources import FromIterable as FromIterable
-    from pipegraph.operators.sources import FromSequence as FromSequence
     from pipegraph.operators.tables import FromTable as FromTable
     from pipegraph.operators.tables import FromTokens as FromTokens
     from pipegraph.operators.to_device import CopyToDevice as CopyToDevice
@@ -64,7 +64,8 @@ _MODULES = {
     "padding": "Pad",
     "rounds": "Repeat",
     "shards": "ShardSelect",
-    "sources": "FromIterable FromSequence",
+    "from_iterable": "FromIterable",
+    "from_sequence": "FromSequence",
     "tables": "FromTable FromTokens",
     "to_device": "CopyToDevice Pin Scatter",
     "windows": "Bucket Shuffle",

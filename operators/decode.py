@@ -18,8 +18,6 @@ from pipegraph.operators.batch_slabs import StageSlabs
 from pipegraph.operators.collate import collate
 from pipegraph.operators.images import (
     Crop,
-    CropWindow,
-    Header,
     Interpolation,
     check_crop,
     check_interpolation,
@@ -30,61 +28,14 @@ from pipegraph.operators.images import (
 from pipegraph.operators.images.choice import BACKENDS, family_of, note_of
 from pipegraph.operators.images.companions import Companions, names_of
 from pipegraph.operators.images.crop import DRAWS
+from pipegraph.operators.images.image_batch import FIELDS, ImageBatch, ImagePart, find_encoded, with_pixels
 from pipegraph.operators.images.normalize_tables import bits_of, row_filler
 from pipegraph.operators.images.scratch import Scratch
 from pipegraph.operators.load import Load, no_path, read_file
 from pipegraph.operators.normalize import Normalize
 from pipegraph.randomness import uniforms
 
-FIELDS = ("image", "jpg", "jpeg", "png", "webp", "bytes")
-"""Where encoded bytes are looked for, in this order."""
-
-
 _pixels = Scratch()
-
-_Part = tuple[Header, CropWindow]
-
-
-class _Batch:
-    """A batch in work: its slab, the rows to write, and for each row what to decode and which part of it.
-
-    Where the rows are read too, ``paths`` says from which files, and what to decode is known row by row.
-    """
-
-    __slots__ = (
-        "beside",
-        "chunk",
-        "encoded",
-        "field",
-        "numbers",
-        "parts",
-        "paths",
-        "rows",
-        "slab",
-        "substitutes",
-    )
-
-    def __init__(
-        self,
-        chunk: Chunk,
-        field: Any,
-        encoded: list[Any],
-        paths: Sequence[Any] | None,
-        numbers: Sequence[Sequence[float]],
-        parts: Sequence[_Part | Exception],
-        slab: torch.Tensor,
-        rows: Any,
-    ) -> None:
-        self.chunk = chunk
-        self.field = field
-        self.paths = paths
-        self.encoded = encoded
-        self.numbers = numbers
-        self.parts = parts
-        self.slab = slab
-        self.rows = rows
-        self.substitutes: dict[int, Any] = {}
-        self.beside: dict[int, dict[str, Any]] = {}  # by row: what follows its cut
 
 
 @final
@@ -227,7 +178,7 @@ class DecodeImage(RowOperator):
     # -- one sample ----------------------------------------------------------------------------
 
     def process(self, chunk: Chunk) -> Chunk:
-        field, encoded = self._find(chunk.data)
+        field, encoded = find_encoded(chunk.data, self.field, self.output)
         dtype, written, shape = self._output()
         image = np.empty(shape, written)
         (numbers,) = self._draw(chunk)
@@ -235,10 +186,10 @@ class DecodeImage(RowOperator):
         beside = self._beside(chunk.data, field, part)
         self._decode(encoded, part, image)
         chunk.keys = chunk.own_keys
-        chunk.data = self._filled(chunk.data, field, torch.from_numpy(image).view(dtype), beside)
+        chunk.data = with_pixels(chunk.data, field, self.output, torch.from_numpy(image).view(dtype), beside)
         return chunk
 
-    def _beside(self, sample: Any, field: Any, part: _Part) -> dict[str, Any]:
+    def _beside(self, sample: Any, field: Any, part: ImagePart) -> dict[str, Any]:
         """What follows the cut of one sample."""
         if not self.companions:
             return {}
@@ -254,9 +205,13 @@ class DecodeImage(RowOperator):
 
     # -- the rows of a batch -------------------------------------------------------------------
 
-    def begin_batch(self, chunk: Chunk) -> _Batch:
+    def begin_batch(self, chunk: Chunk) -> ImageBatch:
         paths = None if self._load is None else self._paths(chunk)
-        field, encoded = ("bytes", chunk.data["path"]) if paths is not None else self._find(chunk.data)
+        field, encoded = (
+            ("bytes", chunk.data["path"])
+            if paths is not None
+            else find_encoded(chunk.data, self.field, self.output)
+        )
         count = len(chunk.lineages)
         if not isinstance(encoded, list | tuple) or len(encoded) != count:
             raise DataError(
@@ -271,12 +226,12 @@ class DecodeImage(RowOperator):
         # All at once, before decoding drives this code and its data from the processor's caches.
         numbers = self._draw(chunk)
         if paths is not None:
-            return _Batch(chunk, field, [], paths, numbers, (), slab, rows)
+            return ImageBatch(chunk, field, [], paths, numbers, (), slab, rows)
         parts = [self._part_or_error(*row) for row in zip(encoded, numbers, strict=True)]
         if field is not None:  # then each row's bytes are released one by one
             chunk.keys = chunk.own_keys
             chunk.data = {name: value for name, value in chunk.data.items() if name != field}
-        return _Batch(chunk, field, list(encoded), None, numbers, parts, slab, rows)
+        return ImageBatch(chunk, field, list(encoded), None, numbers, parts, slab, rows)
 
     def _paths(self, chunk: Chunk) -> Sequence[Any] | None:
         """What the rows are to read; None once they are read, because another field is to be decoded."""
@@ -295,7 +250,7 @@ class DecodeImage(RowOperator):
             note(error, f"pipegraph: in the work of stage {self._load!r}")
             raise
 
-    def do_row(self, batch: _Batch, index: int, sample: Any) -> None:
+    def do_row(self, batch: ImageBatch, index: int, sample: Any) -> None:
         if batch.paths is not None:
             encoded = self._read(batch.paths[index])
             self._decode(encoded, self._part(encoded, batch.numbers[index]), batch.rows[index])
@@ -305,7 +260,7 @@ class DecodeImage(RowOperator):
             if isinstance(part, Exception):
                 raise part
         else:
-            _, encoded = self._find(sample)
+            _, encoded = find_encoded(sample, self.field, self.output)
             part = self._part(encoded, batch.numbers[index])
         if self.companions:
             row = sample
@@ -317,7 +272,7 @@ class DecodeImage(RowOperator):
         if sample is not None:
             batch.substitutes[index] = sample  # with its label and the rest
 
-    def _columns(self, batch: _Batch) -> list[str]:
+    def _columns(self, batch: ImageBatch) -> list[str]:
         """The fields that follow the image and are there; each must have an entry per sample."""
         data, count = batch.chunk.data, len(batch.chunk.lineages)
         found = [name for name in self.companions.fields if isinstance(data, Mapping) and name in data]
@@ -328,7 +283,7 @@ class DecodeImage(RowOperator):
                 )
         return found
 
-    def end_batch(self, batch: _Batch, kept: Sequence[int]) -> Chunk:
+    def end_batch(self, batch: ImageBatch, kept: Sequence[int]) -> Chunk:
         chunk, rows, count = batch.chunk, batch.rows, len(batch.chunk.lineages)
         data = chunk.data
         if batch.substitutes:
@@ -347,11 +302,11 @@ class DecodeImage(RowOperator):
         dtype, _, shape = self._output()
         images, lease = self._slabs.deliver(batch.slab, dtype, (len(kept), *shape))
         beside = self._columns_beside(batch, kept) if self.companions else {}
-        chunk.data = self._filled(data, batch.field, images, beside)
+        chunk.data = with_pixels(data, batch.field, self.output, images, beside)
         self._slabs.pack(chunk, lease, images)
         return chunk
 
-    def _columns_beside(self, batch: _Batch, kept: Sequence[int]) -> dict[str, Any]:
+    def _columns_beside(self, batch: ImageBatch, kept: Sequence[int]) -> dict[str, Any]:
         rows = [batch.beside[index] for index in kept]
         found = {}
         for name in rows[0]:
@@ -364,54 +319,24 @@ class DecodeImage(RowOperator):
 
     # -- parts ---------------------------------------------------------------------------------
 
-    def _find(self, data: Any) -> tuple[Any, Any]:
-        if isinstance(data, Mapping):
-            names = FIELDS if self.field is None else (self.field,)
-            for name in names:
-                if name in data:
-                    if name != self.output and self.output in data:
-                        raise DataError(
-                            f"DecodeImage: field {name!r} would be decoded to {self.output!r}, which is there already; "
-                            "choose another name with output=, or rename that first: "
-                            f".then(lambda sample: {{'photo': sample.pop({self.output!r}), **sample}})"
-                        )
-                    return name, data[name]
-            hint = "; put Load() before it" if "path" in data else ""
-            raise DataError(
-                f"DecodeImage: no field {' or '.join(names)} in {', '.join(map(str, data))}{hint}"
-            )
-        if isinstance(data, bytes | bytearray | memoryview) or self.field is None:
-            return None, data
-        raise DataError(
-            f"DecodeImage: field {self.field!r} of a {type(data).__name__}: samples must be dicts"
-        )
-
-    def _filled(self, data: Any, field: Any, image: torch.Tensor, beside: Mapping[str, Any]) -> Any:
-        if field is None:
-            return image
-        made = {name: value for name, value in data.items() if name != field}
-        made[self.output] = image
-        made.update(beside)
-        return made
-
     def _draw(self, chunk: Chunk) -> Sequence[Sequence[float]]:
         """The random numbers of each row."""
         if not self.random:
             return [()] * len(chunk.lineages)
         return uniforms(self._context.seed, chunk.epoch, chunk.lineages, self._context.stage, DRAWS)
 
-    def _part(self, encoded: Any, numbers: Sequence[float]) -> _Part:
+    def _part(self, encoded: Any, numbers: Sequence[float]) -> ImagePart:
         header = probe(encoded)
         exact = self.interpolation == "antialias"
         return header, crop_window(self.crop, self.flip, *header.size, self.size, numbers, exact)
 
-    def _part_or_error(self, encoded: Any, numbers: Sequence[float]) -> _Part | Exception:
+    def _part_or_error(self, encoded: Any, numbers: Sequence[float]) -> ImagePart | Exception:
         try:
             return self._part(encoded, numbers)
         except Exception as error:
             return error
 
-    def _decode(self, encoded: Any, part: _Part, out: Any) -> None:
+    def _decode(self, encoded: Any, part: ImagePart, out: Any) -> None:
         header, window = part
         pixels = out
         if self._normalize is not None:

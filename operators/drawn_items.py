@@ -1,0 +1,127 @@
+"""Iterating over what belongs to the user and may be shared: one pass at a time begins, and resumes from a state."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import threading
+import weakref
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from pipegraph.operators.hugging_face import forget_state, is_streaming, state_is_exact
+from pipegraph.tree import ATOMS
+
+SHARED = ATOMS | {np.ndarray, torch.Tensor, bytes, str}
+"""What has no containers to copy."""
+
+
+@final
+class Turn:
+    """A lock for what belongs to the user and is thus shared by all copies; a copied or pickled graph has its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._latest: weakref.ref[DrawnItems] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Turn, ()
+
+    def locked(self) -> bool:
+        """Whether somebody has it."""
+        return self._lock.locked()
+
+    def begin(self, items: Any, epoch: int, state: Any = None) -> DrawnItems:
+        """Begin to read ``items`` in an epoch; ``set_epoch`` is called first where there is one.
+
+        Another loader may set another epoch, or load another state, as soon as the first item is there, and no sooner.
+
+        Args:
+            state: one of ``items`` or of its iterator, to resume from.
+        """
+        resumable = _is_resumable(items) and not isinstance(items, Iterator)
+        if not resumable and not hasattr(items, "set_epoch"):
+            return DrawnItems(_resumed(_iterator(items), state))
+        with self._lock:
+            if hasattr(items, "set_epoch"):
+                items.set_epoch(epoch)
+            if not resumable:
+                begun = _iterator(items)
+                if _is_resumable(begun):  # it may resume from a state, and then must not have begun
+                    return DrawnItems(_resumed(begun, state))
+                return DrawnItems(chain(list(islice(begun, 1)), begun))
+            if state is not None:
+                items.load_state_dict(copy.deepcopy(state))
+            begun = _iterator(items)
+            first = list(islice(begun, 1))
+            if state is not None and is_streaming(items):
+                forget_state(items)
+            drawing = DrawnItems(chain(first, begun), items, self)
+            self._latest = weakref.ref(drawing)
+        return drawing
+
+    def is_latest(self, drawing: DrawnItems) -> bool:
+        """Whether no other loader has begun to read the same object since."""
+        latest = self._latest
+        return latest is not None and latest() is drawing
+
+
+@final
+class DrawnItems:
+    """What is read of an iterable in one pass.
+
+    Attributes:
+        items: those that are left.
+    """
+
+    def __init__(self, items: Iterator[Any], resumable: Any = None, turn: Turn | None = None) -> None:
+        self.items = items
+        self._resumable: Any = items if resumable is None and _is_resumable(items) else resumable
+        self._turn = turn
+
+    def state(self) -> Any:
+        """From which another pass can resume where this one stands; None where there is none.
+
+        Of an iterable there is none once another loader has begun to read it: it has one state.
+        """
+        if self._resumable is None or (self._turn is not None and not self._turn.is_latest(self)):
+            return None
+        return self._resumable.state_dict()
+
+
+def _resumed(iterator: Iterator[Any], state: Any) -> Iterator[Any]:
+    if state is not None:
+        iterator.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
+    return iterator
+
+
+def _is_resumable(items: Any) -> bool:
+    """Whether it has ``state_dict()`` and ``load_state_dict(state)``; some have methods so named that ask for more."""
+    try:
+        inspect.signature(items.state_dict).bind()
+        inspect.signature(items.load_state_dict).bind(None)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return not is_streaming(items) or state_is_exact(items)
+
+
+def _iterator(items: Any) -> Iterator[Any]:
+    """As ``iter``; but what only answers to indices is asked for ``len`` items, for it may answer to any index."""
+    if not hasattr(items, "__iter__") and hasattr(items, "__len__"):
+        return map(items.__getitem__, range(len(items)))
+    return iter(items)
+
+
+def length_of(items: Any) -> int | None:
+    """How many there are; None where that is not known, which ``len`` may say only when it is asked."""
+    try:
+        return len(items)
+    except (
+        TypeError,
+        NotImplementedError,
+    ):  # torch's DataLoader over an IterableDataset has a ``__len__`` too
+        return None

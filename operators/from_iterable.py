@@ -1,0 +1,157 @@
+"""FromIterable: the items of any iterable."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, final
+
+import numpy as np
+
+from pipegraph.contracts import Context, History, Source
+from pipegraph.errors import GraphError, PipegraphError
+from pipegraph.foreign_arguments import names_ours
+from pipegraph.global_generators import Draws
+from pipegraph.operators.drawn_items import SHARED, DrawnItems, Turn, length_of
+from pipegraph.order.left import Left, check_history, left_of
+from pipegraph.parameters import function_name
+from pipegraph.tree import copy_containers
+
+
+@final
+class FromIterable(Source):
+    """The items of an iterable, or those of what a callable returns, anew for each epoch.
+
+    A callable with a parameter ``epoch`` gets it. An iterator (which can be read once) serves one
+    epoch. Resuming reads an iterable again and drops what was delivered, which costs that time and
+    needs items that repeat; where the iterator or the iterable has ``state_dict()`` and ``load_state_dict(state)``, as
+    Hugging Face's streaming data sets and torchdata's loaders have, it resumes from its own state. A Hugging Face data
+    set with a shuffle buffer is read again, since the buffer is not in its state: use ``Shuffle`` behind it instead.
+
+    Args:
+        iterable: the items, or a callable that returns them.
+        shard: rank r of W takes items r, r+W, r+2W ...; with False every rank takes all.
+    """
+
+    own_numbers = True
+    default_name = "fromiterable"
+    bundles = True
+
+    @names_ours
+    def __init__(self, iterable: Iterable[Any] | Callable[..., Iterable[Any]], shard: bool = True) -> None:
+        function = getattr(iterable, "func", iterable)  # of a partial
+        if hasattr(iterable, "__aiter__") or inspect.isasyncgenfunction(function):
+            raise GraphError(
+                f"FromIterable: {iterable!r} is iterated with `async for`, which a source cannot; give it the plain "
+                "items to fetch, and fetch each in an async function behind it: .then(fetch, workers=16)"
+            )
+        # Of the type: a class has the __iter__ of its instances and is called to make one.
+        self._callable = callable(iterable) and not hasattr(type(iterable), "__iter__")
+        if not self._callable and not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
+            raise GraphError(
+                f"FromIterable: an iterable or a callable that returns one is needed, got {iterable!r}"
+            )
+        self.iterable: Any = iterable
+        self.shard = shard
+        self.elastic = shard
+        self.never_waits = type(iterable) in (list, range, tuple)
+        self._history: tuple[int, History] = (0, ())
+        self._one_shot = not self._callable and isinstance(iterable, Iterator)
+        self._claims: dict[
+            str, tuple[int, object]
+        ] = {}  # of a one-shot iterator, shared by all copies as that is
+        self._drawing = Turn()
+        self._now: DrawnItems | None = None
+        self._from: tuple[int, Any] | None = None
+        self._stage = ""
+        self._draws = Draws()
+
+    def open(self, context: Context) -> None:
+        self._stage = context.stage
+        self._draws = Draws(context.seed, context.stage)
+
+    def config(self) -> dict[str, Any]:
+        length = None if self._callable else length_of(self.iterable)
+        name = function_name(self.iterable) if self._callable else type(self.iterable).__qualname__
+        return {"items": name, "length": length, "shard": self.shard}
+
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        return (self.iterable,) if self._callable else ()
+
+    def length(self, epoch: int, rank: int, world_size: int) -> int | None:
+        n = None if self._callable else length_of(self.iterable)
+        if n is None:
+            return None
+        return max(0, -(-(self._left(epoch).count(n) - rank) // world_size)) if self.shard else n
+
+    def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
+        if not self.shard:
+            return steps
+        numbers = np.arange(steps.start, steps.stop, dtype=np.int64) * world_size + rank
+        found: list[int] = self._left(epoch).at(numbers).tolist()
+        return found
+
+    def begin_run(self, epoch: int, history: History) -> None:
+        if not self.shard:
+            super().begin_run(epoch, history)
+        self._history = (epoch, history)
+        self._from = None  # of a run that ended before it began to read
+
+    def _left(self, epoch: int) -> Left:
+        """What was not consumed of the epoch at other world sizes."""
+        return left_of(check_history(self._history[1] if epoch == self._history[0] else ()))
+
+    def _items(self, epoch: int, resumed: bool) -> Iterable[Any]:
+        if self._callable:
+            takes_epoch = "epoch" in _parameters(self.iterable)
+            made = self.iterable(epoch=epoch) if takes_epoch else self.iterable()
+            return made  # type: ignore[no-any-return]
+        if self._one_shot:
+            mine = (epoch, object())
+            claim = self._claims.setdefault("first", mine)  # in one step: two loaders may begin at once
+            if claim is not mine and not resumed:
+                raise PipegraphError(
+                    f"FromIterable: this {type(self.iterable).__name__} can be read once and epoch {claim[0]} has "
+                    "done so; give FromIterable a list, or a callable that returns a new iterator"
+                )
+        return self.iterable  # type: ignore[no-any-return]
+
+    def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
+        stride, offset = (world_size, rank) if self.shard else (1, 0)
+        left, number = self._left(epoch), start * stride + offset
+        resumed, self._from = self._from, None
+        read, state = 0, None
+        if resumed is not None:
+            step, state = resumed
+            read = int(left.at(np.array([(step - 1) * stride + offset]))[0]) + 1
+        self._draws.one(epoch, (self._stage, read))
+        self._now = drawing = self._drawing.begin(self._items(epoch, resumed is not None), epoch, state)
+        items = drawing.items
+        if not self.never_waits:
+            items = self._draws.each(items, epoch, (self._stage,), read)
+        for position in left.front[number::stride].tolist():
+            for item in islice(items, position - read, position - read + 1):
+                yield position, item if item.__class__ in SHARED else copy_containers(item)
+            read = position + 1
+            number += stride
+        first = left.start + number - len(left.front)
+        for turn, item in enumerate(islice(items, first - read, None, stride)):
+            yield (
+                first + turn * stride,
+                item if item.__class__ in SHARED else copy_containers(item),
+            )
+
+    def snapshot(self) -> Any:
+        return None if self._now is None else self._now.state()
+
+    def restore(self, step: int, snapshot: Any) -> None:
+        # None: another loader was reading the same object then.
+        self._from = None if snapshot is None else (step, snapshot)
+
+
+def _parameters(function: Any) -> Iterable[str]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ()

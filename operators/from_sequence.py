@@ -1,0 +1,206 @@
+"""FromSequence: the items of any map-style data set."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count, islice, repeat
+from typing import Any, final
+
+from pipegraph.chunk import Lineages
+from pipegraph.contracts import Context, Drawn
+from pipegraph.errors import GraphError
+from pipegraph.foreign_arguments import names_ours
+from pipegraph.global_generators import Draws
+from pipegraph.operators.drawn_items import SHARED, Turn, length_of
+from pipegraph.operators.ordered import OrderedSource, order_of
+from pipegraph.order import Order, StridedOrder
+from pipegraph.tree import copy_containers
+
+ITEMS_AT_ONCE = 16
+"""Items asked of a data set's ``__getitems__`` in one call: most of the gain, little to hold back."""
+
+
+@final
+class _Indices(list[Any]):
+    """Indices of a data set, and the epoch and positions for which they are read, also in a worker's process."""
+
+    def __init__(self, indices: Iterable[Any], epoch: int = 0, positions: list[int] | None = None) -> None:
+        super().__init__(indices)
+        self.epoch = epoch
+        self.positions = positions or []
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        return _Indices(found, self.epoch, self.positions[at]) if isinstance(at, slice) else found
+
+
+@final
+class _Sampled(Iterator[Drawn]):
+    """What a sampler gives, with its positions."""
+
+    def __init__(self, indices: Iterator[Any], positions: Iterator[int], draws: Draws) -> None:
+        self._indices = indices
+        self._positions = positions
+        self._draws = draws
+
+    def __next__(self) -> Drawn:
+        self._draws.again()  # other stages may have worked in this thread since
+        index = next(self._indices)
+        return Drawn(next(self._positions), index)
+
+    def draw_into(self, drawn: list[Any], rows: int) -> None:
+        """As many calls of ``next``, at a tenth of their cost."""
+        self._draws.again()
+        indices: list[Any] = []
+        try:
+            indices.extend(islice(self._indices, rows))  # what was drawn before an error stays
+        finally:
+            positions = islice(self._positions, len(indices))
+            drawn.extend(map(tuple.__new__, repeat(Drawn), zip(positions, indices, strict=True)))
+
+
+@final
+class FromSequence(OrderedSource):
+    """Any map-style data set: ``dataset[i]`` for i in the order, or for i in a torch ``Sampler``.
+
+    The data set is one object, which all workers of the stage and all loaders of the graph use at once. One that opens
+    a handle at first use (``if self.db is None: ...``) gives them all the same handle; where that may not be shared,
+    keep it in a ``threading.local``, or write a ``Source`` whose ``open(context)`` makes one for each worker.
+
+    Resuming draws from a sampler again and drops what was delivered: it must draw the same, as one with a seeded
+    generator of its own or with ``set_epoch`` does. One without gets the epoch's from the graph's seed.
+
+    Args:
+        dataset: has ``__len__`` and ``__getitem__``.
+        order: which sample at which position; it gets the graph's seed and the pass's epoch as they are.
+        sampler: gives the indices of this rank instead, in each epoch; ``set_epoch`` is called where it has one.
+        shuffle: whether the default order shuffles; by default data sets and files come as they lie, shards shuffled.
+    """
+
+    default_name = "fromsequence"
+    bundles = True
+
+    @names_ours
+    def __init__(
+        self,
+        dataset: Any,
+        order: Order | None = None,
+        sampler: Iterable[Any] | None = None,
+        shuffle: bool | None = None,
+    ) -> None:
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise GraphError(
+                f"FromSequence: the data set needs __len__ and __getitem__, {type(dataset).__name__} lacks one; "
+                "use FromIterable for what can only be iterated"
+            )
+        if sampler is not None and (order is not None or shuffle is not None):
+            raise GraphError("FromSequence: give an order (or shuffle=) or a sampler, not both")
+        if sampler is not None and (isinstance(sampler, Iterator) or not isinstance(sampler, Iterable)):
+            raise GraphError(
+                f"FromSequence: a sampler gives its indices anew for each epoch, and this {type(sampler).__name__} "
+                "does not; use a list, or a torch Sampler"
+            )
+        if order is not None and not isinstance(order, Order):
+            raise GraphError(
+                f"FromSequence: order must be one of pg.order, got {order!r}; a torch Sampler goes to sampler="
+            )
+        super().__init__(order_of(order, shuffle, StridedOrder(shuffle=False), "FromSequence"))
+        self.dataset = dataset
+        self.sampler = sampler
+        self.group = ITEMS_AT_ONCE if callable(getattr(dataset, "__getitems__", None)) else 1
+        self.elastic = sampler is None
+        self.draws = sampler is not None
+        self._drawing = Turn()
+        self._stage = ""
+        self._draws = Draws()
+        self._sampling = Draws()
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        self._stage = context.stage
+        self._draws = Draws(context.seed, context.stage)
+        self._sampling = Draws(context.seed, context.stage)
+
+    def config(self) -> dict[str, Any]:
+        drawn = self.order.config() if self.sampler is None else {"sampler": type(self.sampler).__qualname__}
+        return {"length": len(self.dataset), **drawn}
+
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        return (type(self.dataset).__getitem__,)
+
+    def layout(self) -> int:
+        return len(self.dataset)
+
+    def item(self, index: Any) -> Any:
+        return copy_containers(self.dataset[index])
+
+    def read(self, position: Any, epoch: int) -> Any:
+        index = self.index_of(position, epoch)
+        self._draws.one(epoch, (self._stage, position.position if self.draws else position))
+        return self.item(index)
+
+    def read_many(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
+        indices = [self.index_of(position, epoch) for position in positions]
+        self._draws.several()
+        return [copy_containers(item) for item in self.dataset.__getitems__(indices)]
+
+    def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
+        if self.draws:
+            places, indices = zip(*positions, strict=True)
+            return _Indices(indices, epoch, list(places))
+        return _Indices(super().indices_of(positions, epoch), epoch, list(positions))
+
+    def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
+        """At once where the data set can, item by item from one on that fails."""
+        if self.group > 1 and start == 0:
+            try:
+                self._draws.several()
+                items = list(self.dataset.__getitems__(list(indices)))
+            except Exception:
+                items = []
+            if len(items) == len(indices):
+                found += [copy_containers(item) for item in items]
+                return
+        dataset, add, draws = self.dataset, found.append, self._draws
+        given: Any = indices  # as ``indices_of`` has made them
+        seed_others = draws.rows(given.epoch, Lineages(self._stage, given.positions), found, start)
+        for row, index in enumerate(islice(indices, start, None), start):
+            if seed_others:
+                draws.seed_others(row)
+            item = dataset[index]
+            add(item if item.__class__ in SHARED else copy_containers(item))
+        draws.over()
+
+    def has_length(self) -> bool:
+        return self.sampler is None or length_of(self.sampler) is not None
+
+    def length(self, epoch: int, rank: int, world_size: int) -> int | None:
+        if self.sampler is None:
+            return super().length(epoch, rank, world_size)
+        return length_of(self.sampler)
+
+    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
+        if self.sampler is None:
+            return super().positions(epoch, rank, world_size, start)
+        self._sampling.one(epoch, ("sampler",))
+        indices = self._drawing.begin(self.sampler, epoch).items
+        deque(islice(indices, start), maxlen=0)
+        return _Sampled(indices, count(start * world_size + rank, world_size), self._sampling)
+
+    def draw_into(self, drawn: list[Any], positions: Iterator[Any], rows: int) -> None:
+        if isinstance(positions, _Sampled):
+            positions.draw_into(drawn, rows)
+        else:
+            super().draw_into(drawn, positions, rows)
+
+    def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
+        if self.sampler is None:
+            return super().positions_of(steps, epoch, rank, world_size)
+        return [step * world_size + rank for step in steps]
+
+    def index_of(self, position: Any, epoch: int) -> Any:
+        return position.index if self.draws else super().index_of(position, epoch)
+
+    def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
+        return super().substitute(position, epoch, attempt) if self.sampler is None else None

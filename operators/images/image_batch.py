@@ -1,0 +1,98 @@
+"""A batch of images in work, and where its encoded bytes lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipegraph.chunk import Chunk
+from pipegraph.errors import DataError
+from pipegraph.operators.images.crop import CropWindow
+from pipegraph.operators.images.header import Header
+
+FIELDS = ("image", "jpg", "jpeg", "png", "webp", "bytes")
+"""Where encoded bytes are looked for, in this order."""
+
+ImagePart = tuple[Header, CropWindow]
+
+
+class ImageBatch:
+    """A batch in work: its slab, the rows to write, and for each row what to decode and which part of it.
+
+    Where the rows are read too, ``paths`` says from which files, and what to decode is known row by row.
+    """
+
+    __slots__ = (
+        "beside",
+        "chunk",
+        "encoded",
+        "field",
+        "numbers",
+        "parts",
+        "paths",
+        "rows",
+        "slab",
+        "substitutes",
+    )
+
+    def __init__(
+        self,
+        chunk: Chunk,
+        field: Any,
+        encoded: list[Any],
+        paths: Sequence[Any] | None,
+        numbers: Sequence[Sequence[float]],
+        parts: Sequence[ImagePart | Exception],
+        slab: torch.Tensor,
+        rows: Any,
+    ) -> None:
+        self.chunk = chunk
+        self.field = field
+        self.paths = paths
+        self.encoded = encoded
+        self.numbers = numbers
+        self.parts = parts
+        self.slab = slab
+        self.rows = rows
+        self.substitutes: dict[int, Any] = {}
+        self.beside: dict[int, dict[str, Any]] = {}  # by row: what follows its cut
+
+
+def find_encoded(data: Any, wanted: str | None, output: str) -> tuple[Any, Any]:
+    """The field of the encoded bytes, None where the data are the bytes, and what it holds: of a sample or a batch.
+
+    Args:
+        wanted: the field; None for the first of ``FIELDS`` that is there.
+        output: the field of the pixels to come, which must be free.
+
+    Raises:
+        DataError: there is no such field, or the output's place is taken.
+    """
+    if isinstance(data, Mapping):
+        names = FIELDS if wanted is None else (wanted,)
+        for name in names:
+            if name in data:
+                if name != output and output in data:
+                    raise DataError(
+                        f"DecodeImage: field {name!r} would be decoded to {output!r}, which is there already; "
+                        "choose another name with output=, or rename that first: "
+                        f".then(lambda sample: {{'photo': sample.pop({output!r}), **sample}})"
+                    )
+                return name, data[name]
+        hint = "; put Load() before it" if "path" in data else ""
+        raise DataError(f"DecodeImage: no field {' or '.join(names)} in {', '.join(map(str, data))}{hint}")
+    if isinstance(data, bytes | bytearray | memoryview) or wanted is None:
+        return None, data
+    raise DataError(f"DecodeImage: field {wanted!r} of a {type(data).__name__}: samples must be dicts")
+
+
+def with_pixels(data: Any, field: Any, output: str, pixels: torch.Tensor, beside: Mapping[str, Any]) -> Any:
+    """The data with pixels, and what follows their cut, in place of the encoded bytes."""
+    if field is None:
+        return pixels
+    made = {name: value for name, value in data.items() if name != field}
+    made[output] = pixels
+    made.update(beside)
+    return made
