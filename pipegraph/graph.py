@@ -48,6 +48,8 @@ class StageSpec:
     ordered: bool = True
     on_error: Policy = "raise"
     timeout: float | None = None
+    resources: Mapping[str, float] | None = None
+    runtime_env: Mapping[str, Any] | None = None
     parameters: Mapping[str, str] | None = None
     """Of an operator without a ``config()``, as it was placed: what workers do to it later is no parameter."""
 
@@ -84,6 +86,8 @@ class Node:
         ordered: bool = True,
         on_error: Policy = "raise",
         timeout: float | None = None,
+        resources: Mapping[str, float] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
     ) -> Node:
         """``graph.add(operator, self, ...)``; see :meth:`Graph.add` for the options."""
         return self.graph.add(
@@ -97,6 +101,8 @@ class Node:
             ordered=ordered,
             on_error=on_error,
             timeout=timeout,
+            resources=resources,
+            runtime_env=runtime_env,
         )
 
     def __getitem__(self, output: int) -> Node:
@@ -157,6 +163,8 @@ class Graph:
         ordered: bool = True,
         on_error: Policy = "raise",
         timeout: float | None = None,
+        resources: Mapping[str, float] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
     ) -> Node:
         """Place an operator behind its upstream nodes.
 
@@ -165,14 +173,17 @@ class Graph:
             upstream: none for a source, one for most, several for a fan-in.
             name: unique in the graph; by default the operator's.
             workers: how many work on it at once.
-            backend: ``"inline"``, ``"thread"``, or, for functions that hold the interpreter lock, ``"process"`` (Linux;
-                see ``docs/processes.md``); ``"ray"`` is refused in this version.
+            backend: ``"inline"``, ``"thread"``, for functions that hold the interpreter lock ``"process"`` (Linux; see
+                ``docs/processes.md``), or, on other machines, ``"ray"``: ``workers`` are then actors (``docs/ray.md``).
             capacity: items its output queue may hold; by default 64 samples, or 2 batches per worker.
             max_bytes: bytes its output queue may hold; by default a share of ``memory_limit``.
             ordered: whether chunks leave in the order they came.
             on_error: ``"raise"``, ``pg.Skip``, ``pg.Retry`` or ``pg.Replace``.
             timeout: seconds that one item may take; then it fails with ``StageTimeoutError``. A process is ended and
                 replaced, a thread is left alone and replaced; ``"inline"`` has no deadlines.
+            resources: of each actor of a ``"ray"`` stage, such as ``{"num_cpus": 2, "memory": 4 << 30}``; other names
+                are the cluster's own resources. One CPU by default.
+            runtime_env: of the same, as ``ray.init`` takes it.
 
         Raises:
             GraphError: an option or the wiring is wrong; the message names rule, value and remedy.
@@ -194,6 +205,7 @@ class Graph:
         if not isinstance(ordered, bool):
             raise GraphError(f"stage {name!r}: ordered must be True or False, got {ordered!r}")
         check_policy(on_error, name)
+        _check_actors(name, backend, resources, runtime_env)
         if max_bytes is not None:
             from pipegraph.units import parse_bytes
 
@@ -211,6 +223,8 @@ class Graph:
             ordered,
             on_error,
             timeout,
+            resources,
+            runtime_env,
             None if said else plain_parameters(operator),
         )
         return Node(self, Edge(name))
@@ -409,3 +423,20 @@ class Graph:
         return (
             f"<Graph {self.name}: {' -> '.join(self.stages) if len(self.stages) < 8 else len(self.stages)}>"
         )
+
+
+def _check_actors(
+    name: str, backend: str, resources: Mapping[str, float] | None, runtime_env: Mapping[str, Any] | None
+) -> None:
+    for option, given in (("resources", resources), ("runtime_env", runtime_env)):
+        if given is None:
+            continue
+        if backend != "ray":
+            raise GraphError(
+                f"stage {name!r}: {option}= is for the actors of backend='ray', got backend={backend!r}; leave it out"
+            )
+        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+            raise GraphError(f"stage {name!r}: {option} must be a dict with names as keys, got {given!r}")
+    for key, amount in (resources or {}).items():
+        if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount >= 0:
+            raise GraphError(f"stage {name!r}: resources[{key!r}] must be a number >= 0, got {amount!r}")

@@ -209,7 +209,7 @@ class Run:
         if stage.backend == "inline":
             return Pace(1)
         nbytes = max(1, self.account.limit // BUNDLES_PER_LIMIT)
-        remote = stage.backend == "process"
+        remote = stage.away
         if not isinstance(operator, Source):
             return Pace(max(1, stage.capacity // stage.workers), nbytes=nbytes, remote=remote)
         group = self._runtime.readers[stage.name].group if operator.random_access else 1

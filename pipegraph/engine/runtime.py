@@ -50,6 +50,7 @@ from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.stopping import Stopping
 
 if TYPE_CHECKING:
+    from pipegraph.engine.actors.cluster import Cluster
     from pipegraph.engine.process.pool import Processes
 
 log = logging.getLogger("pipegraph")
@@ -78,6 +79,7 @@ class Runtime:
         self.counters: dict[str, dict[str, int]] = {}
         self.stopping = Stopping()
         self._processes: Processes | None = None
+        self._actors: Cluster | None = None
         self._sharing = threading.RLock()
         self._shared: dict[tuple[str, str], Any] = {}
         # Entered as itself: the condition's own ``__exit__`` is Python, in which Ctrl-C would leave it locked.
@@ -92,8 +94,9 @@ class Runtime:
         self._threads: list[threading.Thread] = []
         self._opened: list[tuple[str, Worker | Source]] = []  # by the starter, and not in a worker's thread
         self._run_number = 0
-        self._inside: set[threading.Thread] = set()  # workers that are in the current run
-        self._opening = 0
+        self._ready: set[threading.Thread] = set()  # workers that have opened their operator
+        self._inside: set[threading.Thread] = set()  # those of them that are in the current run
+        self._to_open: dict[str, int] = {}  # workers that a stage waits for before the first run
         self._open_error: BaseException | None = None
         self._close_errors: list[str] = []
         self._closed = False
@@ -193,9 +196,10 @@ class Runtime:
         with self._lock:
             if self._closed:
                 raise Cancelled
-            count = len(self._threads)
-            run.activity.attach(count)
-            self._inside = set(self._threads)
+            if self._open_error is not None:  # of a worker that came late, when there was no run
+                raise self._open_error
+            run.activity.attach(len(self._ready))
+            self._inside = set(self._ready)
             self.run = run
             self._run_number += 1
             self._condition.notify_all()
@@ -241,6 +245,10 @@ class Runtime:
             from pipegraph.engine.process.pool import Processes
 
             self._processes = Processes(self.plan)
+        if any(stage.backend == "ray" for stage in self.plan.running):
+            from pipegraph.engine.actors.cluster import Cluster
+
+            self._actors = Cluster(self.plan)
         operators = {
             stage.name: [self._operator(stage, index) for index in range(stage.workers)]
             for stage in self.plan.running
@@ -276,12 +284,17 @@ class Runtime:
         # Each in one assignment: another thread may look at them.
         self.workers = workers
         self.meters = {name: [worker.meter for worker in each] for name, each in workers.items()}
-        self._opening = len(threads)
+        # Actors join as the cluster has room for them: a stage begins with its first.
+        self._to_open = {
+            stage.name: 1 if stage.backend == "ray" else stage.workers
+            for stage in self.plan.running
+            if stage.backend != "inline"
+        }
         # Ctrl-C is raised in the main thread only, and in the middle of a Thread.start it would leave one of which
         # nobody knows whether it will ever run. This call, of C, has either happened or not.
         _thread.start_new_thread(self._launch, (threads,))
         with self._lock:
-            while self._opening and self._open_error is None and not self._closed:
+            while any(self._to_open.values()) and self._open_error is None and not self._closed:
                 self._condition.wait()
             error, closed = self._open_error, self._closed
         if error is not None:
@@ -306,12 +319,13 @@ class Runtime:
         """What a worker of the stage holds: a copy of the operator, or what stands for one in a process."""
         if not stage.remote:
             return copy.copy(stage.operator)
-        if stage.backend != "process":
+        if not stage.away:
             from pipegraph.engine.process.pool import under_deadline
 
             return under_deadline(stage, self.context(stage.name, index))
-        assert self._processes is not None
-        return self._processes.operator(stage, self.context(stage.name, index))
+        made = self._actors if stage.backend == "ray" else self._processes
+        assert made is not None
+        return made.operator(stage, self.context(stage.name, index))
 
     def _open(self, stage: str, worker: Worker) -> None:
         try:
@@ -326,18 +340,19 @@ class Runtime:
         """The life of a worker's thread."""
         worker.meter.thread_begins()
         enter_worker(self.seed, stage.name)
+        if stage.backend == "ray" and worker.index and not self._others_have_begun(stage.name):
+            return
         try:
             self._open(stage.name, worker)
         except BaseException as error:
             with self._lock:
                 self._open_error = error if self._open_error is None else self._open_error
-                self._opening -= 1
+                late = None if self._closed else self.run
                 self._condition.notify_all()
+            if late is not None and not isinstance(error, Cancelled):
+                late.fail(error)
             return
-        with self._lock:
-            self._opening -= 1
-            self._condition.notify_all()
-        seen = 0
+        seen = self._join(stage.name)
         try:
             while True:
                 with self._lock:
@@ -364,6 +379,30 @@ class Runtime:
         finally:
             worker.meter.thread_ends()
             self._close_operators(stage.name, worker)
+
+    def _others_have_begun(self, stage: str) -> bool:
+        """Blocks until every other stage has a worker: in a small cluster the second actor of one could take the room
+        that the first of another needs. False where the start has failed."""
+        with self._lock:
+            while any(n for name, n in self._to_open.items() if name != stage):
+                if self._closed or self._open_error is not None:
+                    return False
+                self._condition.wait()
+        return True
+
+    def _join(self, stage: str) -> int:
+        """The calling worker is ready: it enters the run that there is, if it comes late. Returns the last run that it
+        has nothing to do with."""
+        with self._lock:
+            self._ready.add(threading.current_thread())
+            self._to_open[stage] = max(0, self._to_open[stage] - 1)
+            self._condition.notify_all()
+            run = self.run
+            if run is None:
+                return self._run_number
+            run.activity.attach()
+            self._inside.add(threading.current_thread())
+            return self._run_number - 1
 
     def _close_operators(self, stage: str, opened: Worker | Source) -> None:
         """Close what was opened, each once; what that raises is warned of at the end."""
@@ -428,6 +467,9 @@ class Runtime:
         if self._processes is not None:
             self._processes.close()
             self._processes = None
+        if self._actors is not None:
+            self._actors.close()
+            self._actors = None
         self.workers, self.readers = {}, {}
         self.run = None
         for message in warned:  # last: where warnings are errors the rest is done

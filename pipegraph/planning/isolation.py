@@ -44,6 +44,12 @@ def isolate(plan: Plan) -> Isolation:
         GraphError: a stage on the trainer's side is not one-to-one; says which and why.
     """
     staying = {stage.name for stage in plan.running if _works_on_devices(stage)}
+    for stage in plan.running:
+        if stage.backend == "ray":
+            raise GraphError(
+                f"isolate=True: stage {stage.name!r} has backend='ray', whose work is in other processes already; "
+                "leave out isolate=True"
+            )
     below: dict[str, StagePlan] = {}
     edge = plan.output
     while staying:

@@ -81,7 +81,12 @@ class StagePlan:
     @property
     def remote(self) -> bool:
         """Whether its operator works elsewhere than in its workers' threads: in processes, or under a deadline."""
-        return self.backend == "process" or self.spec.timeout is not None
+        return self.away or self.spec.timeout is not None
+
+    @property
+    def away(self) -> bool:
+        """Whether its operator works outside of this process: in worker processes, or in Ray actors."""
+        return self.backend in ("process", "ray")
 
 
 @dataclass(frozen=True)
@@ -236,8 +241,11 @@ class Plan:
         ]
 
     def _crossing(self, stage: StagePlan) -> str:
-        """What a stage that runs in processes is given and sends back, for the printed plan."""
-        where = "a process of its own" if stage.workers == 1 else f"{stage.workers} processes of its own"
+        """What a stage that runs in processes or actors is given and sends back, for the printed plan."""
+        one, several = (
+            ("a process", "processes") if stage.backend == "process" else ("a Ray actor", "Ray actors")
+        )
+        where = f"{one} of its own" if stage.workers == 1 else f"{stage.workers} {several} of its own"
         if isinstance(stage.operator, Source):
             given = (
                 "positions go there, samples come back"
@@ -281,7 +289,7 @@ class Plan:
             if stage.bypassed is not None:
                 lines.append(f"{stage.name}: {'left out: ' if stage.within is None else ''}{stage.bypassed}")
             lines += [f"{stage.name}: {note}" for note in stage.notes]
-            if stage.backend == "process" and stage.bypassed is None:
+            if stage.away and stage.bypassed is None:
                 lines.append(f"{stage.name}: {self._crossing(stage)}")
         lines.append(f"delivers: {self.output.stage}")
         if self.inelastic:

@@ -114,14 +114,10 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         spec = replace(spec, operator=operator)
     levels = [planned[edge.stage].level for edge in upstream]
     notes: list[str] = []
-    if spec.backend == "ray":
-        raise GraphError(
-            f"stage {spec.name!r}: backend='ray' is not available in this version; use 'process'"
-        )
     if spec.on_error != "raise":
         _check_policy(spec, operator)
     backend = spec.backend
-    if backend == "process":
+    if backend in ("process", "ray"):
         why = _why_here(operator)
         if why is not None:
             notes.append(f"runs in a thread: {why}")
@@ -174,7 +170,7 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         notes.append("with one worker it is always in order")
     # By what was asked for and not by the workers: those may change between save and load, and cursors may not.
     unordered = unordered or (not spec.ordered and (isinstance(operator, Source) or operator.shareable))
-    if backend != "process" and (drawn := draws_from(operator.functions())):
+    if backend in ("inline", "thread") and (drawn := draws_from(operator.functions())):
         notes.append(
             f"draws from {' and '.join(drawn)}, which all threads share: its numbers differ from run to run. Draw from "
             "a parameter rng, or use backend='process'"

@@ -168,7 +168,7 @@ def choose_memory(planned: dict[str, StagePlan]) -> None:
         readers = [
             s for s in planned.values() if s.bypassed is None and any(e.stage == name for e in s.upstream)
         ]
-        pins = [s for s in readers if _moves(s, "pinned")] if stage.backend != "process" else []
+        pins = [s for s in readers if _moves(s, "pinned")] if not stage.away else []
         if not pins and not any(
             isinstance(s.operator, Operator) and s.operator.reads_pinned() for s in readers
         ):

@@ -76,7 +76,7 @@ def demands(profile: Profile) -> dict[str, Demand]:
             core_s=(stage.busy if inline else stage.running or 0.0) * stage.workers * per_chunk,
             workers=0 if inline else stage.workers,
             feeds=tuple(feeds.get(name, ())),
-            locked=stage.backend != "process",
+            locked=stage.backend not in ("process", "ray"),
         )
     found[CONSUMER] = Demand(profile.step_s, profile.step_s, 0.0, 1, ())
     return found

@@ -47,6 +47,8 @@ class Overdue(Exception):
 class Host(Protocol):
     """The trainer's side of one worker. One thread calls; ``cancel`` may come from any thread at any moment."""
 
+    place: str
+    """Where the operator is, in words: ``"process"``."""
     gave_up: str
     """What is done with a worker that hangs, in words: ``"its process was ended"``."""
 

@@ -26,6 +26,15 @@ def under_deadline(stage: StagePlan, context: Context) -> Any:
     return remote(copy.copy(stage.operator), host, stage.name, timeout_s)
 
 
+def packing(plan: Plan, stage: StagePlan) -> Callable[[list[Any]], Any] | None:
+    """How the ``Batch`` right behind a stage wants its rows put together; None where there is none."""
+    below = [plan.stages[name] for name, _, _ in plan.consumers(stage.name)]
+    if stage.bundle is None or stage.bundle != below[0].name:
+        return None
+    assert isinstance(below[0].operator, Regroup)
+    return below[0].operator.packing()
+
+
 class Processes:
     """Made before the loader has threads: then the zygote can be a fork of this process.
 
@@ -55,19 +64,11 @@ class Processes:
         sent_as = f"={stage.operator.sent_as}" if stage.operator.sent_as else stage.name
         if sent_as not in self._sealed:
             self._sealed[sent_as] = Sealed(stage.operator, stage.name)
-        given = context, self._packing(stage)
+        given = context, packing(self._plan, stage)
         host = ProcessHost(
             self._zygote, self._sealed[sent_as], context, given, stage.spec.timeout, context.count
         )
         return remote(copy.copy(stage.operator), host, stage.name, stage.spec.timeout)
-
-    def _packing(self, stage: StagePlan) -> Callable[[list[Any]], Any] | None:
-        """How the ``Batch`` right behind a stage wants its rows put together; None where there is none."""
-        below = [self._plan.stages[name] for name, _, _ in self._plan.consumers(stage.name)]
-        if stage.bundle is None or stage.bundle != below[0].name:
-            return None
-        assert isinstance(below[0].operator, Regroup)
-        return below[0].operator.packing()
 
     def sidecar(self, plan: Plan, facts: tuple[int, int, int, int]) -> Sidecar:
         """The process that a whole plan runs in.

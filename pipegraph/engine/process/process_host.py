@@ -64,6 +64,7 @@ class ProcessHost:
 
     entry = ENTRY
     """What runs in the process."""
+    place = "process"
     gave_up = "its process was ended"
     extra: tuple[int, ...] = ()
     """Descriptors that it is given beside its own."""

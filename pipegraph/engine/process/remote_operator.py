@@ -1,4 +1,5 @@
-"""What a worker's thread holds in place of an operator that works elsewhere: in a process, or under a deadline.
+"""What a worker's thread holds in place of an operator that works elsewhere: in a process or a Ray actor, or under a
+deadline.
 
 It has the methods of an operator that the stage's loops call, and no others: tickets, order, memory, policies, cursors
 and states stay in the trainer and do not know. Here is decided what a death costs: work that can be done again is given
@@ -82,7 +83,7 @@ class _Remote:
         self._host.uncancel()
 
     def _blame(self, died: Died) -> WorkerDiedError:
-        error = WorkerDiedError(f"stage {self._stage!r}: the worker's process {died.reason}")
+        error = WorkerDiedError(f"stage {self._stage!r}: the worker's {self._host.place} {died.reason}")
         if died.stack:
             error.add_note(f"pipegraph: it stood at\n{died.stack}")
         return error
@@ -386,7 +387,9 @@ class RemoteHolder(_Remote):
             error = self._blame(died)
         except Overdue as late:
             error = self._late(late)
-        error.add_note("pipegraph: what the operator held is lost with its process; resume from a state")
+        error.add_note(
+            f"pipegraph: what the operator held is lost with its {self._host.place}; resume from a state"
+        )
         raise error
 
 

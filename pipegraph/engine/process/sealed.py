@@ -45,10 +45,7 @@ class Sealed:
         try:
             TreePickler(file, take).dump(value)
         except Exception as error:
-            raise GraphError(
-                f"stage {stage!r}: the operator cannot be sent to another process: {_culprit(value, error)}. "
-                f"Make it in open(context) or at first use, or {instead}"
-            ) from error
+            raise cannot_be_sent(value, stage, error, instead) from error
         parts = [file.getbuffer(), *buffers]
         self.spans: list[tuple[int, int]] = []
         end = 0
@@ -69,6 +66,16 @@ class Sealed:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def cannot_be_sent(
+    value: Any, stage: str, error: Exception, instead: str = "use backend='thread'"
+) -> GraphError:
+    """The error that says what in an object cannot be pickled."""
+    return GraphError(
+        f"stage {stage!r}: the operator cannot be sent to another process: {_culprit(value, error)}. "
+        f"Make it in open(context) or at first use, or {instead}"
+    )
 
 
 def unseal(fd: int, spans: list[tuple[int, int]]) -> Any:

@@ -167,6 +167,7 @@ class ThreadHost:
 
     pid: int | None = None
     """Of no process."""
+    place = "thread"
     gave_up = "its thread was left alone"
 
     def __init__(self, operator: Any, context: Context, timeout_s: float) -> None:

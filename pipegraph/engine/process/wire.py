@@ -67,6 +67,17 @@ def _tensor(buffer: Any, name: str, shape: tuple[int, ...], grad: bool) -> torch
     return made.requires_grad_() if grad else made
 
 
+def light_below(sizes: Sequence[int]) -> int:
+    """Buffers of a message that are smaller than this are copied out of it: a label that is kept must not keep the
+    images that came with it."""
+    light = sum(sizes) // SMALL_PART
+    if (
+        sum([nbytes for nbytes in sizes if nbytes < light]) > light
+    ):  # many of a size: it would copy nearly all
+        return 0
+    return light
+
+
 class TreePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles plain CPU tensors as their bytes."""
 
@@ -272,13 +283,9 @@ class Port:
         buffers: list[Any] = []
         if spans:
             memory = views.pop(0)
-            light = sum(nbytes for _, nbytes in spans) // SMALL_PART
-            small = [nbytes for _, nbytes in spans if nbytes < light]
-            if sum(small) > light:  # many of a size: copying them would copy nearly all
-                light = 0
+            light = light_below([nbytes for _, nbytes in spans])
             for start, nbytes in spans:
                 span = memory[start : start + nbytes]
-                # A label that is kept must not keep the images that came with it.
                 buffers.append(bytearray(span) if nbytes < light else span)
             if not inline:
                 stream = buffers.pop(0)

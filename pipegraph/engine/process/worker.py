@@ -88,7 +88,7 @@ def _needs_grad(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad
 
 
-class _Counts:
+class OperatorCounts:
     """What an operator has counted since the last answer."""
 
     def __init__(self) -> None:
@@ -279,7 +279,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
         own_process()
         enter_worker(context.seed, context.stage)
         try:
-            counts = _Counts()
+            counts = OperatorCounts()
             shared: dict[str, Any] = {}
             context.count, context.allocate = counts.add, port.slab
             context.share = lambda name, make: (
@@ -295,7 +295,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
         pass  # the trainer is gone
 
 
-def _serve(port: Port, page: Page, worker: ProcessWorker, counts: _Counts) -> None:
+def _serve(port: Port, page: Page, worker: ProcessWorker, counts: OperatorCounts) -> None:
     name = ""
     while name != "close":
         page.begin(NOTHING)

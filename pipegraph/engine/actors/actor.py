@@ -1,0 +1,104 @@
+"""What runs in an actor: the same worker as in a worker process, called through Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pipegraph.contracts import Context
+from pipegraph.engine.actors.parcel import Parcel, Received
+from pipegraph.engine.process.exceptions import Carried
+from pipegraph.engine.process.worker import NOTHING, Counts, Worker
+from pipegraph.global_generators import enter_worker, own_process
+
+NAMESPACE = b"pipegraph"
+"""Of the notes in the cluster's key-value store."""
+
+
+class Progress:
+    """The row in work and when it was begun; while ``noting`` also where it can be read when this process is gone."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._row, self._since = NOTHING, time.monotonic_ns()
+        self.noting = False
+
+    def begin(self, row: int) -> None:
+        """A row is begun."""
+        self._row, self._since = row, time.monotonic_ns()
+        if self.noting:
+            with contextlib.suppress(Exception):  # without the cluster's head nobody reads it either
+                from ray.experimental.internal_kv import _internal_kv_put
+
+                _internal_kv_put(self._key, b"%d" % row, namespace=NAMESPACE)
+
+    def look(self) -> tuple[int, float]:
+        """``(row, seconds since it was begun)``."""
+        return self._row, (time.monotonic_ns() - self._since) / 1e9
+
+
+class StageActor:
+    """An actor of a stage. One thread calls ``start`` and ``call``; ``look`` has another one, where it is called."""
+
+    def __init__(self, key: bytes) -> None:
+        self._progress = Progress(key)
+        self._counts = Counts()
+        self._worker: Worker | None = None
+        self._thread = 0
+
+    def start(self, sealed: Received, context: Context, pack: Callable[[list[Any]], Any] | None) -> Parcel:
+        """Open the operator; what that raises is returned."""
+        torch.set_num_threads(1)
+        if "cv2" in sys.modules:
+            sys.modules["cv2"].setNumThreads(0)
+        own_process()
+        enter_worker(context.seed, context.stage)
+        self._thread = threading.get_ident()
+        shared: dict[str, Any] = {}
+        context.count = self._counts.add
+        context.share = lambda name, make: shared[name] if name in shared else shared.setdefault(name, make())
+        try:
+            self._worker = Worker(self._progress, sealed.shared(), context, Carried, pack)
+        except BaseException as error:
+            return self._answer(Carried(error))
+        return self._answer(None)
+
+    def call(self, noting: bool, request: Received) -> Parcel:
+        """Call a method of the worker."""
+        self._progress.noting = noting
+        self._progress.begin(0)
+        try:
+            name, args = request.open()
+        except Exception as error:
+            error.add_note("pipegraph: what the stage was given cannot be read in its actor")
+            return self._answer(Carried(error))
+        del request
+        try:
+            result = getattr(self._worker, name)(*args)
+        except BaseException as error:
+            result = Carried(error)
+        del args
+        return self._answer(result)
+
+    def _answer(self, result: Any) -> Parcel:
+        counts = self._counts.take()
+        try:
+            answer = Parcel((result, counts))
+        except Exception as error:
+            error.add_note("pipegraph: what the function returned cannot be sent from its actor")
+            answer = Parcel((Carried(error), counts))
+        self._progress.begin(NOTHING)
+        return answer
+
+    def look(self) -> tuple[int, float, str]:
+        """``(row in work, seconds since it was begun, the stack at which it stands)``."""
+        row, spent_s = self._progress.look()
+        frame = sys._current_frames().get(self._thread)
+        return row, spent_s, "" if frame is None else "".join(traceback.format_stack(frame))

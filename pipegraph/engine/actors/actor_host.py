@@ -1,0 +1,306 @@
+"""The trainer's side of one actor: calls with deadlines, deaths, new actors, the end.
+
+The behaviour contract is that of ``process.process_host``, with these differences (what differs from both is a bug):
+
+* Ray tells of the end of an actor, or of its node; an answer that was lost with the node's memory counts as its end.
+* Which row was in work is not known where the process is gone with its memory. So the next actor notes each row that it
+  begins in the cluster's key-value store, for its first ``NOTED_CALLS`` calls: work that ends every process is found by
+  that. Such an end counts as one between two rows until then.
+* An actor waits for its resources without limit, and says so after ``PATIENCE_S``.
+
+Invariant: under ``_condition`` are what an answer, a cancellation and the calling thread tell each other; Ray's thread
+only notifies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from time import monotonic
+from typing import Any
+
+import ray
+from ray import exceptions as lost
+
+from pipegraph.contracts import Context
+from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.actors.actor import NAMESPACE, StageActor
+from pipegraph.engine.actors.parcel import Parcel, Received
+from pipegraph.engine.process.contract import Died, Overdue
+from pipegraph.engine.process.exceptions import Carried
+from pipegraph.engine.process.process_host import GRACE_S, STARTS
+from pipegraph.engine.process.worker import NOTHING
+
+log = logging.getLogger("pipegraph")
+
+NOTED_CALLS = 8
+"""Calls of an actor in which it notes its rows, where the one before it has died: one more than it takes to do a bundle
+again in parts."""
+
+PATIENCE_S = 30.0
+"""How long an actor may take to be there before the log says what it may be waiting for."""
+
+LOOK_S = 5.0
+"""How long an actor may take to say where it stands; one whose code holds the interpreter lock never does."""
+
+_LOST = (
+    lost.RayActorError,
+    lost.ObjectLostError,
+    lost.ObjectFetchTimedOutError,
+    lost.WorkerCrashedError,
+    lost.OutOfMemoryError,
+    lost.NodeDiedError,
+)
+
+
+class ActorHost:
+    """See the module docstring. One thread calls; ``cancel`` may come from any.
+
+    Args:
+        options: of the actor, as Ray takes them.
+        sealed: a reference to the operator's parcel.
+        context: what the operator is opened with.
+        pack: how the ``Batch`` behind it wants rows, where there is one.
+        timeout_s: for one row; None waits for ever.
+    """
+
+    pid: int | None = None
+    """Of no process of this machine."""
+    place = "actor"
+    gave_up = "its actor was ended"
+
+    def __init__(
+        self,
+        options: dict[str, Any],
+        sealed: Any,
+        context: Context,
+        pack: Callable[[list[Any]], Any] | None,
+        timeout_s: float | None,
+    ) -> None:
+        self._options = options
+        self._sealed = sealed
+        self._context = context
+        self._pack = pack
+        self._timeout_s = timeout_s
+        self._condition = threading.Condition()
+        self._cancelled = False
+        self._actor: Any = None
+        self._left: Future[Any] | None = None  # the answer to a call that was cancelled
+        self._key = uuid.uuid4().bytes
+        self._to_note = 0
+        self._noting = False
+        self.deaths = 0
+
+    def start(self) -> None:
+        """Make the actor and open the operator in it; blocks until the cluster has room for it.
+
+        Raises:
+            Exception: what ``open`` raised there.
+            Died: it ended as it started, several times.
+            Cancelled: the trainer stops.
+        """
+        for _ in range(STARTS):
+            try:
+                with self._context.stopping.ending(self.cancel):
+                    return self._start()
+            except Died as died:
+                last = died
+        raise Died(f"{last.reason}, each time that it was started", NOTHING, "")
+
+    def _start(self) -> None:
+        self._actor = ray.remote(**self._options)(StageActor).remote(self._key)
+        try:
+            self._result(self._actor.start.remote(self._sealed, self._context, self._pack), opening=True)
+        except Died:
+            raise
+        except BaseException:
+            self._end()
+            raise
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call a method of the worker there; see ``process.worker.Worker``.
+
+        Raises:
+            Exception: what it raised there, with the text of its traceback as cause.
+            Died, Overdue, Cancelled: see the module docstring.
+        """
+        if self._left is not None:  # its actor is in work, perhaps for long
+            with contextlib.suppress(Exception):
+                self._answer(self._left)
+        if self._actor is None:
+            self.start()
+        self._noting = self._to_note > 0
+        self._to_note = max(0, self._to_note - 1)
+        return self._result(self._actor.call.remote(self._noting, Parcel((name, args))))
+
+    def _result(self, reference: Any, opening: bool = False) -> Any:
+        result, counts = self._answer(reference.future(), opening)
+        for name, n in counts.items():
+            self._context.count(name, n)
+        if result.__class__ is Carried:
+            raise result.error()
+        return result
+
+    def _answer(self, answer: Future[Any], opening: bool = False) -> Any:
+        self._left = answer
+        answer.add_done_callback(self._notify)
+        if opening:
+            if not self._await(answer, PATIENCE_S):
+                self._say_what_is_waited_for()
+                self._await(answer, None)
+        elif not self._await(answer, self._timeout_s):
+            self._await_rows(answer)
+        self._left = None
+        try:
+            received: Received = answer.result()
+        except _LOST as error:
+            raise self._died(error) from None
+        del answer
+        try:
+            return received.open()
+        except Exception as error:
+            error.add_note("pipegraph: what the function returned cannot be read in the trainer's process")
+            raise
+
+    def _notify(self, answer: Future[Any]) -> None:
+        with self._condition:
+            self._condition.notify_all()
+
+    def _await(self, answer: Future[Any], timeout_s: float | None) -> bool:
+        """Whether there is an answer in time."""
+        deadline = None if timeout_s is None else monotonic() + timeout_s
+        with self._condition:
+            while not answer.done():
+                if self._cancelled:
+                    raise Cancelled
+                left_s = None if deadline is None else deadline - monotonic()
+                if left_s is not None and left_s <= 0:
+                    return False
+                self._condition.wait(left_s)
+        return True
+
+    def _await_rows(self, answer: Future[Any]) -> None:
+        """Blocks until there is an answer, as long as no row takes longer than it may."""
+        assert self._timeout_s is not None
+        while True:
+            look = self._actor.look.options(concurrency_group="look").remote().future()
+            look.add_done_callback(self._notify)
+            if not self._await(look, LOOK_S):
+                if not self._noting:
+                    raise self._died("did not say where it stands when its item took longer than it may")
+                self._end()
+                raise Overdue(self._noted(), "(the code in work does not let Python say where)")
+            try:
+                row, spent_s, stack = look.result()
+            except _LOST:
+                self._await(answer, None)  # which says the same
+                return
+            if answer.done():
+                return
+            if spent_s >= self._timeout_s:
+                self._end()
+                raise Overdue(max(row, 0), stack)
+            if self._await(answer, max(0.001, self._timeout_s - spent_s)):
+                return
+
+    def _died(self, error: Exception | str) -> Died:
+        row = self._noted() if self._noting else NOTHING
+        self._end()
+        self.deaths += 1
+        self._to_note = NOTED_CALLS
+        return Died(error if isinstance(error, str) else _reason(error), row, "")
+
+    def _noted(self) -> int:
+        from ray.experimental.internal_kv import _internal_kv_get
+
+        with contextlib.suppress(Exception):
+            found = _internal_kv_get(self._key, namespace=NAMESPACE)
+            if found is not None:
+                return int(found)
+        return NOTHING
+
+    def _end(self) -> None:
+        actor, self._actor, self._left = self._actor, None, None
+        if actor is not None and ray.is_initialized():
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+
+    def _say_what_is_waited_for(self) -> None:
+        wanted = {
+            name: amount
+            for name, amount in self._options.items()
+            if name in ("num_cpus", "num_gpus", "memory")
+        }
+        with contextlib.suppress(Exception):
+            log.warning(
+                "stage %r: worker %d still waits for its Ray actor. It wants %s; free in the cluster: %s. It joins "
+                "when there is room; fewer workers=, smaller resources= or more nodes would help",
+                *(self._context.stage, self._context.worker),
+                *({**wanted, **self._options["resources"]}, ray.available_resources()),
+            )
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """End a call that waits, and those to come until :meth:`uncancel`. Any thread."""
+        self._set_cancelled(True)
+
+    def uncancel(self) -> None:
+        """Calls may wait again."""
+        self._set_cancelled(False)
+
+    def _set_cancelled(self, cancelled: bool) -> None:
+        with self._condition:
+            self._cancelled = cancelled
+            self._condition.notify_all()
+
+    def close(self, grace_s: float = GRACE_S) -> None:
+        """End the actor; idempotent.
+
+        Raises:
+            Exception: what the operator's ``close`` raised there.
+        """
+        if self._actor is None:
+            return
+        self.uncancel()
+        error = None
+        try:
+            if grace_s and ray.is_initialized():
+                error = self._close_operator(grace_s)
+        finally:
+            if self.deaths and ray.is_initialized():
+                self._forget_notes()
+            self._end()
+        if error is not None:
+            raise error
+
+    def _close_operator(self, grace_s: float) -> BaseException | None:
+        answer = self._actor.call.remote(False, Parcel(("close", ()))).future()
+        answer.add_done_callback(self._notify)
+        if not self._await(answer, grace_s):
+            return None  # it is in the middle of a long item, which nobody waits for: it is killed
+        with contextlib.suppress(lost.RayError):
+            result, _ = answer.result().open()
+            return result.error() if isinstance(result, Carried) else None
+        return None
+
+    def _forget_notes(self) -> None:
+        from ray.experimental.internal_kv import _internal_kv_del
+
+        with contextlib.suppress(Exception):
+            _internal_kv_del(self._key, namespace=NAMESPACE)
+
+
+def _reason(error: Exception) -> str:
+    """What Ray says of an end, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [
+        line for line in lines if line.startswith(("The actor is dead because", "The actor died because"))
+    ]
+    return f"has died: {(told or lines or [type(error).__name__])[0].partition(' Some common causes')[0]}"

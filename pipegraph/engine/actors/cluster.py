@@ -1,0 +1,93 @@
+"""The actors of one loader: what starts them, and what they are given."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from pipegraph.contracts import Context
+from pipegraph.engine.actors.parcel import Parcel
+from pipegraph.engine.process.pool import packing
+from pipegraph.engine.process.remote_operator import remote
+from pipegraph.engine.process.sealed import cannot_be_sent
+from pipegraph.errors import GraphError, MissingExtraError
+from pipegraph.planning.plan import Plan, StagePlan
+
+NAMED = ("num_cpus", "num_gpus", "memory", "accelerator_type", "label_selector")
+"""Resources that Ray has options of their own for."""
+
+
+class Cluster:
+    """Actors on the Ray cluster to which this process is connected.
+
+    Args:
+        plan: whose stages they are.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        GraphError: the process is not connected, or through Ray Client.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        try:
+            import ray
+        except ImportError as error:
+            raise MissingExtraError("ray", "ray", "backend='ray'") from error
+        if not ray.is_initialized():
+            raise GraphError(
+                "backend='ray' runs on the Ray cluster that this process is connected to, and it is to none: call "
+                "ray.init(address='auto') first (or ray.init() for one on this machine alone)"
+            )
+        if ray.util.client.ray.is_connected():
+            raise GraphError(
+                "backend='ray' needs the trainer on a node of the cluster: through Ray Client (ray://) every batch "
+                "would cross a proxy. Submit the trainer as a job, or start it on a node"
+            )
+        self._sealed: dict[str, Any] = {}
+
+    def operator(self, stage: StagePlan, context: Context) -> Any:
+        """What one worker of a stage holds in place of its operator.
+
+        Raises:
+            GraphError: the operator cannot be sent to another process.
+        """
+        import ray
+
+        from pipegraph.engine.actors.actor_host import ActorHost
+
+        sent_as = f"={stage.operator.sent_as}" if stage.operator.sent_as else stage.name
+        if sent_as not in self._sealed:
+            try:
+                parcel = Parcel(stage.operator)
+            except Exception as error:
+                raise cannot_be_sent(stage.operator, stage.name, error) from error
+            self._sealed[sent_as] = ray.put(parcel)
+        spec = stage.spec
+        options = actor_options(spec.resources or {}, spec.runtime_env, spec.timeout is not None)
+        host = ActorHost(options, self._sealed[sent_as], context, packing(self._plan, stage), spec.timeout)
+        return remote(copy.copy(stage.operator), host, stage.name, spec.timeout)
+
+    def close(self) -> None:
+        """Once every worker has closed its own."""
+        self._sealed.clear()
+
+
+def actor_options(
+    resources: Mapping[str, float], runtime_env: Mapping[str, Any] | None, looked_at: bool
+) -> dict[str, Any]:
+    """What Ray is asked for one actor.
+
+    >>> actor_options({"num_cpus": 2, "decoder": 1}, None, False)["resources"]
+    {'decoder': 1}
+    """
+    options: dict[str, Any] = {"num_cpus": 1, "resources": {}}
+    for name, amount in resources.items():
+        (options if name in NAMED else options["resources"])[name] = amount
+    if runtime_env is not None:
+        options["runtime_env"] = dict(runtime_env)
+    if looked_at:  # by a thread of its own; without one the work is done in the process's main thread
+        options["concurrency_groups"] = {"look": 1}
+    # A node that is lost takes as few of a stage's actors with it as can be. What is done again is decided here.
+    return {**options, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}

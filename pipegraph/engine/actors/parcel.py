@@ -1,0 +1,121 @@
+"""What crosses between the trainer and an actor: one pickle and its buffers, as one object of Ray's.
+
+Trees of arrays are pickled as for worker processes. Ray lays the buffers of an object into its store, where the other
+side maps them: they are copied once, by the sender. A large buffer is then read in place, and the object stays in the
+store until the last array made of it is gone.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+
+from pipegraph.engine.process.wire import APART, TreePickler, light_below
+
+
+class Parcel:
+    """A pickled object on its way.
+
+    Args:
+        value: what to send.
+
+    Raises:
+        Exception: it cannot be pickled.
+    """
+
+    __slots__ = ("_buffers", "_stream", "nbytes")
+
+    def __init__(self, value: Any) -> None:
+        buffers: list[Any] = []
+
+        def take(buffer: pickle.PickleBuffer) -> bool:
+            if buffer.raw().nbytes < APART:
+                return True
+            buffers.append(buffer)
+            return False
+
+        file = io.BytesIO()
+        TreePickler(file, take).dump(value)
+        self._stream: Any = file.getbuffer()
+        self._buffers = buffers
+        self.nbytes = self._stream.nbytes + sum([buffer.raw().nbytes for buffer in buffers])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        stream = self._stream if self._stream.nbytes >= APART else bytes(self._stream)
+        given = stream if isinstance(stream, bytes) else pickle.PickleBuffer(stream)
+        return _received, (given, *self._buffers)
+
+
+class Received:
+    """A parcel that has come.
+
+    Nobody else reads it: its arrays may be written to, as those of every backend, though Ray gives them out read-only.
+    """
+
+    __slots__ = ("_buffers", "_stream")
+
+    def __init__(self, stream: Any, buffers: tuple[Any, ...]) -> None:
+        self._stream = stream
+        self._buffers = buffers
+
+    def open(self) -> Any:
+        """What was sent, with arrays over the received memory. Once.
+
+        Raises:
+            Exception: it cannot be made here.
+        """
+        spans = [memoryview(buffer).cast("B") for buffer in self._buffers]
+        light = light_below([span.nbytes for span in spans])
+        views = [bytearray(span) if span.nbytes < light else memoryview(_writable(span)) for span in spans]
+        self._buffers = ()
+        del spans
+        return pickle.loads(self._stream, buffers=views)
+
+    def shared(self) -> Any:
+        """What was sent, read by many: tensors and small arrays are copied, large arrays are read-only."""
+        views = [memoryview(buffer).cast("B") for buffer in self._buffers]
+        small = [bytearray(view) if view.nbytes < READ_IN_PLACE else view for view in views]
+        return _Unsealing(io.BytesIO(self._stream), buffers=small).load()
+
+
+READ_IN_PLACE = 1 << 20
+"""Bytes from which an array in an operator is read where it lies, by all actors of a machine."""
+
+
+class _Unsealing(pickle.Unpickler):
+    """Tensors know no read-only memory, so theirs is copied."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return _own_tensor if (module, name) == (TreePickler.__module__, "_tensor") else found
+
+
+def _own_tensor(buffer: Any, *rest: Any) -> Any:
+    from pipegraph.engine.process.wire import _tensor
+
+    return _tensor(bytearray(buffer), *rest)
+
+
+def _received(stream: Any, *buffers: Any) -> Received:
+    return Received(stream, buffers)
+
+
+class _Span:
+    """Memory of an object in Ray's store, as NumPy's array interface describes it: writable, and held."""
+
+    def __init__(self, span: memoryview) -> None:
+        held = np.frombuffer(span, np.uint8)
+        self._held = held
+        self.__array_interface__ = {
+            "data": (held.ctypes.data, False),
+            "shape": held.shape,
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def _writable(span: memoryview) -> Any:
+    return np.asarray(_Span(span)) if span.readonly else span

@@ -1,0 +1,205 @@
+"""Stages whose operators live in Ray actors: the same data, errors and policies as everywhere, and no actor left."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import GraphError, StageTimeoutError
+from pipegraph.testing.outcome import placed, run_pass
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def pipeline(fn, items=range(20), workers=2, **options):
+    graph = pg.Graph("g", seed=3)
+    source = graph.add(ops.FromSequence(items))
+    graph.add(ops.Map(fn), source, name="work", workers=workers, backend="ray", **options)
+    return graph
+
+
+def outcome(graph, **options):
+    with graph.loader(**options) as loader:
+        return run_pass(loader)
+
+
+def test_every_kind_of_stage_delivers_what_it_delivers_inline():
+    def draw(x, rng):
+        return {"key": x["key"], "x": float(rng.random()), "t": torch.rand(3)}
+
+    def make():
+        graph = pg.Graph("g", seed=3)
+        items = [{"key": f"k{i}", "v": np.full(2000, i)} for i in range(23)]
+        read = graph.add(ops.FromSequence(items, shuffle=True), name="read")
+        drawn = read.then(ops.Map(draw), name="draw")
+        some = drawn.then(ops.Filter(lambda x: x["x"] < 0.8), name="some")
+        twice = some.then(ops.FlatMap(lambda x: [x, x]), name="twice")
+        batches = twice.then(ops.Batch(4), name="batch")
+        batches.then(lambda batch: {**batch, "sum": batch["x"].sum()}, name="sum")
+        return graph
+
+    assert outcome(placed(make(), "ray", 2)) == outcome(placed(make(), "inline", 1))
+
+
+def test_what_comes_back_may_be_written_to_and_kept():
+    def make(x):
+        return {"small": np.full(3, x), "large": np.full(300_000, x), "tensor": torch.full((300_000,), x)}
+
+    with pipeline(make, range(6)).loader() as loader:
+        kept = []
+        for sample in loader:
+            for each in sample.values():
+                each[0] += 100
+            kept.append(sample)
+    for x, sample in enumerate(kept):
+        for each in sample.values():
+            assert each[0] == x + 100
+            assert each[1:].tolist() == [x] * (len(each) - 1)
+
+
+def test_what_a_function_is_given_may_be_written_to():
+    def change(sample):
+        sample["array"][0] = -1
+        sample["tensor"][0] = -1
+        return sample
+
+    items = [{"array": np.arange(50_000), "tensor": torch.arange(50_000)} for _ in range(3)]
+    graph = pg.Graph("g")
+    copies = graph.add(ops.FromIterable(lambda: iter(items)))
+    copies.then(change, name="work", backend="ray")
+    with graph.loader() as loader:
+        for sample in loader:
+            assert sample["array"][0] == -1 == sample["tensor"][0]
+    assert items[0]["array"][0] == 0
+
+
+def test_an_error_arrives_as_itself_with_its_traceback_and_the_samples_before_it():
+    def fail(x):
+        if x == 7:
+            raise KeyError("seven")
+        return x
+
+    with pipeline(fail).loader() as loader:
+        found = []
+        with pytest.raises(KeyError, match="seven") as caught:
+            found.extend(loader)
+    assert found == list(range(7))
+    assert "in fail" in str(caught.value.__cause__)
+    assert "sample 7 at position 7" in caught.value.__notes__[-1]
+
+
+def test_what_is_skipped_is_in_the_ledger():
+    graph = pipeline(lambda x: 1 // (x - 7), on_error=pg.Skip(1))
+    with graph.loader() as loader:
+        assert len(list(loader)) == 19
+        assert [each.key for each in loader.profile().quarantined] == [7]
+
+
+def test_a_sample_that_ends_its_actor_is_blamed_and_the_others_are_delivered():
+    graph = pipeline(lambda x: os._exit(3) if x == 13 else x, on_error=pg.Skip(1))
+    with graph.loader() as loader:
+        assert list(loader) == [x for x in range(20) if x != 13]
+        (lost,) = loader.profile().quarantined
+    assert lost.key == 13
+    assert "the worker's actor has died: The actor is dead because its worker process has died" in lost.error
+
+
+class Rows(pg.contracts.RowOperator):
+    """Adds one to each row; row 5 ends the process."""
+
+    def begin_batch(self, chunk):
+        return chunk, chunk.data.clone()
+
+    def do_row(self, batch, index, sample):
+        if batch[0].data[index] == 5:
+            os._exit(3)
+        batch[1][index] += 1
+
+    def end_batch(self, batch, kept):
+        chunk, made = batch
+        return chunk.select(kept, made[list(kept)])
+
+    def process(self, chunk):
+        raise AssertionError
+
+
+def test_a_row_of_a_batch_that_ends_its_actor_is_left_out():
+    graph = pg.Graph("g")
+    batches = graph.add(ops.FromSequence(range(16))).then(ops.Batch(8))
+    batches.then(Rows(), name="work", backend="ray", on_error=pg.Skip(1))
+    with graph.loader() as loader:
+        assert [batch.tolist() for batch in loader] == [[1, 2, 3, 4, 5, 7, 8], list(range(9, 17))]
+
+
+def test_an_item_that_takes_too_long_fails_with_its_stack():
+    def hang(x):
+        if x == 13:
+            time.sleep(100)
+        return x
+
+    with pipeline(hang, timeout=1.0).loader() as loader:
+        found = []
+        with pytest.raises(
+            StageTimeoutError, match=r"longer than timeout=1 s; its actor was ended"
+        ) as caught:
+            found.extend(loader)
+    assert found == list(range(13))
+    assert "in hang" in "".join(caught.value.__notes__)
+
+
+class Failing:
+    def __reduce__(self):
+        raise TypeError("a lock cannot be sent")
+
+
+def test_what_cannot_be_sent_is_named_at_the_start():
+    held = Failing()
+    graph = pipeline(lambda x: held)
+    with (
+        graph.loader() as loader,
+        pytest.raises(GraphError, match="stage 'work': the operator cannot be sent"),
+    ):
+        list(loader)
+
+
+def test_what_an_operator_raises_as_it_opens_is_raised_at_the_start():
+    class Opens(pg.Operator):
+        def open(self, context):
+            raise OSError("no such device")
+
+        def process(self, chunk):
+            return chunk
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence([1])).then(Opens(), name="work", backend="ray")
+    with graph.loader() as loader, pytest.raises(OSError, match="no such device") as caught:
+        list(loader)
+    assert "stage 'work': worker 0 could not be started" in "".join(caught.value.__notes__)
+
+
+def test_actors_that_there_is_no_room_for_join_later_and_nobody_waits_for_them(cluster):
+    graph = pipeline(lambda x: (x, os.getpid()), range(40), workers=3, resources={"num_cpus": 8})
+    with graph.loader(epochs=2) as loader:
+        found = list(loader)
+        assert [x for x, _ in found] == list(range(40))
+        assert len({pid for _, pid in found}) <= 2
+
+
+def test_a_broken_off_pass_and_the_next_one():
+    with pipeline(lambda x: x).loader(epochs=2) as loader:
+        for x in loader:
+            if x == 3:
+                break
+        assert list(loader) == list(range(20))
+
+
+def test_no_actor_is_left(live_actors):
+    for ends in (list, lambda loader: next(iter(loader))):
+        with pipeline(lambda x: x).loader() as loader:
+            ends(loader)
+            assert len(live_actors()) == 2
+        assert not live_actors()
