@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pipegraph.operators.normalize import ToLayout as ToLayout
     from pipegraph.operators.packing import Pack as Pack
     from pipegraph.operators.padding import Pad as Pad
+    from pipegraph.operators.ray_data import FromRayData as FromRayData
     from pipegraph.operators.rounds import Repeat as Repeat
     from pipegraph.operators.shards import ShardSelect as ShardSelect
     from pipegraph.operators.tables import FromTable as FromTable
@@ -62,6 +63,7 @@ _MODULES = {
     "normalize": "Normalize ToDtype ToLayout",
     "packing": "Pack",
     "padding": "Pad",
+    "ray_data": "FromRayData",
     "rounds": "Repeat",
     "shards": "ShardSelect",
     "from_iterable": "FromIterable",

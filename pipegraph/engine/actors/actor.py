@@ -15,14 +15,14 @@ import torch
 from pipegraph.contracts import Context
 from pipegraph.engine.actors.parcel import Parcel, Received
 from pipegraph.engine.process.exceptions import Carried
-from pipegraph.engine.process.worker import NOTHING, Counts, Worker
+from pipegraph.engine.process.worker import NOTHING, OperatorCounts, ProcessWorker
 from pipegraph.global_generators import enter_worker, own_process
 
 NAMESPACE = b"pipegraph"
 """Of the notes in the cluster's key-value store."""
 
 
-class Progress:
+class ActorProgress:
     """The row in work and when it was begun; while ``noting`` also where it can be read when this process is gone."""
 
     def __init__(self, key: bytes) -> None:
@@ -48,9 +48,9 @@ class StageActor:
     """An actor of a stage. One thread calls ``start`` and ``call``; ``look`` has another one, where it is called."""
 
     def __init__(self, key: bytes) -> None:
-        self._progress = Progress(key)
-        self._counts = Counts()
-        self._worker: Worker | None = None
+        self._progress = ActorProgress(key)
+        self._counts = OperatorCounts()
+        self._worker: ProcessWorker | None = None
         self._thread = 0
 
     def start(self, sealed: Received, context: Context, pack: Callable[[list[Any]], Any] | None) -> Parcel:
@@ -65,7 +65,7 @@ class StageActor:
         context.count = self._counts.add
         context.share = lambda name, make: shared[name] if name in shared else shared.setdefault(name, make())
         try:
-            self._worker = Worker(self._progress, sealed.shared(), context, Carried, pack)
+            self._worker = ProcessWorker(self._progress, sealed.shared(), context, Carried, pack)
         except BaseException as error:
             return self._answer(Carried(error))
         return self._answer(None)
