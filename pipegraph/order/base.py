@@ -8,8 +8,10 @@ import operator
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar, final
 
+import numpy as np
+
 from pipegraph.errors import GraphError, StateError
-from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
+from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, total_samples
 from pipegraph.order.left import Pairs, check_history, steps_begun
 from pipegraph.order.permutation import key64
 from pipegraph.order.visits import Visits
@@ -22,6 +24,9 @@ JsonDict: TypeAlias = dict[str, str | int | bool | None]
 
 # Positions that may stand in for each other, where the order has no windows of its own.
 SUBSTITUTES = 1_024
+
+# Places drawn in search of a block that no try has drawn from yet.
+ELSEWHERE_DRAWS = 16
 
 V = TypeVar("V", bound=str)
 
@@ -170,8 +175,8 @@ class Order(abc.ABC):
 
         The first try is a keyed draw among the others of the position's window: the
         window's blocks in ``LaneOrder``, else aligned windows of 1,024 positions. A
-        sample alone in its window is its own substitute. Later tries draw from other
-        windows: where a whole block is broken, nothing in its own can stand in.
+        sample alone in its window is its own substitute. Each later try draws from the whole
+        set, in a block that no earlier one has tried: where a block is broken, nothing in it can stand in.
 
         Args:
             attempt: >= 0; each one draws anew.
@@ -181,10 +186,41 @@ class Order(abc.ABC):
         if position < 0 or not total:
             raise GraphError(f"{self!r}: position {position} of a layout with {total} samples")
         position = int(position) % total
-        if attempt:
-            position = key64("elsewhere", seed, epoch, position, attempt) % total
-        draw = key64("substitute", seed, epoch, position, attempt) // 2
-        return self._substitute(layout, position, draw, int(seed), int(epoch))
+        draw = key64("substitute", seed, epoch, position, 0) // 2
+        found = self._substitute(layout, position, draw, int(seed), int(epoch))
+        if not attempt:
+            return found
+        ends = np.cumsum(block_samples(layout))
+        tried: set[int] = set()
+        for number in range(1, attempt + 1):
+            here = self._samples(layout, np.array([position, found]), int(seed), int(epoch))
+            tried.update(np.searchsorted(ends, here, side="right").tolist())
+            found = self._elsewhere(layout, position, number, ends, tried, int(seed), int(epoch))
+        return found
+
+    def _elsewhere(
+        self,
+        layout: LayoutLike,
+        position: int,
+        number: int,
+        ends: Int64Array,
+        tried: set[int],
+        seed: int,
+        epoch: int,
+    ) -> int:
+        """Another position, drawn from all, in a block that was not tried yet where one is found."""
+        found = position
+        for again in range(ELSEWHERE_DRAWS):
+            place = key64("elsewhere", seed, epoch, position, number, again) % int(ends[-1])
+            if place == position:
+                continue
+            found = place
+            if len(ends) == 1:
+                break
+            there = self._samples(layout, np.array([place]), seed, epoch)
+            if int(np.searchsorted(ends, there[0], side="right")) not in tried:
+                break
+        return found
 
     @abc.abstractmethod
     def config(self) -> JsonDict:

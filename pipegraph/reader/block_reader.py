@@ -8,7 +8,6 @@ scheduled at all, is loaded when a worker asks for it: the schedule affects timi
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 from collections import deque
@@ -18,6 +17,7 @@ from time import perf_counter
 from typing import Any, final
 
 from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.process.exceptions import copied
 from pipegraph.errors import LoaderClosedError
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.block_table import BlockEntry, BlockTable
@@ -175,7 +175,8 @@ class BlockReader:
                         assert entry.error is not None
                         if (epoch, step) not in entry.raised_at:
                             entry.raised_at.add((epoch, step))
-                            raise _again(entry.error)
+                            # Notes that one sample's error gets must not show at the others.
+                            raise copied(entry.error)
                         self._table.drop(entry)
                         continue
                     elif entry.state == "waiting" and not entry.awaited:
@@ -368,14 +369,3 @@ class BlockReader:
             states = [entry.state for entry in self._table]
         shown = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "empty"
         return f"<BlockReader {os.getpid()}: {shown}>"
-
-
-def _again(error: Exception) -> Exception:
-    """A copy of the error for another sample, so that notes added to one do not show at the others."""
-    try:
-        fresh = copy.copy(error)
-    except Exception:  # its class wants other arguments than it keeps
-        return error
-    fresh.__notes__ = list(getattr(error, "__notes__", ()))
-    fresh.__cause__ = error.__cause__
-    return fresh.with_traceback(error.__traceback__)

@@ -195,6 +195,17 @@ def test_a_substitute_is_another_sample_and_each_attempt_draws_anew(order):
     assert all(0 <= position < 180 for position in drawn)
     assert drawn == [order.substitute(layout, 280, attempt, 3, 1) for attempt in range(40)]
     assert order.substitute(1, 0, 0) == 0
+    assert order.substitute(1, 0, 2) == 0
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+def test_later_substitutes_come_from_blocks_not_tried_yet(order):
+    layout = [60] * 4
+    for position in range(0, 240, 7):
+        tried = [position, *(order.substitute(layout, position, attempt, 3, 1) for attempt in range(3))]
+        own, first, second, third = order.samples_at(layout, np.array(tried), 3, 1) // 60
+        assert second not in (own, first)
+        assert third not in (own, first, second)
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)

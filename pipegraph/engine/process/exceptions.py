@@ -39,22 +39,39 @@ class Carried:
     def error(self) -> BaseException:
         """The exception, with the worker's traceback as its cause."""
         try:
-            kind, args, attributes, notes = pickle.loads(self._pickled)
-            try:
-                error: BaseException = kind.__new__(kind, *args)
-            except (
-                TypeError
-            ):  # of two built-in bases the one that comes second has another __new__ (MemoryError)
-                error = BaseException.__new__(kind, *args)
-            if notes:
-                attributes["__notes__"] = notes
-            for name, value in {"args": args, **attributes}.items():
-                object.__setattr__(error, name, value)  # a frozen dataclass refuses the plain way
+            error = _made(*pickle.loads(self._pickled))
         except Exception:
             error = RuntimeError(self._what)
         if error.__cause__ is None:
             object.__setattr__(error, "__cause__", RemoteTraceback(self._text))
         return error
+
+
+def copied(error: BaseException) -> BaseException:
+    """The exception once more, with its traceback and cause; notes added to one do not show at the other."""
+    attributes = {**_slots(error), **getattr(error, "__dict__", {})}
+    notes = list(attributes.pop("__notes__", ()))
+    try:
+        fresh = _made(type(error), error.args, attributes, notes)
+        object.__setattr__(fresh, "__cause__", error.__cause__)
+    except Exception:  # it refuses what it has itself
+        return error
+    return fresh.with_traceback(error.__traceback__)
+
+
+def _made(
+    kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any], notes: list[str] | None
+) -> BaseException:
+    """An exception made without its ``__init__``, which may want other arguments than ``args``."""
+    try:
+        error: BaseException = kind.__new__(kind, *args)
+    except TypeError:  # of two built-in bases the one that comes second has another __new__ (MemoryError)
+        error = BaseException.__new__(kind, *args)
+    if notes:
+        attributes = {**attributes, "__notes__": notes}
+    for name, value in {"args": args, **attributes}.items():
+        object.__setattr__(error, name, value)  # a frozen dataclass refuses the plain way
+    return error
 
 
 def _formatted(error: BaseException) -> list[str]:
