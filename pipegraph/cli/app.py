@@ -124,7 +124,13 @@ def profile(
 @app.command(epilog="Example:  pipegraph index 'data/train-*.tar' --out train.manifest.json")
 def index(
     parts: Annotated[list[str], typer.Argument(help="Shards: files, folders, globs, brace ranges, URLs.")],
-    out: Annotated[str, typer.Option(help="The manifest to write: a file, or a URL.")] = "manifest.json",
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="The manifest to write: a file, or a URL.",
+            show_default="manifest.json beside the shards, where graphs look for it",
+        ),
+    ] = None,
     checksums: Annotated[bool, typer.Option(help="Read every byte for checksums.")] = True,
     block_size: Annotated[
         str | None,

@@ -8,20 +8,21 @@ from collections.abc import Sequence
 
 from pipegraph.cli.progress_bars import ProgressLine
 from pipegraph.errors import GraphError, MissingExtraError
-from pipegraph.reader.manifests import cache_folder
-from pipegraph.storage import IndexProgress, StoreClient, build_manifest
+from pipegraph.reader.manifests import BESIDE, cache_folder, manifest_beside
+from pipegraph.storage import IndexProgress, StoreClient, build_manifest, expand_parts
 from pipegraph.storage.parts import is_url
 from pipegraph.storage.stores import safe_url
 from pipegraph.units import format_bytes, parse_bytes
 
 
 def run_index(
-    parts: Sequence[str], out: str, checksums: bool, block_size: str | None, store: Sequence[str]
+    parts: Sequence[str], out: str | None, checksums: bool, block_size: str | None, store: Sequence[str]
 ) -> None:
     """Index ``parts`` into the manifest ``out``; a run that was stopped resumes where it was.
 
     Args:
-        out: a path or URL.
+        out: a path or URL; None: ``manifest.json`` in the folder of the shards, where graphs look for it. If they lie
+            in several, or come over HTTP, in the folder at hand.
         block_size: such as ``"64 MB"``; None lets the size of the data set decide.
         store: options of the store, each ``name=value``.
     """
@@ -29,8 +30,13 @@ def run_index(
     block_nbytes = None if block_size is None else parse_bytes(block_size, "--block-size")
     with contextlib.ExitStack() as stack:
         client = journal = None
-        if any(map(is_url, [out, *parts])):
+        if any(map(is_url, [out or "", *parts])):
             client = stack.enter_context(StoreClient(options))
+        found = expand_parts(parts, store=client)
+        if out is None:
+            out = manifest_beside(found)
+            if out is None or out.startswith(("http://", "https://")):
+                out = BESIDE
         if is_url(out):
             folder = cache_folder() / "indexing"
             folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +54,7 @@ def run_index(
 
         try:
             manifest = build_manifest(
-                list(parts),
+                found,
                 out,
                 store=client,
                 checksums=checksums,

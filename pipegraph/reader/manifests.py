@@ -152,24 +152,37 @@ def find_manifest(
             "manifest=, or use order=pg.order.PartOrder(), which needs none"
         )
     made = replace(local_manifest(found, stopping), parts=tuple(found))
+    if not len(made) and any(part.size for part in found):
+        warnings.warn(
+            f"ShardSelect: {found[0].name!r}{' and the others' if len(found) > 1 else ''} hold no samples, so that epochs "
+            "are empty (in a tar, files without an extension belong to no sample)",
+            PipegraphWarning,
+            stacklevel=2,
+        )
     return Found(made, None, "made from the headers of the shards as they are now")
 
 
-def _beside(parts: Sequence[Part], store: StoreClient | None) -> Found | None:
-    """``manifest.json`` in the folder of the parts, if it lists them; a warning where it cannot be used."""
+def manifest_beside(parts: Sequence[Part]) -> str | None:
+    """Where the manifest of these parts is looked for: in their folder, if that is one."""
     folders = {part.uri.rpartition("/")[0] for part in parts}
     if len(folders) != 1:
         return None
     folder = folders.pop()
+    return os.path.join(folder, BESIDE) if parts[0].is_local else f"{folder}/{BESIDE}"
+
+
+def _beside(parts: Sequence[Part], store: StoreClient | None) -> Found | None:
+    """``manifest.json`` in the folder of the parts, if it lists them; a warning where it cannot be used."""
+    path = manifest_beside(parts)
+    if path is None:
+        return None
     try:
         if parts[0].is_local:
-            path = os.path.join(folder, BESIDE)
             if not os.path.exists(path):
                 return None
             manifest = Manifest.load(path)
         else:
             assert store is not None
-            path = f"{folder}/{BESIDE}"
             try:
                 manifest = _read(path, store)
             except StoreError:

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import IO, Any, Final
@@ -110,7 +110,7 @@ def build_manifest(
     path: str | os.PathLike[str] | None = None,
     *,
     form: Format | None = None,
-    store: StoreClient | None = None,
+    store: StoreClient | Mapping[str, Any] | None = None,
     workers: int = 8,
     checksums: bool = True,
     block_nbytes: int | None = None,
@@ -126,7 +126,8 @@ def build_manifest(
 
     Args:
         form: of all parts; else by each part's suffix.
-        store: for remote parts; else one is made from the environment.
+        store: for remote parts, or its options as for ``ShardSelect(store=...)``; what is missing comes from the
+            environment.
         workers: parts read at the same time.
         checksums: read every byte for CRC-32C of parts and blocks.
         block_nbytes: about how large blocks are; None: 8 MB, or what makes `MAX_BLOCKS` of a larger data set.
@@ -143,6 +144,8 @@ def build_manifest(
     if checksums:
         crc32c_extend()
     with contextlib.ExitStack() as stack:
+        if isinstance(store, Mapping):
+            store = stack.enter_context(StoreClient(store))
         found = expand_parts(parts, store=store)
         remote = path is not None and is_url(os.fspath(path))
         if store is None and (remote or not all(part.is_local for part in found)):

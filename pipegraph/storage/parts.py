@@ -195,7 +195,7 @@ def _folder(folder: str) -> Iterator[Part]:
 
     suffixes = known_suffixes()
     with os.scandir(folder) as entries:
-        files = [e for e in entries if e.is_file() and e.name.lower().endswith(suffixes)]
+        files = [e for e in entries if is_shard_name(e.name, suffixes) and e.is_file()]
     if not files:
         raise DataError(
             f"parts {folder!r}: no shard ({', '.join(suffixes)}) in folder {folder!r}; "
@@ -205,6 +205,11 @@ def _folder(folder: str) -> Iterator[Part]:
         yield _local(entry.path, entry.stat())
 
 
+def is_shard_name(name: str, suffixes: tuple[str, ...]) -> bool:
+    """Whether a file of a folder is taken for a shard: hidden ones, which globs leave out too, are none."""
+    return name.lower().endswith(suffixes) and not name.startswith(".")
+
+
 def _expand_url(pattern: str, store: StoreClient | None) -> Iterator[Part]:
     # In HTTP a "?" begins a query.
     magic = "*[" if pattern.startswith(("http://", "https://")) else "*[?"
@@ -212,9 +217,23 @@ def _expand_url(pattern: str, store: StoreClient | None) -> Iterator[Part]:
         if not (url.endswith("/") or any(c in url for c in magic)):
             yield Part(url, None)
         elif store is not None:
-            yield from store.list(url)
+            yield from _listed(url, store)
         else:
             from .stores import StoreClient  # stores import Part
 
             with StoreClient() as client:
-                yield from client.list(url)
+                yield from _listed(url, client)
+
+
+def _listed(url: str, store: StoreClient) -> list[Part]:
+    from .formats import known_suffixes  # formats import Part
+
+    found = store.list(url)
+    if not url.endswith("/"):
+        return found
+    suffixes = known_suffixes()
+    # What lies beside shards, such as their manifest, is none.
+    shards = [part for part in found if is_shard_name(part.name, suffixes)]
+    if not shards:
+        raise DataError(f"parts {url!r}: no shard ({', '.join(suffixes)}) among its {len(found)} objects")
+    return shards

@@ -243,6 +243,32 @@ def test_index_writes_a_manifest_that_any_order_can_use(tmp_path, capsys):
     assert len(Manifest.load(out)) == 3
 
 
+def test_index_writes_where_graphs_look_for_it_and_folders_are_their_shards(tmp_path, monkeypatch, capsys):
+    from pipegraph.storage import Manifest, StoreClient, build_manifest
+
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "shards" / "a.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
+    for _ in range(2):  # the second time the manifest lies there
+        assert main(["index", str(tmp_path / "shards")]) == 0
+    assert len(Manifest.load(tmp_path / "shards" / "manifest.json")) == 2
+    pytest.importorskip("obstore")
+    with StoreClient() as store:
+        store.put("memory://beside/set/a.jsonl", b'{"n": 1}\n')
+        for _ in range(2):
+            assert main(["index", "memory://beside/set/"]) == 0
+        assert len(Manifest.load("memory://beside/set/manifest.json", store)) == 1
+        assert len(build_manifest("memory://beside/set/", store={})) == 1
+        store.put("memory://beside/notes/readme.txt", b"no shard")
+        assert main(["index", "memory://beside/notes/"]) == 2
+        assert "no shard (" in printed(capsys).err
+    assert not list((tmp_path / "elsewhere").iterdir())
+    (tmp_path / "b.jsonl").write_text('{"n": 3}\n')
+    assert main(["index", str(tmp_path / "shards"), str(tmp_path / "b.jsonl")]) == 0
+    assert len(Manifest.load("manifest.json")) == 3
+
+
 def test_index_reads_and_writes_stores_with_options_and_a_block_size(tmp_path, monkeypatch, capsys):
     pytest.importorskip("obstore")
     from pipegraph.storage import Manifest, StoreClient

@@ -1,6 +1,7 @@
 """Local shards that are broken, missing a manifest, and what the stage's policy makes of them."""
 
 import os
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,12 @@ def test_an_error_of_a_block_has_notes_of_one_sample_only(tmp_path: Path, monkey
     with graph.loader() as loader, pytest.raises(PlaceError, match="a at 3") as raised:
         list(loader)
     assert [note.partition(",")[0] for note in raised.value.__notes__] == ["pipegraph: stage 'load'"]
+
+
+def test_shards_without_samples_are_said(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("LICENSE"))
+    graph = pg.Graph("none")
+    graph.add(ops.ShardSelect(tmp_path)).then(ops.Load())
+    with graph.loader() as loader, pytest.warns(PipegraphWarning, match=r"'a\.tar' hold no samples"):
+        assert list(loader) == []

@@ -32,6 +32,12 @@ def test_a_folder_gives_the_files_with_a_known_suffix(folder: Path) -> None:
     assert "notes.txt" not in names(expand_parts(folder))
 
 
+def test_hidden_files_of_a_folder_are_no_shards(folder: Path) -> None:
+    named = [part.name for part in expand_parts(folder)]
+    (folder / "._b.tar").write_bytes(b"what macOS leaves beside files")
+    assert [part.name for part in expand_parts(folder)] == named
+
+
 def test_a_brace_range_keeps_its_zero_padding_and_its_order(folder: Path) -> None:
     assert names(expand_parts(str(folder / "part-{00009..00010}.tar"))) == [
         "part-00009.tar",

@@ -176,3 +176,10 @@ def test_archives_laid_end_to_end_are_not_cut_in_silence(make_tar: MakeTar) -> N
         samples(one)
     with LocalFile(one) as shard, pytest.raises(ShardError, match="more follows"):
         list(TAR.index(shard))
+
+
+def test_a_label_beside_a_class_says_which_two_collide(make_tar: MakeTar) -> None:
+    path = make_tar([("a.label", b"x"), ("a.cls", b"7")])
+    message = r"'label' twice .*a whole number in \.cls is the label"
+    with LocalFile(path) as file, pytest.raises(ShardError, match=message):
+        list(format_of(file.name).samples(file))

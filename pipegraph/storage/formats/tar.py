@@ -182,7 +182,10 @@ def _samples(found: Iterator[Member], window: _Window, file_name: str) -> Iterat
         elif field == "key":
             field = "_key"
         if field in sample:
-            raise ShardError(f"{file_name}: sample {key!r} has the field {field!r} twice (byte {header})")
+            both = ": a whole number in .cls is the label" if field == "label" else ""
+            raise ShardError(
+                f"{file_name}: sample {key!r} has the field {field!r} twice (byte {header}){both}"
+            )
         sample[field] = value
         if len(sample) > MAX_FIELDS:
             raise ShardError(f"{file_name}: sample {key!r} has more than {MAX_FIELDS} fields")
