@@ -18,7 +18,7 @@ from pipegraph.errors import LoaderClosedError, PipegraphWarning
 from pipegraph.testing.graphs import recipes, row_recipes
 from pipegraph.testing.outcome import DeliveredChunk, Outcome, assert_equal_chunks, run_pass, samples
 
-EXAMPLES = int(os.environ.get("PIPEGRAPH_FUZZ_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("PIPEGRAPH_FUZZ_EXAMPLES", "30"))
 DEADLINE_S = 60
 
 fuzzed = settings(

@@ -205,9 +205,9 @@ def test_what_batch_is_to_call_must_be_callable(options: dict[str, Any]) -> None
         ops.Batch(**options)
 
 
-def test_ten_thousand_epochs_of_one_item() -> None:
+def test_two_thousand_epochs_of_one_item() -> None:
     graph = pg.Graph("tiny")
     graph.add(ops.FromSequence([7])).then(abs, workers=2)
-    with graph.loader(epochs=10_000) as loader:
-        assert sum(item for _ in range(10_000) for item in loader) == 70_000
-        assert loader.epoch == 10_000
+    with graph.loader(epochs=2_000) as loader:
+        assert sum(item for _ in range(2_000) for item in loader) == 14_000
+        assert loader.epoch == 2_000
