@@ -4,54 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pipegraph.contracts import Component, FanOut, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.html import html_table
 from pipegraph.parameters import plain_parameters
-from pipegraph.policies import Policy, check_policy
+from pipegraph.policies import Policy
+from pipegraph.stage_spec import RESERVED, Backend, Edge, StageSpec
+from pipegraph.units import parse_bytes
 
 if TYPE_CHECKING:
     import networkx
 
     from pipegraph.loader.loader import Loader
     from pipegraph.planning.plan import Plan
-
-Backend = Literal["inline", "thread", "process", "ray"]
-BACKENDS = ("inline", "thread", "process", "ray")
-RESERVED = ("(output)", "consumer")
-"""What states and profiles name beside stages."""
-
-
-@dataclass(frozen=True)
-class Edge:
-    """Where a stage's input comes from: output ``output`` of stage ``stage``."""
-
-    stage: str
-    output: int = 0
-
-
-@dataclass(frozen=True)
-class StageSpec:
-    """One stage as the user described it; see :meth:`Graph.add` for the fields."""
-
-    name: str
-    operator: Operator | Source
-    upstream: tuple[Edge, ...]
-    workers: int = 1
-    backend: str = "thread"
-    capacity: int | None = None
-    max_bytes: int | None = None
-    ordered: bool = True
-    on_error: Policy = "raise"
-    timeout: float | None = None
-    resources: Mapping[str, float] | None = None
-    runtime_env: Mapping[str, Any] | None = None
-    parameters: Mapping[str, str] | None = None
-    """Of an operator without a ``config()``, as it was placed: what workers do to it later is no parameter."""
 
 
 class Node:
@@ -192,23 +160,7 @@ class Graph:
             operator = self._as_operator(operator)
         name = self._free_name(operator.name) if name is None else self._check_name(name)
         self._check_arity(name, operator, upstream)
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise GraphError(f"stage {name!r}: workers must be >= 1, got {workers!r}")
-        if backend not in BACKENDS:
-            raise GraphError(f"stage {name!r}: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-        if capacity is not None and (
-            isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1
-        ):
-            raise GraphError(f"stage {name!r}: capacity must be >= 1 item, got {capacity!r}")
-        if timeout is not None and not timeout > 0:
-            raise GraphError(f"stage {name!r}: timeout must be more than 0 seconds, got {timeout!r}")
-        if not isinstance(ordered, bool):
-            raise GraphError(f"stage {name!r}: ordered must be True or False, got {ordered!r}")
-        check_policy(on_error, name)
-        _check_actors(name, backend, resources, runtime_env)
         if max_bytes is not None:
-            from pipegraph.units import parse_bytes
-
             max_bytes = parse_bytes(max_bytes, f"stage {name!r}: max_bytes")
         edges = tuple(node._edge for node in upstream)
         said = type(operator).config is not Component.config
@@ -423,20 +375,3 @@ class Graph:
         return (
             f"<Graph {self.name}: {' -> '.join(self.stages) if len(self.stages) < 8 else len(self.stages)}>"
         )
-
-
-def _check_actors(
-    name: str, backend: str, resources: Mapping[str, float] | None, runtime_env: Mapping[str, Any] | None
-) -> None:
-    for option, given in (("resources", resources), ("runtime_env", runtime_env)):
-        if given is None:
-            continue
-        if backend != "ray":
-            raise GraphError(
-                f"stage {name!r}: {option}= is for the actors of backend='ray', got backend={backend!r}; leave it out"
-            )
-        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-            raise GraphError(f"stage {name!r}: {option} must be a dict with names as keys, got {given!r}")
-    for key, amount in (resources or {}).items():
-        if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount >= 0:
-            raise GraphError(f"stage {name!r}: resources[{key!r}] must be a number >= 0, got {amount!r}")

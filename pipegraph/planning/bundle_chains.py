@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipegraph.contracts import Memo, Operator, Regroup, Source
-from pipegraph.graph import Edge
 from pipegraph.planning.plan import StagePlan, lineage_above
+from pipegraph.stage_spec import Edge
 
 ROWS_PER_WORKER = 1024
 """Default capacity of a queue of rows that will be a batch, if they are light (``channel.LIGHT_BYTES``)."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from pipegraph.contracts import Memo, Operator, Source
 from pipegraph.errors import GraphError
-from pipegraph.graph import Edge, StageSpec
 from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
 from pipegraph.policies import Replace, final_policy
+from pipegraph.stage_spec import Edge, StageSpec
 
 BATCHES_HERE = 2
 """Batches that have crossed and wait for the trainer: one to be taken next, one on its way."""

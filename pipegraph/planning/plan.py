@@ -11,9 +11,9 @@ from typing import Any
 
 from pipegraph.contracts import FanIn, History, Operator, Source, history_of
 from pipegraph.errors import StateError
-from pipegraph.graph import Edge, StageSpec
 from pipegraph.html import html_table
 from pipegraph.policies import Skip, final_policy
+from pipegraph.stage_spec import Edge, StageSpec
 
 SAMPLES_PER_QUEUE = 64
 """Default capacity of a queue of samples: a hand-over to another thread costs ten items' work, so

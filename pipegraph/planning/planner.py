@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from pipegraph.contracts import STATE_METHODS, FanIn, FanOut, Memo, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import draws_from
-from pipegraph.graph import Edge, Graph, Node, StageSpec
+from pipegraph.graph import Graph, Node
 from pipegraph.planning.bundle_chains import bundle_rows
 from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan, lineage_above
 from pipegraph.planning.rewrites import (
@@ -22,6 +22,7 @@ from pipegraph.planning.rewrites import (
     shortcut,
 )
 from pipegraph.policies import Replace, Retry, Skip, final_policy
+from pipegraph.stage_spec import Edge, StageSpec
 
 BATCHES_PER_WORKER = 2
 """Default capacity of a queue of batches, per worker: one in hand, one ready."""

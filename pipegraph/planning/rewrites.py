@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from pipegraph.contracts import Operator, Source
 from pipegraph.errors import GraphError
-from pipegraph.graph import Edge
 from pipegraph.planning.plan import StagePlan
+from pipegraph.stage_spec import Edge
 
 MAX_INLINE = 64
 """Inline stages in a row: each is driven from inside the next, by four calls of Python's 1,000."""

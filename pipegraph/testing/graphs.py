@@ -20,9 +20,10 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from pipegraph import operators as ops
 from pipegraph.contracts import Operator, Source
-from pipegraph.graph import Backend, Graph, Node
+from pipegraph.graph import Graph, Node
 from pipegraph.order import StridedOrder
 from pipegraph.policies import Policy, Retry, Skip
+from pipegraph.stage_spec import Backend
 
 MAX_STAGES = 12
 SIZES = (0, 1, 5, 9, 14, 20, 30, 45)

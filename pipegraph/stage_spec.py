@@ -1,0 +1,87 @@
+"""One stage as the user described it, checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipegraph.contracts import Operator, Source
+from pipegraph.errors import GraphError
+from pipegraph.policies import Policy, check_policy
+
+Backend = Literal["inline", "thread", "process", "ray"]
+BACKENDS = ("inline", "thread", "process", "ray")
+RESERVED = ("(output)", "consumer")
+"""What states and profiles name beside stages."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Where a stage's input comes from: output ``output`` of stage ``stage``."""
+
+    stage: str
+    output: int = 0
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """One stage as the user described it; see :meth:`Graph.add` for the fields.
+
+    Raises:
+        GraphError: an option is wrong; the message names rule, value and remedy.
+    """
+
+    name: str
+    operator: Operator | Source
+    upstream: tuple[Edge, ...]
+    workers: int = 1
+    backend: str = "thread"
+    capacity: int | None = None
+    max_bytes: int | None = None
+    ordered: bool = True
+    on_error: Policy = "raise"
+    timeout: float | None = None
+    resources: Mapping[str, float] | None = None
+    runtime_env: Mapping[str, Any] | None = None
+    parameters: Mapping[str, str] | None = None
+    """Of an operator without a ``config()``, as it was placed: what workers do to it later is no parameter."""
+
+    def __post_init__(self) -> None:
+        name = self.name
+        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
+            raise GraphError(f"stage {name!r}: workers must be >= 1, got {self.workers!r}")
+        if self.backend not in BACKENDS:
+            raise GraphError(
+                f"stage {name!r}: backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}"
+            )
+        capacity = self.capacity
+        if capacity is not None and (
+            isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1
+        ):
+            raise GraphError(f"stage {name!r}: capacity must be >= 1 item, got {capacity!r}")
+        if self.timeout is not None and not self.timeout > 0:
+            raise GraphError(f"stage {name!r}: timeout must be more than 0 seconds, got {self.timeout!r}")
+        if not isinstance(self.ordered, bool):
+            raise GraphError(f"stage {name!r}: ordered must be True or False, got {self.ordered!r}")
+        check_policy(self.on_error, name)
+        self._check_actors()
+
+    def _check_actors(self) -> None:
+        for option, given in (("resources", self.resources), ("runtime_env", self.runtime_env)):
+            if given is None:
+                continue
+            if self.backend != "ray":
+                raise GraphError(
+                    f"stage {self.name!r}: {option}= is for the actors of backend='ray', got "
+                    f"backend={self.backend!r}; leave it out"
+                )
+            if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+                raise GraphError(
+                    f"stage {self.name!r}: {option} must be a dict with names as keys, got {given!r}"
+                )
+        for key, amount in (self.resources or {}).items():
+            if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount >= 0:
+                raise GraphError(
+                    f"stage {self.name!r}: resources[{key!r}] must be a number >= 0, got {amount!r}"
+                )
