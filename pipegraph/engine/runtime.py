@@ -96,6 +96,7 @@ class Runtime:
         self._run_number = 0
         self._ready: set[threading.Thread] = set()  # workers that have opened their operator
         self._inside: set[threading.Thread] = set()  # those of them that are in the current run
+        self._ended: set[threading.Thread] = set()  # those whose threads have nothing left to do
         self._to_open: dict[str, int] = {}  # workers that a stage waits for before the first run
         self._open_error: BaseException | None = None
         self._close_errors: list[str] = []
@@ -279,7 +280,7 @@ class Runtime:
                     continue
                 name = f"pipegraph-{self.plan.graph_name}-{stage.name}-{worker.index}"
                 threads.append(
-                    threading.Thread(target=self._work, args=(stage, worker), name=name, daemon=True)
+                    threading.Thread(target=self._live, args=(stage, worker), name=name, daemon=True)
                 )
         # Each in one assignment: another thread may look at them.
         self.workers = workers
@@ -335,6 +336,15 @@ class Runtime:
                 note(error, f"pipegraph: stage {stage!r}: worker {worker.index} could not be started")
             raise
         worker.opened = True
+
+    def _live(self, stage: StagePlan, worker: Worker) -> None:
+        """What a worker's thread runs."""
+        try:
+            self._work(stage, worker)
+        finally:
+            with self._lock:
+                self._ended.add(threading.current_thread())
+                self._condition.notify_all()
 
     def _work(self, stage: StagePlan, worker: Worker) -> None:
         """The life of a worker's thread."""
@@ -485,8 +495,13 @@ class Runtime:
         """Whether a worker's thread has ended, waited for until ``deadline``."""
         if thread is threading.current_thread():
             return True
-        thread.join(max(0.0, deadline - monotonic()))
-        return not thread.is_alive()
+        # Not by a join: one that Ctrl-C breaks off leaves a thread that runs marked as stopped (CPython 90882).
+        with self._lock:
+            left = max(0.0, deadline - monotonic())
+            ended = self._condition.wait_for(lambda: thread in self._ended or not thread.is_alive(), left)
+        if ended:
+            thread.join()
+        return ended
 
 
 def _stack_of(thread: threading.Thread) -> str:

@@ -1,6 +1,7 @@
 """However a stage begins and ends: its open() and close() are called once, and what they raise is said alike."""
 
 import logging
+import signal
 import threading
 
 import pytest
@@ -147,6 +148,34 @@ def test_a_close_that_was_interrupted_is_finished_by_the_next():
         runtime.Runtime._joined = joined
     loader.close()
     assert len(closed) == 3
+
+
+def test_a_close_that_is_interrupted_while_a_worker_runs_leaves_that_worker_to_the_next(monkeypatch):
+    waits, returns = threading.Event(), threading.Event()
+    joined = runtime.Runtime._joined
+
+    def joining(self, thread, deadline):
+        waits.set()
+        return joined(self, thread, deadline)
+
+    def work(x):
+        if x == 1:
+            waits.wait()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            returns.wait()
+        return x
+
+    monkeypatch.setattr(runtime.Runtime, "_joined", joining)
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(3))).then(work)
+    loader = graph.loader()
+    next(iter(loader))
+    with pytest.raises(KeyboardInterrupt):
+        loader.close()
+    (worker,) = (thread for thread in threading.enumerate() if thread.name == "pipegraph-g-work-0")
+    threading.Thread(target=returns.set).start()
+    loader.close()
+    assert worker not in threading.enumerate()
 
 
 def test_a_pass_that_waits_for_a_function_of_the_one_before_says_so(caplog, monkeypatch):
