@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import CoroutineType
 from typing import Any, final
 
 import numpy as np
@@ -19,14 +20,15 @@ from pipegraph.global_generators import Draws
 from pipegraph.operators.collate import collate as stack
 from pipegraph.operators.collate import only_fills
 from pipegraph.operators.columns import batch_of, pack
-from pipegraph.parameters import function_name, plain_function
+from pipegraph.parameters import function_name, not_awaited, plain_function
 from pipegraph.tree import map_leaves
 
 
 def positive(value: Any, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    """An int >= 1, also one of NumPy's."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise GraphError(f"{what} must be an int >= 1, got {value!r}")
-    return value
+    return int(value)
 
 
 @final
@@ -232,7 +234,10 @@ class Batch(Regroup):
         if self.collate is None:
             return stack(items, self.pad)
         self._draws.one(first.epoch, first.lineages[0])
-        return self.collate(items)
+        made = self.collate(items)
+        if made.__class__ is CoroutineType:
+            raise not_awaited(made)
+        return made
 
 
 @final

@@ -117,11 +117,12 @@ def _iterator(items: Any) -> Iterator[Any]:
 
 
 def length_of(items: Any) -> int | None:
-    """How many there are; None where that is not known, which ``len`` may say only when it is asked."""
+    """How many there are; None where that is not known, which ``len`` may say only when it is asked.
+
+    Each library by an error of its own: torch's DataLoader over an IterableDataset raises TypeError, others
+    NotImplementedError, RuntimeError or an AttributeError of what they wrap.
+    """
     try:
         return len(items)
-    except (
-        TypeError,
-        NotImplementedError,
-    ):  # torch's DataLoader over an IterableDataset has a ``__len__`` too
+    except Exception:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice, repeat
@@ -93,6 +94,11 @@ class FromSequence(OrderedSource):
             raise GraphError(
                 f"FromSequence: the data set needs __len__ and __getitem__, {type(dataset).__name__} lacks one; "
                 "use FromIterable for what can only be iterated"
+            )
+        if inspect.iscoroutinefunction(type(dataset).__getitem__):
+            raise GraphError(
+                f"FromSequence: {type(dataset).__name__}.__getitem__ is async, which a source cannot await; give it "
+                "range(len(dataset)), and await the items behind it: .then(dataset.__getitem__, workers=16)"
             )
         if sampler is not None and (order is not None or shuffle is not None):
             raise GraphError("FromSequence: give an order (or shuffle=) or a sampler, not both")

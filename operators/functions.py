@@ -17,7 +17,7 @@ from pipegraph.contracts import Context, Operator
 from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import Draws, enter_worker
-from pipegraph.parameters import function_name
+from pipegraph.parameters import function_name, not_awaited
 from pipegraph.randomness import generator
 
 
@@ -122,15 +122,6 @@ async def _finish_tasks() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _not_awaited(made: CoroutineType[Any, Any, Any]) -> TypeError:
-    """The error for a function that makes coroutines; ends this one."""
-    made.close()  # else Python warns that nobody awaited it
-    return TypeError(
-        f"the function returned a coroutine: give the stage the async function {made.__qualname__} itself, or an "
-        "`async def` around it, so that the stage awaits it"
-    )
-
-
 def _is_generator(function: Any) -> bool:
     """Whether a call makes a generator and no value."""
     return any(map(inspect.isgeneratorfunction, _callables(function))) or _is_async_generator(function)
@@ -223,7 +214,7 @@ class _Function(Operator):
         if self._async is not None:
             return self._async.call(result)
         if result.__class__ is CoroutineType:
-            raise _not_awaited(result)
+            raise not_awaited(result)
         return result
 
 
@@ -248,7 +239,7 @@ class Map(_Function):
                     draws.seed_others(behind + len(made))
                 out = function(item)
                 if out.__class__ is CoroutineType:
-                    raise _not_awaited(out)
+                    raise not_awaited(out)
                 add(out)
             draws.over()
             return
@@ -261,7 +252,7 @@ class Map(_Function):
             chunk.keys = chunk.keys  # identity stays with the sample, also when the function drops the field
         made = chunk.data = self.call(chunk)
         if made.__class__ is CoroutineType:
-            raise _not_awaited(made)
+            raise not_awaited(made)
         return chunk
 
 
@@ -286,7 +277,7 @@ class Filter(_Function):
                     draws.seed_others(behind + len(made))
                 kept = function(item)
                 if kept.__class__ is CoroutineType:
-                    raise _not_awaited(kept)
+                    raise not_awaited(kept)
                 add(item if kept else DROPPED)
             draws.over()
             return

@@ -133,9 +133,12 @@ class Mix(FanIn):
     inputs_in = (2, None)
 
     def __init__(self, weights: Sequence[float], stop: Literal["first", "all", "repeat"] = "first") -> None:
-        self.weights = tuple(float(weight) for weight in weights)
+        try:
+            self.weights = tuple(float(weight) for weight in weights)
+        except (TypeError, ValueError):
+            self.weights = ()
         if not self.weights or any(not 0 < weight < math.inf for weight in self.weights):
-            raise GraphError(f"Mix: weights must be positive numbers, one per input, got {list(weights)}")
+            raise GraphError(f"Mix: weights must be positive numbers, one per input, got {weights!r}")
         if stop not in ("first", "all", "repeat"):
             raise GraphError(f'Mix: stop must be "first", "all" or "repeat", got {stop!r}')
         self.stop = stop

@@ -129,8 +129,8 @@ def note(error: BaseException, text: str) -> None:
     try:
         error.add_note(text)
     except Exception:
-        found = getattr(error, "__notes__", None)
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # its __getattr__ may refuse as well
+            found = getattr(error, "__notes__", None)
             notes = [*found, text] if isinstance(found, list) else [text]
             BaseException.__setattr__(error, "__notes__", notes)
 

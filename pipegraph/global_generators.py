@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
-from types import CodeType, ModuleType
+from types import BuiltinMethodType, CodeType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -296,7 +296,8 @@ def _look(function: Any, found: set[str], seen: set[int], depth: int) -> None:
         with suppress(ValueError):  # a cell that is empty still
             names[name] = cell.cell_contents
     for value in _named(code, names):
-        owner = getattr(value, "__self__", None)
+        # Of nothing else: an object of the user's may answer to any name, or to none, or load a library for it.
+        owner = value.__self__ if isinstance(value, MethodType | BuiltinMethodType) else None
         if owner is _NUMPY:
             found.add("numpy.random")
         elif owner is _PYTHON:
@@ -317,7 +318,7 @@ def _named(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
             value = names.get(step.argval)
             yield value
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(value, ModuleType):
-            value = getattr(value, step.argval, None)
+            value = vars(value).get(step.argval)
             yield value
         elif not step.opname.startswith(("CACHE", "PUSH_NULL")):
             value = None

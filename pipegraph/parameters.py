@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable
 from functools import partial
+from types import CoroutineType
 from typing import Any
 
 from pipegraph.errors import GraphError
@@ -37,6 +38,15 @@ def plain_function(function: Any, what: str, of: str) -> None:
             raise GraphError(
                 f"{what} must be a plain function of {of}, got the generator function {function_name(function)}"
             )
+
+
+def not_awaited(made: CoroutineType[Any, Any, Any]) -> TypeError:
+    """The error for a function that makes coroutines; ends this one."""
+    made.close()  # else Python warns that nobody awaited it
+    return TypeError(
+        f"the function returned a coroutine: give a Map the async function {made.__qualname__} itself, or an "
+        "`async def` around it, so that the stage awaits it"
+    )
 
 
 def function_name(function: Any) -> str:

@@ -21,7 +21,8 @@ ATOMS = frozenset(
 
 
 LONG_TEXT = 64
-"""Characters from which on text counts: shorter ones, such as keys, are no more than the objects around them."""
+"""Characters from which on text inside a sample counts: shorter ones, such as keys, are no more than the objects around
+them."""
 
 MANY = 64
 """Entries from which on a container counts, with the numbers and short texts in it."""
@@ -133,8 +134,8 @@ def buffers(data: Any) -> tuple[tuple[int, int], ...]:
     kind = type(data)
     if kind in ATOMS:
         return ()
-    if kind is str:
-        return ((id(data), sys.getsizeof(data)),) if len(data) >= LONG_TEXT else ()
+    if kind is str:  # a sample of its own, however short
+        return ((id(data), sys.getsizeof(data)),) if data else ()
     if kind is bytes or kind is bytearray:
         return ((id(data), len(data)),) if data else ()
     found: dict[int, int] = {}
@@ -150,7 +151,10 @@ def buffers_of_each(items: Sequence[Any]) -> tuple[tuple[int, int], ...]:
     """As :func:`buffers`, of several trees that are only for a while in one list."""
     found: dict[int, int] = {}
     for item in items:
-        _collect(item, found)
+        if item.__class__ is str:
+            found[id(item)] = sys.getsizeof(item)
+        else:
+            _collect(item, found)
     return tuple(found.items())
 
 

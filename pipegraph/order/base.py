@@ -157,10 +157,15 @@ class Order(abc.ABC):
 
     @final
     def samples_at(
-        self, layout: LayoutLike, positions: Int64Array, seed: int = 0, epoch: int = 0
+        self, layout: LayoutLike, positions: Int64Array | Sequence[int] | int, seed: int = 0, epoch: int = 0
     ) -> Int64Array:
-        """The samples at global positions (any, also padded ones), int64 of the same shape."""
+        """The samples at global positions (any, also padded ones), int64 of the same shape.
+
+        Args:
+            positions: an array, a number, or a sequence of numbers.
+        """
         check_seed(seed, epoch)
+        positions = _integers(positions, f"{self!r}: positions")
         if not self._total(layout):
             if positions.size:
                 raise GraphError(f"{self!r}: position {positions.flat[0]} of a layout without samples")
@@ -248,6 +253,13 @@ class Order(abc.ABC):
     def _substitute(self, layout: LayoutLike, position: int, draw: int, seed: int, epoch: int) -> int:
         low = position - position % SUBSTITUTES
         return low + other_than(position - low, min(SUBSTITUTES, self._total(layout) - low), draw)
+
+
+def _integers(values: Any, what: str) -> Int64Array:
+    found = np.asarray(values)
+    if found.dtype.kind not in "iu" and found.size:
+        raise GraphError(f"{what} must be whole numbers (an array, a list or one), got {values!r}")
+    return found.astype(np.int64, copy=False)
 
 
 def other_than(index: int, size: int, draw: int) -> int:

@@ -152,14 +152,14 @@ class Live:
         room = max(SHORTEST_NAME, self._console.width - OTHER_COLUMNS)
         for name, stage in now.stages.items():
             if stage.workers:
-                holds = name == now.bottleneck
+                holds = now.conclusive and name == now.bottleneck
                 shown = Text(shorten(name, room), style="bold red" if holds else "")
                 busy = f"{100 * stage.busy:.0f} %"
                 table.add_row(
                     shown, str(stage.workers), f"{stage.rate:,.1f}", busy, Text(queue_bar(now, name))
                 )
         stall = now.stall_s / now.elapsed_s if now.elapsed_s else 0.0
-        training = Text("training", style="bold red" if now.bottleneck == CONSUMER else "")
+        training = Text("training", style="bold red" if now.conclusive and now.bottleneck == CONSUMER else "")
         table.add_row(training, "", "", f"{100 * (1 - stall):.0f} %", f"waits {100 * stall:.0f} %")
         return Group(head, table)
 
@@ -175,12 +175,12 @@ def queue_bar(profile: Profile, stage: str) -> str:
 
 
 def line(profile: Profile, prefix: str = "") -> str:
-    """A profile in one line."""
+    """A profile in one line; who sets the pace is left out where the passes do not say."""
     stall = profile.stall_s / profile.elapsed_s if profile.elapsed_s else 0.0
-    holds = "training" if profile.bottleneck == CONSUMER else profile.bottleneck
-    return (
-        f"{prefix}{profile.samples_per_s:,.0f} samples/s, waited {100 * stall:.0f} %, {holds} sets the pace"
-    )
+    words = f"{prefix}{profile.samples_per_s:,.0f} samples/s, waited {100 * stall:.0f} %"
+    if not profile.conclusive:
+        return words
+    return f"{words}, {'training' if profile.bottleneck == CONSUMER else profile.bottleneck} sets the pace"
 
 
 def shorten(name: str, room: int) -> str:

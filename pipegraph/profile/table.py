@@ -6,7 +6,7 @@ from pipegraph.errors import shown
 from pipegraph.units import format_bytes
 
 from .bottleneck import CONSUMER
-from .values import MIN_S, Profile, StageProfile
+from .values import Profile, StageProfile
 
 WIDTH = 100
 NAME_WIDTH = 22
@@ -38,7 +38,7 @@ def conclude(profile: Profile) -> str:
     """The bottleneck in a sentence."""
     if not profile.items:
         return "Nothing has been delivered yet."
-    if profile.elapsed_s < MIN_S:
+    if not profile.conclusive:
         return "Passes ran too briefly to say what sets the pace."
     waited = profile.stall_s / profile.elapsed_s if profile.elapsed_s else 0.0
     stall = f"training waited for data {_share(waited)} of the time"

@@ -215,6 +215,11 @@ class Profile:
         return self.cause == "lock"
 
     @property
+    def conclusive(self) -> bool:
+        """Whether passes ran long enough for ``bottleneck`` to mean anything."""
+        return self.items > 0 and self.elapsed_s >= MIN_S
+
+    @property
     def conclusion(self) -> str:
         """The bottleneck in a sentence, with its evidence."""
         from .table import conclude
@@ -222,10 +227,13 @@ class Profile:
         return conclude(self)
 
     def __repr__(self) -> str:
-        holds = (
-            "training sets the pace" if self.bottleneck == "consumer" else f"{self.bottleneck!r} holds back"
+        holds = ""
+        if self.conclusive:
+            training = self.bottleneck == "consumer"
+            holds = ", training sets the pace" if training else f", {self.bottleneck!r} holds back"
+        return (
+            f"<Profile {self.graph}: {self.samples_per_s:,.0f} samples/s, waited {self.stall_s:.2f} s{holds}>"
         )
-        return f"<Profile {self.graph}: {self.samples_per_s:,.0f} samples/s, waited {self.stall_s:.2f} s, {holds}>"
 
     def _repr_html_(self) -> str:
         from .notebook import render_html

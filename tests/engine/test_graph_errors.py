@@ -172,6 +172,12 @@ def test_mix_wants_one_weight_per_input(graph, numbers):
         ops.Mix([1], stop="last")
 
 
+@pytest.mark.parametrize("weights", [None, [[1.0], [2.0]], {"a": 1.0}, "ab", [None, 1]])
+def test_weights_that_are_no_numbers_are_said(weights):
+    with pytest.raises(GraphError, match="Mix: weights must be positive numbers, one per input, got"):
+        ops.Mix(weights)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -208,7 +208,22 @@ def test_text_counts(wrap, batch):
     assert 10 * KB < peak(graph, 200 * KB) <= 200 * KB
 
 
-def test_short_text_costs_nothing_and_wide_characters_count_in_full():
+@pytest.mark.parametrize("batch", [False, True])
+def test_short_text_counts_where_it_is_the_sample(batch):
+    graph = pg.Graph("g")
+    node = graph.add(ops.FromIterable(range(500)), capacity=64).then(
+        lambda i: f"word {i:05}", name="make", capacity=64
+    )
+    if batch:
+        node.then(ops.Batch(4, collate=list))
+    assert 2 * KB < peak(graph, 20 * KB) <= 20 * KB
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(500))).then(lambda i: f"word {i:05}").then(ops.Shuffle(500))
+    with graph.loader(memory_limit=10 * KB) as loader, pytest.raises(MemoryLimitError, match="too small"):
+        list(loader)
+
+
+def test_short_text_in_a_sample_costs_nothing_and_wide_characters_count_in_full():
     assert buffers({"key": "short", "path": "/a/b"}) == ()
     assert buffers("\N{GRINNING FACE}" * 1000)[0][1] >= 4000
 

@@ -40,13 +40,23 @@ class Empty(Exception):
         return False
 
 
+class Opaque(Exception):
+    """Refuses even to be asked for an attribute."""
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+    def __setattr__(self, name, value):
+        raise KeyError(name)
+
+
 class Uncountable(Exception):
     """Its notes are no list."""
 
     __notes__ = "none"
 
 
-ODD = [Frozen(3), Unshown("x"), Refuses(), Empty(), Uncountable()]
+ODD = [Frozen(3), Unshown("x"), Refuses(), Empty(), Opaque(), Uncountable()]
 PLACEMENTS = [{"backend": "inline"}, {"workers": 1}, {"workers": 3}, {"workers": 3, "ordered": False}]
 odd = pytest.mark.parametrize("error", ODD, ids=lambda error: type(error).__name__)
 placed = pytest.mark.parametrize("placement", PLACEMENTS, ids=str)

@@ -20,12 +20,28 @@ def loader_of_a_stream():
 
 
 class Refuses(list):
+    """Libraries have errors of their own for a length that they do not know."""
+
+    error = NotImplementedError
+
     def __len__(self):
-        raise NotImplementedError
+        raise self.error
+
+
+def refuses_with(error):
+    return type("Refuses", (Refuses,), {"error": error})(range(6))
 
 
 @pytest.mark.parametrize(
-    "make", [loader_of_a_stream, lambda: Refuses(range(6))], ids=["DataLoader", "refuses"]
+    "make",
+    [
+        loader_of_a_stream,
+        *(
+            lambda error=error: refuses_with(error)
+            for error in (NotImplementedError, AttributeError, RuntimeError, ValueError)
+        ),
+    ],
+    ids=["DataLoader", "NotImplementedError", "AttributeError", "RuntimeError", "ValueError"],
 )
 def test_a_source_whose_len_refuses_has_no_length_and_a_state(make):
     graph = pg.Graph("g")

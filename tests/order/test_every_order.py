@@ -267,3 +267,16 @@ def test_a_history_that_does_not_fit_its_ranks_is_refused():
             LaneOrder().length(10, history=history)
     with pytest.raises(StateError, match="consumed 6 samples"):
         LaneOrder().length(10, history=[(2, [1, [2, "8"]])])
+
+
+def test_positions_may_be_a_list_or_one_number_and_others_are_said():
+    order = StridedOrder(shuffle=True)
+    expected = order.samples_at(10, np.arange(4), 3, 1).tolist()
+    assert order.samples_at(10, [0, 1, 2, 3], 3, 1).tolist() == expected
+    assert order.samples_at(10, range(4), 3, 1).tolist() == expected
+    assert order.samples_at(10, 2, 3, 1) == expected[2]
+    assert order.samples_at(10, [], 3, 1).tolist() == []
+    assert order.samples_at(0, [], 3, 1).tolist() == []
+    for wrong in ("ab", [1.5], [None]):
+        with pytest.raises(GraphError, match="positions must be whole numbers"):
+            order.samples_at(10, wrong, 3, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -430,6 +431,19 @@ def test_the_plan_names_functions_in_threads_that_use_what_all_threads_share() -
     node = graph.add(ops.FromSequence(range(4))).then(helper, backend="process")
     node.then(lambda x, rng: np.random.default_rng(3).random())
     assert "which all threads share" not in str(graph.plan())
+
+
+def test_a_plan_asks_nothing_of_objects_that_a_function_names():
+    class Touchy:
+        def __getattr__(self, name):
+            raise RuntimeError(f"no {name} without a connection")
+
+    touchy = Touchy()
+    library = types.ModuleType("library")
+    library.__getattr__ = lambda name: 1 / 0  # such as one that imports what is asked for
+    graph = pg.Graph("asks")
+    graph.add(ops.FromSequence(range(4))).then(lambda x: (x, touchy, library.models)[0])
+    assert "draws from" not in str(graph.plan())
 
 
 def test_every_operator_of_torch_that_takes_a_generator_is_known():

@@ -217,17 +217,34 @@ def test_a_lambda_around_an_async_function_says_what_to_give_instead(function, p
             node.then(ops.Batch(2))
         with (
             graph.loader() as loader,
-            pytest.raises(TypeError, match="returned a coroutine: give the stage the async"),
+            pytest.raises(TypeError, match="returned a coroutine: give a Map the async"),
         ):
             list(loader)
 
 
 def test_a_filter_or_flat_map_of_coroutines_says_so_too():
-    for operator in (ops.Filter(lambda x: twice(x)), ops.FlatMap(lambda x: twice(x))):
+    collated = ops.Batch(2, collate=lambda items: twice(items[0]))
+    for operator in (ops.Filter(lambda x: twice(x)), ops.FlatMap(lambda x: twice(x)), collated):
         graph, node = numbers()
         node.then(operator)
         with graph.loader() as loader, pytest.raises(TypeError, match="returned a coroutine"):
             list(loader)
+
+
+def test_a_data_set_whose_getitem_is_async_is_refused_with_the_way():
+    class Remote(list):
+        async def __getitem__(self, index):
+            return await twice(index)
+
+    items = Remote(range(5))
+    with pytest.raises(
+        pg.errors.GraphError, match=r"Remote.__getitem__ is async.*\.then\(dataset.__getitem__"
+    ):
+        ops.FromSequence(items)
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(len(items)))).then(items.__getitem__, workers=3)
+    with graph.loader() as loader:
+        assert list(loader) == [0, 2, 4, 6, 8]
 
 
 class Fields(dict):

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipegraph.errors import ShardError
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import DataError, ShardError
 from pipegraph.storage import LocalFile, OverlayFile
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.formats.tar import split_key
@@ -162,6 +164,17 @@ def test_a_class_that_is_no_number_stays_text(make_tar: MakeTar) -> None:
         {"key": "b", "label": 7},
         {"key": "c", "cls": b"9" * 30},
     ]
+
+
+def test_a_batch_of_numbered_and_named_classes_says_which_fields_differ(make_tar: MakeTar) -> None:
+    mixed = samples(make_tar([("a.cls", b"cat"), ("b.cls", b"7")]))
+    graph = pg.Graph("classes")
+    graph.add(ops.FromIterable(mixed)).then(ops.Batch(2))
+    with (
+        graph.loader() as loader,
+        pytest.raises(DataError, match="sample 1 and sample 0 differ in cls, label"),
+    ):
+        list(loader)
 
 
 def test_a_file_named_key_is_no_second_key(make_tar: MakeTar) -> None:

@@ -14,6 +14,7 @@ Each looks after it has made its own change known, so one of them sees the other
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -29,7 +30,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.bundle_size import LIGHT_ROW_BYTES
 from pipegraph.engine.stage.row_intake import rows_of
-from pipegraph.tree import ATOMS, LONG_TEXT, buffers_of_each
+from pipegraph.tree import ATOMS, buffers_of_each
 
 if TYPE_CHECKING:
     from pipegraph.engine.stage.stage_run import StageRun, Worker
@@ -245,8 +246,8 @@ def _light(items: Any) -> int | None:
     if kinds <= ATOMS:
         return 0
     if kinds <= _PLAIN:
-        sizes = [len(item) for item in items if item.__class__ is str]
-        return (sum(sizes) if max(sizes) >= LONG_TEXT else 0) if max(sizes) <= SMALL_BYTES else None
+        texts = [item for item in items if item.__class__ is str]
+        return sum(map(sys.getsizeof, texts)) if max(map(len, texts)) <= SMALL_BYTES else None
     if len(kinds) > 1:
         return None
     kind = kinds.pop()
