@@ -15,7 +15,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.order import StridedOrder
 from pipegraph.testing import Gate, assert_resumes_exactly, assert_same_everywhere
-from pipegraph.testing.graphs import RunningSum, several
+from pipegraph.testing.stage_functions import RunningSum, several
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
