@@ -20,8 +20,15 @@ from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage, Lineages
 
-UNNAMED = object()
-"""In place of a sample's key: nothing has fixed it yet."""
+
+class _Unnamed:
+    """In place of a sample's key: nothing has fixed it yet. One object, in every process."""
+
+    def __reduce__(self) -> str:
+        return "UNNAMED"
+
+
+UNNAMED = _Unnamed()
 
 
 class _Dropped:

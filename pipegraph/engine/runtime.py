@@ -41,7 +41,7 @@ from pipegraph.engine.run import Resume, Run
 from pipegraph.engine.stage.cache_wiring import wire_cache
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.loops import loop_for
-from pipegraph.engine.stage.stage_run import Meter, Worker
+from pipegraph.engine.stage.stage_run import FirstMeter, Meter, Worker
 from pipegraph.engine.tracing import Tracer
 from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
 from pipegraph.global_generators import enter_worker
@@ -265,13 +265,12 @@ class Runtime:
                 note(failure, f"pipegraph: stage {name!r}: what deals its positions could not be started")
                 raise
             self._opened.append((name, reader))
-        workers = {
-            stage.name: [
-                Worker(i, operator, Meter(stage.name, self.tracer))
-                for i, operator in enumerate(operators[stage.name])
-            ]
-            for stage in self.plan.running
-        }
+        workers: dict[str, list[Worker]] = {}
+        meters: dict[str, list[Meter]] = {}
+        for stage in self.plan.running:
+            workers[stage.name] = [self._worker(stage, *each) for each in enumerate(operators[stage.name])]
+            for member, planned in enumerate((stage, *stage.followers)):
+                meters[planned.name] = [worker.members[member] for worker in workers[stage.name]]
         for stage in self.plan.running:
             for worker in workers[stage.name]:
                 if stage.backend == "inline":
@@ -284,7 +283,7 @@ class Runtime:
                 )
         # Each in one assignment: another thread may look at them.
         self.workers = workers
-        self.meters = {name: [worker.meter for worker in each] for name, each in workers.items()}
+        self.meters = meters
         # Actors join as the cluster has room for them: a stage begins with its first.
         self._to_open = {
             stage.name: 1 if stage.backend == "ray" else stage.workers
@@ -324,9 +323,21 @@ class Runtime:
             from pipegraph.engine.process.pool import under_deadline
 
             return under_deadline(stage, self.context(stage.name, index))
-        made = self._actors if stage.backend == "ray" else self._processes
-        assert made is not None
-        return made.operator(stage, self.context(stage.name, index))
+        if stage.backend == "ray":
+            assert self._actors is not None
+            return self._actors.operator(stage, self.context(stage.name, index))
+        assert self._processes is not None
+        contexts = [self.context(each.name, index) for each in (stage, *stage.followers)]
+        return self._processes.operator(stage, contexts)
+
+    def _worker(self, stage: StagePlan, index: int, operator: Any) -> Worker:
+        """One with its meters."""
+        if not stage.followers:
+            return Worker(index, operator, Meter(stage.name, self.tracer))
+        first = FirstMeter(stage.name, self.tracer, operator)
+        worker = Worker(index, operator, first)
+        worker.follow(stage, [first, *(Meter(each.name, self.tracer) for each in stage.followers)])
+        return worker
 
     def _open(self, stage: str, worker: Worker) -> None:
         try:

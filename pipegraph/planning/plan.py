@@ -42,6 +42,8 @@ class StagePlan:
         route_outputs: for both, which outputs of the ``Route`` the ``Merge`` joins, in the order of its inputs.
         bundle: the ``Batch`` with which the bundles of this stage's rows end.
         bundle_rows: rows of its output that may be handed over together.
+        followers: the stages whose work its processes do after its own, in turn; they are left out themselves.
+        policy_of: of these, the one whose policy ``spec.on_error`` is; None: its own.
     """
 
     spec: StageSpec
@@ -62,6 +64,13 @@ class StagePlan:
     fused: Operator | Source | None = None
     bundle: str | None = None
     bundle_rows: int = 1
+    followers: tuple[StagePlan, ...] = ()
+    policy_of: str | None = None
+
+    @property
+    def judged(self) -> str:
+        """The stage whose policy ``spec.on_error`` is."""
+        return self.policy_of or self.name
 
     @property
     def name(self) -> str:
@@ -134,8 +143,8 @@ class Plan:
                     names.append(stage.name)
             elif operator.length(1000) is None:
                 names.append(stage.name)
-            if isinstance(final_policy(stage.spec.on_error), Skip) and stage.name not in names:
-                names.append(stage.name)
+            if isinstance(final_policy(stage.spec.on_error), Skip) and stage.judged not in names:
+                names.append(stage.judged)
         return names
 
     def lengths(self, epoch: int, rank: int, world_size: int, history: History = ()) -> dict[str, int | None]:
@@ -147,14 +156,16 @@ class Plan:
         found: dict[str, int | None] = {}
         for stage in self.running:
             operator = stage.operator
+            skips = isinstance(final_policy(stage.spec.on_error), Skip)
             if isinstance(operator, Source):
                 if history:
                     operator = copy.copy(operator)
                     operator.begin_run(epoch, history_of(history, stage.name))
                 found[stage.name] = operator.length(epoch, rank, world_size)
+                if skips and stage.policy_of:
+                    found[stage.name] = None
                 continue
             inputs = [found[edge.stage] for edge in stage.upstream]
-            skips = isinstance(final_policy(stage.spec.on_error), Skip)
             if skips or any(n is None for n in inputs):
                 found[stage.name] = None
             elif isinstance(operator, FanIn):

@@ -15,6 +15,7 @@ from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan, lineage_
 from pipegraph.planning.rewrites import (
     choose_memory,
     fuse,
+    fuse_processes,
     leave_out_copies,
     part_inline,
     read_in_rows,
@@ -41,13 +42,14 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     fuse(planned, edge)
     part_inline(planned)
     choose_memory(planned)
+    fuse_processes(planned, edge)
     edge = shortcut(edge, planned)
     _pair_routes(planned, edge)
     for stage in planned.values():
         _check_replace(stage, planned)
     bundle_rows(planned, edge)
     inelastic = tuple(
-        stage.name for stage in planned.values() if stage.bypassed is None and not _is_elastic(stage)
+        stage.judged for stage in planned.values() if stage.bypassed is None and not _is_elastic(stage)
     )
     plan = Plan(graph.name, graph.seed, planned, edge, inelastic, asked)
     for stage in plan.running:
@@ -363,7 +365,7 @@ def _check_replace(stage: StagePlan, planned: Mapping[str, StagePlan]) -> None:
 def _is_elastic(stage: StagePlan) -> bool:
     operator = stage.operator
     if isinstance(operator, Source):
-        return operator.resizable
+        return operator.resizable and stage.policy_of is None
     if isinstance(final_policy(stage.spec.on_error), Skip) or not operator.in_step or not stage.spec.ordered:
         return False
     return not operator.stateful and operator.elastic

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipegraph.contracts import Operator, Source
+from pipegraph.contracts import Memo, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.planning.plan import StagePlan
+from pipegraph.policies import Replace, Skip, final_policy
 from pipegraph.stage_spec import Edge
 
 MAX_INLINE = 64
@@ -101,7 +102,9 @@ def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
 
 def _only_reader(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> bool:
     """Whether exactly one stage, and not the loader, reads from this one."""
-    readers = [s for s in planned.values() if any(edge.stage == stage.name for edge in s.upstream)]
+    readers = [
+        s for s in planned.values() if s.bypassed is None and any(e.stage == stage.name for e in s.upstream)
+    ]
     return len(readers) == 1 and output.stage != stage.name
 
 
@@ -143,6 +146,69 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
             if other.name != name:
                 upstream = tuple(shortcut(edge, planned) for edge in other.upstream)
                 planned[other.name] = replace(other, upstream=upstream)
+
+
+def fuse_processes(planned: dict[str, StagePlan], output: Edge) -> None:
+    """Neighbouring one-to-one process stages become a run in the same processes: what goes from one to the next stays.
+
+    A run has one policy at most, and that only leaves out: a substitute, and a sample that is tried again, go through
+    the stages one by one. Where a cache or a stage that replaces samples lies below, they stay apart for the same
+    reason.
+    """
+    replacing = any(isinstance(final_policy(stage.spec.on_error), Replace) for stage in planned.values())
+    if replacing or any(isinstance(stage.operator, Memo) for stage in planned.values()):
+        return
+    for name in list(planned):
+        below = planned[name]
+        if len(below.upstream) != 1 or not _may_run_on(below) or isinstance(below.operator, Source):
+            continue
+        above = planned[below.upstream[0].stage]
+        policies = [stage for stage in (above, below) if stage.spec.on_error != "raise"]
+        same = above.workers == below.workers and above.spec.timeout == below.spec.timeout
+        if (
+            not same
+            or not _may_run_on(above)
+            or len(policies) > 1
+            or not _only_reader(above, planned, output)
+        ):
+            continue
+        bypassed = (
+            f"its work is done in the processes of {above.name!r}, which keep what goes from one to the other"
+        )
+        planned[name] = replace(below, within=above.name, bypassed=bypassed)
+        planned[above.name] = replace(
+            above,
+            spec=replace(
+                above.spec,
+                max_bytes=below.spec.max_bytes or above.spec.max_bytes,
+                on_error=policies[0].spec.on_error if policies else "raise",
+                capacity=below.spec.capacity,
+            ),
+            policy_of=name if below in policies else above.policy_of,
+            capacity=below.capacity,
+            level=below.level,
+            followers=(*above.followers, below),
+        )
+        for other in list(planned.values()):
+            if other.name != name:
+                upstream = tuple(shortcut(edge, planned) for edge in other.upstream)
+                planned[other.name] = replace(other, upstream=upstream)
+
+
+def _may_run_on(stage: StagePlan) -> bool:
+    """Whether a stage may be part of a run of stages in one process."""
+    operator = stage.operator
+    plain = stage.backend == "process" and stage.bypassed is None and stage.spec.ordered
+    plain = plain and (stage.spec.on_error == "raise" or isinstance(stage.spec.on_error, Skip))
+    if isinstance(operator, Source):
+        return plain and operator.random_access and operator.bundles
+    return (
+        plain
+        and operator.kind == "map"
+        and operator.bundles
+        and operator.one_to_one
+        and not operator.stateful
+    )
 
 
 def part_inline(planned: dict[str, StagePlan]) -> None:

@@ -238,7 +238,7 @@ def _share(wait_ns: float, workers: int, elapsed_ns: int) -> float:
 
 def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elapsed_ns: int) -> StageProfile:
     if stage.bypassed is not None:
-        return StageProfile(within=stage.within)
+        return _within(stage, measured, elapsed_ns)
     name, workers, totals = stage.name, stage.workers, measured.totals
     counts: StageCounts = measured.stages[name]
     producers = _producers(plan)
@@ -271,4 +271,27 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
         counters=counts.counters,
         reports={key: report.to_dict() for key, report in counts.reports.items()},
         remarks=tuple(line for report in counts.reports.values() for line in report.lines()),
+    )
+
+
+def _within(stage: StagePlan, measured: Measured, elapsed_ns: int) -> StageProfile:
+    """A stage whose work another one's workers do, with what they have counted of it, if anything."""
+    counts = measured.stages.get(stage.name)
+    if counts is None:
+        return StageProfile(within=stage.within)
+    return StageProfile(
+        items=counts.items,
+        samples=counts.samples,
+        nbytes=counts.nbytes,
+        rate=measured.totals["items", stage.name] * 1e9 / elapsed_ns,
+        service_mean_s=counts.busy_ns / 1e9 / max(1, counts.calls),
+        service_p50_s=counts.durations.quantile_s(0.5),
+        service_p90_s=counts.durations.quantile_s(0.9),
+        service_p99_s=counts.durations.quantile_s(0.99),
+        busy=_share(measured.totals["busy", stage.name], stage.workers, elapsed_ns),
+        backend=stage.backend,
+        failed=counts.failed,
+        dropped=counts.dropped,
+        counters=counts.counters,
+        within=stage.within,
     )

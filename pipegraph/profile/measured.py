@@ -111,7 +111,11 @@ def measure(loader: Loader, runtime: Runtime) -> Measured:
     progress = loader._progress
     totals = runtime.pass_totals.totals()
     gauges = runtime.pass_totals.gauges()
-    stages = {stage.name: _stage(runtime, stage.name, gauges) for stage in loader.plan.running}
+    stages = {
+        stage.name: _stage(runtime, stage.name, gauges)
+        for stage in loader.plan.stages.values()
+        if stage.bypassed is None or stage.name in runtime.meters
+    }
     return Measured(
         totals=totals,
         stages=stages,

@@ -101,20 +101,22 @@ def _headline(profile: Profile) -> str:
 
 def _row(name: str, stage: StageProfile, profile: Profile) -> tuple[str, ...]:
     name = _shorten(name, NAME_WIDTH)
+    where = str(stage.workers)
     if not stage.workers:
         where = "left out" if stage.within is None else f"in {_shorten(stage.within, NAME_WIDTH)}"
-        return (name, where, "", "", "", "", "", "", "")
+        if not stage.items and not stage.failed:
+            return (name, where, "", "", "", "", "", "", "")
     bytes_per_item = stage.nbytes / stage.items if stage.items else 0.0
     return (
         name,
-        str(stage.workers),
+        where,
         _count(stage.items),
         f"{stage.rate:,.1f}" if stage.rate < 1000 else f"{stage.rate:,.0f}",
         format_bytes(stage.rate * bytes_per_item) if bytes_per_item else "-",
         _duration(stage.service_mean_s),
         _share(stage.busy),
-        _share(stage.starved),
-        _share(stage.blocked),
+        _share(stage.starved) if stage.workers else "",
+        _share(stage.blocked) if stage.workers else "",
     )
 
 

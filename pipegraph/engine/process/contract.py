@@ -19,13 +19,15 @@ class Died(Exception):
         reason: in words that follow "the worker's process".
         row: that was in work; negative where none was: it ended between two calls, or before its first.
         stack: of Python, where the worker could still write it (a segmentation fault), else "".
+        member: number of the stage at work, where several run in one worker.
     """
 
-    def __init__(self, reason: str, row: int, stack: str) -> None:
+    def __init__(self, reason: str, row: int, stack: str, member: int = 0) -> None:
         super().__init__(reason)
         self.reason = reason
         self.row = row
         self.stack = stack
+        self.member = member
 
 
 class Overdue(Exception):
@@ -35,13 +37,15 @@ class Overdue(Exception):
         row: that was in work.
         stack: of Python, at its deadline.
         done: what was made of the rows before it, where that is not lost.
+        member: number of the stage at work, where several run in one worker.
     """
 
-    def __init__(self, row: int, stack: str, done: Sequence[Any] = ()) -> None:
+    def __init__(self, row: int, stack: str, done: Sequence[Any] = (), member: int = 0) -> None:
         super().__init__(row)
         self.row = row
         self.stack = stack
         self.done = done
+        self.member = member
 
 
 class Host(Protocol):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipegraph.contracts import Context, Regroup
+from pipegraph.contracts import Context, Regroup, Source
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.process_host import ProcessHost
 from pipegraph.engine.process.remote_operator import remote
+from pipegraph.engine.process.remote_run import MapRun, SourceRun
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.sidecar import Sidecar
 from pipegraph.engine.process.thread_host import ThreadHost
@@ -35,6 +36,20 @@ def packing(plan: Plan, stage: StagePlan) -> Callable[[list[Any]], Any] | None:
     return below[0].operator.packing()
 
 
+def _sealed(run: Sequence[StagePlan]) -> Sealed:
+    """The operators of a run of stages.
+
+    Raises:
+        GraphError: one of them cannot be sent to another process; says of which stage it is.
+    """
+    try:
+        return Sealed([each.operator for each in run], run[0].name)
+    except GraphError:
+        for each in run:
+            Sealed([each.operator], each.name).close()
+        raise
+
+
 class Processes:
     """Made before the loader has threads: then the zygote can be a fork of this process.
 
@@ -55,20 +70,32 @@ class Processes:
         self._zygote = zygote.borrow()
         self._sealed: dict[str, Sealed] = {}
 
-    def operator(self, stage: StagePlan, context: Context) -> Any:
+    def operator(self, stage: StagePlan, contexts: Sequence[Context]) -> Any:
         """What one worker of a stage holds in place of its operator.
+
+        Args:
+            stage: with its followers.
+            contexts: of the stage and of each follower.
 
         Raises:
             GraphError: the operator cannot be sent to another process.
         """
-        sent_as = f"={stage.operator.sent_as}" if stage.operator.sent_as else stage.name
+        run = (stage, *stage.followers)
+        sent_as = f"={stage.operator.sent_as}" if stage.operator.sent_as and len(run) == 1 else stage.name
         if sent_as not in self._sealed:
-            self._sealed[sent_as] = Sealed(stage.operator, stage.name)
-        given = context, packing(self._plan, stage)
-        host = ProcessHost(
-            self._zygote, self._sealed[sent_as], context, given, stage.spec.timeout, context.count
-        )
-        return remote(copy.copy(stage.operator), host, stage.name, stage.spec.timeout)
+            self._sealed[sent_as] = _sealed(run)
+        judged = [each.name for each in run].index(stage.judged) if stage.spec.on_error != "raise" else -1
+        given = contexts[0], packing(self._plan, stage), contexts[1:], judged
+
+        def count(member: int, name: str, n: int) -> None:
+            contexts[member].count(name, n)
+
+        sealed, timeout_s = self._sealed[sent_as], stage.spec.timeout
+        host = ProcessHost(self._zygote, sealed, contexts[0], given, timeout_s, count)
+        if not stage.followers:
+            return remote(copy.copy(stage.operator), host, stage.name, timeout_s)
+        kind = SourceRun if isinstance(stage.operator, Source) else MapRun
+        return kind(host, copy.copy(stage.operator), stage.name, timeout_s)
 
     def sidecar(self, plan: Plan, facts: tuple[int, int, int, int]) -> Sidecar:
         """The process that a whole plan runs in.

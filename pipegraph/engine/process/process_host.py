@@ -59,7 +59,7 @@ class ProcessHost:
         context: whose stop ends a start.
         given: to the process, beside the operator.
         timeout_s: for one row; None waits for ever.
-        count: told of what the operator counts.
+        count: told of what the operators count, by stage of the run.
     """
 
     entry = ENTRY
@@ -76,7 +76,7 @@ class ProcessHost:
         context: Context,
         given: Any,
         timeout_s: float | None,
-        count: Callable[[str, int], None],
+        count: Callable[[int, str, int], None],
     ) -> None:
         self._zygote = parent
         self._sealed = sealed
@@ -186,8 +186,8 @@ class ProcessHost:
             self._kill()
             raise
         self._unanswered -= 1
-        for name, n in counts.items():
-            self._count(name, n)
+        for (member, name), n in counts.items():
+            self._count(member, name, n)
         if result.__class__ is Carried:
             raise result.error()
         return result
@@ -209,10 +209,10 @@ class ProcessHost:
             if self._child.sentinel in ready:
                 raise self._died()
             assert timeout_s is not None
-            row, since_ns = self._page.look()
+            row, since_ns, member = self._page.look()
             spent_s = (time.monotonic_ns() - since_ns) / 1e9
             if spent_s >= timeout_s:
-                raise self._overdue(row)
+                raise self._overdue(row, member)
             left_ms = max(1.0, (timeout_s - spent_s) * 1000)
 
     def _died(self) -> Died:
@@ -221,20 +221,20 @@ class ProcessHost:
         if not self._child.ends_within(END_S):  # it has closed its socket, and lives
             self._child.kill()
             self._child.ends_within(math.inf)
-        row, _ = self._page.look()
+        row, _, member = self._page.look()
         stack = self._read_stack()
         reason = exit_reason(self._end())
         self.deaths += 1
-        return Died(reason, row, stack)
+        return Died(reason, row, stack, member)
 
-    def _overdue(self, row: int) -> Overdue:
+    def _overdue(self, row: int, member: int) -> Overdue:
         """End a process that hangs. It writes its stack on the way: that handler runs whatever the process does."""
         assert self._child is not None
         self._child.interrupt(signal.SIGABRT)
         self._child.ends_within(STACK_S)
         stack = self._read_stack()
         self._kill()
-        return Overdue(row, stack)
+        return Overdue(row, stack, member=member)
 
     def _read_stack(self) -> str:
         nbytes = os.fstat(self._stack).st_size

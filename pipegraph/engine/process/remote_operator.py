@@ -28,13 +28,18 @@ IDLE_TRIES = 5
 """Processes that may end while none of the rows was in work, before the first that waits is blamed."""
 
 
-class _Deaths(Counter[int]):
+class Deaths(Counter[int]):
     """How many processes each row of a call has taken down."""
 
     def blamed(self, row: int) -> bool:
         """One more, with this row in work (none, where negative): whether it was one too many."""
         self[row] += 1
         return self[row] >= (TRIES if row >= 0 else IDLE_TRIES)
+
+
+def clamped(row: int, at: int, stop: int) -> int:
+    """The row of those from ``at`` to ``stop`` that a worker's page names; negative where none was in work."""
+    return NOTHING if row < 0 else min(max(row, at), stop - 1)
 
 
 class _Remote:
@@ -82,22 +87,25 @@ class _Remote:
         """Calls may wait again."""
         self._host.uncancel()
 
-    def _blame(self, died: Died) -> WorkerDiedError:
-        error = WorkerDiedError(f"stage {self._stage!r}: the worker's {self._host.place} {died.reason}")
+    def _blame(self, died: Died, stage: str = "") -> WorkerDiedError:
+        error = WorkerDiedError(
+            f"stage {stage or self._stage!r}: the worker's {self._host.place} {died.reason}"
+        )
         if died.stack:
             error.add_note(f"pipegraph: it stood at\n{died.stack}")
         return error
 
-    def _late(self, late: Overdue) -> StageTimeoutError:
+    def _late(self, late: Overdue, stage: str = "") -> StageTimeoutError:
         error = StageTimeoutError(
-            f"stage {self._stage!r}: an item took longer than timeout={self._timeout_s:g} s; {self._host.gave_up}"
+            f"stage {stage or self._stage!r}: an item took longer than timeout={self._timeout_s:g} s; "
+            f"{self._host.gave_up}"
         )
         error.add_note(f"pipegraph: it stood at\n{late.stack}")
         return error
 
     def _extend(self, made: list[Any], name: str, given: Any, start: int, count: int) -> None:
         """Append what a process makes of ``given``, from ``start`` on, until an item fails."""
-        deaths = _Deaths()
+        deaths = Deaths()
         late: dict[int, Overdue] = {}
         at, stop, alone = start, count, False
         while at < count:
@@ -110,7 +118,7 @@ class _Remote:
                 else:
                     found, error = self._host.call(name, given, at, stop)
             except Died as died:
-                row = NOTHING if died.row < 0 else min(max(died.row, at), stop - 1)
+                row = clamped(died.row, at, stop)
                 if deaths.blamed(row):
                     raise self._blame(died) from None
                 if row < 0:
@@ -142,7 +150,7 @@ class RemoteMap(_Remote):
 
     def process(self, chunk: Chunk) -> Any:
         """One item."""
-        deaths = _Deaths()
+        deaths = Deaths()
         while True:
             try:
                 return self._host.call("process", chunk)
@@ -173,7 +181,7 @@ class RemoteRows(RemoteMap):
         return made, {row: error.error() for row, error in failed.items()}
 
     def _rows(self) -> tuple[Any, dict[int, Any]]:
-        deaths = _Deaths()
+        deaths = Deaths()
         without = dict(self._without)
         last = len(self._chunk.lineages) - 1
         while True:
@@ -203,7 +211,7 @@ class RemoteRows(RemoteMap):
 
     def end(self, kept: Sequence[int]) -> Chunk:
         """The batch of the rows that stay."""
-        deaths = _Deaths()
+        deaths = Deaths()
         while True:
             try:
                 made: Chunk = self._host.call("end", list(kept))
@@ -221,7 +229,7 @@ class RemoteExpand(_Remote):
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
         """The children of a chunk; after a death the new process begins behind those that are out."""
-        done, deaths = 0, _Deaths()
+        done, deaths = 0, Deaths()
         name, args = "expand", (chunk, 0)
         while True:
             try:
@@ -311,7 +319,7 @@ class RemoteSource(_Remote):
         """``(position, item)`` from a step on; after a death the new process goes on at the step that is next."""
         from pipegraph.engine.process.worker import PULL
 
-        step, deaths, begun = start, _Deaths(), False
+        step, deaths, begun = start, Deaths(), False
         while True:
             try:
                 if not begun:

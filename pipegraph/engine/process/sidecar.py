@@ -31,7 +31,7 @@ class _Host(ProcessHost):
     entry = ENTRY
 
     def __init__(self, parent: zygote.Zygote, sealed: Sealed, facts: Any) -> None:
-        super().__init__(parent, sealed, Context(""), facts, None, lambda name, n: None)
+        super().__init__(parent, sealed, Context(""), facts, None, lambda member, name, n: None)
         self.control: Connection | None = None
 
     def opened_with(self, context: Context) -> None:

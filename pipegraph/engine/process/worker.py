@@ -13,6 +13,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ from pipegraph.global_generators import Draws, drawing, enter_worker, own_proces
 from pipegraph.tree import buffers, leaves
 
 PAGE = 32
-"""Bytes of the page that tells what is in work: row, and the time at which it was begun (``monotonic_ns``)."""
+"""Bytes of the page that tells what is in work: row, time at which it was begun (``monotonic_ns``), stage of a run."""
 
 NOTHING = -1
 """In place of a row: none is in work."""
@@ -57,9 +58,14 @@ class Page:
         self._words[1] = time.monotonic_ns()
         self._words[0] = row
 
-    def look(self) -> tuple[int, int]:
-        """``(row, monotonic ns at which it was begun)``."""
-        return self._words[0], self._words[1]
+    def enter(self, member: int, row: int) -> None:
+        """A row is begun, and with it the work of this stage of a run of them."""
+        self._words[2] = member
+        self.begin(row)
+
+    def look(self) -> tuple[int, int, int]:
+        """``(row, monotonic ns at which it was begun, stage of the run)``."""
+        return self._words[0], self._words[1], self._words[2]
 
 
 class WorkNotes(Protocol):
@@ -69,7 +75,7 @@ class WorkNotes(Protocol):
         """A row is begun."""
 
 
-class _Made(list[Any]):
+class Made(list[Any]):
     """The results of a bundle's rows, which tells of each that is done."""
 
     def __init__(self, page: WorkNotes, start: int) -> None:
@@ -92,16 +98,25 @@ class OperatorCounts:
     """What an operator has counted since the last answer."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
+        self._counts: dict[Any, int] = {}
 
-    def add(self, name: str, n: int) -> None:
+    def add(self, name: Any, n: int) -> None:
         """As ``Context.count``."""
         self._counts[name] = self._counts.get(name, 0) + n
 
-    def take(self) -> dict[str, int]:
+    def add_of(self, member: int, name: str, n: int) -> None:
+        """Of one of several stages."""
+        self.add((member, name), n)
+
+    def take(self) -> dict[Any, int]:
         """What was counted since the last call."""
         counts, self._counts = self._counts, {}
         return counts
+
+
+def _share(shared: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
+    """As ``Context.share``."""
+    return shared[name] if name in shared else shared.setdefault(name, make())
 
 
 class ProcessWorker:
@@ -126,7 +141,7 @@ class ProcessWorker:
         self._page = page
         self._operator = operator
         self._carry = carry
-        self._made = _Made(page, 0)
+        self._made = Made(page, 0)
         self._draws = Draws(context.seed, context.stage)
         self._stage = context.stage
         self._pack = pack
@@ -147,7 +162,7 @@ class ProcessWorker:
 
     def work(self, bundle: Bundle, start: int, stop: int) -> tuple[Any, Carried | None]:
         """Rows of a bundle: what was made of them, and the error that ended it."""
-        made = self._made = _Made(self._page, start)
+        made = self._made = Made(self._page, start)
         rows = bundle if stop == len(bundle.lineages) else bundle.part(0, stop)
         try:
             self._operator.work_into(made, rows, start)
@@ -157,7 +172,7 @@ class ProcessWorker:
 
     def read(self, indices: list[Any], start: int, stop: int) -> tuple[Any, Carried | None]:
         """Items of a random-access source."""
-        made = self._made = _Made(self._page, start)
+        made = self._made = Made(self._page, start)
         try:
             if self._operator.bundles:
                 self._operator.read_into(made, indices[:stop], start)
@@ -275,17 +290,22 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
     faulthandler.enable(stack_fd)  # of faults, and of SIGABRT, by which the trainer ends a process that hangs
     port, page = Port(sock), Page(page_fd)
     try:
-        spans, (context, pack) = port.receive()
+        spans, (context, pack, others, judged) = port.receive()
         own_process()
         enter_worker(context.seed, context.stage)
         try:
             counts = OperatorCounts()
-            shared: dict[str, Any] = {}
-            context.count, context.allocate = counts.add, port.slab
-            context.share = lambda name, make: (
-                shared[name] if name in shared else shared.setdefault(name, make())
-            )
-            worker = ProcessWorker(page, unseal(sealed_fd, spans), context, Carried, pack)
+            for member, each in enumerate((context, *others)):
+                each.count, each.allocate = partial(counts.add_of, member), port.slab
+                each.share = partial(_share, {})
+            operator, *behind = unseal(sealed_fd, spans)
+            if others:
+                from pipegraph.engine.process.run_worker import RunWorker
+
+                followers = list(zip(behind, others, strict=True))
+                worker: ProcessWorker = RunWorker(page, operator, context, Carried, pack, followers, judged)
+            else:
+                worker = ProcessWorker(page, operator, context, Carried, pack)
         except BaseException as error:
             _answer(port, Carried(error), {})
             return
@@ -298,7 +318,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
 def _serve(port: Port, page: Page, worker: ProcessWorker, counts: OperatorCounts) -> None:
     name = ""
     while name != "close":
-        page.begin(NOTHING)
+        page.enter(0, NOTHING)
         try:
             name, args = port.receive()
         except Unreadable as bad:
@@ -316,7 +336,7 @@ def _serve(port: Port, page: Page, worker: ProcessWorker, counts: OperatorCounts
         del result
 
 
-def _answer(port: Port, result: Any, counts: dict[str, int]) -> None:
+def _answer(port: Port, result: Any, counts: dict[Any, int]) -> None:
     try:
         port.send((result, counts))
     except (BrokenPipeError, ConnectionResetError):

@@ -74,6 +74,7 @@ class Failures:
         self.stage = stage
         self.policy = stage.plan.spec.on_error
         self.final = final_policy(self.policy)
+        self.name = stage.plan.judged
         self.judges_epochs = isinstance(self.final, Skip | Replace) and is_share(self.final.budget)
 
     def guard(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
@@ -178,9 +179,18 @@ class Failures:
         """
         if isinstance(error, Cancelled) or is_interrupt(self.stage, error):
             raise error
-        worker.meter.failed += 1
-        if self.final == "raise" or not isinstance(error, Exception) or self._loses_state(error):
-            return self._give_up(chunk, error)
+        meter, name = worker.meter, self.stage.name
+        if self.stage.plan.followers:
+            member = worker.operator.failed_in
+            meter, name = worker.members[member], [name, *(s.name for s in self.stage.plan.followers)][member]
+        meter.failed += 1
+        if (
+            self.final == "raise"
+            or not isinstance(error, Exception)
+            or self._loses_state(error)
+            or name != self.name
+        ):
+            return self._give_up(chunk, error, name)
         problem = self._judge(worker, chunk, error, row)
         if problem is not None:
             return self._give_up(chunk, problem)
@@ -198,8 +208,8 @@ class Failures:
             and (operator.kind == "regroup" or operator.stateful)
         )
 
-    def _give_up(self, chunk: Chunk, error: BaseException) -> Failure:
-        error = explain(error, self.stage.name, chunk)
+    def _give_up(self, chunk: Chunk, error: BaseException, name: str = "") -> Failure:
+        error = explain(error, name or self.name, chunk)
         if not self.stage.in_order:
             self.stage.run.fail(error)
             raise Cancelled
@@ -207,32 +217,32 @@ class Failures:
 
     def _judge(self, worker: Worker, chunk: Chunk, error: Exception, row: int = 0) -> Exception | None:
         """Record the failure, or return the error that exceeds the budget."""
-        stage = self.stage
+        stage, name = self.stage, self.name
         assert isinstance(self.final, Skip | Replace)
         stage.sender.wait_turn(worker.ticket)
         ledger = stage.run.ledger
         with stage.judging:
             items = stage.ordinals.of(worker.ticket, chunk, row)
-            failed = ledger.failed(stage.name, chunk.epoch) + 1
+            failed = ledger.failed(name, chunk.epoch) + 1
             if exceeded(self.final.budget, failed, items):
                 note(
                     error,
-                    f"pipegraph: stage {stage.name!r}: failure {failed} of {items} items exceeds the budget "
+                    f"pipegraph: stage {name!r}: failure {failed} of {items} items exceeds the budget "
                     f"of {self.final.budget} in on_error={self.policy!r}",
                 )
                 return error
             what = described(error)
             lost = [
-                (row, Quarantined(key, row[1], chunk.epoch, stage.name, what))
+                (row, Quarantined(key, row[1], chunk.epoch, name, what))
                 for key, row in zip(chunk.keys, chunk.lineages, strict=True)
             ]
-            first = ledger.add(stage.name, chunk.epoch, items, lost)
+            first = ledger.add(name, chunk.epoch, items, lost)
         if first:
             became = "was left out" if isinstance(self.final, Skip) else "was replaced"
             log.warning(
                 "stage %r: %s, %s: %s. on_error=%r says so; further ones are only counted, and listed in "
                 "loader.profile().quarantined",
-                *(stage.name, where(chunk), became, what, self.policy),
+                *(name, where(chunk), became, what, self.policy),
             )
         return None
 
@@ -248,11 +258,11 @@ class Failures:
         assert budget is not None
         if not stage.numbers_taken:
             stage.ordinals.number(0, EndOfEpoch(epoch))
-        items, failed = stage.ordinals.total(epoch), stage.run.ledger.failed(stage.name, epoch)
+        items, failed = stage.ordinals.total(epoch), stage.run.ledger.failed(self.name, epoch)
         if not failed or failed / max(1, items) <= budget:
             return None
         error = BudgetError(
-            f"stage {stage.name!r}: {failed} of the {items} items of epoch {epoch} failed, which exceeds the budget "
+            f"stage {self.name!r}: {failed} of the {items} items of epoch {epoch} failed, which exceeds the budget "
             f"of {budget} in on_error={self.policy!r}; loader.profile().quarantined lists them"
         )
         return Failure(error, epoch)

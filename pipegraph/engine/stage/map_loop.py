@@ -35,15 +35,18 @@ def map_loop(stage: StageRun, worker: Worker) -> Loop:
     operator = worker.operator
     take, sender, rows = stage.inboxes[0].take, stage.sender, stage.pace.rows
     reads = isinstance(stage.plan.operator, Source)
-    if reads:
-        process: Process = _reading(operator)
+    if stage.plan.followers:
+        process: Process = operator.process
+    elif reads:
+        process = _reading(operator)
     elif isinstance(stage.plan.operator, RowOperator):
         process = whole_batches(stage, worker)
     else:
         process = operator.process
     process = stage.failures.numbered(process)
     single = partial(_single, stage, worker, stage.failures.guard(worker, process))
-    unit = _Reading(stage, worker) if reads else _Mapping(stage, worker)
+    kind = _Running if stage.plan.followers else _Reading if reads else _Mapping
+    unit = kind(stage, worker)
     bundles = reads or stage.plan.operator.bundles
     account = stage.run.account
     while True:
@@ -81,7 +84,7 @@ def _single(
     stage: StageRun, worker: Worker, process: Process, ticket: int, item: Chunk, row: int, last: bool
 ) -> None:
     """Do one chunk, row ``row`` of what was taken."""
-    meter, memory, sender = worker.meter, stage.account, stage.sender
+    meter, leaving, memory, sender = worker.meter, worker.leaving, stage.account, stage.sender
     held = item.buffers
     reserved = stage.run.account.reserve(memory, sender.first, ticket) if memory.guarded else 0
     start = perf_counter_ns()
@@ -94,7 +97,7 @@ def _single(
     meter.busy_ns += perf_counter_ns() - start
     meter.calls += 1
     if out is None:
-        meter.dropped += 1
+        worker.judged.dropped += 1
         stage.drop(reserved, held)
         if last:
             sender.drop(ticket)
@@ -102,8 +105,8 @@ def _single(
     if isinstance(out, Chunk):
         if out is not item:  # what was made of an item takes its place
             out.before, out.after, out.epoch = item.before, item.after, item.epoch
-        meter.items += 1
-        meter.samples += len(out.lineages)
+        leaving.items += 1
+        leaving.samples += len(out.lineages)
     if held or reserved or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
         stage.settle(worker, reserved, held, out)
     sender.send(ticket, out, last)
@@ -218,7 +221,7 @@ class _Mapping(Unit):
         kept = [index for index, item in enumerate(data) if item is not DROPPED and item is not _FAILED]
         if len(kept) == len(data):
             return out
-        self.worker.meter.dropped += sum([item is DROPPED for item in data])
+        self.worker.judged.dropped += sum([item is DROPPED for item in data])
         return out.chosen(kept) if kept else None
 
     def named(self, data: list[Any], names: list[Any] | None) -> list[Any] | None:
@@ -249,3 +252,21 @@ class _Reading(_Mapping):
 
     def named(self, data: list[Any], names: list[Any] | None) -> list[Any] | None:
         return named(data, names)
+
+
+class _Running(_Mapping):
+    """The rows of a bundle, in the hands of a run of stages in one process."""
+
+    def start_with(self, bundle: Bundle) -> None:
+        self._given: Any = None
+        self.operator.begin_bundle()
+
+    def extend(self, made: list[Any], stop: int) -> None:
+        bundle = self.bundle
+        if self._given is None:
+            self._given = bundle.part(0, len(bundle.lineages))
+            self.operator.fill(self._given)
+        try:
+            self.operator.run_into(made, self._given, stop)
+        finally:
+            bundle.names = self._given.names

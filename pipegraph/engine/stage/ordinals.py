@@ -17,7 +17,9 @@ class Ordinals:
 
     def __init__(self, stage: StageRun) -> None:
         self._stage = stage
-        self._operator = stage.plan.operator
+        by_name = {each.name: each for each in (stage.plan, *stage.plan.followers)}
+        self._name = stage.plan.judged
+        self._operator = by_name[self._name].operator
         self._before: dict[int, int] = {}  # per ticket, the items before its own
         self._count = 0
         self._epoch = -1
@@ -38,16 +40,16 @@ class Ordinals:
         self._before[ticket] = self._count
         stage = self._stage
         if item.__class__ is Bundle:
-            stage.run.ledger.took(stage.name, item.epoch, item.befores(), self._count + 1)
+            stage.run.ledger.took(self._name, item.epoch, item.befores(), self._count + 1)
             self._count += len(item.lineages)
             return
         self._count += len(item.lineages) if self._operator.per_sample else 1
-        stage.run.ledger.took(stage.name, item.epoch, (item.before,), self._count)
+        stage.run.ledger.took(self._name, item.epoch, (item.before,), self._count)
 
     def _turn_to(self, epoch: int) -> None:
         if epoch != self._epoch:
             self._epoch = epoch
-            self._count = self._stage.run.ledger.items_before(self._stage.name, epoch)
+            self._count = self._stage.run.ledger.items_before(self._name, epoch)
 
     def of(self, ticket: int, chunk: Chunk, row: int = 0) -> int:
         """The ordinal of an item, or of a row of it."""

@@ -67,9 +67,11 @@ def restarts(plan: Plan, cursor: Cursor) -> Restarts:
         found.stages[stage.name] = restart
         if isinstance(stage.operator, Source):
             found.steps[stage.name] = restart.step
+            found.inputs.update({follower.name: restart.step for follower in stage.followers})
         for index, (edge_up, each) in enumerate(zip(stage.upstream, inputs, strict=True)):
             asked[edge_up.stage][stage.name, index] = each
-            found.inputs[stage.name] = each
+            for name in (stage.name, *(follower.name for follower in stage.followers)):
+                found.inputs[name] = each
     return found
 
 

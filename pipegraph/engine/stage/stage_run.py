@@ -137,9 +137,36 @@ class Meter:
         return self._waited_ns if found is None else found[1]
 
 
+class FirstMeter(Meter):
+    """Of the first stage of a run: what its worker waits for the others is counted with them."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, stage: str, tracer: Tracer, run: Any) -> None:
+        super().__init__(stage, tracer)
+        self._run = run
+
+    @property
+    def busy_ns(self) -> int:
+        """Without the others' time."""
+        return self._busy_ns
+
+    @busy_ns.setter
+    def busy_ns(self, total: int) -> None:
+        others, self._run.others_ns = self._run.others_ns, 0
+        Meter.busy_ns.fset(self, max(self._busy_ns, total - others))  # type: ignore[attr-defined]
+
+
 @dataclass
 class Worker:
-    """One worker of a stage: its opened copy of the operator and its counters."""
+    """One worker of a stage: its opened copy of the operator and its counters.
+
+    Attributes:
+        meter: of the stage.
+        members: of each stage of the run that it works for, the first included.
+        leaving: of the last stage of the run: what leaves was made by that.
+        judged: of the stage of the run whose policy there is.
+    """
 
     index: int
     operator: Any
@@ -151,6 +178,17 @@ class Worker:
     """What was opened for substitutes, besides the operator."""
     initial: Any = None
     """The state a stateful operator starts each epoch with."""
+
+    def __post_init__(self) -> None:
+        self.leaving = self.judged = self.meter
+        self.members: Sequence[Meter] = (self.meter,)
+
+    def follow(self, plan: StagePlan, members: Sequence[Meter]) -> None:
+        """It works for a run of stages, the plan's and its followers."""
+        names = [plan.name, *(each.name for each in plan.followers)]
+        self.members = members
+        self.leaving, self.judged = members[-1], members[names.index(plan.judged)]
+        self.operator.follow(names, members)
 
     def substitutes(self, stage: StageRun) -> list[Operator | Source]:
         """The source and one-to-one stages above, opened for substitutes at first need."""
@@ -283,7 +321,7 @@ class StageRun:
         if isinstance(chunk, Chunk):
             chunk.buffers = buffers(chunk.data)
             chunk.nbytes = sum([nbytes for _, nbytes in chunk.buffers])
-            worker.meter.nbytes += chunk.nbytes
+            worker.leaving.nbytes += chunk.nbytes
             self.run.account.settle(self.account, reserved, held, chunk.buffers)
         else:
             self.drop(reserved, held)

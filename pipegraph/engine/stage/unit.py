@@ -180,8 +180,8 @@ class Unit:
             stage.drop(reserved, held)
             return None
         count = len(out.lineages)
-        worker.meter.items += count
-        worker.meter.samples += count
+        worker.leaving.items += count
+        worker.leaving.samples += count
         settle(stage, worker, reserved, held, out)
         self.nbytes += out.nbytes
         return out
@@ -223,7 +223,7 @@ def settle(stage: StageRun, worker: Worker, reserved: int, held: Buffers, out: C
     out.buffers = measured(out)
     if out.buffers:
         out.nbytes = sum([nbytes for _, nbytes in out.buffers])
-        worker.meter.nbytes += out.nbytes
+        worker.leaving.nbytes += out.nbytes
     if out.buffers or reserved or held:
         stage.run.account.settle(stage.account, reserved, held, out.buffers, len(out.lineages))
 

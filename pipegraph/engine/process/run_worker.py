@@ -1,0 +1,146 @@
+"""A worker process for a run of neighbouring stages: what one makes is the next one's, and never leaves the process.
+
+Rows go through the stages bundle by bundle: all of them through the first, then all through the second. A row that
+fails stays in its place as :class:`Failed`, and the stages behind pass it by. The page says which stage is at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import Any
+
+from pipegraph.bundle import Bundle, named
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Context, Operator, Source
+from pipegraph.engine.process.worker import Made, Page, ProcessWorker
+from pipegraph.global_generators import Draws
+
+Tally = list[tuple[int, int, int]]
+"""For each stage of a run that has begun: nanoseconds of work, rows in, rows made."""
+
+
+class Failed:
+    """In place of a row: the stage of the run in which it failed, by number, and its error."""
+
+    __slots__ = ("error", "member")
+
+    def __init__(self, member: int, error: Any) -> None:
+        self.member = member
+        self.error = error
+
+
+class RunWorker(ProcessWorker):
+    """See the module docstring; the first stage of the run is a worker's own, with what it is asked.
+
+    Args:
+        page: where it notes which row of which stage is in work.
+        operator: of the first stage.
+        context: of the first stage.
+        carry, pack: see ``ProcessWorker``.
+        others: operators and contexts of the stages behind it.
+        judged: the number of the stage whose policy goes on after a failure; -1: a failure ends the rows.
+    """
+
+    def __init__(
+        self,
+        page: Page,
+        operator: Any,
+        context: Context,
+        carry: Any,
+        pack: Any,
+        others: Sequence[tuple[Operator, Context]],
+        judged: int,
+    ) -> None:
+        super().__init__(page, operator, context, carry, pack)
+        self._run_page = page
+        self._members = [operator, *(other for other, _ in others)]
+        self._contexts = [context, *(of for _, of in others)]
+        self._judged = judged
+        for other, of in others:
+            other.open(of)
+
+    def run(
+        self, bundle: Bundle, first: int, until: int | None = None
+    ) -> tuple[Any, list[Any] | None, Tally]:
+        """Rows of a bundle (of a source: indices), of which the first is row ``first``, through the stages.
+
+        Args:
+            bundle: the rows.
+            first: the number of the first, for the page.
+            until: number of the stage that they are to reach; None for all.
+
+        Returns:
+            What was made of each row, up to the first that failed in a stage whose failures end them; the rows' keys
+            as they were fixed on the way, None where none was; and what to count.
+        """
+        tally: Tally = []
+        given = bundle.names
+        for member, operator in enumerate(self._members[:until]):
+            if member:  # identity stays with the sample, whatever the next function drops
+                bundle.names = named(bundle.data, bundle.names)
+            self._run_page.enter(member, first)
+            start = perf_counter_ns()
+            rows = self._through(member, operator, bundle, first)
+            begun = len(rows) - sum(row.__class__ is Failed and row.member < member for row in rows)
+            made = begun - sum(row.__class__ is Failed and row.member == member for row in rows)
+            tally.append((perf_counter_ns() - start, begun, made))
+            names = bundle.names
+            if len(rows) < len(bundle.lineages):
+                bundle = bundle.part(0, len(rows))
+            bundle = bundle.replace(rows)
+        if until is not None:
+            names, rows = named(bundle.data, names), []
+        names = None if names is given else names
+        whole = not any(row.__class__ is Failed for row in rows)
+        return self._packed(rows) if whole else rows, names, tally
+
+    def _through(self, member: int, operator: Any, bundle: Bundle, first: int) -> list[Any]:
+        made, rows = Made(self._run_page, first), bundle.data
+        reads = isinstance(operator, Source)
+        failed = [index for index, row in enumerate(rows) if row.__class__ is Failed] if member else []
+        while len(made) < len(rows):
+            at = len(made)
+            if failed and failed[0] == at:
+                made.append(rows[failed.pop(0)])
+                continue
+            part = bundle.part(0, failed[0]) if failed else bundle
+            try:
+                if reads:
+                    operator.read_into(made, part.data, at)
+                else:
+                    operator.work_into(made, part, at)
+            except Exception as error:
+                made.append(Failed(member, self._carry(error)))
+                if member != self._judged:
+                    break
+        return list(made)
+
+    def whole(self, chunk: Chunk) -> tuple[Chunk | Failed, Tally]:
+        """A batch through all stages."""
+        tally: Tally = []
+        for member, (operator, context) in enumerate(zip(self._members, self._contexts, strict=True)):
+            self._run_page.enter(member, 0)
+            start = perf_counter_ns()
+            Draws(context.seed, context.stage).one(chunk.epoch, chunk.lineages[0])
+            failed = None
+            try:
+                chunk = operator.process(chunk)
+            except Exception as error:
+                failed = Failed(member, self._carry(error))
+            tally.append((perf_counter_ns() - start, 1, failed is None))
+            if failed is not None:
+                return failed, tally
+        return chunk, tally
+
+    def close(self) -> None:
+        """The end of all of them; the first error is raised."""
+        error: BaseException | None = None
+        for operator in reversed(self._members[1:]):
+            try:
+                operator.close()
+            except BaseException as last:
+                error = error or last
+        super().close()
+        if error is not None:
+            raise error
