@@ -35,7 +35,7 @@ from pipegraph.engine.process.segments import anonymous_file
 from pipegraph.engine.process.wire import Port, Unreadable
 from pipegraph.engine.process.worker import NOTHING, PAGE, Page
 
-ENTRY = "pipegraph.engine.process.worker:main"
+ENTRY = "pipegraph.engine.process.worker_life:main"
 
 GRACE_S = 3.0
 """How long a process may take to close its operator; less than the grace of the loader's own ``close``."""

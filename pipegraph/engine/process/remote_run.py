@@ -16,7 +16,7 @@ from pipegraph.bundle import UNNAMED, Bundle, named
 from pipegraph.chunk import Chunk
 from pipegraph.engine.process.contract import Died, Host, Overdue
 from pipegraph.engine.process.remote_operator import Deaths, RemoteMap, RemoteSource, clamped
-from pipegraph.engine.process.run_worker import Failed, Tally
+from pipegraph.engine.process.run_worker import FailedRow, Figures
 
 if TYPE_CHECKING:
     from pipegraph.engine.stage.stage_run import Meter
@@ -56,7 +56,7 @@ class ProcessRun:
             if not self._ready:
                 self._ready.extend(self._rows(bundle, len(made), stop))
             row = self._ready.popleft()
-            if row.__class__ is Failed:
+            if row.__class__ is FailedRow:
                 raise self._failure(row)
             made.append(row)
 
@@ -70,7 +70,7 @@ class ProcessRun:
                 raise self._overdue(self._overtime[at])
             part = bundle if (at, stop) == (0, len(bundle.lineages)) else bundle.part(at, stop)
             try:
-                rows, names, tally = self._host.call("run", part, at)
+                rows, names, figures = self._host.call("run", part, at)
                 break
             except Died as died:
                 row = clamped(died.row, at, stop)
@@ -89,22 +89,22 @@ class ProcessRun:
                     self.failed_in = len(self._names) - 1
                     raise
                 self._alone, stop = True, at + 1
-        self._note(bundle, at, names, tally)
+        self._note(bundle, at, names, figures)
         return list(rows) if rows.__class__ is list else list(rows.rows())
 
     def _identify(self, bundle: Bundle, row: int, member: int) -> None:
         """A key that a stage has fixed went with the process that died in one behind it: learn it anew."""
         if row >= 0 and member:
             with contextlib.suppress(Exception):
-                _, names, tally = self._host.call("run", bundle.part(row, row + 1), row, member)
-                self._note(bundle, row, names, tally)
+                _, names, figures = self._host.call("run", bundle.part(row, row + 1), row, member)
+                self._note(bundle, row, names, figures)
 
-    def _note(self, bundle: Bundle, at: int, names: list[Any] | None, tally: Tally) -> None:
+    def _note(self, bundle: Bundle, at: int, names: list[Any] | None, figures: Figures) -> None:
         if names is not None:
             known = [UNNAMED] * len(bundle.lineages) if bundle.names is None else list(bundle.names)
             known[at : at + len(names)] = names
             bundle.names = known
-        self._count(tally, None)
+        self._count(figures, None)
 
     def process(self, chunk: Chunk) -> Chunk:
         """One item."""
@@ -133,7 +133,7 @@ class ProcessRun:
         deaths = Deaths()
         while True:
             try:
-                made, tally = self._host.call("whole", chunk)
+                made, figures = self._host.call("whole", chunk)
                 break
             except Died as died:
                 if deaths.blamed(died.row):
@@ -143,15 +143,15 @@ class ProcessRun:
             except Exception:
                 self.failed_in = len(self._names) - 1
                 raise
-        self._count(tally, len(chunk.lineages))
-        if made.__class__ is Failed:
+        self._count(figures, len(chunk.lineages))
+        if made.__class__ is FailedRow:
             raise self._failure(made)
         out: Chunk = made
         return out
 
-    def _count(self, tally: Tally, samples: int | None) -> None:
+    def _count(self, figures: Figures, samples: int | None) -> None:
         """``samples`` of each batch; None where rows are counted. The last stage's items count as they leave."""
-        for member, (spent_ns, begun, made) in enumerate(tally):
+        for member, (spent_ns, begun, made) in enumerate(figures):
             meter = self._meters[member]
             if member:
                 meter.busy_ns += spent_ns
@@ -161,7 +161,7 @@ class ProcessRun:
                 meter.items += made
                 meter.samples += made if samples is None else made * samples
 
-    def _failure(self, row: Failed) -> BaseException:
+    def _failure(self, row: FailedRow) -> BaseException:
         self.failed_in = row.member
         error: BaseException = row.error.error()
         return error

@@ -1,7 +1,7 @@
 """A worker process for a run of neighbouring stages: what one makes is the next one's, and never leaves the process.
 
 Rows go through the stages bundle by bundle: all of them through the first, then all through the second. A row that
-fails stays in its place as :class:`Failed`, and the stages behind pass it by. The page says which stage is at work.
+fails stays in its place as :class:`FailedRow`, and the stages behind pass it by. The page says which stage is at work.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pipegraph.contracts import Context, Operator, Source
 from pipegraph.engine.process.worker import Made, Page, ProcessWorker
 from pipegraph.global_generators import Draws
 
-Tally = list[tuple[int, int, int]]
+Figures = list[tuple[int, int, int]]
 """For each stage of a run that has begun: nanoseconds of work, rows in, rows made."""
 
 
-class Failed:
+class FailedRow:
     """In place of a row: the stage of the run in which it failed, by number, and its error."""
 
     __slots__ = ("error", "member")
@@ -62,7 +62,7 @@ class RunWorker(ProcessWorker):
 
     def run(
         self, bundle: Bundle, first: int, until: int | None = None
-    ) -> tuple[Any, list[Any] | None, Tally]:
+    ) -> tuple[Any, list[Any] | None, Figures]:
         """Rows of a bundle (of a source: indices), of which the first is row ``first``, through the stages.
 
         Args:
@@ -74,7 +74,7 @@ class RunWorker(ProcessWorker):
             What was made of each row, up to the first that failed in a stage whose failures end them; the rows' keys
             as they were fixed on the way, None where none was; and what to count.
         """
-        tally: Tally = []
+        figures: Figures = []
         given = bundle.names
         for member, operator in enumerate(self._members[:until]):
             if member:  # identity stays with the sample, whatever the next function drops
@@ -82,9 +82,9 @@ class RunWorker(ProcessWorker):
             self._run_page.enter(member, first)
             start = perf_counter_ns()
             rows = self._through(member, operator, bundle, first)
-            begun = len(rows) - sum(row.__class__ is Failed and row.member < member for row in rows)
-            made = begun - sum(row.__class__ is Failed and row.member == member for row in rows)
-            tally.append((perf_counter_ns() - start, begun, made))
+            begun = len(rows) - sum(row.__class__ is FailedRow and row.member < member for row in rows)
+            made = begun - sum(row.__class__ is FailedRow and row.member == member for row in rows)
+            figures.append((perf_counter_ns() - start, begun, made))
             names = bundle.names
             if len(rows) < len(bundle.lineages):
                 bundle = bundle.part(0, len(rows))
@@ -92,13 +92,13 @@ class RunWorker(ProcessWorker):
         if until is not None:
             names, rows = named(bundle.data, names), []
         names = None if names is given else names
-        whole = not any(row.__class__ is Failed for row in rows)
-        return self._packed(rows) if whole else rows, names, tally
+        whole = not any(row.__class__ is FailedRow for row in rows)
+        return self._packed(rows) if whole else rows, names, figures
 
     def _through(self, member: int, operator: Any, bundle: Bundle, first: int) -> list[Any]:
         made, rows = Made(self._run_page, first), bundle.data
         reads = isinstance(operator, Source)
-        failed = [index for index, row in enumerate(rows) if row.__class__ is Failed] if member else []
+        failed = [index for index, row in enumerate(rows) if row.__class__ is FailedRow] if member else []
         while len(made) < len(rows):
             at = len(made)
             if failed and failed[0] == at:
@@ -111,14 +111,14 @@ class RunWorker(ProcessWorker):
                 else:
                     operator.work_into(made, part, at)
             except Exception as error:
-                made.append(Failed(member, self._carry(error)))
+                made.append(FailedRow(member, self._carry(error)))
                 if member != self._judged:
                     break
         return list(made)
 
-    def whole(self, chunk: Chunk) -> tuple[Chunk | Failed, Tally]:
+    def whole(self, chunk: Chunk) -> tuple[Chunk | FailedRow, Figures]:
         """A batch through all stages."""
-        tally: Tally = []
+        figures: Figures = []
         for member, (operator, context) in enumerate(zip(self._members, self._contexts, strict=True)):
             self._run_page.enter(member, 0)
             start = perf_counter_ns()
@@ -127,11 +127,11 @@ class RunWorker(ProcessWorker):
             try:
                 chunk = operator.process(chunk)
             except Exception as error:
-                failed = Failed(member, self._carry(error))
-            tally.append((perf_counter_ns() - start, 1, failed is None))
+                failed = FailedRow(member, self._carry(error))
+            figures.append((perf_counter_ns() - start, 1, failed is None))
             if failed is not None:
-                return failed, tally
-        return chunk, tally
+                return failed, figures
+        return chunk, figures
 
     def close(self) -> None:
         """The end of all of them; the first error is raised."""

@@ -7,13 +7,9 @@ blamed on the row that was in work, and what comes back of a failed bundle is wh
 
 from __future__ import annotations
 
-import faulthandler
 import mmap
-import resource
-import socket
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -23,9 +19,7 @@ from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Drawn
 from pipegraph.engine.process.exceptions import Carried
-from pipegraph.engine.process.sealed import unseal
-from pipegraph.engine.process.wire import Port, Unreadable
-from pipegraph.global_generators import Draws, drawing, enter_worker, own_process
+from pipegraph.global_generators import Draws, drawing
 from pipegraph.tree import buffers, leaves
 
 PAGE = 32
@@ -112,11 +106,6 @@ class OperatorCounts:
         """What was counted since the last call."""
         counts, self._counts = self._counts, {}
         return counts
-
-
-def _share(shared: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
-    """As ``Context.share``."""
-    return shared[name] if name in shared else shared.setdefault(name, make())
 
 
 class ProcessWorker:
@@ -282,65 +271,3 @@ class ProcessWorker:
         """The end."""
         self._items = iter(())
         self._operator.close()
-
-
-def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> None:
-    """The life of a worker process. Called by the zygote's fork, whose signal handlers it has."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    faulthandler.enable(stack_fd)  # of faults, and of SIGABRT, by which the trainer ends a process that hangs
-    port, page = Port(sock), Page(page_fd)
-    try:
-        spans, (context, pack, others, judged) = port.receive()
-        own_process()
-        enter_worker(context.seed, context.stage)
-        try:
-            counts = OperatorCounts()
-            for member, each in enumerate((context, *others)):
-                each.count, each.allocate = partial(counts.add_of, member), port.slab
-                each.share = partial(_share, {})
-            operator, *behind = unseal(sealed_fd, spans)
-            if others:
-                from pipegraph.engine.process.run_worker import RunWorker
-
-                followers = list(zip(behind, others, strict=True))
-                worker: ProcessWorker = RunWorker(page, operator, context, Carried, pack, followers, judged)
-            else:
-                worker = ProcessWorker(page, operator, context, Carried, pack)
-        except BaseException as error:
-            _answer(port, Carried(error), {})
-            return
-        _answer(port, None, counts.take())
-        _serve(port, page, worker, counts)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the trainer is gone
-
-
-def _serve(port: Port, page: Page, worker: ProcessWorker, counts: OperatorCounts) -> None:
-    name = ""
-    while name != "close":
-        page.enter(0, NOTHING)
-        try:
-            name, args = port.receive()
-        except Unreadable as bad:
-            bad.error.add_note("pipegraph: what the stage was given cannot be read in its process")
-            _answer(port, Carried(bad.error), {})
-            continue
-        page.begin(0)
-        call: Callable[..., Any] = getattr(worker, name)
-        try:
-            result = call(*args)
-        except BaseException as error:
-            result = Carried(error)
-        del args
-        _answer(port, result, counts.take())
-        del result
-
-
-def _answer(port: Port, result: Any, counts: dict[Any, int]) -> None:
-    try:
-        port.send((result, counts))
-    except (BrokenPipeError, ConnectionResetError):
-        raise
-    except Exception as error:
-        error.add_note("pipegraph: what the function returned cannot be sent from its process")
-        port.send((Carried(error), counts))

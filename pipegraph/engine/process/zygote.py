@@ -39,7 +39,7 @@ _PR_SET_PDEATHSIG = 1
 _SPAWN, _REAP = b"s", b"r"
 _ROOM = 1 << 16
 
-PRELOADED = ("torch", "pipegraph.operators.functions")
+PRELOADED = ("torch", "pipegraph.operators.functions", "pipegraph.engine.process.worker_life")
 """What nearly every worker needs, imported once; what other operators need comes with their pickles."""
 
 
