@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final, overload
+from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from pipegraph.errors import DataError, LoaderClosedError, ShardError
 from pipegraph.forks import lock_free_after_fork
 from pipegraph.storage.shard_files import ShardFile
 
+from .block_samples import BlockSamples
 from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
 
 # NumPy's own bound for headers of files that are not trusted is 10 kB.
@@ -172,7 +173,7 @@ class NpzFormat(Format):
 
 
 @final
-class _ArrayRows(Sequence[Sample]):
+class _ArrayRows(BlockSamples[Sample]):
     def __init__(
         self,
         file: ShardFile,
@@ -191,23 +192,14 @@ class _ArrayRows(Sequence[Sample]):
     def __len__(self) -> int:
         return self._block.samples
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            if step != 1 or stop <= start:
-                return [self[i] for i in range(start, stop, step)]
-            # One read for a run of rows; each sample then owns its row.
-            nbytes = (stop - 1 - start) * self._step + self._row_nbytes
-            data = self._file.read_at(self._block.offset + start * self._step, nbytes)
-            return [self._row(data, i * self._step) for i in range(stop - start)]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"block of {len(self)} samples has no sample {index}")
-        offset = self._block.offset + (index % len(self)) * self._step
-        return self._row(self._file.read_at(offset, self._row_nbytes), 0)
+    def run(self, start: int, stop: int) -> list[Sample]:
+        # One read; each sample then owns its row.
+        nbytes = (stop - 1 - start) * self._step + self._row_nbytes
+        data = self._file.read_at(self._block.offset + start * self._step, nbytes)
+        return [self._row(data, i * self._step) for i in range(stop - start)]
+
+    def sample(self, index: int) -> Sample:
+        return self._row(self._file.read_at(self._block.offset + index * self._step, self._row_nbytes), 0)
 
     def _row(self, data: bytes, offset: int) -> Sample:
         count = self._row_nbytes // self._dtype.itemsize
@@ -216,7 +208,7 @@ class _ArrayRows(Sequence[Sample]):
 
 
 @final
-class _Columns(Sequence[Sample]):
+class _Columns(BlockSamples[Sample]):
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self._arrays = arrays
         self._rows = len(next(iter(arrays.values()), ()))
@@ -225,15 +217,7 @@ class _Columns(Sequence[Sample]):
     def __len__(self) -> int:
         return self._rows
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"part of {len(self)} samples has no sample {index}")
+    def sample(self, index: int) -> Sample:
         sample: Sample = {}
         for name, array in self._arrays.items():
             sample.update(_sample(name, np.asarray(array[index])))

@@ -6,11 +6,12 @@ import io
 import json
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Final, final, overload
+from typing import Final, final
 
 from pipegraph.errors import ShardError
 from pipegraph.storage.shard_files import BytesFile, ShardFile
 
+from .block_samples import BlockSamples
 from .shard_format import BLOCK_NBYTES, Block, Format, Sample
 from .unpacking import CHUNK_NBYTES, unpacked
 
@@ -81,7 +82,7 @@ class PackedJsonLinesFormat(Format):
 
 
 @final
-class _Lines(Sequence[Sample]):
+class _Lines(BlockSamples[Sample]):
     """The lines of one block, parsed when asked for.
 
     Attributes:
@@ -103,15 +104,8 @@ class _Lines(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self._offsets)
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def sample(self, index: int) -> Sample:
         offset = self._start + self._offsets[index]
-        index %= len(self)
         stop = self._stop if index + 1 == len(self) else self._start + self._offsets[index + 1]
         # Up to the next line that is not empty.
         line = self.file.read_at(offset, stop - offset).strip()

@@ -7,8 +7,8 @@ start of the file.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import final, overload
+from collections.abc import Callable, Iterator
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from pipegraph.errors import ShardError
 from pipegraph.storage.shard_files import ShardFile
 
+from .block_samples import BlockSamples
 from .shard_format import Block, Sample
 
 Offsets = npt.NDArray[np.int64]
@@ -65,7 +66,7 @@ def blocks_of(offsets: Offsets, block_nbytes: int) -> Iterator[Block]:
 
 
 @final
-class TableRows(Sequence[Sample]):
+class TableRows(BlockSamples[Sample]):
     """The samples of one block; each is one ``read_at`` of its own bytes.
 
     Attributes:
@@ -90,21 +91,12 @@ class TableRows(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            if step != 1 or stop <= start:
-                return [self[i] for i in range(start, stop, step)]
-            ends = self._offsets[start : stop + 1].tolist()
-            data = self.file.read_at(ends[0], ends[-1] - ends[0])  # one read for a run of samples
-            base = ends[0]
-            return [self._decode(data[a - base : b - base]) for a, b in itertools.pairwise(ends)]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"block of {len(self)} samples has no sample {index}")
-        index %= len(self)
+    def run(self, start: int, stop: int) -> list[Sample]:
+        ends = self._offsets[start : stop + 1].tolist()
+        base = ends[0]
+        data = self.file.read_at(base, ends[-1] - base)  # one read
+        return [self._decode(data[a - base : b - base]) for a, b in itertools.pairwise(ends)]
+
+    def sample(self, index: int) -> Sample:
         start = int(self._offsets[index])
         return self._decode(self.file.read_at(start, int(self._offsets[index + 1]) - start))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, final, overload
+from typing import Any, Final, final
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from pipegraph.errors import DataError, GraphError, MissingExtraError, Pipegraph
 from pipegraph.storage.shard_files import ShardFile
 
 from .arrowvalues import arrow_errors, converter, kind_of
+from .block_samples import BlockSamples
 from .parquetfooter import row_groups
 from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
 
@@ -238,7 +239,7 @@ class _Values:
 
 
 @final
-class _Rows(Sequence["Sample | None"]):
+class _Rows(BlockSamples["Sample | None"]):
     """Rows of Arrow batches, turned to Python when asked for.
 
     Attributes:
@@ -262,16 +263,7 @@ class _Rows(Sequence["Sample | None"]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    @overload
-    def __getitem__(self, index: int) -> Sample | None: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample | None]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample | None] | None:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"block of {len(self)} samples has no sample {index}")
-        index %= len(self)
+    def sample(self, index: int) -> Sample | None:
         number = bisect_right(self._ends, index)
         place = index - (self._ends[number - 1] if number else 0)
         batch, places = self._batches[number]

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, final, overload
+from typing import Final, final
 
 from pipegraph.errors import ShardError
 from pipegraph.storage.shard_files import ShardFile
 
+from .block_samples import BlockSamples
 from .shard_format import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block, Format, Sample
 from .tarheader import Member, members
 
@@ -58,7 +59,7 @@ class TarFormat(Format):
 
 
 @final
-class _TarBlock(Sequence[Sample]):
+class _TarBlock(BlockSamples[Sample]):
     """The samples of one block; each is one ``read_at`` of its own bytes."""
 
     def __init__(self, file: ShardFile, block: Block) -> None:
@@ -76,17 +77,7 @@ class _TarBlock(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if index < 0:
-            index += len(self)
-        if not 0 <= index < len(self):
-            raise IndexError(f"block of {len(self)} samples has no sample {index}")
+    def sample(self, index: int) -> Sample:
         start, stop = self._starts[index], self._starts[index + 1]
         size = stop - start
         window = _Window(self._file, stop, size if size < 2 * _LARGE_NBYTES else _SCAN_NBYTES)
