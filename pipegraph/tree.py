@@ -62,6 +62,19 @@ def rebuilt(like: Any, entries: Sequence[Any]) -> Any:
     return fresh
 
 
+def entries(data: Any) -> list[tuple[str, Any]] | None:
+    """The entries of a container with how each is written, such as ``.field`` or ``['key']``; None for a leaf."""
+    if is_namedtuple(data):
+        return [(f".{name}", getattr(data, name)) for name in data._fields]
+    if isinstance(data, tuple | list):
+        return [(f"[{index}]", entry) for index, entry in enumerate(data)]
+    if isinstance(data, MutableMapping):
+        return [(f"[{key!r}]", entry) for key, entry in data.items()]
+    if is_dataclass_value(data):
+        return [(f".{field.name}", getattr(data, field.name)) for field in dataclasses.fields(data)]
+    return None
+
+
 def leaves(data: Any) -> Iterator[Any]:
     """The leaves of a tree, containers in their own order."""
     kind = type(data)

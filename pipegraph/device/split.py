@@ -11,8 +11,7 @@ and a small last batch gives fewer parts for positional and keyword arguments al
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,7 +20,7 @@ import torch
 
 from pipegraph.batches import Whole as Whole
 from pipegraph.device.copy import sent
-from pipegraph.tree import rebuilt
+from pipegraph.tree import entries, rebuilt
 
 T = TypeVar("T")
 
@@ -64,41 +63,28 @@ def rule_for(obj: object) -> CutRule | None:
     return None
 
 
-def is_named_tuple(obj: object) -> bool:
-    """Whether `obj` comes from ``namedtuple`` or ``NamedTuple``."""
-    return isinstance(obj, tuple) and hasattr(obj, "_fields") and hasattr(obj, "_asdict")
-
-
 def children(obj: Any) -> list[tuple[str, Any]] | None:
-    """The entries of a container with the path of each, or None for a leaf."""
-    if isinstance(obj, (torch.Tensor, Whole)) or rule_for(obj) is not None:
+    """As :func:`pipegraph.tree.entries`; tensors, :class:`Whole` and registered types are leaves."""
+    if isinstance(obj, torch.Tensor | Whole) or rule_for(obj) is not None:
         return None
-    if is_named_tuple(obj):
-        return [(f".{name}", getattr(obj, name)) for name in obj._fields]
-    if isinstance(obj, (tuple, list)):
-        return [(f"[{index}]", entry) for index, entry in enumerate(obj)]
-    if isinstance(obj, MutableMapping):
-        return [(f"[{key!r}]", entry) for key, entry in obj.items()]
-    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        return [(f".{field.name}", getattr(obj, field.name)) for field in dataclasses.fields(obj)]
-    return None
+    return entries(obj)
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     """`tree` with every leaf replaced; registered types and :class:`Whole` are leaves."""
-    entries = children(tree)
-    if entries is None:
+    below = children(tree)
+    if below is None:
         return function(tree)
-    return rebuilt(tree, [map_tree(function, entry) for _, entry in entries])
+    return rebuilt(tree, [map_tree(function, entry) for _, entry in below])
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf with its path."""
-    entries = children(tree)
-    if entries is None:
+    below = children(tree)
+    if below is None:
         yield path, tree
         return
-    for step, entry in entries:
+    for step, entry in below:
         yield from leaves(entry, path + step)
 
 
@@ -190,13 +176,13 @@ def cut(tree: Any, sizes: Sequence[int], dim: int = 0, *, lists: bool = False) -
         return _cut_tensor(tree, sizes, dim)
     if lists and isinstance(tree, np.ndarray):
         return _cut_array(tree, sizes, dim)
-    entries = children(tree)
-    if not entries:
+    below = children(tree)
+    if not below:
         return whole
     if lists and type(tree) is list and len(tree) == rows and not _holds_tensors(tree):
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         return [tree[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-    cut_entries = [cut(entry, sizes, dim, lists=lists) for _, entry in entries]
+    cut_entries = [cut(entry, sizes, dim, lists=lists) for _, entry in below]
     return [rebuilt(tree, [parts[i] for parts in cut_entries]) for i in range(len(sizes))]
 
 

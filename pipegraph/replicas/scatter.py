@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from pipegraph.device import normalised, sent
-from pipegraph.device.split import chunk_sizes_for, cut, is_named_tuple, moved, rows_of
+from pipegraph.device.split import chunk_sizes_for, cut, moved, rows_of
 from pipegraph.errors import PipegraphWarning
+from pipegraph.tree import rebuilt
 
 
 def scatter(
@@ -81,7 +82,7 @@ def _gather(outputs: list[Any], device: torch.device, dim: int) -> Any:
         if any(len(first) != len(other) for other in outputs):
             raise ValueError(f"gather: sequences of lengths {[len(other) for other in outputs]} do not match")
         entries = [_gather(list(column), device, dim) for column in zip(*outputs, strict=True)]
-        return type(first)._make(entries) if is_named_tuple(first) else type(first)(entries)  # type: ignore
+        return rebuilt(first, entries)
     if isinstance(first, Iterable) and not isinstance(first, (str, bytes)):
         # As DataParallel does it: a container of another kind (a cache of keys and values) is made from its entries.
         entries = [_gather(list(column), device, dim) for column in zip(*outputs, strict=True)]

@@ -267,7 +267,7 @@ CASES = {
     "Bucket": chain(numbers, bucket),
     "Bucket and Batch": chain(numbers, bucket, batch(2)),
     "Bucket after Shuffle": chain(numbers, lambda: ops.Shuffle(5), bucket),
-    "a stateful operator": chain(lambda: numbers(150), RunningSum),
+    "a stateful operator": chain(lambda: numbers(100), RunningSum),
     "a stateful operator behind a filter": chain(numbers, lambda: ops.Filter(lambda x: x % 3), RunningSum),
     "a user's regrouping operator": chain(numbers, Pairs),
     "a stateful regrouping operator": chain(numbers, StatefulPairs),

@@ -142,8 +142,8 @@ def test_it_resumes_inside_long_documents_and_behind_empty_ones(method, lengths)
 
 @settings(max_examples=15, deadline=None)
 @given(
-    st.lists(st.integers(0, 40), max_size=25),
-    st.integers(1, 9),
+    st.lists(st.integers(0, 24), max_size=10),
+    st.integers(2, 9),
     st.sampled_from(["split", "fit"]),
     st.integers(1, 9),
 )
