@@ -59,6 +59,17 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
+@contextmanager
+def _on(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Make a stream the current one, and its device.
+
+    `torch.cuda.stream` alone sets the device back when it is left, which from CUDA 12 on makes a context there: in a
+    thread that never chose its device that is device 0. `torch.cuda.device` goes back only where there is a context.
+    """
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+        yield
+
+
 class CudaEvent(Event):
     """An event without timing: cheaper, and enough for ordering. A thread that waits for it leaves its core to others.
 
@@ -101,7 +112,7 @@ class CudaStream(Stream):
         self.raw = raw
 
     def run(self, work: Callable[[], object]) -> None:
-        with torch.cuda.stream(self.raw):
+        with _on(self.raw):
             work()
 
     def wait_event(self, event: Event) -> None:
@@ -170,12 +181,11 @@ class CudaBackend(Backend):
 
     @contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
-        # torch.cuda.stream also makes the stream's device the current one.
-        with torch.cuda.stream(_raw(stream)):
+        with _on(_raw(stream)):
             yield
 
     def copy_async(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
-        with torch.no_grad(), torch.cuda.stream(_raw(stream)):
+        with torch.no_grad(), _on(_raw(stream)):
             dst.copy_(src, non_blocking=True)
 
     def alloc(self, nbytes: int, kind: MemoryKind) -> torch.Tensor:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from pipegraph.device import Slot, backend_for, copy_tree, slots_on
-from pipegraph.device.cuda import is_available
+from pipegraph.device.cuda import CudaStream, is_available
 from pipegraph.errors import DeviceError
 
 pytestmark = pytest.mark.cuda
@@ -55,3 +62,40 @@ def test_the_current_stream_can_be_chosen() -> None:
         with backend.use(stream):
             assert backend.current_stream().raw == stream.raw  # type: ignore[attr-defined]
         assert backend.current_stream().raw != stream.raw  # type: ignore[attr-defined]
+
+
+def test_the_device_is_chosen_before_the_stream_and_left_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def noting(name: str) -> Any:
+        @contextlib.contextmanager
+        def enter(what: Any) -> Iterator[None]:
+            order.append(f"{name} {what}")
+            yield
+            order.append(f"left {name}")
+
+        return enter
+
+    monkeypatch.setattr(torch.cuda, "device", noting("device"))
+    monkeypatch.setattr(torch.cuda, "stream", noting("stream"))
+    raw: Any = SimpleNamespace(device="cuda:1")
+    CudaStream(Slot(torch.device("cuda:1")), "own", raw).run(lambda: order.append("work"))
+    assert order == ["device cuda:1", f"stream {raw}", "work", "left stream", "left device"]
+
+
+SECOND = """
+import torch
+import pipegraph as pg
+from pipegraph import operators as ops
+graph = pg.Graph("second")
+graph.add(ops.FromIterable(range(64))).then(ops.Batch(8)).then(ops.CopyToDevice("cuda:1"))
+with graph.loader() as loader:
+    assert [batch.device.index for batch in loader] == [1] * 8
+assert not torch._C._cuda_hasPrimaryContext(0), "a context on device 0"
+"""
+
+
+@pytest.mark.skipif(not is_available() or torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_copy_to_the_second_gpu_makes_no_context_on_the_first() -> None:
+    done = subprocess.run([sys.executable, "-c", SECOND], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -223,6 +223,64 @@ def test_the_parts_alone(places: list[str]) -> None:
     torch.testing.assert_close(grad, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("places", PLACES)
+def test_what_is_gathered_on_the_host_is_there_when_the_call_returns(places: list[str]) -> None:
+    parts = []
+    for number, place in enumerate(places):
+        torch.cuda._sleep(100_000_000)
+        parts.append(torch.full((1 << 20,), float(number + 1), device=place))
+        parts[-1].mul_(2)
+    joined = gather(parts, "cpu")
+    assert [float(part.sum()) for part in joined.chunk(len(places))] == [
+        2.0 * (number + 1) * (1 << 20) for number in range(len(places))
+    ]
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(8, 4, generator=generator, dtype=torch.complex128))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.to(torch.complex128) @ self.weight).abs()
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("shard", [False, True])
+def test_complex_parameters_are_summed(
+    make_executor: MakeExecutor, mode: str, places: list[str], shard: bool
+) -> None:
+    alone = Complex().to("cuda:0")
+    theirs = sgd(alone.parameters())
+    executor = make_executor(Complex().to("cuda:0"), places, mode, optimizer=sgd, shard_optimizer=shard)
+    for step in (0, 1, 3):
+        theirs.zero_grad()
+        mean_loss(on_x(alone, to_gpu(batch(step))), to_gpu(batch(step))).backward()
+        theirs.step()
+        executor.step(batch(step), mean_loss, on_x)
+    assert_close(executor, alone)
+    assert_replicas_equal(executor)
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_a_batch_that_a_side_stream_makes_is_waited_for(
+    make_executor: MakeExecutor, places: list[str]
+) -> None:
+    executor = make_executor(model(), places)
+    whole = to_gpu(batch(0))["x"]
+    expected = executor(whole)
+    side = torch.cuda.Stream("cuda:0")
+    side.wait_stream(torch.cuda.current_stream("cuda:0"))
+    with torch.cuda.stream(side):
+        late = torch.zeros_like(whole)
+        torch.cuda._sleep(100_000_000)
+        late.copy_(whole)
+        outputs = executor(late)
+    side.synchronize()
+    assert torch.equal(outputs, expected)
+
+
 def test_autocast_and_the_scaler(make_executor: MakeExecutor, mode: str) -> None:
     executor = make_executor(model().float(), ["cuda:0"] * 2, mode, optimizer=sgd)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**30)
