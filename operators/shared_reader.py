@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from typing import final
 
 from pipegraph.contracts import Context
-from pipegraph.errors import MemoryLimitError, PipegraphWarning
+from pipegraph.errors import MemoryLimitError
 from pipegraph.machine import available_memory
 from pipegraph.operators.shards import ShardFeed, ShardSelect
 from pipegraph.order import LaneOrder, PartOrder
-from pipegraph.order.lane_plan import BLOCKS_PER_LANE, lane_plan, largest_lanes, require_memory
+from pipegraph.order.lane_plan import require_memory
 from pipegraph.reader.block_reader import BlockReader
 from pipegraph.reader.block_sources import SHARE, ManifestSource, PartSource, is_decoded
 from pipegraph.reader.columns_filter import Choice
@@ -142,9 +141,9 @@ def holds_blocks(select: ShardSelect, cache: NodeCache | None) -> bool:
 
 
 def check_memory(order: LaneOrder, select: ShardSelect, context: Context) -> None:
-    """Raise MemoryLimitError, before anything is read, if a rank's blocks cannot be held in memory.
+    """Raise MemoryLimitError, before anything is read, if a rank's remote blocks cannot be held in memory.
 
-    Local ones, which are decoded again where they had to go, are worth a warning.
+    Local ones are decoded again where they had to go.
     """
     manifest, limit = select.manifest(), int(memory_of(context) * SHARE)
     if int(manifest.block_nbytes.sum()) <= limit:
@@ -159,15 +158,3 @@ def check_memory(order: LaneOrder, select: ShardSelect, context: Context) -> Non
                 "with Load(cache=pg.NodeCache(...)) they lie on disk instead"
             )
             raise
-    elif _decodes(select):
-        held = lane_plan(order, manifest, ranks, largest).bytes_held // BLOCKS_PER_LANE
-        if held > limit:
-            fits = largest_lanes(manifest.blocks, ranks, largest, limit, order.window)
-            remedy = f"LaneOrder(lanes={fits})" if fits else "smaller row groups or parts"
-            warnings.warn(
-                f"stage {context.stage!r}: the blocks that samples are read from in turn take {held} bytes and more "
-                f"in memory, of which blocks may take {limit} ({SHARE:.0%} of memory_limit), so that they are decoded "
-                f"again and again. Use {remedy} or a larger memory_limit",
-                PipegraphWarning,
-                stacklevel=2,
-            )

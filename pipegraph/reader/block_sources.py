@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, final
 
 from pipegraph.errors import GraphError, MemoryLimitError, ShardError
-from pipegraph.order import Order
+from pipegraph.order import LaneOrder, Order
+from pipegraph.order.lane_plan import largest_lanes
 from pipegraph.reader.columns_filter import Choice, SameFields
 from pipegraph.reader.fetcher import Fetcher
 from pipegraph.reader.next_use import NextUseIndex
@@ -16,6 +17,11 @@ from pipegraph.reader.uses import RankSteps
 from pipegraph.storage import LocalParts, Manifest, Part, ShardFile, open_block, open_part
 from pipegraph.storage.formats import Block, Format, format_of
 from pipegraph.storage.open_blocks import cacheable
+
+_log = logging.getLogger("pipegraph")
+
+MANY_REPEATS: Final = 16
+"""Blocks decoded a second time in an epoch from which on that is said, and as many as there are blocks."""
 
 SHARE: Final = 0.5
 """Of ``memory_limit``, what blocks held in memory may take; chunks in flight have the rest."""
@@ -32,14 +38,12 @@ class BlockSource(ABC):
         keeps: whether a released block stays local, in the node cache.
         stride: steps over which consumption is measured; that many first steps of a run are its cold start.
         steps_per_block: about how many steps lie between the first uses of two consecutive blocks.
-        max_open: blocks that may be held at once, where each holds a file open.
     """
 
     fetched: bool
     keeps: bool = False
     stride: int
     steps_per_block: float
-    max_open: float = math.inf
 
     @abstractmethod
     def held_nbytes(self, number: int) -> int:
@@ -114,13 +118,14 @@ class ManifestSource(BlockSource):
         self._local = LocalParts()
         self._decoded = any(map(is_decoded, manifest.parts))
         self.fetched, self.keeps = fetcher.in_use or self._decoded, fetcher.handle is not None
-        self.max_open = fetcher.max_open
         readers = order.ranks_per_block(manifest, world_size)
         self.steps_per_block = max(1.0, len(manifest) / max(1, manifest.blocks) / readers)
         self._fields = SameFields(manifest.parts, choice, fetcher.store)
         self._sizes: dict[int, int] = {}  # of blocks that were open, what they held in memory
         self._growth = 1.0  # by how much blocks have grown at most when they were decoded
         self._next_uses: NextUseIndex | None = None
+        # What this epoch has decoded so far. Several threads count: a lost one only moves the message.
+        self._epoch, self._loaded, self._repeats, self._has_said = -1, set[int](), 0, False
 
     def _held_in_memory(self, number: int) -> bool:
         """Whether the block's bytes are held in memory, and not only the places of its samples."""
@@ -179,11 +184,39 @@ class ManifestSource(BlockSource):
         if not form.in_place:
             self._growth = max(self._growth, (beside + held) / max(1, block.nbytes))
             self._sizes[number] = beside + held
+            self._note_repeat(number)
         elif not self._fetcher.in_use:
             self._sizes[number] = held
 
+    def _note_repeat(self, number: int) -> None:
+        """Log, once, that blocks are decoded again and again for want of memory, and what helps."""
+        if number not in self._loaded:
+            self._loaded.add(number)
+            return
+        self._repeats += 1
+        if self._repeats < max(MANY_REPEATS, self._manifest.blocks) or self._has_said:
+            return
+        self._has_said = True
+        remedy, order = "LaneOrder()", self._order
+        if isinstance(order, LaneOrder):
+            largest = max(list(self._sizes.values()))
+            fits = largest_lanes(
+                self._manifest.blocks, self._world_size, largest, self._fetcher.memory, order.window
+            )
+            remedy = f"LaneOrder(lanes={fits})" if fits else "smaller row groups or parts"
+        _log.warning(
+            "%s and others are decoded again and again: the blocks that samples are read from in turn take more memory "
+            "than the %d bytes that blocks may take (%.0f%% of memory_limit). Use %s or a larger memory_limit",
+            self.name(number),
+            self._fetcher.memory,
+            100 * SHARE,
+            remedy,
+        )
+
     def follow(self, deal: RankSteps, step: int) -> None:
         """Give the cache the next uses of its entries, in this epoch and the next."""
+        if deal.epoch != self._epoch:
+            self._epoch, self._loaded, self._repeats = deal.epoch, set(), 0
         handle = self._fetcher.handle
         if handle is None:
             return
@@ -223,7 +256,6 @@ class PartSource(BlockSource):
         self._parts, self._fetcher, self._whole = parts, fetcher, whole
         self._local = LocalParts()
         self.fetched = fetcher.in_use and whole
-        self.max_open = fetcher.max_open
         self._sizes: dict[int, int] = {}  # of parts whose size was asked for
 
     def held_nbytes(self, number: int) -> int:

@@ -79,8 +79,6 @@ class BlockTable:
     def __init__(self, source: BlockSource) -> None:
         self._source = source
         self._entries: OrderedDict[int, BlockEntry] = OrderedDict()
-        self._max_open = source.max_open
-        self._open = 0  # ready ones that hold a file
         self.nbytes = 0
         self.doomed: list[ShardFile] = []
 
@@ -142,7 +140,6 @@ class BlockTable:
         entry.nbytes = nbytes
         self.make_room(0, schedule)
         entry.state = "ready"
-        self._open += entry.file is not None
 
     def failed(self, entry: BlockEntry) -> None:
         """It could not be loaded; without an error, its loading was interrupted."""
@@ -166,11 +163,11 @@ class BlockTable:
                     self.drop(entry)
             spare = [entry for entry in spare if entry.number in self._entries]
         budget = self._source.budget()
-        if self.nbytes + nbytes <= budget and self._open < self._max_open:
+        if self.nbytes + nbytes <= budget:
             return
         for entry in sorted(spare, key=lambda e: -_next_use(e, schedule)):
             self.drop(entry)
-            if self.nbytes + nbytes <= budget and self._open < self._max_open:
+            if self.nbytes + nbytes <= budget:
                 return
 
     def drop(self, entry: BlockEntry) -> None:
@@ -178,7 +175,6 @@ class BlockTable:
         del self._entries[entry.number]
         if entry.state != "waiting":
             self.nbytes -= entry.nbytes
-        self._open -= entry.state == "ready" and entry.file is not None
         if entry.file is not None:
             self.doomed.append(entry.file)
         entry.file = entry.value = None
@@ -186,8 +182,6 @@ class BlockTable:
     def free_bytes(self, schedule: ReadSchedule) -> int:
         """Bytes that upcoming blocks may take: the budget without the blocks that are still needed."""
         entries = self._entries.values()
-        if self._open >= self._max_open and all(_needed(entry, schedule) for entry in entries):
-            return 0
         needed = sum(
             entry.nbytes
             for entry in entries

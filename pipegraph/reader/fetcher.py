@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import threading
 from collections.abc import Callable
 from typing import Any, final
 
 from pipegraph.errors import LoaderClosedError
-from pipegraph.machine import open_files_limit
 from pipegraph.storage import Cacheable, CachedFile, NodeCache, StoreClient
 from pipegraph.storage.node_cache import Download, Sink
 from pipegraph.storage.open_blocks import BlockCache
@@ -55,11 +53,6 @@ class Fetcher:
     def handle(self) -> NodeCache | None:
         """This reader's handle on the node cache."""
         return self._cache
-
-    @property
-    def max_open(self) -> float:
-        """Blocks that may be in use at once: an entry of the cache stays open for as long as it is read."""
-        return math.inf if self._cache is None else max(4, open_files_limit() // 8)
 
     def budget(self) -> int:
         """Bytes for blocks: this rank's share of the cache, else of memory."""

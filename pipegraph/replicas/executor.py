@@ -394,6 +394,10 @@ class ReplicaExecutor:
             self._reducer.join()
         self._runner.close(join)
 
+    def __getattr__(self, name: str) -> Any:
+        where = f": it is the model's, executor.module.{name}" if hasattr(Module, name) else ""
+        raise AttributeError(f"ReplicaExecutor has no attribute {name!r}{where}")
+
     def __enter__(self) -> Self:
         return self
 

@@ -1,9 +1,10 @@
-"""The local parts that one reader reads in place: few open at a time, each block's checksum computed once."""
+"""The files that one reader reads: few open at a time, each local block's checksum computed once."""
 
 from __future__ import annotations
 
 import os
 import threading
+from abc import abstractmethod
 from typing import final
 
 from pipegraph.errors import ShardError
@@ -22,20 +23,80 @@ Identity = tuple[int, int, int, int]
 """Device, inode, size and modification time in ns: what shows that a file is unchanged."""
 
 
+class Reopenable(ShardFile):
+    """A file that is opened again where it had to be closed to make room for others.
+
+    Args:
+        files: which of them are open.
+    """
+
+    def __init__(self, files: OpenFiles) -> None:
+        self._files = files
+        self._file: ShardFile | None = None
+
+    def opened(self) -> ShardFile:
+        """The open file; the reference keeps it open, whoever makes room meanwhile."""
+        file = self._file
+        if file is None:
+            file = self._open_again()
+            self._files.admit(self, file)
+        return file
+
+    @abstractmethod
+    def _open_again(self) -> ShardFile: ...
+
+    def close(self) -> None:
+        self._files.dismiss(self)
+
+
+@final
+class OpenFiles:
+    """Which of many files are open. Thread-safe.
+
+    Args:
+        max_open: files open at once, beside those that are being read from.
+    """
+
+    def __init__(self, max_open: int) -> None:
+        self._max_open = max_open
+        # Guards the table. A file that leaves it is closed when its last read has ended.
+        self._lock = threading.Lock()
+        self._open: dict[Reopenable, None] = {}  # the one opened longest ago first
+
+    def admit(self, file: Reopenable, opened: ShardFile) -> None:
+        """It is open; others are closed for it."""
+        with self._lock:
+            self._open[file] = None
+            file._file = opened
+            while len(self._open) > self._max_open:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                oldest._file = None
+
+    def dismiss(self, file: Reopenable) -> None:
+        """It is not needed any more."""
+        with self._lock:
+            self._open.pop(file, None)
+            file._file = None
+
+
 @final
 class LocalParts:
     """Opens local parts so that any number of them can be in use. Thread-safe.
 
     Args:
-        max_open: files open at once, beside those that are being read from; an eighth of what the process may
-            open by default, so that several readers and caches fit beside what the training opens.
+        max_open: parts, and entries of a cache, open at once; an eighth each of what the process may
+            open by default, so that several readers fit beside what the training opens.
+
+    Attributes:
+        parts: the open ones.
+        entries: open ones of a cache.
     """
 
     def __init__(self, max_open: int | None = None) -> None:
-        self._max_open = max_open or max(4, open_files_limit() // 8)
-        # Guards both tables. A file that leaves the first is closed when its last read has ended.
-        self._lock = threading.Lock()
-        self._open: dict[PartFile, None] = {}  # the one opened longest ago first
+        limit = max_open or max(4, open_files_limit() // 8)
+        self.parts, self.entries = OpenFiles(limit), OpenFiles(limit)
+        self._lock = threading.Lock()  # guards the table of checksums
         self._verified: dict[tuple[str, int, int, int], Identity] = {}
 
     def open(self, part: Part) -> PartFile:
@@ -62,58 +123,44 @@ class LocalParts:
             self._verified[what] = file.identity
         return None
 
-    def _admit(self, file: PartFile, opened: LocalFile) -> None:
-        with self._lock:
-            self._open[file] = None
-            file._file = opened
-            while len(self._open) > self._max_open:
-                oldest = next(iter(self._open))
-                del self._open[oldest]
-                oldest._file = None
-
-    def _dismiss(self, file: PartFile) -> None:
-        with self._lock:
-            self._open.pop(file, None)
-            file._file = None
-
 
 @final
-class PartFile(ShardFile):
-    """A local part that is opened again where it had to be closed to make room for others.
+class PartFile(Reopenable):
+    """A local part.
 
     Attributes:
         identity: of the file when it was opened first.
     """
 
     def __init__(self, part: Part, parts: LocalParts) -> None:
-        self._part, self._parts = part, parts
-        self._file: LocalFile | None = None
+        super().__init__(parts.parts)
+        self._part = part
         self._reads = 0  # several threads count: a lost one only moves the next look
         opened = _opened(part)
         self.name, self.size, self.identity = opened.name, opened.size, identity_of(opened)
-        parts._admit(self, opened)
+        parts.parts.admit(self, opened)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        # The reference keeps the file open for this read, whoever makes room meanwhile.
-        file = self._file or self._reopen()
+        file = self.opened()
         data = file.read_at(offset, nbytes)
         self._reads += 1
-        if not self._reads % LOOK_EVERY and os.fstat(file.fileno()).st_mtime_ns != self.identity[3]:
+        if not self._reads % LOOK_EVERY and _mtime_ns(file) != self.identity[3]:
             raise self._changed()
         return data
 
-    def _reopen(self) -> LocalFile:
+    def _open_again(self) -> LocalFile:
         opened = _opened(self._part)
         if identity_of(opened) != self.identity:
             raise self._changed()
-        self._parts._admit(self, opened)
         return opened
 
     def _changed(self) -> ShardError:
         return ShardError(f"{self.name}: the file was changed while it was read; index the parts again")
 
-    def close(self) -> None:
-        self._parts._dismiss(self)
+
+def _mtime_ns(file: ShardFile) -> int:
+    assert isinstance(file, LocalFile)
+    return os.fstat(file.fileno()).st_mtime_ns
 
 
 def _opened(part: Part) -> LocalFile:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol, final
 
 from pipegraph.errors import ChecksumError
@@ -11,7 +13,7 @@ from pipegraph.storage.formats.shard_format import Block
 
 from .arrival import MemoryArrival
 from .entries import CachedFile
-from .local import LocalParts, PartFile
+from .local import LocalParts, PartFile, Reopenable
 from .node_cache import DOWNLOADS, Cacheable, Download, Sink
 from .opening import identify, open_part
 from .parts import Part
@@ -55,7 +57,8 @@ def open_block(
     Args:
         crc32c: of the block's bytes, if known: checked, and fetched again if wrong.
         store: for a remote part; it must outlive the file.
-        local: opens local parts, and knows which blocks were found right; by default each call is on its own.
+        local: opens local parts and entries of the cache, few at a time, and knows which blocks were found right; by
+            default each call is on its own.
 
     Raises:
         ChecksumError: the bytes never matched `crc32c`.
@@ -81,7 +84,8 @@ def open_block(
 
         if cache is not None:
             try:
-                return _FetchedBlock(base, block, cache.fetch(what, bring))
+                entry = CachedEntry(cache.fetch(what, bring), partial(cache.fetch, what, bring), local)
+                return _FetchedBlock(base, block, entry)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
@@ -89,6 +93,22 @@ def open_block(
     except BaseException:
         base.close()
         raise
+
+
+@final
+class CachedEntry(Reopenable):
+    """An entry of a cache. While it is closed it may be evicted; it is fetched again then."""
+
+    def __init__(self, entry: CachedFile, fetch: Callable[[], CachedFile], local: LocalParts) -> None:
+        super().__init__(local.entries)
+        self.name, self.size, self._fetch = entry.name, entry.size, fetch
+        local.entries.admit(self, entry)
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        return self.opened().read_at(offset, nbytes)
+
+    def _open_again(self) -> CachedFile:
+        return self._fetch()
 
 
 def _into_memory(what: Cacheable, download: Download) -> MemoryArrival:

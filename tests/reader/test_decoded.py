@@ -1,7 +1,9 @@
 """Shards that are decoded into memory: loaded as seldom as the limit allows, chosen by column and row, alike in all parts."""
 
+import gzip
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError, MemoryLimitError, PipegraphWarning, ShardError, StateError
+from pipegraph.errors import GraphError, MemoryLimitError, ShardError, StateError
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -35,16 +37,35 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_where_not_all_blocks_fit_those_go_that_are_read_last(folder: Path, workers: int) -> None:
+def test_where_not_all_blocks_fit_those_go_that_are_read_last(
+    folder: Path, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
     graph = graph_of(folder / "*.parquet", workers=workers)
     # Room for 15 or 16 of the 20 blocks that are read in turn.
     with graph.loader(memory_limit=1_700_000) as loader:
-        with pytest.warns(PipegraphWarning, match=r"decoded again and again. Use LaneOrder\(lanes=\d+\)"):
-            keys = {sample["key"] for sample in loader}
+        keys = {sample["key"] for sample in loader}
         loads = loader.profile().stages["load"].counters["blocks loaded"]
     assert len(keys) == PARTS * ROWS
     # One by one, that the least recently used goes means a load for every sample.
     assert loads < PARTS * ROWS // 2
+    (said,) = [record.getMessage() for record in caplog.records if "again and again" in record.getMessage()]
+    assert re.search(r"Use LaneOrder\(lanes=\d+\) or a larger memory_limit", said)
+
+
+def test_packed_parts_that_do_not_fit_are_said_too_and_epochs_alone_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = b"".join(b'{"n": %d, "x": "%s"}\n' % (n, b"x" * 1_000) for n in range(50))
+    for part in range(6):
+        (tmp_path / f"{part}.jsonl.gz").write_bytes(gzip.compress(lines))
+    graph = graph_of(tmp_path)
+    with graph.loader(epochs=30, memory_limit=1_000_000) as loader:
+        for _ in range(30):
+            list(loader)
+    assert not caplog.records
+    with graph.loader(memory_limit=550_000) as loader:
+        assert len(list(loader)) == 300
+    assert "jsonl.gz, block 0 and others are decoded again and again" in caplog.text
 
 
 def test_json_lines_are_read_in_place_whatever_the_limit(tmp_path: Path) -> None:

@@ -368,3 +368,12 @@ def test_a_module_that_has_stored_attention_maps_is_built_with_copies_of_them() 
         other: Any = executor._replicas.modules[1]
         assert torch.equal(other.maps[0], model.maps[0])
         assert not other.maps[0].requires_grad
+
+
+def test_what_data_parallel_has_of_the_model_is_named(make_executor: MakeExecutor) -> None:
+    executor = make_executor(mlp(), 2)
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'parameters': it is the model's, executor\.module\.param"
+    ):
+        executor.parameters()
+    assert not hasattr(executor, "nothing")
