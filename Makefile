@@ -6,6 +6,8 @@
 #   make test                    the tests (not the slow ones) on all cores; ARGS="-n 0 -x" for one process
 #   make lint                    ruff and mypy
 #   make fuzz                    2,000 random graphs (EXAMPLES=n for another number), then the slow tests
+#   make test-interop            the trainers' examples (Lightning, Accelerate, Hugging Face, DDP, FSDP2) and other people's
+#                                transforms, in an environment of their own
 #   make notebook                worker processes in a notebook, with Jupyter's kernel (60 MB) installed for it
 #   make bench                   the benchmarks against other loaders, in an environment of their own;
 #                                PIPEGRAPH_TEST_IMAGES names a folder of photographs for those on images
@@ -16,6 +18,7 @@ SHELL := /bin/sh
 VENV := .venv
 BENCH := .venv-bench
 DOCS := .venv-docs
+INTEROP := .venv-interop
 # The machine's own Python where it is 3.11 or later, else a later one that is here.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	if command -v $$p >/dev/null && $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
@@ -23,7 +26,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STATED := pyproject.toml constraints.txt
 
-.PHONY: help demo test lint fuzz notebook bench docs docs-serve clean
+.PHONY: help demo test test-interop lint fuzz notebook bench docs docs-serve clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -36,6 +39,9 @@ export DATA
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
+
+test-interop: $(INTEROP)/.installed
+	PIPEGRAPH_TORCHVISION=$(CURDIR)/$(INTEROP)/vision $(INTEROP)/bin/python -m pytest -n 0 tests/interop $(ARGS)
 
 lint: $(VENV)/.installed-lint
 	$(VENV)/bin/ruff check .
@@ -64,9 +70,9 @@ docs-serve: docs
 	$(DOCS)/bin/python -m http.server 8000 --bind 127.0.0.1 --directory site
 
 clean:
-	rm -rf $(VENV) $(BENCH) $(DOCS) site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(DOCS) $(INTEROP) site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(VENV)/.made $(BENCH)/.made $(DOCS)/.made:
+$(VENV)/.made $(BENCH)/.made $(DOCS)/.made $(INTEROP)/.made:
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or later with its venv module is needed: install it, or say make PYTHON=..." >&2; exit 2; fi
 	$(PYTHON) -m venv $(@D)
 	@touch $@
@@ -93,6 +99,13 @@ $(VENV)/.installed-lint: $(STATED) | $(VENV)/.made
 $(BENCH)/.installed: $(STATED) benchmarks/requirements.txt | $(BENCH)/.made
 	$(BENCH)/bin/python $(PIP) -r benchmarks/requirements.txt
 	$(BENCH)/bin/python $(PIP) --no-deps -e .
+	@touch $@
+
+# torchvision of this torch stands apart: its operators need CUDA's libraries, and what imports it if it is there
+# (torchmetrics) fails on a torch without them. Its transforms are Python and need no operator.
+$(INTEROP)/.installed: $(STATED) tests/interop/requirements.txt | $(INTEROP)/.made
+	$(INTEROP)/bin/python $(PIP) -e ".[test]" -r tests/interop/requirements.txt
+	$(INTEROP)/bin/python $(PIP) --no-deps --upgrade --target $(INTEROP)/vision torchvision==0.28.0
 	@touch $@
 
 # Reads the sources, so it needs neither torch nor the package itself.

@@ -44,6 +44,10 @@ class GraphError(PipegraphError, ValueError):
     """The description of a pipeline is wrong."""
 
 
+class NotPicklableError(GraphError):
+    """An operator cannot be sent to another process."""
+
+
 class StateError(PipegraphError, ValueError):
     """A state does not fit the graph it is loaded into."""
 
@@ -81,7 +85,15 @@ class BudgetError(PipegraphError, RuntimeError):
 
 
 class WorkerDiedError(PipegraphError, RuntimeError):
-    """A worker process or actor ended by itself."""
+    """A worker process or actor ended by itself.
+
+    Attributes:
+        pid: of a process; None of an actor.
+        status: its exit status, negative for a signal; None if it is not known.
+    """
+
+    pid: int | None = None
+    status: int | None = None
 
 
 class StageTimeoutError(PipegraphError, TimeoutError):

@@ -20,10 +20,22 @@ class Died(Exception):
         row: that was in work; negative where none was: it ended between two calls, or before its first.
         stack: of Python, where the worker could still write it (a segmentation fault), else "".
         member: number of the stage at work, where several run in one worker.
+        pid: of a process.
+        status: its exit status, negative for a signal, if it is known.
     """
 
-    def __init__(self, reason: str, row: int, stack: str, member: int = 0) -> None:
+    def __init__(
+        self,
+        reason: str,
+        row: int,
+        stack: str,
+        member: int = 0,
+        pid: int | None = None,
+        status: int | None = None,
+    ) -> None:
         super().__init__(reason)
+        self.pid = pid
+        self.status = status
         self.reason = reason
         self.row = row
         self.stack = stack

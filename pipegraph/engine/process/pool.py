@@ -67,8 +67,15 @@ class Processes:
             raise GraphError(
                 f"backend='process' needs Linux: this Python has no {', '.join(missing)}; use backend='thread'"
             )
-        self._zygote = zygote.borrow()
+        self._borrowed: zygote.Zygote | None = None
         self._sealed: dict[str, Sealed] = {}
+
+    @property
+    def _zygote(self) -> zygote.Zygote:
+        """Once the first operator is known to be one that can be sent."""
+        if self._borrowed is None:
+            self._borrowed = zygote.borrow()
+        return self._borrowed
 
     def operator(self, stage: StagePlan, contexts: Sequence[Context]) -> Any:
         """What one worker of a stage holds in place of its operator.
@@ -117,4 +124,5 @@ class Processes:
         """Once every worker has closed its own."""
         for sealed in self._sealed.values():
             sealed.close()
-        zygote.release(self._zygote)
+        if self._borrowed is not None:
+            zygote.release(self._borrowed)

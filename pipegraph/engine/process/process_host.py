@@ -116,7 +116,8 @@ class ProcessHost:
                     return self._start()
             except Died as died:
                 last = died
-        raise Died(f"{last.reason}, each time that it was started", NOTHING, last.stack)
+        again = f"{last.reason}, each time that it was started"
+        raise Died(again, NOTHING, last.stack, 0, last.pid, last.status)
 
     def _start(self) -> None:
         with contextlib.ExitStack() as undo:
@@ -223,9 +224,10 @@ class ProcessHost:
             self._child.ends_within(math.inf)
         row, _, member = self._page.look()
         stack = self._read_stack()
-        reason = exit_reason(self._end())
+        pid = self._child.pid
+        status = self._end()
         self.deaths += 1
-        return Died(reason, row, stack, member)
+        return Died(exit_reason(status), row, stack, member, pid, status)
 
     def _overdue(self, row: int, member: int) -> Overdue:
         """End a process that hangs. It writes its stack on the way: that handler runs whatever the process does."""

@@ -91,6 +91,7 @@ class _Remote:
         error = WorkerDiedError(
             f"stage {stage or self._stage!r}: the worker's {self._host.place} {died.reason}"
         )
+        error.pid, error.status = died.pid, died.status
         if died.stack:
             error.add_note(f"pipegraph: it stood at\n{died.stack}")
         return error

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipegraph.engine.process.segments import aligned, anonymous_file
 from pipegraph.engine.process.wire import APART, TreePickler
-from pipegraph.errors import GraphError
+from pipegraph.errors import NotPicklableError
 
 
 class Sealed:
@@ -28,7 +28,7 @@ class Sealed:
         instead: what else the user can do, for the message.
 
     Raises:
-        GraphError: it cannot be pickled; says what in it cannot.
+        NotPicklableError: it cannot be pickled; says what in it cannot.
     """
 
     def __init__(self, value: Any, stage: str, instead: str = "use backend='thread'") -> None:
@@ -70,9 +70,9 @@ class Sealed:
 
 def cannot_be_sent(
     value: Any, stage: str, error: Exception, instead: str = "use backend='thread'"
-) -> GraphError:
+) -> NotPicklableError:
     """The error that says what in an object cannot be pickled."""
-    return GraphError(
+    return NotPicklableError(
         f"stage {stage!r}: the operator cannot be sent to another process: {_culprit(value, error)}. "
         f"Make it in open(context) or at first use, or {instead}"
     )

@@ -1,14 +1,16 @@
 """How far a pass of a data loader has got: what its state describes.
 
 For indices the state holds the random state from which the sampler drew the epoch's order, and how many batches were
-delivered: a resumed pass draws the same order and begins behind them, without reading a sample. For an iterable it
-holds what each worker's copy says of itself, or else how many batches of it were delivered, which are read again.
+delivered: a resumed pass draws the same order and begins behind them, without reading a sample. Before an order is
+drawn it holds the random state from which it would be. For an iterable, and for a data set with a state of its own, it
+holds what each worker's copy says of itself; an iterable without one is read again behind the batches delivered.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -18,37 +20,46 @@ from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from pipegraph.errors import StateError
 
-VERSION = 1
+VERSION = 2
 
 
 class BatchProgress:
     """One pass.
 
     Args:
-        workers: of an iterable's copies; 0 for a map-style data set.
+        workers: whose copies of the data set have states; 0 where it has none.
 
     Attributes:
         batches: delivered so far in this epoch.
-        base_seed: of the workers.
+        base_seed: of the workers, once the pass has begun.
         finished: whether the loop has run to its end.
-        copies: of an iterable, for each worker the batches delivered and where its copy stands, if it says so.
-        turn: of an iterable, the worker whose batch is next.
+        before: the random states at the beginning of a pass that has not begun.
+        order: the random state that the epoch's order is drawn from, once it is known.
+        copies: for each worker the batches delivered, and where its copy stands, if it says so.
+        turn: the worker whose batch is next, where copies have states.
     """
 
     def __init__(self, workers: int = 0) -> None:
         self.batches = 0
         self.base_seed: int | None = None
         self.finished = False
-        self.order: dict[str, str] = {}
+        self.before: dict[str, Any] = {}
+        self.order: dict[str, Any] = {}
         self.copies: list[tuple[int, Any]] = [(0, None)] * workers
         self.turn = 0
 
+    def deliver(self, worker: int, where: Any) -> None:
+        """A batch of a worker was delivered; ``where`` its copy stands behind it."""
+        self.copies[worker] = (self.copies[worker][0] + 1, where)
+        self.turn = (worker + 1) % len(self.copies)
+
     def state(self) -> dict[str, Any]:
-        """With a fixed set of keys; JSON where the data set's own states are."""
+        """With a fixed set of keys; JSON where the data set's and the sampler's own states are."""
         return {
             "version": VERSION,
             "batches": self.batches,
             "base_seed": self.base_seed,
+            "before": dict(self.before),
             "order": dict(self.order),
             "copies": [list(each) for each in self.copies],
             "turn": self.turn,
@@ -59,7 +70,7 @@ class BatchProgress:
         """From a state.
 
         Raises:
-            StateError: it is none, or of an iterable with another number of workers.
+            StateError: it is none, or of copies with states in another number of workers.
         """
         if not isinstance(state, dict) or "batches" not in state or "copies" not in state:
             raise StateError("this is not the state of a pg.DataLoader: it has no 'batches' and 'copies'")
@@ -69,12 +80,12 @@ class BatchProgress:
             )
         if len(state["copies"]) != workers:
             raise StateError(
-                f"the state has {len(state['copies'])} copies of an iterable data set, this loader has {workers}: each "
-                f"worker continues its own; resume with num_workers={max(0, len(state['copies']))}"
+                f"the state has {len(state['copies'])} copies of a data set, this loader has {workers}: each worker "
+                f"continues its own; resume with num_workers={len(state['copies'])}"
             )
         made = BatchProgress()
         made.batches, made.base_seed = state["batches"], state["base_seed"]
-        made.order = dict(state["order"])
+        made.before, made.order = dict(state["before"]), dict(state["order"])
         made.copies = [(done, kept) for done, kept in state["copies"]]
         made.turn = state["turn"]
         return made
@@ -99,13 +110,27 @@ class Indices:
     def __next__(self) -> Any:
         if self._drawn is None:
             progress = self._progress
-            generator = _generator_of(self._sampler)
-            with _restored(generator, progress.order):
+            restore_random_state(self._sampler, progress.order)
+            with global_generator(progress.order.get("global")):
                 if not progress.order:
-                    progress.order = _random_state(self._sampler, generator)
+                    progress.order = random_state(self._sampler)
                 self._drawn = _behind(self._sampler, progress.batches)
                 return next(self._drawn)  # most samplers draw the whole order here
         return next(self._drawn)
+
+
+class IndicesAnew:
+    """:class:`Indices`, each time that it is iterated."""
+
+    def __init__(self, sampler: Any, progress: BatchProgress) -> None:
+        self._sampler = sampler
+        self._progress = progress
+
+    def __iter__(self) -> Indices:
+        return Indices(self._sampler, self._progress)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
 
 
 def _behind(sampler: Any, batches: int) -> Iterator[Any]:
@@ -131,47 +156,62 @@ class _Behind:
         return islice(iter(self._sampler), self._count, None)
 
 
-def _generator_of(sampler: Any) -> torch.Generator | None:
-    """The generator that a sampler, or the one that it batches, draws from."""
+def keeps_state(thing: Any) -> bool:
+    """Whether it says where it stands, and can be put there. A network's ``state_dict`` is another matter."""
+    methods = getattr(thing, "state_dict", None), getattr(thing, "load_state_dict", None)
+    return all(map(callable, methods)) and not isinstance(thing, torch.nn.Module)
+
+
+def random_state(sampler: Any) -> dict[str, Any]:
+    """What a sampler would draw its order from now: its generator, its own state, or the global generator."""
+    found: dict[str, Any] = {}
+    plain = False
     while sampler is not None:
-        found = getattr(sampler, "generator", None)
-        if isinstance(found, torch.Generator):
-            return found
+        if keeps_state(sampler):
+            found["sampler"] = copy.deepcopy(sampler.state_dict())
+        if isinstance(getattr(sampler, "generator", None), torch.Generator):
+            found["generator"] = text_of(sampler.generator.get_state())
+        plain = type(sampler) in (SequentialSampler, DistributedSampler, list, tuple, range)
         sampler = getattr(sampler, "sampler", None)
-    return None
+    if found or plain:
+        return found or {"none": ""}
+    return {"global": text_of(torch.get_rng_state())}
 
 
-def _draws_nothing(sampler: Any) -> bool:
-    while type(sampler) is BatchSampler:
-        sampler = sampler.sampler
-    return type(sampler) in (SequentialSampler, DistributedSampler, list, tuple, range)
-
-
-def _random_state(sampler: Any, generator: torch.Generator | None) -> dict[str, str]:
-    if generator is not None:
-        return {"generator": _text(generator.get_state())}
-    return {"none": ""} if _draws_nothing(sampler) else {"global": _text(torch.get_rng_state())}
+def restore_random_state(sampler: Any, order: dict[str, Any]) -> None:
+    """Put a sampler's own generator and state to where they stood."""
+    while sampler is not None:
+        if "sampler" in order and keeps_state(sampler):
+            sampler.load_state_dict(copy.deepcopy(order["sampler"]))
+        if "generator" in order and isinstance(getattr(sampler, "generator", None), torch.Generator):
+            sampler.generator.set_state(tensor_of(order["generator"]))
+        sampler = getattr(sampler, "sampler", None)
 
 
 @contextlib.contextmanager
-def _restored(generator: torch.Generator | None, order: dict[str, str]) -> Iterator[None]:
-    """While a restored order is drawn the generator stands where it stood then; the global one only so long."""
-    if "generator" in order and generator is not None:
-        generator.set_state(_tensor(order["generator"]))
-    if "global" not in order:
+def global_generator(text: str | None) -> Iterator[None]:
+    """For so long torch's global generator stands where it stood then.
+
+    Behind it, it has moved on by one number, as if that had been drawn from it: in a script that seeds itself at its
+    start the next epoch would have the same order otherwise.
+    """
+    if text is None:
         yield
         return
     now = torch.get_rng_state()
-    torch.set_rng_state(_tensor(order["global"]))
+    torch.set_rng_state(tensor_of(text))
     try:
         yield
     finally:
         torch.set_rng_state(now)
+        torch.empty((), dtype=torch.int64).random_()
 
 
-def _text(state: torch.Tensor) -> str:
+def text_of(state: torch.Tensor) -> str:
+    """The state of a generator as text."""
     return base64.b64encode(state.numpy().tobytes()).decode()
 
 
-def _tensor(text: str) -> torch.Tensor:
+def tensor_of(text: str) -> torch.Tensor:
+    """The inverse of :func:`text_of`."""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

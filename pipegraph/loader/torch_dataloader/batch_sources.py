@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, final
 
-from torch.utils.data import _DatasetKind
+from torch.utils.data import _DatasetKind, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Drawn, FanIn, History, Source
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.global_generators import Draws
+from pipegraph.loader.torch_dataloader.batch_progress import keeps_state
 from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker, become_worker, own_copy
 from pipegraph.loader.torch_dataloader.index_feed import IndexLanes
 from pipegraph.parameters import function_name
@@ -61,7 +62,7 @@ class Failed:
 
 @final
 class Stateful:
-    """A batch of an iterable, and where that stands behind it."""
+    """A batch, and where its worker's copy of the data set stands behind it."""
 
     def __init__(self, worker: int, data: Any, state: Any) -> None:
         self.worker = worker
@@ -74,6 +75,7 @@ class _Batches(Source):
 
     Args:
         worker: as whom a process fetches; None fetches in threads, each with a copy of the data set.
+        resume: of each worker, batches delivered and the state behind them; empty where copies have no states.
     """
 
     own_numbers = True
@@ -81,9 +83,12 @@ class _Batches(Source):
     elastic = False
     sent_as = "batches"
 
-    def __init__(self, fetching: Fetching, worker: DatasetWorker | None) -> None:
+    def __init__(
+        self, fetching: Fetching, worker: DatasetWorker | None, resume: Sequence[tuple[int, Any]] = ()
+    ) -> None:
         self.fetching = fetching
         self.worker = worker
+        self.resume = resume
         self._context = Context("")
         self._draws = Draws()
         self._ready = False
@@ -127,9 +132,14 @@ class MapBatches(_Batches):
     waits = True
 
     def __init__(
-        self, fetching: Fetching, worker: DatasetWorker | None, feed: IndexLanes, count: int | None
+        self,
+        fetching: Fetching,
+        worker: DatasetWorker | None,
+        feed: IndexLanes,
+        count: int | None,
+        resume: Sequence[tuple[int, Any]] = (),
     ) -> None:
-        super().__init__(fetching, worker)
+        super().__init__(fetching, worker, resume)
         self.feed = feed
         self._lanes, self._lane = 1, 0
         self._count = count
@@ -187,12 +197,17 @@ class MapBatches(_Batches):
             if position is not None:
                 return self._fetch_rows(index, epoch, position)
             if self._fetcher is None:
+                if self.resume:
+                    restore_copy(self.fetching.dataset, self.resume[self.number][1])
                 self._fetcher = self.fetching.fetcher(_DatasetKind.Map)
-            return self._fetcher.fetch(index)
+            data = self._fetcher.fetch(index)
         except Exception as error:
             if not self.fetching.carries:
                 raise
-            return Failed(error)
+            data = Failed(error)
+        if not self.resume:
+            return data
+        return Stateful(self.number, data, where_copy(self.fetching.dataset))
 
     def _fetch_rows(self, index: Sequence[Any], epoch: int, position: int) -> Any:
         """Each sample with its own random numbers."""
@@ -207,19 +222,9 @@ class MapBatches(_Batches):
 
 @final
 class IterableBatches(_Batches):
-    """Batches of an ``IterableDataset``, whose copies in the workers are each read by themselves.
-
-    Args:
-        resume: of each worker, batches delivered and the state behind them.
-    """
+    """Batches of an ``IterableDataset``, whose copies in the workers are each read by themselves."""
 
     default_name = "batches"
-
-    def __init__(
-        self, fetching: Fetching, worker: DatasetWorker | None, resume: Sequence[tuple[int, Any]] = ()
-    ) -> None:
-        super().__init__(fetching, worker)
-        self.resume = resume
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
         self._draws.one(epoch, (self._context.stage, 0))
@@ -255,6 +260,10 @@ def begun(fetching: Fetching, done: int, state: Any) -> Any:
     """Torch's fetcher of an iterable, behind the batches that were delivered."""
     if state is not None:
         holder, kept = state
+        if isinstance(kept, dict) and "epoch" in kept and hasattr(fetching.dataset, "set_epoch"):
+            fetching.dataset.set_epoch(
+                kept["epoch"]
+            )  # Hugging Face's take up a state of their own epoch only
         if holder == "dataset":
             fetching.dataset.load_state_dict(kept)
         fetcher = fetching.fetcher(_DatasetKind.Iterable)
@@ -268,12 +277,43 @@ def begun(fetching: Fetching, done: int, state: Any) -> Any:
     return fetcher
 
 
+class ReadAgain:
+    """An iterable in torch's own workers, behind what each has delivered, the first time that it is iterated there.
+
+    Args:
+        done: batches delivered, of each worker.
+        size: of a batch.
+    """
+
+    def __init__(self, dataset: Any, done: list[int], size: int) -> None:
+        self._dataset = dataset
+        self._done = done
+        self._size = size
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        done, self._done[info.id] = self._done[info.id], 0
+        return islice(iter(self._dataset), done * self._size, None)
+
+
 def where(fetcher: Any) -> tuple[str, Any] | None:
     """Where an iterable stands, as its iterator or itself says; None if neither does."""
     for name, holder in (("iterator", fetcher.dataset_iter), ("dataset", fetcher.dataset)):
-        if hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict"):
+        if keeps_state(holder):
             return name, copy.deepcopy(holder.state_dict())
     return None
+
+
+def where_copy(dataset: Any) -> tuple[str, Any]:
+    """Where a map-style data set with a state stands."""
+    return "dataset", copy.deepcopy(dataset.state_dict())
+
+
+def restore_copy(dataset: Any, state: tuple[str, Any] | None) -> None:
+    """The inverse of :func:`where_copy`; None leaves it as it is."""
+    if state is not None:
+        dataset.load_state_dict(state[1])
 
 
 @final

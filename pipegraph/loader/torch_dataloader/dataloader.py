@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Literal
 
 import torch.utils.data
-from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, _DatasetKind
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
+    _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
 
-from pipegraph.errors import StageTimeoutError
+from pipegraph.errors import NotPicklableError, StageTimeoutError, WorkerDiedError
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
-from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress, Indices
+from pipegraph.loader.torch_dataloader.batch_progress import (
+    BatchProgress,
+    Indices,
+    IndicesAnew,
+    keeps_state,
+    random_state,
+    restore_random_state,
+    tensor_of,
+    text_of,
+)
 from pipegraph.loader.torch_dataloader.batch_sources import (
     STAGE,
     Failed,
@@ -25,12 +37,15 @@ from pipegraph.loader.torch_dataloader.batch_sources import (
     InTurn,
     IterableBatches,
     MapBatches,
+    ReadAgain,
     Stateful,
     begun,
     pinned,
+    restore_copy,
     where,
+    where_copy,
 )
-from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker
+from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker, WorkerProcess
 from pipegraph.loader.torch_dataloader.index_feed import DrawnIndices, IndexFeed, IndexLanes
 
 
@@ -47,7 +62,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             ``get_worker_info`` and no ``worker_init_fn``.
 
     All other arguments are torch's. ``multiprocessing_context`` is checked and kept; worker processes are
-    forked from a process without threads, whatever it says. ``in_order=False`` holds for map-style data sets.
+    forked from a process without threads, whatever it says. What cannot be pickled, and an iterable with
+    ``in_order=False``, goes to torch's own workers.
 
     >>> loader = DataLoader(range(5), batch_size=2)
     >>> [batch.tolist() for batch in loader]
@@ -83,6 +99,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if workers == "thread" and (worker_init_fn is not None or timeout):
             raise ValueError("worker_init_fn and timeout options need workers='process'")
         self.workers = workers
+        self._inherits = False
         super().__init__(
             dataset,
             batch_size,
@@ -102,6 +119,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        # Torch's workers deliver an iterable's batches as they come; the pipeline takes them in turn.
+        self._inherits = not in_order and workers == "process" and self._dataset_kind == _DatasetKind.Iterable
         self._progress = self._fresh()
         self._restored: BatchProgress | None = None
 
@@ -113,7 +132,26 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self.num_workers == 0:
             return _Inline(self)
         self.check_worker_number_rationality()
-        return _Pipelined(self)
+        if not self._inherits:
+            restored, stands = self._restored, self._base_state()
+            try:
+                return _Pipelined(self)
+            except NotPicklableError:
+                # What can only be inherited (locks, queues, open files) goes where torch's workers find it: these are
+                # forks of this process. The base seed is drawn again, from where it was drawn before.
+                self._inherits, self._restored = True, restored
+                self._put_base_state(stands)
+        return _Inherited(self)
+
+    def _base_state(self) -> torch.Tensor:
+        """Of the generator that a pass draws its base seed from."""
+        return torch.get_rng_state() if self.generator is None else self.generator.get_state()
+
+    def _put_base_state(self, state: torch.Tensor) -> None:
+        if self.generator is None:
+            torch.set_rng_state(state)
+        else:
+            self.generator.set_state(state)
 
     def set_epoch(self, epoch: int) -> None:
         """Call ``set_epoch`` of the samplers and the data set, where they have one, as trainers do before each pass."""
@@ -129,34 +167,63 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return found
 
     def _fresh(self) -> BatchProgress:
-        if self._dataset_kind == _DatasetKind.Map:
+        if self._dataset_kind == _DatasetKind.Map and not self._copies_have_states:
             return BatchProgress()
         return BatchProgress(1 if self.workers == "thread" else max(1, self.num_workers))
+
+    @property
+    def _copies_have_states(self) -> bool:
+        """Whether each worker's copy of a map-style data set says where it stands, and always reads the same."""
+        in_turn = self.workers == "process" and self.in_order
+        return keeps_state(self.dataset) and (self.num_workers == 0 or in_turn)
 
     # -- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """What was delivered of the pass, as a small dict with a fixed set of keys; thread-safe.
 
-        Inside the loop, and after a ``break``, the rest of the epoch; after the loop a whole epoch. A generator that
-        was given, and torch's global one, stay the caller's to save: the state holds what the running epoch's order
-        was drawn from. JSON, unless an iterable data set's own state is not.
+        Inside the loop, and after a ``break``, the rest of the epoch; before and after the loop a whole epoch, with the
+        random states that its order is drawn from. A map-style data set with ``state_dict`` and ``load_state_dict`` is
+        asked for its state in each worker, an iterable too. JSON, unless such a state is not.
         """
         if self._restored is not None:
             return self._restored.state()
-        return self._fresh().state() if self._progress.finished else self._progress.state()
+        progress = self._progress
+        indexed = self._dataset_kind == _DatasetKind.Map
+        begun = progress.base_seed is not None
+        if progress.finished or not begun:
+            lasting = progress.base_seed if self._iterator is not None else None  # of persistent workers
+            progress = self._fresh()
+            progress.base_seed = lasting
+            progress.before = random_state(self._index_sampler) if indexed else {"none": ""}
+            if self.generator is not None:
+                progress.before["base"] = text_of(self.generator.get_state())
+            return progress.state()
+        state = progress.state()
+        if indexed and not progress.order:
+            state["order"] = random_state(self._index_sampler)  # drawn with the first batch
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next pass delivers exactly what followed the state.
 
-        For a map-style data set without reading what came before, at any ``num_workers``. An iterable is asked for
-        its ``load_state_dict``, in each worker; without one it is read again up to where it stood.
+        For a map-style data set without reading what came before, at any ``num_workers`` (unless the data set has a
+        state of its own). An iterable is asked for its ``load_state_dict``, in each worker; without one it is read
+        again up to where it stood. A state of a whole epoch puts back the generators that its order is drawn from, also
+        torch's global one; seed them after this call to have another order.
 
         Raises:
-            StateError: the state is no data loader's, or of an iterable with another number of workers.
+            StateError: the state is no data loader's, or of copies with states in another number of workers.
         """
-        self._restored = BatchProgress.of(state, len(self._fresh().copies))
+        self._restored = restored = BatchProgress.of(state, len(self._fresh().copies))
         self._iterator = None
+        before = restored.before
+        if "base" in before and self.generator is not None:
+            self.generator.set_state(tensor_of(before["base"]))
+        if "global" in before:
+            torch.set_rng_state(tensor_of(before["global"]))
+        if self._dataset_kind == _DatasetKind.Map:
+            restore_random_state(self._index_sampler, before)
 
     # -- the pipeline --------------------------------------------------------------------------
 
@@ -169,6 +236,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """
         pipeline = _Pipeline(self, self.dataset, 0, carries=False)
         return pipeline.graph(DrawnIndices(self._index_sampler, pipeline.lanes), pin=None)
+
+
+def next_worker(progress: BatchProgress, iterable: bool, workers: int) -> int:
+    """The worker whose batch is next."""
+    return progress.turn if iterable else progress.batches % workers
 
 
 class _Pipeline:
@@ -195,14 +267,15 @@ class _Pipeline:
         loader = self._loader
         graph = Graph("dataloader", seed=self._base_seed)
         source: MapBatches | IterableBatches
+        resume = progress.copies.copy() if progress else ()
         if self._iterable:
-            source = IterableBatches(self._fetching, self._worker, progress.copies.copy() if progress else ())
+            source = IterableBatches(self._fetching, self._worker, resume)
         else:
             try:
                 count: int | None = len(loader)
             except (TypeError, NotImplementedError):
                 count = None
-            source = MapBatches(self._fetching, self._worker, feed, count)
+            source = MapBatches(self._fetching, self._worker, feed, count, resume)
         options: dict[str, Any] = {
             "backend": self._backend,
             "timeout": loader.timeout or None if self._backend == "process" else None,
@@ -223,7 +296,12 @@ class _Pipeline:
             for lane in range(self.lanes):
                 each = source.split(self.lanes, lane) if isinstance(source, MapBatches) else source
                 nodes.append(graph.add(each, name=STAGE.format(lane), capacity=max(1, ahead), **options))
-            node = graph.add(InTurn(progress.turn if progress else 0), *nodes, name="batches", capacity=1)
+            node = graph.add(
+                InTurn(next_worker(progress, self._iterable, self.lanes) if progress else 0),
+                *nodes,
+                name="batches",
+                capacity=1,
+            )
         if pins:
             node.then(partial(pinned, pin), name="pin", capacity=1)
         return graph
@@ -235,8 +313,11 @@ class _Inline(_SingleProcessDataLoaderIter):
     def __init__(self, loader: DataLoader) -> None:
         self._progress = progress = loader._next_progress()
         super().__init__(loader)
+        progress.base_seed = int(self._base_seed)
         if self._dataset_kind == _DatasetKind.Map:
             self._sampler_iter = Indices(self._index_sampler, progress)
+            if progress.copies:
+                restore_copy(self._dataset, progress.copies[0][1])
             return
         done, state = progress.copies[0]
         fetching = Fetching(
@@ -255,8 +336,9 @@ class _Inline(_SingleProcessDataLoaderIter):
             progress.finished = True
             raise
         progress.batches += 1
-        if self._dataset_kind == _DatasetKind.Iterable:
-            progress.copies = [(progress.copies[0][0] + 1, where(self._dataset_fetcher))]
+        if progress.copies:
+            iterable = self._dataset_kind == _DatasetKind.Iterable
+            progress.deliver(0, where(self._dataset_fetcher) if iterable else where_copy(self._dataset))
         return data
 
 
@@ -268,17 +350,22 @@ class _Pipelined(_BaseDataLoaderIter):
 
     def __init__(self, loader: DataLoader) -> None:
         self._progress = progress = loader._next_progress()
+        stands = loader._base_state()
         super().__init__(loader)
+        if progress.before and progress.base_seed is not None:  # persistent workers kept their base seed
+            loader._put_base_state(stands)
         base_seed = int(self._base_seed) if progress.base_seed is None else progress.base_seed
         self._base_seed = progress.base_seed = base_seed
         self._ahead = (loader.prefetch_factor or 1) * loader.num_workers
         self._indexed = self._dataset_kind == _DatasetKind.Map
         pipeline = _Pipeline(loader, self._dataset, base_seed, carries=True)
-        self._feed = IndexFeed(pipeline.lanes)
+        self._lanes = pipeline.lanes
+        self._feed = IndexFeed(self._lanes)
         graph = pipeline.graph(self._feed, self._pin_memory_device, self._pin_memory, progress)
         self._running = graph.loader(rank=0, world_size=1)
         self._epoch = 0
         self._begin(loader)
+        self._workers = WorkerProcess.all_of(self._running)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Another pass with the same workers, which first do what was asked of them, as torch's do."""
@@ -297,13 +384,13 @@ class _Pipelined(_BaseDataLoaderIter):
 
     def _begin(self, loader: DataLoader) -> None:
         self._over = False
-        self._feed.restart()
+        self._feed.restart(next_worker(self._progress, not self._indexed, self._lanes))
+        self._running.set_epoch(self._epoch)
+        self._passing = iter(self._running)
         if self._indexed:
             self._sampler_iter = Indices(self._index_sampler, self._progress)
             for _ in range(self._ahead):
                 self._draw()
-        self._running.set_epoch(self._epoch)
-        self._passing = iter(self._running)
 
     def _draw(self) -> None:
         if not self._over:
@@ -322,15 +409,103 @@ class _Pipelined(_BaseDataLoaderIter):
             if not self._persistent_workers:
                 self._running.close()
             raise
-        except StageTimeoutError as error:
-            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from error
+        except Exception as error:
+            told = self._as_torch_says(error)
+            if told is error:
+                raise
+            raise told from error
         if self._indexed:
             self._draw()
         if data.__class__ is Stateful:
-            worker, state, data = data.worker, data.state, data.data
-            progress.copies[worker] = (progress.copies[worker][0] + 1, state)
-            progress.turn = (worker + 1) % len(progress.copies)
+            progress.deliver(data.worker, data.state)
+            data = data.data
         progress.batches += 1
         if data.__class__ is Failed:
-            raise data.error.error()
+            raise self._as_torch_says(data.error.error())
         return data
+
+    def _as_torch_says(self, error: Exception) -> Exception:
+        """What scripts that catch errors of torch's workers look for."""
+        if isinstance(error, StageTimeoutError):
+            return RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+        if isinstance(error, WorkerDiedError):
+            status = error.status or 0
+            how = (
+                f"is killed by signal: {signal.strsignal(-status)}"
+                if status < 0
+                else f"exited unexpectedly with exit code {status}"
+            )
+            return WorkerDiedError(f"DataLoader worker (pid {error.pid}) {how}. {error}")
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            return RuntimeError(
+                "Too many open files: each batch that is kept holds a descriptor of shared memory. Keep fewer, or "
+                "raise the limit with `ulimit -n` (torch.multiprocessing.set_sharing_strategy changes nothing here)"
+            )
+        return error
+
+
+class _Inherited(_MultiProcessingDataLoaderIter):
+    """Torch's own workers, which are forks of this process and inherit what cannot be sent, with a state."""
+
+    _sampler: Any
+    _copied: Any
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._progress = loader._next_progress()
+        self._batch_size = loader.batch_size or 1
+        super().__init__(loader)
+        self._progress.base_seed = int(self._base_seed)
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What torch's iterator draws indices from."""
+        if isinstance(self._copied, IterableDataset):
+            return self._sampler
+        return IndicesAnew(self._sampler, self._progress)
+
+    @_index_sampler.setter
+    def _index_sampler(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    @property
+    def _dataset(self) -> Any:
+        """What torch's iterator gives to the workers."""
+        done = [batches for batches, _ in self._progress.copies]
+        if not any(done) or not isinstance(self._copied, IterableDataset):
+            return self._copied
+        return ReadAgain(self._copied, done, self._batch_size)
+
+    @_dataset.setter
+    def _dataset(self, dataset: Any) -> None:
+        self._copied = dataset
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:
+            base_seed = self._progress.base_seed
+            self._progress = loader._next_progress()
+            self._progress.base_seed = base_seed
+        iterable = self._dataset_kind == _DatasetKind.Iterable
+        self._turn = next_worker(self._progress, iterable, self._num_workers)
+        super()._reset(loader, first_iter)
+
+    def _try_put_index(self) -> None:
+        for _ in range(self._turn):  # the first batch of a resumed pass
+            next(self._worker_queue_idx_cycle)
+        self._turn = 0
+        super()._try_put_index()
+
+    _received: Any = _MultiProcessingDataLoaderIter._next_data
+    _processed: Any = _MultiProcessingDataLoaderIter._process_data
+
+    def _next_data(self) -> Any:
+        try:
+            return self._received()
+        except StopIteration:
+            self._progress.finished = True
+            raise
+
+    def _process_data(self, data: Any, worker_idx: int) -> Any:
+        self._progress.batches += 1
+        if self._dataset_kind == _DatasetKind.Iterable:
+            self._progress.deliver(worker_idx, None)
+        return self._processed(data, worker_idx)

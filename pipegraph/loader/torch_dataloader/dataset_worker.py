@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
+import select
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,7 @@ from torch.utils.data._utils import worker as _torch_worker
 
 from pipegraph import global_generators
 from pipegraph.device.slabs import SPARE_SLABS, SlabRing
+from pipegraph.loader.loader import Loader
 
 SHARED_BYTES = 1 << 12
 """Batched tensors of at least so many bytes are made in shared memory; smaller ones travel in the message."""
@@ -108,3 +113,58 @@ def own_copy(dataset: Any) -> Any:
                 made.__dict__[name] = type(value)(map(own_copy, value))
         return made
     return copy.copy(dataset) if hasattr(dataset, "__dict__") else dataset
+
+
+class WorkerProcess:
+    """A worker's process, as scripts find it in ``_workers`` of torch's iterators.
+
+    It refers to the process by number and start time and keeps nothing alive.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._started = _start_time(pid)
+
+    @staticmethod
+    def all_of(loader: Loader) -> list[WorkerProcess]:
+        """Those of a running pipeline."""
+        runtime = loader._runtime
+        assert runtime is not None
+        operators = [worker.operator for workers in runtime.workers.values() for worker in workers]
+        return [WorkerProcess(pid) for each in operators if (pid := getattr(each, "pid", None)) is not None]
+
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._started is not None and _start_time(self.pid) == self._started
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it runs, then 0: the loader raises the death of one that ended by itself."""
+        return None if self.is_alive() else 0
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended, or for so many seconds."""
+        try:
+            ended = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            if self.is_alive():
+                select.select([ended], [], [], timeout)
+        finally:
+            os.close(ended)
+
+    def terminate(self) -> None:
+        """End it."""
+        if self.is_alive():
+            os.kill(self.pid, signal.SIGTERM)
+
+
+def _start_time(pid: int) -> str | None:
+    """Of a process that has not ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else fields[19]

@@ -34,7 +34,7 @@ class IndexFeed:
     """Indices that one thread puts and each worker's thread takes. Thread-safe.
 
     Args:
-        lanes: workers; index i of an epoch goes to worker i modulo ``lanes``.
+        lanes: workers; they are dealt indices in turn.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -42,25 +42,25 @@ class IndexFeed:
         self._count = lanes
         self._cancelled = False
         self._lanes: list[deque[Any]] = []
-        self._put = 0
+        self._next = 0
         self._ended: list[bool] = [False]
         self.restart()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return IndexFeed, (self._count,)  # a worker's process is sent its indices one by one
 
-    def restart(self) -> None:
-        """The indices of another epoch follow; whoever still takes those before gets no more."""
+    def restart(self, first: int = 0) -> None:
+        """The indices of another epoch follow, for lane ``first`` first; whoever takes those before gets no more."""
         with self._changed:
             self._lanes = [deque() for _ in range(self._count)]
             self._ended = [False]
-            self._put = 0
+            self._next = first
 
     def put(self, index: Any) -> None:
         """The next index."""
         with self._changed:
-            self._lanes[self._put % self._count].append(index)
-            self._put += 1
+            self._lanes[self._next].append(index)
+            self._next = (self._next + 1) % self._count
             self._changed.notify_all()
 
     def end(self) -> None:

@@ -1,0 +1,221 @@
+"""States of a ``pg.DataLoader`` where they are taken: inside a pass, at its ends, in workers with states of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import data
+
+import pipegraph as pg
+from pipegraph.errors import StateError
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+PLACES = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+
+
+def flat(loader: Any) -> list[Any]:
+    return [row for batch in loader for row in (batch.tolist() if isinstance(batch, torch.Tensor) else batch)]
+
+
+class Squares(data.Dataset[int]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Counts(Squares):
+    """Each copy numbers what it reads."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += 1
+        return index, self.read
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self.read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.read = state["read"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("done", [1, 3, 6])
+def test_a_map_style_data_set_with_a_state_goes_on_in_each_worker(place: Any, done: int) -> None:
+    def make() -> pg.DataLoader:
+        return pg.DataLoader(Counts(), 3, collate_fn=list, **place)
+
+    loader = make()
+    passing = iter(loader)
+    for _ in range(done):
+        next(passing)
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = list(passing)
+    again = make()
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert list(again) == rest
+    with pytest.raises(StateError, match=f"resume with num_workers={max(1, place['num_workers'])}"):
+        pg.DataLoader(Counts(), 3, num_workers=3).load_state_dict(state)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("seeded", [False, True])
+def test_a_state_between_two_epochs_has_the_order_of_the_next(place: Any, seeded: bool) -> None:
+    def make() -> pg.DataLoader:
+        generator = torch.Generator().manual_seed(5) if seeded else None
+        return pg.DataLoader(Squares(), 4, shuffle=True, generator=generator, **place)
+
+    torch.manual_seed(0)
+    loader = make()
+    first = flat(loader)
+    state = loader.state_dict()
+    second = flat(loader)
+    assert first != second
+    torch.manual_seed(0)  # as scripts do at their start
+    again = make()
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert flat(again) == second
+    assert flat(again) != second
+
+
+def test_a_generator_seeded_behind_the_load_is_what_is_wanted() -> None:
+    loader = pg.DataLoader(Squares(), shuffle=True)
+    flat(loader)
+    state = loader.state_dict()
+
+    def epoch(loaded: bool) -> list[int]:
+        again = pg.DataLoader(Squares(), shuffle=True)
+        if loaded:
+            again.load_state_dict(state)
+        torch.manual_seed(33)
+        return flat(again)
+
+    assert epoch(loaded=True) == epoch(loaded=False)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_state_before_the_first_batch_is_of_the_same_pass(place: Any) -> None:
+    loader = pg.DataLoader(Squares(), 4, shuffle=True, **place)
+    passing = iter(loader)
+    state = loader.state_dict()
+    whole = flat(passing)
+    for _ in range(2):
+        loader.load_state_dict(state)
+        assert flat(loader) == whole
+
+
+def test_the_epoch_after_a_resumed_one_has_another_order_in_a_script_that_seeds_itself() -> None:
+    def start() -> pg.DataLoader:
+        torch.manual_seed(0)
+        return pg.DataLoader(Squares(), 5, shuffle=True)
+
+    whole = start()
+    epochs = [flat(whole), flat(whole)]
+    stopped = start()
+    passing = iter(stopped)
+    seen = next(passing).tolist()
+    state = stopped.state_dict()
+    again = start()
+    again.load_state_dict(state)
+    assert [seen + flat(again), flat(again)] == epochs
+
+
+class Stepping(data.Sampler[int]):
+    """Goes on where it stood, and says so."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.next < 20:
+            self.next += 1
+            yield (self.next - 1) * 7 % 20 + 100 * self.epoch
+        self.next = 0
+        self.epoch += 1
+
+    def __len__(self) -> int:
+        return 20
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next, self.epoch = state["next"], state["epoch"]
+
+
+class Anything(Squares):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_sampler_with_a_state_is_put_back(place: Any) -> None:
+    loader = pg.DataLoader(Anything(), 3, sampler=Stepping(), **place)
+    flat(loader)  # epoch 0
+    passing = iter(loader)
+    seen = next(passing).tolist()
+    state = loader.state_dict()
+    rest = flat(passing)
+    again = pg.DataLoader(Anything(), 3, sampler=Stepping(), **place)
+    again.load_state_dict(state)
+    assert flat(again) == rest and seen[0] == 100
+    again.load_state_dict(state)  # also in a loader whose sampler has gone on
+    assert flat(again) == rest
+
+
+class OfAnEpoch(data.IterableDataset[int]):
+    """As Hugging Face's: a state is taken up in its own epoch only."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.start = (0, 0)
+        self.at = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.at = self.start[1] if self.start[0] == self.epoch else 0
+        while self.at < 12:
+            self.at += 1
+            yield self.at - 1 + 100 * self.epoch
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["epoch"], state["at"]
+
+
+@pytest.mark.parametrize("place", [{"num_workers": 0}, {"num_workers": 1}])
+def test_a_stream_with_epochs_resumes_in_a_later_one(place: Any) -> None:
+    loader = pg.DataLoader(OfAnEpoch(), 3, **place)
+    loader.set_epoch(4)
+    passing = iter(loader)
+    assert next(passing).tolist() == [400, 401, 402]
+    state = loader.state_dict()
+    again = pg.DataLoader(OfAnEpoch(), 3, **place)
+    again.load_state_dict(state)
+    assert flat(again) == list(range(403, 412))
+
+
+def test_a_network_s_weights_are_no_state_of_a_data_set() -> None:
+    class Encoded(torch.nn.Linear, Squares):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+
+    loader = pg.DataLoader(Encoded(), 4)
+    next(iter(loader))
+    assert loader.state_dict()["copies"] == []

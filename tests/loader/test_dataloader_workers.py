@@ -1,0 +1,181 @@
+"""What scripts expect of torch's workers: what they inherit, what they are called, how their deaths read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import multiprocessing as mp
+from torch.utils import data
+
+import pipegraph as pg
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Holds(data.Dataset[int]):
+    """Has something that only a fork of this process can have too."""
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def open_file() -> Any:
+    return Path(os.devnull).open()
+
+
+class Shared(Holds):
+    """Counts what all workers read."""
+
+    def __getitem__(self, index: int) -> int:
+        with self.thing.get_lock():
+            self.thing.value += 1
+        return index
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [threading.Lock, mp.get_context("fork").Lock, mp.get_context("spawn").Event, open_file],
+    ids=["lock", "lock of processes", "event", "open file"],
+)
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_cannot_be_sent_is_inherited(thing: Any, kept: bool) -> None:
+    dataset = Holds(thing())
+    loaders = [
+        kind(
+            dataset,
+            2,
+            True,
+            num_workers=2,
+            generator=torch.Generator().manual_seed(3),
+            persistent_workers=kept,
+        )
+        for kind in (pg.DataLoader, data.DataLoader)
+    ]
+    ours, theirs = ([[x.tolist() for x in loader] for _ in range(2)] for loader in loaders)
+    assert ours == theirs
+    if hasattr(dataset.thing, "close"):
+        dataset.thing.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_share_what_multiprocessing_shares(method: str) -> None:
+    counter = mp.get_context(method).Value("i", 0)
+    assert len(list(pg.DataLoader(Shared(counter), num_workers=2))) == 7
+    assert counter.value == 7
+
+
+def test_a_pass_over_what_is_inherited_resumes() -> None:
+    def make() -> pg.DataLoader:
+        return pg.DataLoader(Holds(threading.Lock()), 2, shuffle=True, num_workers=2)
+
+    loader = make()
+    passing = iter(loader)
+    next(passing)
+    state = loader.state_dict()
+    rest = [x.tolist() for x in passing]
+    again = make()
+    again.load_state_dict(state)
+    assert [x.tolist() for x in again] == rest
+
+
+class Shares(data.IterableDataset[int]):
+    """Worker 0 waits until another has delivered all."""
+
+    def __init__(self, gate: Any = None) -> None:
+        self.gate = gate
+
+    def __iter__(self) -> Iterator[int]:
+        info = data.get_worker_info()
+        assert info is not None
+        if info.id == 0 and self.gate is not None:
+            assert self.gate.wait(60)
+        yield from range(10 * info.id, 10 * info.id + 5)
+
+
+def test_an_iterable_out_of_order_comes_as_it_is_ready() -> None:
+    gate = mp.get_context("fork").Event()
+    found = []
+    for batch in pg.DataLoader(Shares(gate), num_workers=2, in_order=False):
+        found.append(int(batch))
+        if len(found) == 5:
+            gate.set()
+    assert found[:5] == [10, 11, 12, 13, 14] and sorted(found[5:]) == [0, 1, 2, 3, 4]
+    inherited = Shares()
+    inherited.lock = threading.Lock()  # type: ignore[attr-defined]
+    loader = pg.DataLoader(inherited, num_workers=2)
+    passing = iter(loader)
+    assert [int(next(passing)) for _ in range(3)] == [0, 10, 1]
+    state = loader.state_dict()
+    del passing
+    loader.load_state_dict(state)
+    assert [int(x) for x in loader] == [11, 2, 12, 3, 13, 4, 14]
+
+
+def test_an_iterator_names_its_workers_processes() -> None:
+    class Who(Holds):
+        def __getitem__(self, index: int) -> int:
+            return os.getpid()
+
+    passing = iter(pg.DataLoader(Who(None), None, num_workers=2))
+    workers = passing._workers
+    assert [next(passing) for _ in range(4)] == 2 * [each.pid for each in workers]
+    assert all(each.is_alive() and each.exitcode is None for each in workers)
+    del passing
+    for each in workers:
+        each.join(30)
+        assert not each.is_alive() and each.exitcode == 0
+    workers[0].terminate()  # it has ended: nothing
+
+
+def test_a_loader_with_persistent_workers_ends_with_its_last_reference() -> None:
+    loader = pg.DataLoader(Holds(None), num_workers=1, persistent_workers=True)
+    passing = iter(loader)
+    next(passing)
+    workers = passing._workers
+    del passing, loader
+    workers[0].join(30)
+    assert not workers[0].is_alive()
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            r"DataLoader worker \(pid \d+\) is killed by signal: Killed",
+        ),
+        (lambda: os._exit(3), r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code 3"),
+    ],
+    ids=["killed", "exit"],
+)
+def test_a_death_reads_as_torchs(end: Any, message: str) -> None:
+    class Dies(Holds):
+        def __getitem__(self, index: int) -> int:
+            end()
+            return index
+
+    with pytest.raises(RuntimeError, match=message):
+        list(pg.DataLoader(Dies(None), num_workers=1))
+
+
+def test_too_many_open_files_says_what_to_do() -> None:
+    class Full(Holds):
+        def __getitem__(self, index: int) -> int:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with pytest.raises(RuntimeError, match="ulimit -n"):
+        list(pg.DataLoader(Full(None), num_workers=1))
