@@ -187,7 +187,11 @@ class MapBatches(_Batches):
 
     def read(self, position: Any, epoch: int) -> Any:
         self._draws.one(epoch, (self._context.stage, position.position))
-        if self.fetching.collates and not getattr(self.fetching.dataset, "__getitems__", None):
+        if (
+            self.worker is None
+            and self.fetching.collates
+            and not getattr(self.fetching.dataset, "__getitems__", None)
+        ):
             return self._fetch(position.index, epoch, position.position)
         return self._fetch(position.index)
 
@@ -261,9 +265,7 @@ def begun(fetching: Fetching, done: int, state: Any) -> Any:
     if state is not None:
         holder, kept = state
         if isinstance(kept, dict) and "epoch" in kept and hasattr(fetching.dataset, "set_epoch"):
-            fetching.dataset.set_epoch(
-                kept["epoch"]
-            )  # Hugging Face's take up a state of their own epoch only
+            fetching.dataset.set_epoch(kept["epoch"])  # Hugging Face's take up states of that epoch only
         if holder == "dataset":
             fetching.dataset.load_state_dict(kept)
         fetcher = fetching.fetcher(_DatasetKind.Iterable)

@@ -424,7 +424,7 @@ class _Pipelined(_BaseDataLoaderIter):
             raise self._as_torch_says(data.error.error())
         return data
 
-    def _as_torch_says(self, error: Exception) -> Exception:
+    def _as_torch_says(self, error: BaseException) -> BaseException:
         """What scripts that catch errors of torch's workers look for."""
         if isinstance(error, StageTimeoutError):
             return RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
