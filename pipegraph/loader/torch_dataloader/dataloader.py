@@ -410,10 +410,10 @@ class _Pipelined(_BaseDataLoaderIter):
                 self._running.close()
             raise
         except Exception as error:
-            told = self._as_torch_says(error)
-            if told is error:
+            reworded = self._as_torch_says(error)
+            if reworded is error:
                 raise
-            raise told from error
+            raise reworded from error
         if self._indexed:
             self._draw()
         if data.__class__ is Stateful:
