@@ -517,3 +517,40 @@ def test_a_worker_sends_light_rows_of_a_kind_as_columns(rows, packed):
     assert (error, found.__class__ is not list) == (None, packed)
     again = found.rows() if packed else found
     assert list(map(fingerprint, again)) == list(map(fingerprint, rows))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.quantize_per_tensor(torch.arange(4.0), 0.1, 0, torch.quint8),
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    ],
+    ids=["quantised", "sparse", "nested"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own, of what it deprecates and of prototypes
+def test_tensors_that_are_more_than_their_bytes_arrive_whole(make):
+    def dense(tensor):
+        if tensor.is_quantized:
+            return tensor.dequantize().tolist(), tensor.q_scale()
+        return tensor.to_dense().tolist() if tensor.is_sparse else [each.tolist() for each in tensor.unbind()]
+
+    found = delivered(pipeline(lambda x: make(), range(2)))
+    assert [dense(each) for each in found] == [dense(make())] * 2
+
+
+def test_processes_end_without_a_warning_where_warnings_are_errors():
+    code = """
+import pipegraph as pg
+from pipegraph import operators as ops
+
+graph = pg.Graph("g")
+graph.add(ops.FromSequence(range(8)), workers=2, backend="process")
+for isolate in (False, True):
+    with graph.loader(isolate=isolate) as loader:
+        assert list(loader) == list(range(8))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

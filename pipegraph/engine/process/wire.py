@@ -78,6 +78,12 @@ def light_below(sizes: Sequence[int]) -> int:
     return light
 
 
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether its bytes, dtype and shape are all that there is to a tensor: torch itself pickles the others."""
+    dense = tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
+    return dense and tensor.device.type == "cpu"
+
+
 class TreePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles plain CPU tensors as their bytes."""
 
@@ -85,7 +91,7 @@ class TreePickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file, protocol=5, buffer_callback=take)
 
     def reducer_override(self, value: Any) -> Any:
-        if value.__class__ is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided:
+        if value.__class__ is torch.Tensor and _plain(value):
             plain = value.detach()
             if plain.is_conj() or plain.is_neg():
                 plain = plain.resolve_conj().resolve_neg()

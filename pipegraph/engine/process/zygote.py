@@ -309,7 +309,6 @@ def _release_files(*but: int) -> None:
 def serve(fd: int, ready: int) -> None:
     """The zygote's life: fork on request until the trainer is gone. It writes to ``ready`` when it can."""
     _leave_signals_to_the_trainer()
-    sock = socket.socket(fileno=fd)
     for name in PRELOADED:
         importlib.import_module(name)
     sys.modules["torch"].set_num_threads(1)
@@ -319,6 +318,12 @@ def serve(fd: int, ready: int) -> None:
     gc.freeze()  # what is here already is never collected: its pages stay shared, with whatever garbage is in them
     os.write(ready, b"r")
     os.close(ready)
+    with socket.socket(fileno=fd) as sock:
+        _fork_on_request(sock)
+
+
+def _fork_on_request(sock: socket.socket) -> None:
+    """Until the trainer is gone."""
     while True:
         try:
             request, fds = _receive(sock)
@@ -376,7 +381,8 @@ def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
             return
         zygote.close()
         module, _, name = entry.partition(":")
-        code = getattr(importlib.import_module(module), name)(socket.socket(fileno=fds[0]), *fds[1:]) or 0
+        with socket.socket(fileno=fds[0]) as sock:
+            code = getattr(importlib.import_module(module), name)(sock, *fds[1:]) or 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException:
