@@ -40,6 +40,7 @@ SET = (
     Entry("tokens", "windows of tokens from one long array", "tokens"),
     Entry("python_transform", "a transform that holds the GIL", "python_transform"),
     Entry("transport", "items from a worker process", "transport"),
+    Entry("process_runs", "neighbouring process stages in one process", "process_runs"),
     Entry("isolate", "what a loader takes from the training loop", "isolate"),
     Entry("host_to_device", "batches copied to a device", "host_to_device"),
     Entry("start_up", "import, and start to the first batch", "start_up", images=True),
