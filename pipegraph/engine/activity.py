@@ -61,7 +61,7 @@ class Waiter:
     Attributes:
         seq: where in a channel's order the waiting item stands.
         item: what needs room; None for a thread that waits for its turn and not for room.
-        needed: items without which a getter cannot go on.
+        needed: items without which a getter cannot continue.
     """
 
     __slots__ = ("item", "lock", "needed", "seq", "since_ns", "woken_ns")

@@ -243,7 +243,7 @@ class Channel:
 
         Args:
             rows: samples of a bundle, at most; the rest of it stays.
-            needed: items without which the caller cannot go on; see :attr:`demand`.
+            needed: items without which the caller cannot continue; see :attr:`demand`.
             elsewhere: where this says (after a ``nudge_all``) that there is other work, ``(-1, None)`` is returned.
         """
         while True:

@@ -1,6 +1,6 @@
 """The trainer's half of a loader with ``isolate=True``: a runtime of the stages below the cut.
 
-States are made in the trainer alone, from cursors that chunks bring along and from what the sidecar tells with them;
+States are made in the trainer alone, from cursors that chunks bring along and from what the sidecar reports with them;
 only the profile asks it.
 """
 
@@ -95,7 +95,7 @@ class IsolatedRuntime(Runtime):
         self.sidecar: Sidecar | None = None
         self.runs = 0
         self._reports: dict[str, dict[str, Any]] = {}
-        self._last: tuple[int, Totals] = 0, Counter()  # run and totals, as the sidecar told them last
+        self._last: tuple[int, Totals] = 0, Counter()  # run and totals, as the sidecar reported them last
         first = [stage for stage in self.plan.running if stage.upstream]
         self._first = (first[0].name if first else "", 0)  # the edge that crosses
 

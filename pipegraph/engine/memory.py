@@ -6,7 +6,7 @@ Rules (what differs from them is a bug):
   has been delivered or dropped.
 * Before a worker makes something, it *reserves* what the largest such thing has taken so far. It
   waits while ``used + reservation`` is above its stage's ceiling: the limit less one item of every
-  stage further down, so that what lies downstream can always go on and make room; and less one item of
+  stage further down, so that what lies downstream can always continue and make room; and less one item of
   its own stage if an earlier item of that is still to come, so that the head of the line always fits.
 * Of the waiting workers the one furthest down goes first.
 * A stage that has not made anything yet is taken to make items as large as the largest that a stage further up
@@ -120,7 +120,7 @@ class Account:
     def reserve(self, stage: StageAccount, first: First | None = None, ticket: int = 0) -> int:
         """Blocks until one more item of the stage fits; returns the bytes reserved.
 
-        ``first(ticket)`` tells whether this item is next to leave its stage; others must leave room for that one.
+        ``first(ticket)`` says whether this item is next to leave its stage; others must leave room for that one.
 
         Raises:
             Cancelled: the run is over.

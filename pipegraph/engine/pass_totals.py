@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Totals = Counter[tuple[Any, ...]]
 """Nanoseconds or numbers under ``("elapsed",)``, ``("busy", stage)``, ``("items", stage)``,
 ``("cpu", stage)`` (of its threads), ``("process",)`` (of all threads of this process), ``("late",)`` (between a
-thread's wake and its going on) and ``("wakes",)``,
+thread's wake and its next step) and ``("wakes",)``,
 ``("memory", stage)`` (waits for room under ``memory_limit``), and for the edge into input ``index`` of
 ``consumer`` (``""`` is the training loop) ``("put", consumer, index)`` and ``("get", consumer, index)``:
 waits summed over threads."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 BUNDLES_PER_LIMIT = 64
 """A bundle of rows is at most this part of the memory limit, for it is made, counted and waited for as one."""
 
-LEAST_BYTES = 512
+MIN_BYTES = 512
 """What an item in a queue takes at the very least, with its chunk object: bounds growth where data holds no buffers."""
 
 
@@ -303,7 +303,7 @@ class Run:
         ]
         if full:
             capacity, consumer, index, channel = min(full, key=lambda entry: entry[:3])
-            if capacity * LEAST_BYTES <= self.account.limit:
+            if capacity * MIN_BYTES <= self.account.limit:
                 producer = self._producer(consumer, index)
                 self.grown[producer] = channel.grow()
                 self._runtime.note_growth(producer, self.grown[producer])

@@ -437,7 +437,7 @@ class Runtime:
     # -- the end -------------------------------------------------------------------------------
 
     def signal_close(self) -> None:
-        """Tell every worker to end; joins nobody. Safe from any thread, also from the garbage collector."""
+        """Notify every worker to end; joins nobody. Thread-safe, also for the garbage collector."""
         with self._lock:
             self._closed = True
             run = self.run
@@ -447,10 +447,10 @@ class Runtime:
             self._cancel(run)
 
     def close(self, grace_s: float = GRACE_S) -> None:
-        """End every thread; idempotent, and goes on where a close before it was interrupted.
+        """End every thread; idempotent, and continues where an interrupted close stopped.
 
         Warns of workers that do not return within the grace. Inside the thread that is starting workers (in an
-        operator's ``open``, say) it only tells them: that thread closes what it has opened as it leaves.
+        operator's ``open``, say) it only notifies them: that thread closes what it has opened as it leaves.
         """
         self.signal_close()
         deadline = monotonic() + grace_s

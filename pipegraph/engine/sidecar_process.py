@@ -34,7 +34,7 @@ from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.planning.plan import Plan
 
-MOST = 64
+MAX_ITEMS = 64
 """Items in one answer, at most: so a call is paid once for many small ones."""
 
 ENOUGH = 1 << 20
@@ -70,7 +70,7 @@ class _ToldSnapshots(Snapshots):
         self._stage = stage
 
     def add(self, epoch: int, step: int, snapshot: Any) -> None:
-        # As bytes at once: the iterator may go on changing what it has given.
+        # As bytes at once: the iterator may continue to change what it has given.
         self._log.append(("stood", self._stage, epoch, step, pickle.loads(pickle.dumps(snapshot))))
 
 
@@ -167,7 +167,7 @@ class Serving:
             runtime.cancel_run(run)
 
     def next(self, stop: int, horizon: float) -> tuple[list[Any], list[Any], Carried | None]:
-        """What is delivered next: ``(items, what stages have told meanwhile, the error that has ended the run)``.
+        """What is delivered next: ``(items, what stages have reported meanwhile, the error that has ended the run)``.
 
         No items and no error: the run was cancelled.
 
@@ -188,13 +188,13 @@ class Serving:
         except Cancelled:
             if run.error is not None:
                 error = Carried(run.error)
-        return items, self._told(), error
+        return items, self._reports(), error
 
     def _gather(self, run: Run, terminal: Channel) -> list[Any]:
-        found = [terminal.take(MOST)[1]]
+        found = [terminal.take(MAX_ITEMS)[1]]
         nbytes = found[0].nbytes
-        while len(found) < MOST and nbytes <= ENOUGH and terminal.ahead() != (0, None):
-            found.append(terminal.take(MOST)[1])
+        while len(found) < MAX_ITEMS and nbytes <= ENOUGH and terminal.ahead() != (0, None):
+            found.append(terminal.take(MAX_ITEMS)[1])
             nbytes += found[-1].nbytes
         for index, item in enumerate(found):
             if isinstance(item, Chunk):
@@ -206,7 +206,7 @@ class Serving:
                 found[index] = Failure(Carried(item.error), item.epoch)  # type: ignore[arg-type]
         return found
 
-    def _told(self) -> list[Any]:
+    def _reports(self) -> list[Any]:
         log = self.runtime.log
         return [log.popleft() for _ in range(len(log))]
 
@@ -337,7 +337,7 @@ def _answer(port: Port, serving: Serving, result: Any) -> None:
         if not isinstance(result, tuple) or not result[0]:
             port.send((Carried(error), {}))
             return
-        items, told, ended = result
+        items, reports, ended = result
         if len(items) == 1 and isinstance(items[0], Bundle):
             items = [items[0].one(index) for index in range(len(items[0].lineages))]
         if len(items) > 1:  # one of them cannot be sent: what is before it can
@@ -346,4 +346,4 @@ def _answer(port: Port, serving: Serving, result: Any) -> None:
         else:
             error.add_note(f"pipegraph: {items[0]!r} cannot be sent from the process of isolate=True")
             items = [Failure(Carried(error), items[0].epoch)]  # type: ignore[arg-type]
-    _answer(port, serving, (items, told, ended))
+    _answer(port, serving, (items, reports, ended))

@@ -8,32 +8,25 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 INSTEAD = {
+    r"any thread may (?:call|ask|use|take)|safe from any thread": "thread-safe",
     r"brought near": "fetched, local",
     r"Crew|Team": "replica runner, replica threads",
     r"errors speak": "what happens to an error",
     r"foresight": "next-use index",
+    r"(?:goes|go|going|went|gone) on": "continue, resume",
     r"itinerary|itineraries": "read schedule",
     r"_?lap|laps|tally": "interval, pass totals",
     r"learnt": "estimated",
     r"(?:let|lets|letting) go of": "release",
+    r"(?-i:_?MOST(?:_\w+)?|_?FEW(?:EST)?(?:_\w+)?|LEAST_\w+)|_most\w*|most_\w+|_few": "max_..., min_...",
     r"shelf|shelves|\w+Shelf": "block source",
-    r"the pipeline stands still": "the pipeline is stalled",
-    r"timetable": "prefetch planner",
+    r"the pipeline stands still|(?:everything|it) stands still|stand still": "stalled",
     r"the passing on itself": "cost per hop",
+    r"timetable": "prefetch planner",
+    r"told|_told": "notified, reported",
     r"Unasked": "a name that says what happened",
 }
 """Pattern of a word -> the word to use instead."""
-
-OUTSIDE_THE_ENGINE = {
-    r"any thread may (?:call|ask|use|take)|safe from any thread": "thread-safe",
-    r"(?:goes|go|going|went|gone) on": "continue, resume",
-    r"(?-i:_?MOST(?:_\w+)?|_?FEW(?:EST)?(?:_\w+)?|LEAST_\w+)|_most\w*|most_\w+|_few": "max_..., min_...",
-    r"(?:everything|it) stands still|stand still": "stalled",
-    r"told|_told": "notified, reported",
-}
-"""The same, not yet in ``pipegraph/engine`` and what plans its bundles."""
-
-ENGINE = re.compile(r"pipegraph/(?:engine/|bundle|planning/)")
 
 
 def texts() -> list[Path]:
@@ -41,14 +34,26 @@ def texts() -> list[Path]:
     return [*code, *sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 
 
-@pytest.mark.parametrize(("word", "instead"), (INSTEAD | OUTSIDE_THE_ENGINE).items())
+@pytest.mark.parametrize(("word", "instead"), INSTEAD.items())
 def test_the_fields_word_is_used(word: str, instead: str) -> None:
     pattern = re.compile(rf"\b(?:{word})\b", re.IGNORECASE)
     found = [
         f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {match.group()!r}, write {instead!r}"
         for path in texts()
-        if word in INSTEAD or not ENGINE.match(str(path.relative_to(ROOT)))
         for text in [path.read_text(encoding="utf-8")]
         for match in pattern.finditer(text)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_a_lane_is_one_of_a_lane_order() -> None:
+    """Everything else that runs beside others has a name of its own: sequence numbers, reduce streams, shares."""
+    elsewhere = re.compile(r"lanes=|LaneOrder|each lane|lanes of the default order")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in texts()
+        if path.suffix == ".py" and not str(path.relative_to(ROOT)).startswith("pipegraph/order/")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"\b_?lanes?\b", line) and not elsewhere.search(line)
     ]
     assert not found, "\n".join(found)

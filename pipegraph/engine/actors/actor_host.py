@@ -2,13 +2,13 @@
 
 The behaviour contract is that of ``process.process_host``, with these differences (what differs from both is a bug):
 
-* Ray tells of the end of an actor, or of its node; an answer that was lost with the node's memory counts as its end.
+* Ray reports the end of an actor, or of its node; an answer that was lost with the node's memory counts as its end.
 * Which row was in work is not known where the process is gone with its memory. So the next actor notes each row that it
   begins in the cluster's key-value store, for its first ``NOTED_CALLS`` calls: work that ends every process is found by
   that. Such an end counts as one between two rows until then.
 * An actor waits for its resources without limit, and says so after ``PATIENCE_S``.
 
-Invariant: under ``_condition`` are what an answer, a cancellation and the calling thread tell each other; Ray's thread
+Invariant: under ``_condition`` is what an answer, a cancellation and the calling thread pass on; Ray's thread
 only notifies.
 """
 
@@ -300,7 +300,7 @@ class ActorHost:
 def _reason(error: Exception) -> str:
     """What Ray says of an end, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [
+    reasons = [
         line for line in lines if line.startswith(("The actor is dead because", "The actor died because"))
     ]
-    return f"has died: {(told or lines or [type(error).__name__])[0].partition(' Some common causes')[0]}"
+    return f"has died: {(reasons or lines or [type(error).__name__])[0].partition(' Some common causes')[0]}"

@@ -59,7 +59,7 @@ class ProcessHost:
         context: whose stop ends a start.
         given: to the process, beside the operator.
         timeout_s: for one row; None waits for ever.
-        count: told of what the operators count, by stage of the run.
+        count: notified of what the operators count, by stage of the run.
     """
 
     entry = ENTRY
@@ -181,9 +181,7 @@ class ProcessHost:
                 "pipegraph: what the function returned cannot be read in the trainer's process"
             )
             raise bad.error from None
-        except (
-            BaseException
-        ):  # Ctrl-C in the middle of a message: what is left of it cannot be told from the next
+        except BaseException:  # Ctrl-C in the middle of a message: what is left of it looks like the next
             self._kill()
             raise
         self._unanswered -= 1

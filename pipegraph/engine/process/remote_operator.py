@@ -317,7 +317,7 @@ class RemoteSource(_Remote):
         self._extend(found, "read", indices, start, len(indices))
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
-        """``(position, item)`` from a step on; after a death the new process goes on at the step that is next."""
+        """``(position, item)`` from a step on; after a death the new process continues at the next step."""
         from pipegraph.engine.process.worker import PULL
 
         step, deaths, begun = start, Deaths(), False
@@ -350,7 +350,7 @@ class RemoteSource(_Remote):
         return self._snapshot
 
     def restore(self, step: int, snapshot: Any) -> None:
-        """The next ``iterate`` goes on from a snapshot."""
+        """The next ``iterate`` resumes from a snapshot."""
         self._restored = (step, snapshot)
 
 
@@ -373,7 +373,7 @@ class RemoteHolder(_Remote):
         return list(self._keep("flush"))
 
     def resume(self, cursor: Any) -> Any:
-        """Go on at a cursor."""
+        """Continue at a cursor."""
         return self._keep("resume", cursor)
 
     def emits_next(self) -> bool:

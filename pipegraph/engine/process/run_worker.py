@@ -39,7 +39,7 @@ class RunWorker(ProcessWorker):
         context: of the first stage.
         carry, pack: see ``ProcessWorker``.
         others: operators and contexts of the stages behind it.
-        judged: the number of the stage whose policy goes on after a failure; -1: a failure ends the rows.
+        judged: the number of the stage whose policy continues after a failure; -1: a failure ends the rows.
     """
 
     def __init__(

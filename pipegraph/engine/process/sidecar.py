@@ -106,7 +106,7 @@ class Sidecar:
                 self._host.end_control()
 
     def begin_run(self, epoch: int, history: Any) -> None:
-        """The sources are told in the sidecar."""
+        """The sources are notified in the sidecar."""
 
     # -- calls, by the one thread --------------------------------------------------------------
 

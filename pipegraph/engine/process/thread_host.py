@@ -99,7 +99,7 @@ class _Helper:
         """What the call has returned, or what it raised as :class:`Kept`.
 
         Raises:
-            Cancelled: the wait was ended; the call goes on.
+            Cancelled: the wait was ended; the call continues.
             TimeoutError: the row in work takes longer than ``timeout_s``.
         """
         with self._condition:

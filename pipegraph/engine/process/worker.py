@@ -23,7 +23,7 @@ from pipegraph.global_generators import Draws, drawing
 from pipegraph.tree import buffers, leaves
 
 PAGE = 32
-"""Bytes of the page that tells what is in work: row, time at which it was begun (``monotonic_ns``), stage of a run."""
+"""Bytes of the page that says what is in work: row, time at which it was begun (``monotonic_ns``), stage of a run."""
 
 NOTHING = -1
 """In place of a row: none is in work."""
@@ -70,7 +70,7 @@ class WorkNotes(Protocol):
 
 
 class Made(list[Any]):
-    """The results of a bundle's rows, which tells of each that is done."""
+    """The results of a bundle's rows, which reports each that is done."""
 
     def __init__(self, page: WorkNotes, start: int) -> None:
         super().__init__()

@@ -163,7 +163,7 @@ class Zygote:
     def reap(self, child: Child) -> int | None:
         """The exit status of a child that has ended (or is about to), as ``os.waitstatus_to_exitcode`` has it.
 
-        None where nobody can tell: its zygote ended with it.
+        None where it is not known: its zygote ended with it.
         """
         with self._lock:
             try:

@@ -1,6 +1,6 @@
 """One stage's budget in one epoch: how many of its items came, and which failed. Pure; ``ledger`` holds the lock.
 
-A run that goes on from a state must count as the one before would have. So the book also notes at which cursor of
+A run that resumes from a state must count as the one before would have. So the book also notes at which cursor of
 the stage's input each item came in: from that follows how many items, and which failures, lie before the cursor of
 what was delivered. Both are found by bisection, so a look costs the same however much has failed.
 """

@@ -73,17 +73,17 @@ def _walk(
                 raise Unknown(name)
             cursor, more = cursor[0], more + cursor[1]
     elif isinstance(operator, Regroup):
-        told = operator.handed_on(cursor, more, (*draw, name))
-        if told is None or (told[1] and holes):
+        passed = operator.handed_on(cursor, more, (*draw, name))
+        if passed is None or (passed[1] and holes):
             raise Unknown(name)
-        cursor, more, holes = told[0], told[2], told[1] or holes
+        cursor, more, holes = passed[0], passed[2], passed[1] or holes
     if drops and more:
         raise Unknown(name)  # which of the items behind the cursor they were is not known
     _walk(plan, above, cursor, more, holes, draw, found)
 
 
 def stands_alone(plan: Plan, stage: StagePlan) -> str | None:
-    """Why what was consumed above a stage cannot be told from its cursors, if that is so."""
+    """Why what was consumed above a stage cannot be read from its cursors, if that is so."""
     operator = stage.operator
     readers = len(plan.consumers(stage.name)) + (plan.output.stage == stage.name)
     if readers > 1:

@@ -1,7 +1,7 @@
 """The loop of expanding stages: one chunk in, any number out.
 
 Cursors: a child's is its parent's with a count, ``(parent.before, children done)``; below a completion-order stage,
-where the last child cannot be told from the others, it is its parent's.
+where nothing marks the last child, it is its parent's.
 """
 
 from __future__ import annotations

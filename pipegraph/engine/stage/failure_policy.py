@@ -110,7 +110,7 @@ class Failures:
         return with_numbers
 
     def guard_children(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
-        """As :meth:`guard` for an expanding operator: a try goes on behind the children that are out already."""
+        """As :meth:`guard` for an expanding operator: a try continues behind the children that are out already."""
         policy = self.policy
         process = self.numbered(process)
         if not isinstance(policy, Retry):
@@ -200,7 +200,7 @@ class Failures:
         return self._give_up(chunk, error) if substitute is None else substitute
 
     def _loses_state(self, error: Exception) -> bool:
-        """Whether what the operator held went with its process: no policy can go on from there."""
+        """Whether what the operator held went with its process: no policy can continue from there."""
         operator = self.stage.plan.operator
         return (
             isinstance(error, WorkerDiedError | StageTimeoutError)

@@ -65,7 +65,7 @@ class Ledger:
     # -- the life of books ---------------------------------------------------------------------
 
     def begin(self, epoch: int, restored: bool, delivered: bool = True) -> None:
-        """A run begins at ``epoch``: what fails is counted anew, from the state's counts if it goes on from one.
+        """A run begins at ``epoch``: what fails is counted anew, from the state's counts if it resumes from one.
 
         Books of epochs that were only prefetched, of the one of which the pass before has not ``delivered`` anything,
         and of those that the run does once more have never been.
@@ -89,9 +89,9 @@ class Ledger:
             self._end({of for of in self._epochs() if of < epoch})
 
     def take_over(self, epoch: int) -> None:
-        """The run goes on with another rank's part of the same epoch, whose cursors begin anew.
+        """The run continues with another rank's part of the same epoch, whose cursors begin anew.
 
-        Counts go on, but those of sources: their items are the steps of a part, so each part is judged by itself.
+        Counts continue, but those of sources: their items are the steps of a part, so each part is judged by itself.
         """
         with self._lock:
             self._base = {
@@ -198,7 +198,7 @@ class Ledger:
         return [[counts[stage] for stage in sorted(counts)], [_line(entry) for entry in latest]]
 
     def load(self, epoch: int, state: Any) -> None:
-        """Go on from a state; forgets everything else."""
+        """Resume from a state; forgets everything else."""
         counts, lines = state
         with self._lock:
             self._quarantine.clear()

@@ -30,7 +30,7 @@ EdgeKey = tuple[str, int]
 
 @dataclass
 class Restarts:
-    """What to do to go on from a cursor.
+    """What to do to resume from a cursor.
 
     Attributes:
         stages: per stage.

@@ -76,7 +76,7 @@ class Sender:
         return self.channels[0].offer(-1, item)
 
     def demand(self) -> int:
-        """How many items the next stage needs before it can go on; 1 where it does not wait."""
+        """How many items the next stage needs before it can continue; 1 where it does not wait."""
         demand = self.channels[0].demand if len(self.channels) == 1 else NOBODY
         return 1 if demand == NOBODY else demand
 

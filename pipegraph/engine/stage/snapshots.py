@@ -9,7 +9,7 @@ from pipegraph.contracts import Source
 from pipegraph.engine.stage.kept import decode, encode_state
 from pipegraph.tree import buffers
 
-MOST = 256
+MAX_SNAPSHOTS = 256
 """Snapshots kept; when there are more, every second of the older half goes."""
 
 SHARE = 8
@@ -28,7 +28,7 @@ class Snapshots:
         charge: called with how many bytes more (or less) are kept.
 
     Attributes:
-        first: ``(step, snapshot)`` that the run itself goes on from, or None.
+        first: ``(step, snapshot)`` that the run itself resumes from, or None.
     """
 
     def __init__(self, stage: str, limit: int = 0, charge: Callable[[int], None] | None = None) -> None:
@@ -43,13 +43,13 @@ class Snapshots:
         self._taken: tuple[tuple[int, int, Any], ...] = ()
 
     def begin(self, epoch: int, first: tuple[int, Any] | None) -> None:
-        """The run goes on from ``first`` in ``epoch``."""
+        """The run resumes from ``first`` in ``epoch``."""
         self.first = first
         if first is not None:
             self._taken = (*self._taken, (epoch, *first))
 
     def restore(self, source: Source, epoch: int, first_epoch: int) -> None:
-        """Let the source go on from where the run does, if it begins there."""
+        """Let the source resume where the run does, if it begins there."""
         if epoch == first_epoch and self.first is not None:
             step, snapshot = self.first
             source.restore(step, decode(snapshot))
@@ -66,8 +66,8 @@ class Snapshots:
             # One more than needed: somebody may be taking a state of the chunk before.
             behind = sum(1 for each in taken if each[:2] <= needed)
             taken = taken[max(0, behind - 2) :]
-        if len(taken) > MOST:
-            half = MOST // 2
+        if len(taken) > MAX_SNAPSHOTS:
+            half = MAX_SNAPSHOTS // 2
             taken = taken[:half:2] + taken[half:]
         if self._charge is not None:
             taken = self._charged(taken, self._charge)
@@ -91,7 +91,7 @@ class Snapshots:
         return bool(self._taken)
 
     def newest(self, epoch: int, step: int) -> tuple[int, Any] | None:
-        """The one to go on from to ``step`` of ``epoch``."""
+        """The one to resume from towards ``step`` of ``epoch``."""
         for at, taken, snapshot in reversed(self._taken):
             if at == epoch and taken <= step:
                 return taken, snapshot

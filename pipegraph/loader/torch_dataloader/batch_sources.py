@@ -17,7 +17,7 @@ from pipegraph.engine.process.exceptions import Carried
 from pipegraph.global_generators import Draws
 from pipegraph.loader.torch_dataloader.batch_progress import keeps_state
 from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker, become_worker, own_copy
-from pipegraph.loader.torch_dataloader.index_feed import IndexLanes
+from pipegraph.loader.torch_dataloader.index_feed import WorkerIndices
 from pipegraph.parameters import function_name
 
 STAGE = "worker-{}"
@@ -135,39 +135,39 @@ class MapBatches(_Batches):
         self,
         fetching: Fetching,
         worker: DatasetWorker | None,
-        feed: IndexLanes,
+        feed: WorkerIndices,
         count: int | None,
         resume: Sequence[tuple[int, Any]] = (),
     ) -> None:
         super().__init__(fetching, worker, resume)
         self.feed = feed
-        self._lanes, self._lane = 1, 0
+        self._shares, self._share = 1, 0
         self._count = count
         self._fetcher: Any = None
 
-    def split(self, lanes: int, lane: int) -> MapBatches:
+    def split(self, shares: int, share: int) -> MapBatches:
         """For one of as many stages that fetch in turn."""
         made = copy.copy(self)
-        made._lanes, made._lane = lanes, lane
+        made._shares, made._share = shares, share
         return made
 
     def has_length(self) -> bool:
         return self._count is not None
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
-        return None if self._count is None else len(range(self._lane, self._count, self._lanes))
+        return None if self._count is None else len(range(self._share, self._count, self._shares))
 
     def begin_run(self, epoch: int, history: History) -> None:
         super().begin_run(epoch, history)
         self.feed.begin()
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[Drawn]:
-        for step, index in enumerate(self.feed.lane(epoch, self._lane)):
+        for step, index in enumerate(self.feed.indices_of(epoch, self._share)):
             if step >= start:
-                yield Drawn(step * self._lanes + self._lane, index)
+                yield Drawn(step * self._shares + self._share, index)
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
-        return [step * self._lanes + self._lane for step in steps]
+        return [step * self._shares + self._share for step in steps]
 
     def cancel(self) -> None:
         self.feed.cancel()

@@ -46,7 +46,7 @@ from pipegraph.loader.torch_dataloader.batch_sources import (
     where_copy,
 )
 from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker, WorkerProcess
-from pipegraph.loader.torch_dataloader.index_feed import DrawnIndices, IndexFeed, IndexLanes
+from pipegraph.loader.torch_dataloader.index_feed import DrawnIndices, IndexFeed, WorkerIndices
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -235,7 +235,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         the state of every graph.
         """
         pipeline = _Pipeline(self, self.dataset, 0, carries=False)
-        return pipeline.graph(DrawnIndices(self._index_sampler, pipeline.lanes), pin=None)
+        return pipeline.graph(DrawnIndices(self._index_sampler, pipeline.shares), pin=None)
 
 
 def next_worker(progress: BatchProgress, iterable: bool, workers: int) -> int:
@@ -258,11 +258,11 @@ class _Pipeline:
         count = max(1, loader.num_workers)
         self._workers = count
         in_turn = processes and count > 1 and (loader.in_order or self._iterable)
-        self.lanes = count if in_turn else 1
+        self.shares = count if in_turn else 1
         self._worker = DatasetWorker(0, count, base_seed, loader.worker_init_fn) if processes else None
 
     def graph(
-        self, feed: IndexLanes, pin: str | None, pins: bool = False, progress: BatchProgress | None = None
+        self, feed: WorkerIndices, pin: str | None, pins: bool = False, progress: BatchProgress | None = None
     ) -> Graph:
         loader = self._loader
         graph = Graph("dataloader", seed=self._base_seed)
@@ -281,7 +281,7 @@ class _Pipeline:
             "timeout": loader.timeout or None if self._backend == "process" else None,
         }
         ahead = loader.prefetch_factor or 1
-        if self.lanes == 1:
+        if self.shares == 1:
             workers = 1 if self._iterable else self._workers
             node = graph.add(
                 source,
@@ -293,11 +293,11 @@ class _Pipeline:
             )
         else:
             nodes = []
-            for lane in range(self.lanes):
-                each = source.split(self.lanes, lane) if isinstance(source, MapBatches) else source
-                nodes.append(graph.add(each, name=STAGE.format(lane), capacity=max(1, ahead), **options))
+            for share in range(self.shares):
+                each = source.split(self.shares, share) if isinstance(source, MapBatches) else source
+                nodes.append(graph.add(each, name=STAGE.format(share), capacity=max(1, ahead), **options))
             node = graph.add(
-                InTurn(next_worker(progress, self._iterable, self.lanes) if progress else 0),
+                InTurn(next_worker(progress, self._iterable, self.shares) if progress else 0),
                 *nodes,
                 name="batches",
                 capacity=1,
@@ -359,8 +359,8 @@ class _Pipelined(_BaseDataLoaderIter):
         self._ahead = (loader.prefetch_factor or 1) * loader.num_workers
         self._indexed = self._dataset_kind == _DatasetKind.Map
         pipeline = _Pipeline(loader, self._dataset, base_seed, carries=True)
-        self._lanes = pipeline.lanes
-        self._feed = IndexFeed(self._lanes)
+        self._shares = pipeline.shares
+        self._feed = IndexFeed(self._shares)
         graph = pipeline.graph(self._feed, self._pin_memory_device, self._pin_memory, progress)
         self._running = graph.loader(rank=0, world_size=1)
         self._epoch = 0
@@ -384,7 +384,7 @@ class _Pipelined(_BaseDataLoaderIter):
 
     def _begin(self, loader: DataLoader) -> None:
         self._over = False
-        self._feed.restart(next_worker(self._progress, not self._indexed, self._lanes))
+        self._feed.restart(next_worker(self._progress, not self._indexed, self._shares))
         self._running.set_epoch(self._epoch)
         self._passing = iter(self._running)
         if self._indexed:

@@ -14,17 +14,17 @@ from typing import Any, Protocol
 from pipegraph.engine.activity import Cancelled
 
 
-class IndexLanes(Protocol):
+class WorkerIndices(Protocol):
     """Where a worker's stage takes its indices from."""
 
-    def lane(self, epoch: int, worker: int) -> Iterator[Any]:
+    def indices_of(self, epoch: int, worker: int) -> Iterator[Any]:
         """The indices of one worker, in their order; may block."""
 
     def begin(self) -> None:
         """A run begins, in which nobody has read anything yet."""
 
     def cancel(self) -> None:
-        """End a ``lane`` that blocks with ``Cancelled``; thread-safe."""
+        """End an ``indices_of`` that blocks with ``Cancelled``; thread-safe."""
 
     def uncancel(self) -> None:
         """It may block again."""
@@ -34,14 +34,14 @@ class IndexFeed:
     """Indices that one thread puts and each worker's thread takes. Thread-safe.
 
     Args:
-        lanes: workers; they are dealt indices in turn.
+        shares: workers; they are dealt indices in turn.
     """
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, shares: int) -> None:
         self._changed = threading.Condition()
-        self._count = lanes
+        self._count = shares
         self._cancelled = False
-        self._lanes: list[deque[Any]] = []
+        self._shares: list[deque[Any]] = []
         self._next = 0
         self._ended: list[bool] = [False]
         self.restart()
@@ -50,16 +50,16 @@ class IndexFeed:
         return IndexFeed, (self._count,)  # a worker's process is sent its indices one by one
 
     def restart(self, first: int = 0) -> None:
-        """The indices of another epoch follow, for lane ``first`` first; whoever takes those before gets no more."""
+        """The indices of another epoch follow, for share ``first`` first; whoever takes those before gets no more."""
         with self._changed:
-            self._lanes = [deque() for _ in range(self._count)]
+            self._shares = [deque() for _ in range(self._count)]
             self._ended = [False]
             self._next = first
 
     def put(self, index: Any) -> None:
         """The next index."""
         with self._changed:
-            self._lanes[self._next].append(index)
+            self._shares[self._next].append(index)
             self._next = (self._next + 1) % self._count
             self._changed.notify_all()
 
@@ -72,19 +72,19 @@ class IndexFeed:
     def begin(self) -> None:
         """Nothing: :meth:`restart` was called."""
 
-    def lane(self, epoch: int, worker: int) -> Iterator[Any]:
+    def indices_of(self, epoch: int, worker: int) -> Iterator[Any]:
         """See :class:`Feed`."""
         with self._changed:
-            lane, ended = self._lanes[worker], self._ended
+            share, ended = self._shares[worker], self._ended
         while True:
             with self._changed:
-                while not lane and not ended[0] and not self._cancelled:
+                while not share and not ended[0] and not self._cancelled:
                     self._changed.wait()
                 if self._cancelled:
                     raise Cancelled
-                if not lane:
+                if not share:
                     return
-                index = lane.popleft()
+                index = share.popleft()
             yield index
 
     def cancel(self) -> None:
@@ -104,12 +104,12 @@ class DrawnIndices:
 
     Args:
         sampler: gives them anew for each epoch; ``set_epoch`` is called where it has one.
-        lanes: as of :class:`IndexFeed`.
+        shares: as of :class:`IndexFeed`.
     """
 
-    def __init__(self, sampler: Iterable[Any], lanes: int) -> None:
+    def __init__(self, sampler: Iterable[Any], shares: int) -> None:
         self._sampler: Any = sampler
-        self._count = lanes
+        self._count = shares
         self._lock = threading.Lock()
         self._epochs: dict[int, tuple[Iterator[tuple[int, Any]], list[deque[Any]]]] = {}
 
@@ -121,7 +121,7 @@ class DrawnIndices:
         with self._lock:
             self._epochs.clear()
 
-    def lane(self, epoch: int, worker: int) -> Iterator[Any]:
+    def indices_of(self, epoch: int, worker: int) -> Iterator[Any]:
         """See :class:`Feed`."""
         while True:
             with self._lock:
@@ -131,15 +131,15 @@ class DrawnIndices:
                     for sampler in samplers:
                         if hasattr(sampler, "set_epoch"):
                             sampler.set_epoch(epoch)
-                    lanes = [deque[Any]() for _ in range(self._count)]
-                    self._epochs[epoch] = (enumerate(self._sampler), lanes)
-                drawn, lanes = self._epochs[epoch]
-                while not lanes[worker]:
+                    shares = [deque[Any]() for _ in range(self._count)]
+                    self._epochs[epoch] = (enumerate(self._sampler), shares)
+                drawn, shares = self._epochs[epoch]
+                while not shares[worker]:
                     found = next(drawn, None)
                     if found is None:
                         return
-                    lanes[found[0] % self._count].append(found[1])
-                index = lanes[worker].popleft()
+                    shares[found[0] % self._count].append(found[1])
+                index = shares[worker].popleft()
             yield index
 
     def cancel(self) -> None:
