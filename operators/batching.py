@@ -108,6 +108,9 @@ class Batch(Regroup):
             "pad": repr(self.pad),
         }
 
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        return [each for each in (self.collate, self.cost) if each is not None]
+
     def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
         above = upstream[0]
         if self.cost is None or not isinstance(above, Regroup) or above.group_of is None:

@@ -102,7 +102,8 @@ def _kind_of(item: Any) -> Any:
     if isinstance(item, str | bytes | bytearray | memoryview):
         return "text"
     if isinstance(item, np.ndarray | np.generic):
-        return "number" if item.dtype.kind in _NUMERIC else "other array"
+        masked = isinstance(item, np.ma.MaskedArray)  # a tensor would show what its mask hides
+        return "number" if item.dtype.kind in _NUMERIC and not masked else "other array"
     if item is None:
         return None
     if isinstance(item, Mapping):

@@ -73,6 +73,8 @@ def pack(items: Sequence[Any]) -> Columns | None:
     kind = type(items[0])
     if kind in _STACKED:
         stacked = stacked_at_once(items)
+        if stacked is not None and stacked.layout is not torch.strided:  # no part of it is a view
+            return None
         return None if stacked is None else Columns(np.ndarray if kind in ARRAYS else kind, stacked)
     if kind is not dict and kind is not tuple and kind is not bytes and kind is not str:
         return None

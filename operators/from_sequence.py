@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice, repeat
 from typing import Any, final
 
@@ -94,6 +94,11 @@ class FromSequence(OrderedSource):
             raise GraphError(
                 f"FromSequence: the data set needs __len__ and __getitem__, {type(dataset).__name__} lacks one; "
                 "use FromIterable for what can only be iterated"
+            )
+        if isinstance(dataset, Mapping) and sampler is None:
+            raise GraphError(
+                f"FromSequence: a {type(dataset).__name__} is not read by position; give list(mapping.values()) or "
+                "list(mapping.items()), or its keys as sampler="
             )
         if inspect.iscoroutinefunction(type(dataset).__getitem__):
             raise GraphError(

@@ -19,6 +19,7 @@ from pipegraph.errors import GraphError
 from pipegraph.global_generators import Draws, enter_worker
 from pipegraph.parameters import function_name, not_awaited
 from pipegraph.randomness import generator
+from pipegraph.tree import copy_containers
 
 
 def _takes_rng(function: Callable[..., Any]) -> bool:
@@ -290,7 +291,11 @@ class Filter(_Function):
 
 @final
 class FlatMap(_Function):
-    """One item to an iterable of any length, also a lazy one."""
+    """One item to an iterable of any length, also a lazy one.
+
+    Each item that it gives is a shallow copy of the containers: the function may give one object several times, or
+    change it and give it again.
+    """
 
     kind = "expand"
     needs = "sample|batch"
@@ -300,6 +305,7 @@ class FlatMap(_Function):
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
         items: Iterable[Any] = self.call(chunk)
         for index, item in enumerate(self._draws.each(items, chunk.epoch, chunk.lineages[0])):
+            item = copy_containers(item)
             child = chunk.child(index, item)
             if item.__class__ is dict and "key" in item:
                 child.keys = (item["key"],)

@@ -288,6 +288,9 @@ class Route(FanOut):
     def config(self) -> dict[str, Any]:
         return {"choose": function_name(self.function), "outputs": self.outputs}
 
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        return (self.function,)
+
     def choose(self, chunk: Chunk) -> int:
         return self.function(chunk.data)
 

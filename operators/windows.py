@@ -189,6 +189,9 @@ class Bucket(Regroup):
             return {**found, "size": self.size}
         return {**found, "cost": function_name(self.cost), "limit": self.limit}
 
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        return (self.measure,) if self.cost is None else (self.measure, self.cost)
+
     def length(self, n: int) -> int | None:
         return n
 

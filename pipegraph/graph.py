@@ -10,7 +10,7 @@ from pipegraph.contracts import Component, FanOut, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.html import html_table
-from pipegraph.parameters import plain_parameters
+from pipegraph.parameters import carried, plain_parameters
 from pipegraph.policies import Policy
 from pipegraph.stage_spec import RESERVED, Backend, Edge, StageSpec
 from pipegraph.units import parse_bytes
@@ -178,6 +178,7 @@ class Graph:
             resources,
             runtime_env,
             None if said else plain_parameters(operator),
+            carried(operator.functions()),
         )
         return Node(self, Edge(name))
 

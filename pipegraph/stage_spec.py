@@ -46,6 +46,8 @@ class StageSpec:
     runtime_env: Mapping[str, Any] | None = None
     parameters: Mapping[str, str] | None = None
     """Of an operator without a ``config()``, as it was placed: what workers do to it later is no parameter."""
+    carried: str = ""
+    """What its functions carry beside their names, as they were placed."""
 
     def __post_init__(self) -> None:
         name = self.name

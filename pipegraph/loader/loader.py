@@ -276,6 +276,7 @@ class Loader:
             "world_size": world_size,
             "digest": dict(digests),
             "graph": dict(wired),
+            "functions": self.plan.carried(),
             f"rank{rank}": part,
         }
 
@@ -300,8 +301,8 @@ class Loader:
         """
         self._refuse_closed()
         rank, world_size = resolve(*self._asked)
-        if allow:
-            names = (allow,) if isinstance(allow, str) else tuple(allow)
+        names = (allow,) if isinstance(allow, str) else tuple(allow)
+        if names:
             state, said = adapted_all(state, self.plan, names)
             if said:
                 warnings.warn(
@@ -310,6 +311,16 @@ class Loader:
                     stacklevel=2,
                 )
         restored = states.restored(state, rank, world_size, self.plan, self._equal_steps is not False)
+        others = [name for name in states.carrying_others(state, self.plan) if name not in names]
+        if others:
+            warnings.warn(
+                f"stage {', '.join(map(repr, others))}: its functions have the names that they had when the state was "
+                "saved, and other values in their defaults, in what they close over or in their object's attributes. "
+                "Where these change the data, what follows is not what would have followed; "
+                f"load_state_dict(state, allow={tuple(others)!r}) says that this is meant",
+                PipegraphWarning,
+                stacklevel=2,
+            )
         if self._graph.seed is not None and restored.seed != self._graph.seed:
             raise StateError(
                 f"the state was saved with seed={restored.seed}, graph {self._graph.name!r} has seed={self._graph.seed}"

@@ -212,6 +212,15 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
     return Restored(first["seed"], part["epoch"], ledger, tuple(left[rank::world_size]))
 
 
+def carrying_others(state: Any, plan: Plan) -> list[str]:
+    """The stages whose functions carry other values than they did when a state, or the first of a list, was saved."""
+    first = state[0] if isinstance(state, list | tuple) else state
+    saved, ours = first.get("functions"), plan.carried()
+    if not isinstance(saved, Mapping):  # of a version that did not say
+        return []
+    return [name for name in plan.stages if saved.get(name, "") != ours.get(name, "")]
+
+
 def _consumed(
     parts: Mapping[str, Any], saved: int, seed: int | None, plan: Plan
 ) -> dict[str, dict[str, Taken]] | str:

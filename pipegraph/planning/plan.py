@@ -193,6 +193,10 @@ class Plan:
         found["(output)"] = f"{output.stage}:{output.output}"
         return found
 
+    def carried(self) -> dict[str, str]:
+        """What each stage's functions carry beside their names, where they carry something."""
+        return {stage.name: stage.spec.carried for stage in self.described() if stage.spec.carried}
+
     def described(self) -> list[StagePlan]:
         """The stages that decide what is delivered, whoever does their work; in topological order."""
         return [s for s in self.stages.values() if s.bypassed is None or s.within is not None]

@@ -1,6 +1,7 @@
 """States of graphs that were changed since: what is kept, what begins anew, and what is refused."""
 
 import json
+import warnings
 
 import pytest
 
@@ -441,3 +442,69 @@ def test_a_state_is_not_given_to_an_operator_of_another_class(monkeypatch):
     _, state = saved(chain(("sum", Sum(1))), 10)
     found = rest(chain(("sum", Packed)), state, ["sum"], "'sum' begins with its first state")
     assert found[-1] == COUNT - 1
+
+
+class Scaled:
+    def __init__(self, by):
+        self.by = by
+        self._calls = 0
+
+    def __call__(self, x):
+        self._calls += 1
+        return x * self.by
+
+    def scale(self, x):
+        return x * self.by
+
+
+def scaled_by(by):
+    return lambda x: x * by
+
+
+def scaled_by_default(by):
+    return lambda x, by=by: x * by
+
+
+def scaled_within(by):
+    inner = scaled_by(by)
+    return lambda x: inner(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(Scaled, lambda by: Scaled(by).scale, scaled_by, scaled_by_default, scaled_within),
+        lambda by: ops.FlatMap(lambda x: [x] * by),
+        lambda by: ops.Batch(2, collate=lambda items: items * by),
+        lambda by: ops.Bucket(lambda x: x * by, [3], size=2),
+    ],
+)
+def test_functions_of_the_same_name_that_carry_other_values_are_warned_of(make):
+    def build(by):
+        graph = pg.Graph("g")
+        graph.add(ops.FromSequence(range(6))).then(make(by), name="scale")
+        return graph
+
+    def load(by, **options):
+        with build(by).loader() as loader, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            loader.load_state_dict(state, **options)
+            list(loader)
+        return [str(each.message) for each in said]
+
+    with build(2).loader() as loader:
+        next(iter(loader))
+        state = json.loads(json.dumps(loader.state_dict()))
+    assert load(2) == []
+    (message,) = load(3)
+    assert "stage 'scale': its functions have the names" in message
+    assert load(3, allow="scale") == []
+
+
+def test_an_older_state_does_not_say_what_functions_carry():
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(6))).then(scaled_by(2), name="scale")
+    with graph.loader() as loader:
+        state = loader.state_dict()
+        del state["functions"]
+        loader.load_state_dict(state)

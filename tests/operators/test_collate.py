@@ -13,6 +13,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.errors import DataError
 from pipegraph.operators.collate import collate
 
 
@@ -160,3 +161,20 @@ def test_rows_that_travelled_in_bundles_give_the_same_types(parts: int) -> None:
         assert [batch.dtype for batch in loader] == [
             collate(items[at : at + parts]).dtype for at in range(0, len(items), parts)
         ]
+
+
+def test_masked_arrays_keep_their_masks():
+    items = [np.ma.array([1, 2], mask=[False, True]), np.ma.array([3, 4], mask=[False, False])]
+    made = collate(items)
+    assert isinstance(made, list) and made[0].mask.tolist() == [False, True]
+    with pytest.raises(DataError, match="do not make one batch"):
+        collate([items[0], np.array([1, 2])])
+
+
+def test_sparse_tensors_make_batches_however_they_come():
+    items = [torch.sparse_coo_tensor([[n % 3]], [1.0 + n], (3,), check_invariants=False) for n in range(12)]
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence([{"x": item} for item in items])).then(ops.Batch(3))
+    with graph.loader() as loader:
+        found = [batch["x"].to_dense() for batch in loader]
+    assert torch.equal(torch.cat(found), torch.stack([item.to_dense() for item in items]))

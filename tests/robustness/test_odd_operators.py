@@ -247,6 +247,44 @@ def test_a_data_set_whose_getitem_is_async_is_refused_with_the_way():
         assert list(loader) == [0, 2, 4, 6, 8]
 
 
+def bumped(sample):
+    sample["n"] += 1
+    sample["seen"].append(1)
+    return sample
+
+
+def again(sample):
+    for view in range(3):
+        sample["view"] = view
+        yield sample
+
+
+@placed
+@pytest.mark.parametrize("function", [lambda sample: [sample] * 3, again], ids=["several times", "changed"])
+def test_an_object_that_a_flat_map_gives_again_is_each_time_one_of_its_own(function, placement):
+    graph = pg.Graph("g")
+    samples = [{"n": n, "seen": [], "view": None} for n in range(5)]
+    node = graph.add(ops.FromSequence(samples)).then(ops.FlatMap(function), **placement)
+    node.then(bumped, **placement)
+    with graph.loader() as loader:
+        found = sorted(loader, key=lambda sample: sample["n"])  # in no order, where the stage has none
+    assert [sample["n"] for sample in found] == [n + 1 for n in range(5) for _ in range(3)]
+    assert all(sample["seen"] == [1] for sample in found)
+    views = [sample["view"] for sample in found]
+    assert all(sorted(views[n : n + 3]) == [0, 1, 2] for n in range(0, 15, 3)) or function is not again
+
+
+def test_a_mapping_is_refused_where_it_would_be_read_by_position():
+    with pytest.raises(
+        pg.errors.GraphError, match=r"a dict is not read by position; give list\(mapping.values"
+    ):
+        ops.FromSequence({"a": 1, "b": 2})
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence({"a": 1, "b": 2}, sampler=["b", "a"]))
+    with graph.loader() as loader:
+        assert list(loader) == [2, 1]
+
+
 class Fields(dict):
     """A mapping of a user's own, such as transformers' BatchEncoding."""
 
