@@ -55,6 +55,10 @@ class Rounds(Source):
         self._from: tuple[int, Any] | None = None
 
     @property
+    def reads_many(self) -> bool:
+        return self.source.reads_many
+
+    @property
     def name(self) -> str:
         return self.source.name
 

@@ -193,6 +193,11 @@ class Source(Component):
         """The items at several positions, for sources with a ``group`` above 1."""
         return [self.read(position, epoch) for position in positions]
 
+    @property
+    def reads_many(self) -> bool:
+        """Whether it has a :meth:`read_into` of its own, for several samples in one call (random-access sources)."""
+        return type(self).read_into is not Source.read_into
+
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         """What :meth:`read_into` needs to know of some positions (random-access sources with ``bundles``)."""
         return positions

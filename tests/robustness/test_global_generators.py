@@ -401,10 +401,13 @@ def test_whatever_calls_a_users_code_it_draws_the_samples_numbers(kind: str) -> 
 
 
 def test_a_source_of_a_users_own_that_reads_one_at_a_time_can_live_in_processes() -> None:
-    graph = pg.Graph("own")
-    graph.add(Places(), workers=2, backend="process")
-    with graph.loader() as loader:
-        assert sorted(position for position, _ in loader) == list(range(12))
+    for rounds in (1, 2):
+        graph = pg.Graph("own")
+        node = graph.add(Places(), workers=2, backend="process")
+        if rounds > 1:
+            node.then(ops.Repeat(rounds))
+        with graph.loader() as loader:
+            assert sorted(position for position, _ in loader) == sorted([*range(12)] * rounds)
 
 
 def test_a_generator_that_is_given_is_used_as_it_is() -> None:

@@ -307,7 +307,7 @@ class RemoteSource(_Remote):
 
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         """Decided in the trainer, where samplers draw; ``(position, epoch)`` for a source that reads one at a time."""
-        if not self._operator.bundles:
+        if not self._operator.reads_many:
             return [(position, epoch) for position in positions]
         found: Sequence[Any] = self._operator.indices_of(positions, epoch)
         return found

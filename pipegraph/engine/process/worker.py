@@ -133,6 +133,7 @@ class ProcessWorker:
         self._made = Made(page, 0)
         self._draws = Draws(context.seed, context.stage)
         self._stage = context.stage
+        self._own = operator.own_numbers
         self._pack = pack
         self._batch: Any = None
         self._items: Iterator[Any] = iter(())
@@ -163,7 +164,7 @@ class ProcessWorker:
         """Items of a random-access source."""
         made = self._made = Made(self._page, start)
         try:
-            if self._operator.bundles:
+            if self._operator.reads_many:
                 self._operator.read_into(made, indices[:stop], start)
             else:
                 self._read(made, indices[start:stop])
@@ -174,7 +175,8 @@ class ProcessWorker:
     def _read(self, made: list[Any], places: list[Any]) -> None:
         for place, epoch in places:
             position = place.position if isinstance(place, Drawn) else place
-            self._draws.one(epoch, (self._stage, int(position)))
+            if not self._own:
+                self._draws.one(epoch, (self._stage, int(position)))
             made.append(self._operator.read(place, epoch))
 
     def _packed(self, made: list[Any]) -> Any:
@@ -220,7 +222,8 @@ class ProcessWorker:
 
     def expand(self, chunk: Chunk, drop: int) -> tuple[list[Any], bool, Carried | None]:
         """Begin an item; its first children but ``drop``. See :meth:`more`."""
-        self._items = islice(drawing(self._operator.process, self._draws)(chunk), drop, None)
+        process = self._operator.process
+        self._items = islice((process if self._own else drawing(process, self._draws))(chunk), drop, None)
         return self.more()
 
     def more(self) -> tuple[list[Any], bool, Carried | None]:
@@ -248,8 +251,7 @@ class ProcessWorker:
         if snapshot is not None:
             self._operator.restore(*snapshot)
         items = iter(self._operator.iterate(epoch, rank, world_size, step))
-        own = self._operator.own_numbers
-        self._items = items if own else self._draws.each(items, epoch, (self._stage,), step)
+        self._items = items if self._own else self._draws.each(items, epoch, (self._stage,), step)
 
     def next(self, most: int) -> tuple[list[Any], bool, Carried | None, Any]:
         """``(pairs, whether these were the last, the error that ended them, a snapshot)``."""
@@ -260,7 +262,9 @@ class ProcessWorker:
 
     def invoke(self, name: str, *args: Any) -> Any:
         """Any method; what it returns as a list where it is lazy."""
-        if args and isinstance(args[0], Chunk):
+        if self._own:
+            pass
+        elif args and isinstance(args[0], Chunk):
             self._draws.one(args[0].epoch, args[0].lineages[0])
         elif name == "flush":
             self._draws.end()
