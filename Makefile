@@ -8,6 +8,7 @@
 #   make fuzz                    2,000 random graphs (EXAMPLES=n for another number), then the slow tests
 #   make test-interop            the trainers' examples (Lightning, Accelerate, Hugging Face, DDP, FSDP2) and other people's
 #                                transforms, in an environment of their own
+#   make test-ray                stages on a local Ray cluster, with Ray installed for it in .venv-ray
 #   make notebook                worker processes in a notebook, with Jupyter's kernel (60 MB) installed for it
 #   make bench                   the benchmarks against other loaders, in an environment of their own;
 #                                PIPEGRAPH_TEST_IMAGES names a folder of photographs for those on images
@@ -19,6 +20,7 @@ VENV := .venv
 BENCH := .venv-bench
 DOCS := .venv-docs
 INTEROP := .venv-interop
+RAY := .venv-ray
 # The machine's own Python where it is 3.11 or later, else a later one that is here.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	if command -v $$p >/dev/null && $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
@@ -26,7 +28,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STATED := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-interop lint fuzz notebook bench docs docs-serve clean
+.PHONY: help demo test test-interop test-ray lint fuzz notebook bench docs docs-serve clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -42,6 +44,10 @@ test: $(VENV)/.installed-test
 
 test-interop: $(INTEROP)/.installed
 	PIPEGRAPH_TORCHVISION=$(CURDIR)/$(INTEROP)/vision $(INTEROP)/bin/python -m pytest -n 0 tests/interop $(ARGS)
+
+# In one process: each test file starts a cluster of its own.
+test-ray: $(RAY)/.installed
+	$(RAY)/bin/python -m pytest -o faulthandler_timeout=600 tests/ray tests/docs/test_examples.py -k "ray" $(ARGS)
 
 lint: $(VENV)/.installed-lint
 	$(VENV)/bin/ruff check .
@@ -70,9 +76,9 @@ docs-serve: docs
 	$(DOCS)/bin/python -m http.server 8000 --bind 127.0.0.1 --directory site
 
 clean:
-	rm -rf $(VENV) $(BENCH) $(DOCS) $(INTEROP) site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(DOCS) $(INTEROP) $(RAY) site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(VENV)/.made $(BENCH)/.made $(DOCS)/.made $(INTEROP)/.made:
+$(VENV)/.made $(BENCH)/.made $(DOCS)/.made $(INTEROP)/.made $(RAY)/.made:
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or later with its venv module is needed: install it, or say make PYTHON=..." >&2; exit 2; fi
 	$(PYTHON) -m venv $(@D)
 	@touch $@
@@ -93,6 +99,11 @@ $(VENV)/.installed-notebook: $(VENV)/.installed-test
 
 $(VENV)/.installed-lint: $(STATED) | $(VENV)/.made
 	$(VENV)/bin/python $(PIP) -e ".[test,lint]"
+	@touch $@
+
+$(RAY)/.installed: $(STATED) | $(RAY)/.made
+	@echo "installing pipegraph and Ray into $(RAY), once: this takes minutes"
+	$(RAY)/bin/python $(PIP) -e ".[ray,images,cli]" "pytest>=8"
 	@touch $@
 
 # The peers pull other versions of torch and numpy, so they never share the environment of the tests.

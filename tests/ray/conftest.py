@@ -45,6 +45,7 @@ def cluster():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ray.init(
+            address="local",
             num_cpus=16,
             include_dashboard=False,
             object_store_memory=MEMORY,

@@ -9,6 +9,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.contracts import RowOperator
 from pipegraph.errors import GraphError, StageTimeoutError
 from pipegraph.testing.outcome import placed, run_pass
 
@@ -106,26 +107,25 @@ def test_a_sample_that_ends_its_actor_is_blamed_and_the_others_are_delivered():
     assert "the worker's actor has died: The actor is dead because its worker process has died" in lost.error
 
 
-class Rows(pg.contracts.RowOperator):
-    """Adds one to each row; row 5 ends the process."""
-
-    def begin_batch(self, chunk):
-        return chunk, chunk.data.clone()
-
-    def do_row(self, batch, index, sample):
-        if batch[0].data[index] == 5:
-            os._exit(3)
-        batch[1][index] += 1
-
-    def end_batch(self, batch, kept):
-        chunk, made = batch
-        return chunk.select(kept, made[list(kept)])
-
-    def process(self, chunk):
-        raise AssertionError
-
-
 def test_a_row_of_a_batch_that_ends_its_actor_is_left_out():
+    class Rows(RowOperator):
+        """Adds one to each row; row 5 ends the process."""
+
+        def begin_batch(self, chunk):
+            return chunk, chunk.data.clone()
+
+        def do_row(self, batch, index, sample):
+            if batch[0].data[index] == 5:
+                os._exit(3)
+            batch[1][index] += 1
+
+        def end_batch(self, batch, kept):
+            chunk, made = batch
+            return chunk.select(kept, made[list(kept)])
+
+        def process(self, chunk):
+            raise AssertionError
+
     graph = pg.Graph("g")
     batches = graph.add(ops.FromSequence(range(16))).then(ops.Batch(8))
     batches.then(Rows(), name="work", backend="ray", on_error=pg.Skip(1))

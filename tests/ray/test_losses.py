@@ -10,7 +10,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.testing.outcome import Delivered, placed, run_pass
+from pipegraph.testing.outcome import DeliveredChunk, placed, run_pass
 
 QUICK_TO_NOTICE = {
     "health_check_initial_delay_ms": 0,
@@ -75,7 +75,7 @@ def with_kills(cluster, kills, items):
     with pipeline("ray", items).loader() as loader:
         killer = None
         for number, chunk in enumerate(loader.chunks()):
-            found.append(Delivered.of(chunk))
+            found.append(DeliveredChunk.of(chunk))
             if number in moments:  # the kill comes while the stages work on
                 if killer is not None:
                     killer.join()

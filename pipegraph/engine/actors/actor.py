@@ -67,6 +67,11 @@ class StageActor:
         try:
             self._worker = ProcessWorker(self._progress, sealed.shared(), context, Carried, pack)
         except BaseException as error:
+            if isinstance(error, ModuleNotFoundError):
+                error.add_note(
+                    "pipegraph: the cluster's nodes need what the operator imports: install it there, or send it with "
+                    "runtime_env={'working_dir': '.'} (ray.init's, or this stage's)"
+                )
             return self._answer(Carried(error))
         return self._answer(None)
 
