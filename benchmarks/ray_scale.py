@@ -8,8 +8,8 @@ one batch costs the trainer's process (1,000 over the items/s of ray_calls.py at
 step.
 
 Each trainer has actors of its own. A batch goes to the actor that is free first, as long as it is not further ahead of
-the trainer than the queue allows; batches are delivered in order; the step of a synchronous job begins when every trainer
-has its batch. Service times are lognormal. All trainers advance at once, one array operation per batch.
+the trainer than the queue allows; batches are delivered in order; the step of a synchronous job begins when every
+trainer has its batch. Service times are lognormal. All trainers advance at once, one array operation per batch.
 """
 
 from __future__ import annotations
