@@ -323,12 +323,9 @@ class Runtime:
             from pipegraph.engine.process.pool import under_deadline
 
             return under_deadline(stage, self.context(stage.name, index))
-        if stage.backend == "ray":
-            assert self._actors is not None
-            return self._actors.operator(stage, self.context(stage.name, index))
-        assert self._processes is not None
-        contexts = [self.context(each.name, index) for each in (stage, *stage.followers)]
-        return self._processes.operator(stage, contexts)
+        made = self._actors if stage.backend == "ray" else self._processes
+        assert made is not None
+        return made.operator(stage, [self.context(each.name, index) for each in (stage, *stage.followers)])
 
     def _worker(self, stage: StagePlan, index: int, operator: Any) -> Worker:
         """One with its meters."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from pipegraph.contracts import Memo, Operator, Source
 from pipegraph.errors import GraphError
@@ -149,7 +150,8 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
 
 
 def fuse_processes(planned: dict[str, StagePlan], output: Edge) -> None:
-    """Neighbouring one-to-one process stages become a run in the same processes: what goes from one to the next stays.
+    """Neighbouring one-to-one stages in processes, or in alike actors, become a run in the same ones: what goes from
+    one to the next stays there.
 
     A run has one policy at most, and that only leaves out: a substitute, and a sample that is tried again, go through
     the stages one by one. Where a cache or a stage that replaces samples lies below, they stay apart for the same
@@ -164,7 +166,7 @@ def fuse_processes(planned: dict[str, StagePlan], output: Edge) -> None:
             continue
         above = planned[below.upstream[0].stage]
         policies = [stage for stage in (above, below) if stage.spec.on_error != "raise"]
-        same = above.workers == below.workers and above.spec.timeout == below.spec.timeout
+        same = _placement(above) == _placement(below)
         if (
             not same
             or not _may_run_on(above)
@@ -173,7 +175,8 @@ def fuse_processes(planned: dict[str, StagePlan], output: Edge) -> None:
         ):
             continue
         bypassed = (
-            f"its work is done in the processes of {above.name!r}, which keep what goes from one to the other"
+            f"its work is done in the {'actors' if above.backend == 'ray' else 'processes'} of {above.name!r}, which "
+            "keep what goes from one to the other"
         )
         planned[name] = replace(below, within=above.name, bypassed=bypassed)
         planned[above.name] = replace(
@@ -195,10 +198,16 @@ def fuse_processes(planned: dict[str, StagePlan], output: Edge) -> None:
                 planned[other.name] = replace(other, upstream=upstream)
 
 
+def _placement(stage: StagePlan) -> tuple[Any, ...]:
+    """What stages of a run have in common."""
+    spec = stage.spec
+    return stage.backend, stage.workers, spec.timeout, spec.resources, spec.runtime_env
+
+
 def _may_run_on(stage: StagePlan) -> bool:
     """Whether a stage may be part of a run of stages in one process."""
     operator = stage.operator
-    plain = stage.backend == "process" and stage.bypassed is None and stage.spec.ordered
+    plain = stage.away and stage.bypassed is None and stage.spec.ordered
     plain = plain and (stage.spec.on_error == "raise" or isinstance(stage.spec.on_error, Skip))
     if isinstance(operator, Source):
         return plain and operator.random_access and operator.bundles

@@ -187,6 +187,23 @@ def test_actors_that_there_is_no_room_for_join_later_and_nobody_waits_for_them(c
         assert len({pid for _, pid in found}) <= 2
 
 
+def test_neighbouring_stages_share_their_actors():
+    graph = pipeline(lambda x: {"x": x, "first": os.getpid()})
+    graph["work"].then(lambda s: {**s, "second": os.getpid()}, name="more", workers=2, backend="ray")
+    assert "more: its work is done in the actors of 'work'" in str(graph.plan())
+    with graph.loader() as loader:
+        found = list(loader)
+        assert [sample["x"] for sample in found] == list(range(20))
+        assert all(sample["first"] == sample["second"] for sample in found)
+        assert loader.profile().stages["more"].items == 20
+
+
+def test_stages_with_other_resources_have_actors_of_their_own():
+    graph = pipeline(lambda x: x)
+    graph["work"].then(lambda x: x, name="more", workers=2, backend="ray", resources={"num_cpus": 2})
+    assert "more: in 2 Ray actors of its own" in str(graph.plan())
+
+
 def test_a_broken_off_pass_and_the_next_one():
     with pipeline(lambda x: x).loader(epochs=2) as loader:
         for x in loader:

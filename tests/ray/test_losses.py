@@ -2,7 +2,6 @@
 
 import json
 import random
-import threading
 import warnings
 
 import numpy as np
@@ -45,11 +44,10 @@ def two_nodes():
     cluster.shutdown()
 
 
-def work(sample, rng):
-    return {"key": sample["key"], "large": rng.random(20_000), "small": np.float64(rng.random())}
-
-
 def pipeline(backend, items=600):
+    def work(sample, rng):
+        return {"key": sample["key"], "large": rng.random(20_000), "small": np.float64(rng.random())}
+
     graph = pg.Graph("losses", seed=11)
     read = graph.add(ops.FromSequence([{"key": i} for i in range(items)], shuffle=True))
     made = read.then(work, name="work", workers=2, backend=backend, capacity=16)
@@ -73,16 +71,11 @@ def with_kills(cluster, kills, items):
     count = -(-items // 7)
     moments = set(numbers.sample(range(1, count - 1), kills))
     with pipeline("ray", items).loader() as loader:
-        killer = None
         for number, chunk in enumerate(loader.chunks()):
             found.append(DeliveredChunk.of(chunk))
-            if number in moments:  # the kill comes while the stages work on
-                if killer is not None:
-                    killer.join()
+            if number in moments:  # the stages work on meanwhile
                 states.append((len(found), json.dumps(loader.state_dict())))
-                killer = threading.Thread(target=replace_node, args=(cluster, nodes))
-                killer.start()
-        killer.join()
+                replace_node(cluster, nodes)
         deaths = sum(worker.operator._host.deaths for worker in loader._runtime.workers["work"])
     return tuple(found), states, deaths
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from pipegraph.contracts import Context
 from pipegraph.engine.actors.parcel import Parcel, Received
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.worker import NOTHING, OperatorCounts, ProcessWorker
+from pipegraph.engine.process.worker_life import opened_worker
 from pipegraph.global_generators import enter_worker, own_process
 
 NAMESPACE = b"pipegraph"
@@ -27,7 +28,7 @@ class ActorProgress:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._row, self._since = NOTHING, time.monotonic_ns()
+        self._row, self._since, self._member = NOTHING, time.monotonic_ns(), 0
         self.noting = False
 
     def begin(self, row: int) -> None:
@@ -37,11 +38,16 @@ class ActorProgress:
             with contextlib.suppress(Exception):  # without the cluster's head nobody reads it either
                 from ray.experimental.internal_kv import _internal_kv_put
 
-                _internal_kv_put(self._key, b"%d" % row, namespace=NAMESPACE)
+                _internal_kv_put(self._key, b"%d %d" % (row, self._member), namespace=NAMESPACE)
 
-    def look(self) -> tuple[int, float]:
-        """``(row, seconds since it was begun)``."""
-        return self._row, (time.monotonic_ns() - self._since) / 1e9
+    def enter(self, member: int, row: int) -> None:
+        """A row is begun, and with it the work of this stage of a run of them."""
+        self._member = member
+        self.begin(row)
+
+    def look(self) -> tuple[int, float, int]:
+        """``(row, seconds since it was begun, stage of the run)``."""
+        return self._row, (time.monotonic_ns() - self._since) / 1e9, self._member
 
 
 class StageActor:
@@ -53,19 +59,17 @@ class StageActor:
         self._worker: ProcessWorker | None = None
         self._thread = 0
 
-    def start(self, sealed: Received, context: Context, pack: Callable[[list[Any]], Any] | None) -> Parcel:
-        """Open the operator; what that raises is returned."""
+    def start(self, sealed: Received, contexts: Sequence[Context], pack: Any, judged: int) -> Parcel:
+        """Open the operators; what that raises is returned."""
         torch.set_num_threads(1)
         if "cv2" in sys.modules:
             sys.modules["cv2"].setNumThreads(0)
         own_process()
-        enter_worker(context.seed, context.stage)
+        enter_worker(contexts[0].seed, contexts[0].stage)
         self._thread = threading.get_ident()
-        shared: dict[str, Any] = {}
-        context.count = self._counts.add
-        context.share = lambda name, make: shared[name] if name in shared else shared.setdefault(name, make())
         try:
-            self._worker = ProcessWorker(self._progress, sealed.shared(), context, Carried, pack)
+            operators = sealed.shared()
+            self._worker = opened_worker(self._progress, operators, contexts, pack, judged, self._counts)
         except BaseException as error:
             if isinstance(error, ModuleNotFoundError):
                 error.add_note(
@@ -78,7 +82,7 @@ class StageActor:
     def call(self, noting: bool, request: Received) -> Parcel:
         """Call a method of the worker."""
         self._progress.noting = noting
-        self._progress.begin(0)
+        self._progress.enter(0, 0)
         try:
             name, args = request.open()
         except Exception as error:
@@ -99,11 +103,11 @@ class StageActor:
         except Exception as error:
             error.add_note("pipegraph: what the function returned cannot be sent from its actor")
             answer = Parcel((Carried(error), counts))
-        self._progress.begin(NOTHING)
+        self._progress.enter(0, NOTHING)
         return answer
 
-    def look(self) -> tuple[int, float, str]:
-        """``(row in work, seconds since it was begun, the stack at which it stands)``."""
-        row, spent_s = self._progress.look()
+    def look(self) -> tuple[int, float, int, str]:
+        """``(row in work, seconds since it was begun, stage of the run, the stack at which it stands)``."""
+        row, spent_s, member = self._progress.look()
         frame = sys._current_frames().get(self._thread)
-        return row, spent_s, "" if frame is None else "".join(traceback.format_stack(frame))
+        return row, spent_s, member, "" if frame is None else "".join(traceback.format_stack(frame))

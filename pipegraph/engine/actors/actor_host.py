@@ -18,7 +18,7 @@ import contextlib
 import logging
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from time import monotonic
 from typing import Any
@@ -62,9 +62,9 @@ class ActorHost:
 
     Args:
         options: of the actor, as Ray takes them.
-        sealed: a reference to the operator's parcel.
-        context: what the operator is opened with.
-        pack: how the ``Batch`` behind it wants rows, where there is one.
+        sealed: a reference to the parcel of the operators.
+        contexts: what each is opened with; the first one's stop ends a start.
+        given: to the actor, beside these: how the ``Batch`` behind it wants rows, and whose policy there is.
         timeout_s: for one row; None waits for ever.
     """
 
@@ -77,14 +77,15 @@ class ActorHost:
         self,
         options: dict[str, Any],
         sealed: Any,
-        context: Context,
-        pack: Callable[[list[Any]], Any] | None,
+        contexts: Sequence[Context],
+        given: tuple[Callable[[list[Any]], Any] | None, int],
         timeout_s: float | None,
     ) -> None:
         self._options = options
         self._sealed = sealed
-        self._context = context
-        self._pack = pack
+        self._contexts = contexts
+        self._context = contexts[0]
+        self._given = given
         self._timeout_s = timeout_s
         self._condition = threading.Condition()
         self._cancelled = False
@@ -114,7 +115,7 @@ class ActorHost:
     def _start(self) -> None:
         self._actor = ray.remote(**self._options)(StageActor).remote(self._key)
         try:
-            self._result(self._actor.start.remote(self._sealed, self._context, self._pack), opening=True)
+            self._result(self._actor.start.remote(self._sealed, self._contexts, *self._given), opening=True)
         except Died:
             raise
         except BaseException:
@@ -141,8 +142,8 @@ class ActorHost:
 
     def _result(self, reference: Any, opening: bool = False) -> Any:
         result, counts = self._answer(reference.future(), opening)
-        for name, n in counts.items():
-            self._context.count(name, n)
+        for (member, name), n in counts.items():
+            self._contexts[member].count(name, n)
         if result.__class__ is Carried:
             raise result.error()
         return result
@@ -195,9 +196,10 @@ class ActorHost:
                 if not self._noting:
                     raise self._died("did not say where it stands when its item took longer than it may")
                 self._end()
-                raise Overdue(self._noted(), "(the code in work does not let Python say where)")
+                row, member = self._noted()
+                raise Overdue(row, "(the code in work does not let Python say where)", member=member)
             try:
-                row, spent_s, stack = look.result()
+                row, spent_s, member, stack = look.result()
             except _LOST:
                 self._await(answer, None)  # which says the same
                 return
@@ -205,25 +207,27 @@ class ActorHost:
                 return
             if spent_s >= self._timeout_s:
                 self._end()
-                raise Overdue(max(row, 0), stack)
+                raise Overdue(max(row, 0), stack, member=member)
             if self._await(answer, max(0.001, self._timeout_s - spent_s)):
                 return
 
     def _died(self, error: Exception | str) -> Died:
-        row = self._noted() if self._noting else NOTHING
+        row, member = self._noted() if self._noting else (NOTHING, 0)
         self._end()
         self.deaths += 1
         self._to_note = NOTED_CALLS
-        return Died(error if isinstance(error, str) else _reason(error), row, "")
+        return Died(error if isinstance(error, str) else _reason(error), row, "", member)
 
-    def _noted(self) -> int:
+    def _noted(self) -> tuple[int, int]:
+        """The row and the stage of the run that the actor has noted last."""
         from ray.experimental.internal_kv import _internal_kv_get
 
         with contextlib.suppress(Exception):
             found = _internal_kv_get(self._key, namespace=NAMESPACE)
             if found is not None:
-                return int(found)
-        return NOTHING
+                row, member = found.split()
+                return int(row), int(member)
+        return NOTHING, 0
 
     def _end(self) -> None:
         actor, self._actor, self._left = self._actor, None, None

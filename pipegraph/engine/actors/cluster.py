@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipegraph.contracts import Context
 from pipegraph.engine.actors.parcel import Parcel
-from pipegraph.engine.process.pool import packing
-from pipegraph.engine.process.remote_operator import remote
+from pipegraph.engine.process.pool import judged_member, packing, stand_in
 from pipegraph.engine.process.sealed import cannot_be_sent
 from pipegraph.errors import GraphError, MissingExtraError
 from pipegraph.planning.plan import Plan, StagePlan
@@ -47,8 +45,12 @@ class Cluster:
             )
         self._sealed: dict[str, Any] = {}
 
-    def operator(self, stage: StagePlan, context: Context) -> Any:
+    def operator(self, stage: StagePlan, contexts: Sequence[Context]) -> Any:
         """What one worker of a stage holds in place of its operator.
+
+        Args:
+            stage: with its followers.
+            contexts: of the stage and of each follower.
 
         Raises:
             GraphError: the operator cannot be sent to another process.
@@ -57,21 +59,31 @@ class Cluster:
 
         from pipegraph.engine.actors.actor_host import ActorHost
 
-        sent_as = f"={stage.operator.sent_as}" if stage.operator.sent_as else stage.name
+        run = (stage, *stage.followers)
+        sent_as = f"={stage.operator.sent_as}" if stage.operator.sent_as and len(run) == 1 else stage.name
         if sent_as not in self._sealed:
-            try:
-                parcel = Parcel(stage.operator)
-            except Exception as error:
-                raise cannot_be_sent(stage.operator, stage.name, error) from error
-            self._sealed[sent_as] = ray.put(parcel)
+            self._sealed[sent_as] = ray.put(_parcel(run))
         spec = stage.spec
         options = actor_options(spec.resources or {}, spec.runtime_env, spec.timeout is not None)
-        host = ActorHost(options, self._sealed[sent_as], context, packing(self._plan, stage), spec.timeout)
-        return remote(copy.copy(stage.operator), host, stage.name, spec.timeout)
+        given = packing(self._plan, stage), judged_member(stage)
+        return stand_in(stage, ActorHost(options, self._sealed[sent_as], contexts, given, spec.timeout))
 
     def close(self) -> None:
         """Once every worker has closed its own."""
         self._sealed.clear()
+
+
+def _parcel(run: Sequence[StagePlan]) -> Parcel:
+    """The operators of a run of stages."""
+    try:
+        return Parcel([each.operator for each in run])
+    except Exception:
+        for each in run:
+            try:
+                Parcel(each.operator)
+            except Exception as error:
+                raise cannot_be_sent(each.operator, each.name, error) from error
+        raise
 
 
 def actor_options(

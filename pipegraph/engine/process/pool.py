@@ -8,6 +8,7 @@ from typing import Any
 
 from pipegraph.contracts import Context, Regroup, Source
 from pipegraph.engine.process import zygote
+from pipegraph.engine.process.contract import Host
 from pipegraph.engine.process.process_host import ProcessHost
 from pipegraph.engine.process.remote_operator import remote
 from pipegraph.engine.process.remote_run import MapRun, SourceRun
@@ -34,6 +35,21 @@ def packing(plan: Plan, stage: StagePlan) -> Callable[[list[Any]], Any] | None:
         return None
     assert isinstance(below[0].operator, Regroup)
     return below[0].operator.packing()
+
+
+def judged_member(stage: StagePlan) -> int:
+    """The number of the stage in its run whose policy continues after a failure; -1 where none does."""
+    if stage.spec.on_error == "raise":
+        return -1
+    return [each.name for each in (stage, *stage.followers)].index(stage.judged)
+
+
+def stand_in(stage: StagePlan, host: Host) -> Any:
+    """What a worker's thread holds in place of what a stage, and its followers, do in ``host``."""
+    if not stage.followers:
+        return remote(copy.copy(stage.operator), host, stage.name, stage.spec.timeout)
+    kind = SourceRun if isinstance(stage.operator, Source) else MapRun
+    return kind(host, copy.copy(stage.operator), stage.name, stage.spec.timeout)
 
 
 def _sealed(run: Sequence[StagePlan]) -> Sealed:
@@ -91,18 +107,13 @@ class Processes:
         sent_as = f"={stage.operator.sent_as}" if stage.operator.sent_as and len(run) == 1 else stage.name
         if sent_as not in self._sealed:
             self._sealed[sent_as] = _sealed(run)
-        judged = [each.name for each in run].index(stage.judged) if stage.spec.on_error != "raise" else -1
-        given = contexts[0], packing(self._plan, stage), contexts[1:], judged
+        given = contexts[0], packing(self._plan, stage), contexts[1:], judged_member(stage)
 
         def count(member: int, name: str, n: int) -> None:
             contexts[member].count(name, n)
 
         sealed, timeout_s = self._sealed[sent_as], stage.spec.timeout
-        host = ProcessHost(self._zygote, sealed, contexts[0], given, timeout_s, count)
-        if not stage.followers:
-            return remote(copy.copy(stage.operator), host, stage.name, timeout_s)
-        kind = SourceRun if isinstance(stage.operator, Source) else MapRun
-        return kind(host, copy.copy(stage.operator), stage.name, timeout_s)
+        return stand_in(stage, ProcessHost(self._zygote, sealed, contexts[0], given, timeout_s, count))
 
     def sidecar(self, plan: Plan, facts: tuple[int, int, int, int]) -> Sidecar:
         """The process that a whole plan runs in.

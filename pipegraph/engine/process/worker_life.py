@@ -5,10 +5,11 @@ from __future__ import annotations
 import faulthandler
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from pipegraph.contracts import Context
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.run_worker import RunWorker
 from pipegraph.engine.process.sealed import unseal
@@ -22,6 +23,25 @@ def _share(shared: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
     return shared[name] if name in shared else shared.setdefault(name, make())
 
 
+def opened_worker(
+    page: Any,
+    operators: Sequence[Any],
+    contexts: Sequence[Context],
+    pack: Any,
+    judged: int,
+    counts: OperatorCounts,
+    allocate: Callable[[int], Any] | None = None,
+) -> ProcessWorker:
+    """A worker for one stage, or for a run of them; see ``ProcessWorker`` and ``RunWorker``."""
+    for member, each in enumerate(contexts):
+        each.count, each.allocate = partial(counts.add_of, member), allocate
+        each.share = partial(_share, {})
+    if len(operators) == 1:
+        return ProcessWorker(page, operators[0], contexts[0], Carried, pack)
+    followers = list(zip(operators[1:], contexts[1:], strict=True))
+    return RunWorker(page, operators[0], contexts[0], Carried, pack, followers, judged)
+
+
 def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> None:
     """The life of a worker process. Called by the zygote's fork, whose signal handlers it has."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -33,15 +53,8 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
         enter_worker(context.seed, context.stage)
         try:
             counts = OperatorCounts()
-            for member, each in enumerate((context, *others)):
-                each.count, each.allocate = partial(counts.add_of, member), port.slab
-                each.share = partial(_share, {})
-            operator, *behind = unseal(sealed_fd, spans)
-            if others:
-                followers = list(zip(behind, others, strict=True))
-                worker: ProcessWorker = RunWorker(page, operator, context, Carried, pack, followers, judged)
-            else:
-                worker = ProcessWorker(page, operator, context, Carried, pack)
+            operators, contexts = unseal(sealed_fd, spans), (context, *others)
+            worker = opened_worker(page, operators, contexts, pack, judged, counts, port.slab)
         except BaseException as error:
             _answer(port, Carried(error), {})
             return
