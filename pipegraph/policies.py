@@ -62,7 +62,8 @@ class Skip:
 class Replace:
     """Put another sample of the neighbourhood in a failing one's place, so that counts never move.
 
-    The substitute is a draw keyed by the position, from the same window of the source's order.
+    The substitute is a draw keyed by the position: first from the same window of the source's order, then from blocks
+    that were not tried yet, so that one broken block stops nothing.
 
     Args:
         tries: substitutes tried before the original failure is raised.

@@ -58,9 +58,8 @@ class Requests:
             after = self._hedge.after() if long else None
             if after is not None:
                 done, _ = await asyncio.wait(tasks, timeout=after)
-                if not done:
+                if not done and self._hedge.take():
                     self._count(hedged=1)
-                    self._hedge.hedged()
                     tasks.add(loop.create_task(self._whole(store, path, url, offset, nbytes)))
             left = set(tasks)
             while True:

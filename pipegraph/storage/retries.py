@@ -93,14 +93,23 @@ class Hedge:
 
     def after(self) -> float | None:
         """Seconds after which to ask again, or None where that is not known or not allowed."""
-        if len(self._took) < self.NEEDED or self._hedges >= 1 + self.MAX_SHARE * self._requests:
+        if len(self._took) < self.NEEDED or not self._is_allowed():
             return None
         ordered = sorted(self._took)
         return max(self._least, ordered[int(0.95 * len(ordered))])
 
-    def hedged(self) -> None:
-        """A second request was sent."""
+    def take(self) -> bool:
+        """Whether a second request may be sent now; it counts as sent.
+
+        Asked when the time has come: of many requests that wait at the same moment most may not.
+        """
+        if not self._is_allowed():
+            return False
         self._hedges += 1
+        return True
+
+    def _is_allowed(self) -> bool:
+        return self._hedges < 1 + self.MAX_SHARE * self._requests
 
 
 def jitter() -> float:

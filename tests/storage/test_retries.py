@@ -76,10 +76,18 @@ def test_at_most_one_in_twenty_is_asked_twice() -> None:
     hedge, hedged = Hedge(), 0
     for _ in range(1000):
         if hedge.after() is not None:
-            hedge.hedged()
-            hedged += 1
+            hedged += hedge.take()
         hedge.finished(1.0)
     assert 40 <= hedged <= 51
+
+
+def test_of_requests_that_are_all_late_at_once_no_more_are_asked_twice() -> None:
+    hedge = Hedge()
+    for _ in range(100):
+        hedge.finished(1.0)
+    waiting = [hedge.after() for _ in range(90)]
+    assert waiting == [1.0] * 90
+    assert sum(hedge.take() for _ in waiting) == 6
 
 
 def test_very_short_times_do_not_make_hedges() -> None:
