@@ -1,4 +1,4 @@
-"""The slabs that a stage writes its batches to, and what it counts of them."""
+"""The slabs that a stage writes its batches to, and their counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From samples to batches and back: ``Batch``, ``MicroBatches``, ``Unbatch``."""
+"""Batch, MicroBatches, Unbatch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a list of samples to a batch. Pure.
+"""Makes a batch of a list of samples. Pure.
 
 What a field becomes follows from the types of its values in the samples, never from the values themselves:
 

@@ -1,4 +1,4 @@
-"""Rows that lie together before they are a batch: each field of several samples in one array.
+"""Rows kept together as columns until they are a batch: each field of several samples in one array.
 
 The stage that makes rows packs them at once, in the thread that made them: then one array travels instead of a
 thousand small objects, and is counted as one buffer. A batch is what such parts make laid end to end, exactly as

@@ -1,4 +1,4 @@
-"""Iterating over what belongs to the user and may be shared: one pass at a time begins, and resumes from a state."""
+"""Iterates over user objects that several loaders may share: one pass at a time begins, and resumes from a state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators made of the user's own functions: ``Map``, ``Filter``, ``FlatMap``."""
+"""Operators made of user functions: Map, Filter, FlatMap."""
 
 from __future__ import annotations
 

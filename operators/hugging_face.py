@@ -1,4 +1,4 @@
-"""What Hugging Face's streaming data sets do differently from other resumable iterables."""
+"""State and epochs of Hugging Face's streaming data sets."""
 
 from __future__ import annotations
 

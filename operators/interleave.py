@@ -1,4 +1,4 @@
-"""``Interleave``: the items of many files, several of them open at a time."""
+"""Interleave: items of many files, several of them open at once."""
 
 from __future__ import annotations
 

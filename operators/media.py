@@ -1,4 +1,4 @@
-"""``DecodeVideo`` and ``DecodeAudio``: encoded bytes, or a file's path, to frames and samples (torchcodec, FFmpeg)."""
+"""DecodeVideo and DecodeAudio: encoded bytes or a file's path to frames and samples (torchcodec, FFmpeg)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sources with a ``pg.order`` share: from a position of the epoch's stream to an index."""
+"""The base of sources with a pg.order: from a position of the epoch's stream to an index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Pack``: rows of a fixed number of tokens out of documents of any length."""
+"""Pack: documents of any length to rows of a fixed number of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Pad``: how a ragged field is filled, and what else is said of its lengths."""
+"""Pad: fills ragged fields and returns their lengths or masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source that is read several times in an epoch, and what asks for that: ``Repeat``, and ``Mix(stop="repeat")``."""
+"""Repeat and Mix(stop="repeat"): a source read several times in one epoch."""
 
 from __future__ import annotations
 

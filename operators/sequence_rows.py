@@ -1,4 +1,4 @@
-"""Which tokens of which documents make a row of a fixed length: end to end, or whole documents that fit. Pure.
+"""Assigns tokens of documents to rows of fixed length: end to end, or whole documents that fit. Pure.
 
 Both give each row with the cursor behind it. A cursor says where the oldest document lies of which something has not
 left, and what of it, and of those that came after it, has: from there the same rows are made again. It holds no

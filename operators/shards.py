@@ -1,4 +1,4 @@
-"""Which sample of which shard comes next: ``ShardSelect``, and what it hands to ``Load``."""
+"""``ShardSelect``: which sample of which shard comes next, and what it hands to ``Load``."""
 
 from __future__ import annotations
 

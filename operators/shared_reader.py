@@ -1,4 +1,4 @@
-"""The block reader of a stage and what it may hold, between ``Load`` and the reader."""
+"""The block reader that the workers of a Load share, and its memory limit."""
 
 from __future__ import annotations
 

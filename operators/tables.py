@@ -1,4 +1,4 @@
-"""Sources of what lies in memory or in a mapped file as columns: tables of rows, and arrays of tokens."""
+"""FromTable and FromTokens: rows and tokens in memory or in mapped files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows: ``Shuffle`` and ``Bucket``, which hold consecutive chunks and let them leave in another order."""
+"""``Shuffle`` and ``Bucket`` hold consecutive chunks and let them leave in another order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parts of a batch have a row per sample: one rule, for everything that takes a batch apart.
+"""Which parts of a batch have one row per sample: one rule, for everything that takes a batch apart.
 
 What a batch is made of is known when it is made; what its types do not show is noted in ``Chunk.layout`` then, and
 travels with it (:func:`noted`). Below, types decide, and never a length (:func:`resolved`):

@@ -1,4 +1,4 @@
-"""Several consecutive samples that are handed over together, each still a sample of its own.
+"""Consecutive samples handed over together, each still a sample of its own.
 
 Handing a small row to another thread costs more than reading it. So rows travel in bundles, as many at a time
 as they are quick (``bundle_size``); a single chunk is a bundle of one. A bundle is no batch: nothing but the

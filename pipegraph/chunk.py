@@ -1,4 +1,4 @@
-"""What travels on an edge: data for 1..n samples, with identity and a place in the stream.
+"""The unit that travels on an edge: data for 1..n samples, with identity and a place in the stream.
 
 Two kinds of identity are kept apart:
 

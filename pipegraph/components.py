@@ -1,4 +1,4 @@
-"""What operators and sources share, and what a source is; ``contracts`` has the operators, and names all of it."""
+"""What operators and sources have in common."""
 
 from __future__ import annotations
 

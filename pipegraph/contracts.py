@@ -1,4 +1,4 @@
-"""What an operator and a source are. Everything the engine knows of them stands here.
+"""The interfaces of operators and sources. Everything the engine knows of them stands here.
 
 An operator is described once, in the graph, and *opened* by each worker on its own shallow copy:
 ``open(context)``, then ``process`` for every chunk, then ``close``. User functions inside it are

@@ -1,4 +1,4 @@
-"""How long things took: percentiles in constant memory, mergeable over workers and processes.
+"""Duration statistics: percentiles in constant memory, mergeable across workers and processes.
 
 The sketch is DDSketch (Masson, Rim and Lee, "DDSketch: A Fast and Fully-Mergeable Quantile Sketch with Relative-Error
 Guarantees", VLDB 2019), from the ``ddsketch`` package.

@@ -1,4 +1,4 @@
-"""Every exception and warning that pipegraph raises on its own account.
+"""Every exception and warning that pipegraph itself raises.
 
 ::
 

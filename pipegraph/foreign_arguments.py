@@ -1,4 +1,4 @@
-"""Arguments that people know from elsewhere, and what takes their place here."""
+"""Arguments of other libraries, and their equivalents here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks that outlive a fork: the thread that held one is not in the child to release it."""
+"""Locks that survive a fork: the thread that held one is not in the child to release it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The global generators of torch, NumPy and Python, for other people's code that draws from them in a pipeline.
+"""Seeds the global generators of torch, NumPy and Python for user code that draws from them.
 
 The threads of a process share these, the training loop's thread too. So:
 

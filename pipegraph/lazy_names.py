@@ -1,4 +1,4 @@
-"""Names of a package that are imported at first use."""
+"""Names of a package that are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine lets the process use: cores and memory, the cgroup's where there is one, and open files."""
+"""CPU, memory and file limits of this machine; of the cgroup where there is one."""
 
 from __future__ import annotations
 

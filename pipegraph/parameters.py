@@ -1,4 +1,4 @@
-"""The parameters of operators as text that is the same in every process, for the digest of a graph. Pure."""
+"""Operator parameters as process-independent text, for the graph's digest. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stage does with an item that fails: ``on_error="raise"``, ``Skip``, ``Retry``, ``Replace``.
+"""Error policies of a stage: ``on_error="raise"``, ``Skip``, ``Retry``, ``Replace``.
 
 Frozen values that say *what*; ``engine/stage/failure_policy.py`` does it.
 """

@@ -1,4 +1,4 @@
-"""Counter-based random numbers keyed by what a sample is, never by who works on it.
+"""Counter-based random numbers, keyed by the sample and not by the worker.
 
 The key is a 128-bit BLAKE2b hash of (seed, epoch, lineage, stage); the generator is numpy's
 Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Hashed, not

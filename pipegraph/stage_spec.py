@@ -1,4 +1,4 @@
-"""One stage as the user described it, checked when it is made."""
+"""One stage as described by the user, validated on construction."""
 
 from __future__ import annotations
 

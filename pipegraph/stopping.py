@@ -1,4 +1,4 @@
-"""The event that a pipeline stops, also for those who wait for something else."""
+"""The stop event of a pipeline, usable by threads that wait on something else."""
 
 from __future__ import annotations
 

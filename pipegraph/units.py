@@ -1,4 +1,4 @@
-"""Sizes as people write them: ``"500 GB"``, ``"64 MiB"``, ``1 << 20``."""
+"""Sizes as text and as bytes: "500 GB", "64 MiB", 1 << 20."""
 
 from __future__ import annotations
 

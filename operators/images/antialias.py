@@ -1,4 +1,4 @@
-"""The antialiased linear resize that models are evaluated with, the same on every backend: Pillow's ``BILINEAR``.
+"""Antialiased linear resizing, the same on every backend: Pillow's ``BILINEAR``.
 
 torchvision's ``Resize`` is this filter, on Pillow images by Pillow itself and on tensors by
 ``torch.nn.functional.interpolate(antialias=True)``, which differs from it by one grey level at most.

@@ -1,4 +1,4 @@
-"""Measuring the decoders that are installed, on the machine at hand, and choosing between them.
+"""Measures the installed decoders on this machine and chooses between them.
 
 Only region decoders that give the same bytes compete, so measuring never changes what is delivered.
 """

@@ -1,4 +1,4 @@
-"""Which decoder does what: by name, or by what is installed and what ``calibration`` measures here.
+"""Chooses and opens decoding backends: by name, or by what is installed and what ``calibration`` measures here.
 
 Pillow, whose bytes differ from those of all others, is taken when OpenCV is
 not installed and never because of a measurement.

@@ -1,4 +1,4 @@
-"""What follows an image's cut: masks, boxes, keypoints, and the region itself. Pure.
+"""Masks, boxes and keypoints that follow an image's crop. Pure.
 
 Coordinates are continuous: 0 is the left (upper) edge of the first pixel of the oriented image, its width (height) the
 right (lower) edge of the last.

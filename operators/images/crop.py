@@ -1,4 +1,4 @@
-"""Which part of an image is decoded: drawn from its size alone, before a pixel is decoded.
+"""Chooses the region of an image to decode: drawn from its size alone, before a pixel is decoded.
 
 Regions are in the coordinates of the *oriented* image, the one a viewer shows
 after the EXIF orientation. All backends are given the same region, so the same

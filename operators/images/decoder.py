@@ -1,4 +1,4 @@
-"""What a decoding backend promises, and how one is opened by name."""
+"""The interface of decoding backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch of images in work, and where its encoded bytes lie."""
+"""A batch of images in work, and the field of its encoded bytes."""
 
 from __future__ import annotations
 

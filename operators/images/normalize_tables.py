@@ -1,4 +1,4 @@
-"""uint8 images to normalised floats, with the change of layout in the same pass.
+"""Normalises uint8 images and changes their layout in one pass.
 
 On the CPU a table of 256 entries per channel is looked up: a uint8 has no more
 values, and every result is the correctly rounded one. On other devices it is

@@ -1,4 +1,4 @@
-"""OpenCV as a region decoder: decodes whole images, JPEGs also at a reduced DCT scale."""
+"""OpenCV as a region decoder: whole images, JPEGs also at a reduced DCT scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference backend: Pillow, decoding the whole image, every step in full precision.
+"""The Pillow backend, which is the reference: Pillow, decoding the whole image, every step in full precision.
 
 Pillow shrinks with a filter that is widened by the scale (antialiased); the
 crop is made first, so pixels outside the region have no part in the result.

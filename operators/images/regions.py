@@ -1,4 +1,4 @@
-"""Region decoders and the backend that is made of them.
+"""Region decoders, and the backend made of them.
 
 A region decoder gives the pixels of one region at a whole scale. All of them
 stand on libjpeg-turbo with the accurate DCT and fancy upsampling, and so give

@@ -1,4 +1,4 @@
-"""From the pixels of a region to the output's size: by which factor to decode, and the resize itself.
+"""Resizes the pixels of a region to the output's size: by which factor to decode, and the resize itself.
 
 Shrinking is antialiased in two steps: by a whole factor that averages blocks
 (JPEGs: in the DCT, while decoding), then by less than three with

@@ -1,4 +1,4 @@
-"""Memory that one thread uses again for every image it decodes."""
+"""A per-thread buffer, reused for every image."""
 
 from __future__ import annotations
 

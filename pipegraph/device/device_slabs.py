@@ -1,4 +1,4 @@
-"""Where batches land: slabs on a device, filled by one stream, read by whichever streams the consumer uses."""
+"""Device memory that batches are copied to: filled by one stream, read by any."""
 
 from __future__ import annotations
 

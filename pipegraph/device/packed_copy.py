@@ -1,4 +1,4 @@
-"""Many fields of a batch in one slab of host memory, so that one copy takes all of them to a device."""
+"""Packs the fields of a batch into one host slab, so that a single copy moves them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slabs: one piece of memory for a whole batch, used again and again, and never while anybody reads it.
+"""Slabs: host memory for whole batches, reused, and never while anybody reads it.
 
 A slab is lent with every delivery by a *lease*: a fresh object over its memory that owns nothing else.
 The tensors of the delivery get storages of their own on top of the lease, so that every view, ``detach``,

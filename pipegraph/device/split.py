@@ -1,4 +1,4 @@
-"""How a batch is cut into parts: pure decisions, no devices.
+"""Cuts a batch into one part per device. Pure.
 
 Legend: a *tree* is any nest of tuples, named tuples, lists, mappings and
 dataclasses; *rows* are the size of a tensor along the cut dimension.

@@ -1,4 +1,4 @@
-"""Threads with an intra-op width of their own.
+"""Threads with their own intra-op thread count.
 
 ``torch.set_num_threads`` sets the calling thread's width, which is wanted here,
 *and* the width with which threads started later begin, which is not. Running threads

@@ -1,4 +1,4 @@
-"""What the counters of a loader have come to while its passes ran.
+"""Counters of a loader, summed over its passes.
 
 Workers' meters live as long as the loader and channels as long as a run; the training loop may rest
 between passes. So a pass is an *interval*: what the counters grew by from its beginning to its end is

@@ -1,4 +1,4 @@
-"""One wiring of a graph: channels, account and stages of consecutive epochs, and what to do when they stall.
+"""One run: channels, memory account and stages over consecutive epochs, and what to do when they stall.
 
 The behaviour contract is at the head of ``runtime``, which starts and ends runs.
 """

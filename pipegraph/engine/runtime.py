@@ -1,4 +1,4 @@
-"""Start, stop, join; the first failure wins.
+"""Starts, stops and joins the threads of a run; the first failure wins.
 
 Behaviour contract (what differs from this is a bug):
 

@@ -1,4 +1,4 @@
-"""What workers did, event by event, while somebody traces a loader.
+"""Records worker events while a loader is traced.
 
 Off, it costs the loops one look at an attribute. On, events are appended to a bounded queue, and nobody waits; the
 oldest ones are dropped where there are too many.

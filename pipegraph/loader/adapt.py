@@ -1,4 +1,4 @@
-"""A state of a graph that has been changed since: what of it holds for the graph there is now. Pure.
+"""Adapts a state to a graph that has changed since: what of it holds for the graph there is now. Pure.
 
 A cursor mirrors the graph above its edge, so a state notes how its graph was wired (:func:`wiring`): for each stage
 what it is, where in its cursors those of its inputs lie, and what it reads from. With that the cursor of the

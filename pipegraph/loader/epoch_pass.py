@@ -1,4 +1,4 @@
-"""One pass over one epoch: the iterator that a training loop's ``for`` holds."""
+"""The iterator over one epoch, held by a ``for`` loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Equal steps on every rank, where nobody knows beforehand how many there are.
+"""Equal steps on every rank when lengths are unknown.
 
 Every rank says how many chunks of the epoch it is sure of: those delivered and those that wait in its last
 queue, and whether its epoch has ended. The ranks take the minimum, by an asynchronous all-reduce of one

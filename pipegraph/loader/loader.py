@@ -1,4 +1,4 @@
-"""The iterator that a training loop holds: passes, epochs, state.
+"""``Loader``: the object a training loop iterates.
 
 ::
 

@@ -1,4 +1,4 @@
-"""How far a loader's passes have got: what its state describes.
+"""The position of a loader within its passes, which its state describes.
 
 A pass writes it, chunk by chunk, in the consumer's thread. ``state_dict()`` reads it at any moment, in another
 thread or in a signal handler that has interrupted the write. So nothing here has a lock: a place is complete

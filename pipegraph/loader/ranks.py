@@ -1,4 +1,4 @@
-"""Which rank this is, of how many: asked when iteration starts, and not before."""
+"""Rank and world size, read when iteration starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loader's state looks like, and the bookkeeping of samples below completion-order stages. Pure."""
+"""The format of a loader's state, and the record of samples delivered out of order. Pure."""
 
 from __future__ import annotations
 

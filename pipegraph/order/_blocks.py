@@ -1,4 +1,4 @@
-"""Blocks in the epoch's order, laid end to end: the table that finds a place in them."""
+"""A table that finds a position among the blocks of an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an epoch needs once and every draw needs again: a bounded memo.
+"""A bounded memo for values that an epoch computes once.
 
 An epoch is drawn in many small pieces (a thousand positions at a time), while
 its permutation or its table of blocks is prepared once. The memo keeps the

@@ -1,4 +1,4 @@
-"""What is left of a dealt list, as spans of its places, and how it is cut anew."""
+"""The unconsumed part of a list dealt to ranks, as spans of positions, and how it is dealt again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of every order, and the checks that all of them share."""
+"""The interface of every order, and its shared checks."""
 
 from __future__ import annotations
 

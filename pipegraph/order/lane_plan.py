@@ -1,4 +1,4 @@
-"""What a number of lanes costs, before anything is read: lanes per rank, bytes, re-reading."""
+"""The cost of a number of lanes, before anything is read: lanes per rank, bytes, re-reading."""
 
 from __future__ import annotations
 

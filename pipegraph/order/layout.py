@@ -1,4 +1,4 @@
-"""What an order needs to know of the data: how many samples lie where."""
+"""What an order needs to know of the data: the number of samples per block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of an epoch of which ranks have consumed their shares, or parts of them. Pure."""
+"""The part of an epoch that no rank has consumed yet. Pure."""
 
 from __future__ import annotations
 

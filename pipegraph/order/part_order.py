@@ -1,4 +1,4 @@
-"""``PartOrder``: the recipe of clusters, part after part."""
+"""PartOrder: shuffles the parts, and the samples within each, as clusters do."""
 
 from __future__ import annotations
 

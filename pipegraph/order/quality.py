@@ -1,4 +1,4 @@
-"""How close an order comes to a global shuffle: measures, each with its expectation.
+"""Measures of how close an order comes to a global shuffle, each with its expected value.
 
 Sample numbers are those of ``Order.indices``: through all parts in manifest order.
 """

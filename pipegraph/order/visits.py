@@ -1,4 +1,4 @@
-"""When the ranks of a node read which blocks: an order's epoch as intervals of steps, for caches that know the future.
+"""When the ranks of a node read each block: intervals of steps, for caches that know the future.
 
 Pure, vectorised, and with memory for blocks: of an order that permutes single samples through the whole data, every
 block is read all the time, and only the next steps are looked at, sample by sample.

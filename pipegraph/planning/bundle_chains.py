@@ -1,4 +1,4 @@
-"""Where rows travel in bundles, and how many at most: decided from the plan alone. Pure."""
+"""The edges on which rows travel in bundles, and how many at most: decided from the plan alone. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where ``loader(isolate=True)`` cuts a plan: what runs in a sidecar process, and what stays with the trainer. Pure.
+"""Where ``loader(isolate=True)`` cuts a plan into sidecar and trainer. Pure.
 
 Stages that move chunks to pinned memory or to devices stay, and so does what lies behind them. A chunk keeps its
 cursors across the cut, so only one-to-one stages may lie below it: cursors there are those that the whole plan knows.

@@ -1,4 +1,4 @@
-"""From a graph to what will run: checks, sizes, placement and rewrites. Pure and printable."""
+"""The plan: what will run, with sizes, placement and rewrites. Pure and printable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decisions that make a plan of a graph: checks, placement, sizes, rewrites. Pure."""
+"""Makes a plan of a graph: checks, placement, sizes, rewrites. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plan changes of a graph so that it runs faster, and never in what it delivers. Pure.
+"""Rewrites that make a graph faster and never change what it delivers. Pure.
 
 Each rewrite takes the planned stages by name, in topological order, and replaces some of them.
 """

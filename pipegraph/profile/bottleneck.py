@@ -1,4 +1,4 @@
-"""Which stage holds training back: a pure function over waits.
+"""Names the stage that limits throughput, from waits. Pure.
 
 The bottleneck is the last stage, going from source to sink, whose workers are busy while its input
 is full and its output is empty. On every edge either the producer waits because the queue is full,

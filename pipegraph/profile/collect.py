@@ -1,4 +1,4 @@
-"""From what a loader has counted to a ``Profile``."""
+"""Makes a Profile of a loader's counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the report draws stages and queues: rows from the sources down to training. Pure."""
+"""Layout of stages and queues in the report: rows from the sources down to training. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast training would be with a loader that never makes it wait: the most that any tuning can gain."""
+"""Training speed with a loader that never waits: the most that any tuning can gain."""
 
 from __future__ import annotations
 

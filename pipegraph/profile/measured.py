@@ -1,4 +1,4 @@
-"""What a loader has counted, as a value: profiles are made of it, of its whole life or of an interval between two."""
+"""The counters of a loader as a value, over its life or an interval; profiles are made of it."""
 
 from __future__ import annotations
 

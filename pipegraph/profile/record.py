@@ -1,4 +1,4 @@
-"""Watching a loader while it runs: figures over time for the report, a trace, and numbers for loggers."""
+"""Samples a running loader: figures over time for the report, a trace, and numbers for loggers."""
 
 from __future__ import annotations
 

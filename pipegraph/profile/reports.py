@@ -1,4 +1,4 @@
-"""What a stage reports in the profile beside its counters."""
+"""What a stage reports beside its counters."""
 
 from __future__ import annotations
 

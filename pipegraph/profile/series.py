@@ -1,4 +1,4 @@
-"""How a loader's figures went over time, in bounded memory: the longer the run, the coarser the moments. Pure."""
+"""Figures over time, in bounded memory: the longer the run, the coarser the moments. Pure."""
 
 from __future__ import annotations
 

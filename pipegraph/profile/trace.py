@@ -1,4 +1,4 @@
-"""A trace for Perfetto and chrome://tracing: a track per worker, and arrows that follow samples to their step. Pure.
+"""A trace for Perfetto and chrome://tracing: one track per worker, arrows from sample to step. Pure.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (trace-event JSON). Work is
 a complete event ("X"); an arrow is a flow: "s" where a sample is first sent, "t" at each stage after that, "f" at its

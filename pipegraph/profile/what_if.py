@@ -1,4 +1,4 @@
-"""What throughput to expect if one stage were changed: a pure function over a profile.
+"""Predicts throughput for a changed stage: a pure function over a profile.
 
 The pipeline runs as fast as its most loaded resource allows (Denning and Buzen, "The Operational Analysis of Queueing
 Network Models", 1978: throughput is at most workers / demand, demand being the seconds of work for one delivered

@@ -1,4 +1,4 @@
-"""Blocks of shards, fetched ahead of their use, shared by a stage's workers, within a memory budget.
+"""Reads blocks of shards ahead of their use, shared by a stage's workers, within a memory budget.
 
 Every block that is in use, loaded or on its schedule is an entry of one table under one lock. Workers take
 blocks from it and wait for missing ones; fetch threads load them; a scheduler thread decides

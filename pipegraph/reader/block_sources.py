@@ -1,4 +1,4 @@
-"""Where a stage's blocks come from: the blocks of a manifest, or whole parts; from place, memory or the node cache."""
+"""Where blocks come from: the blocks of a manifest, or whole parts; from place, memory or the node cache."""
 
 from __future__ import annotations
 

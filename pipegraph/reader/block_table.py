@@ -1,4 +1,4 @@
-"""The table of blocks that are in use, loaded or on their schedule, and the eviction of blocks: no threads, no I/O.
+"""Blocks in use, loaded or scheduled, and their eviction. No threads, no I/O.
 
 The caller holds a lock around everything here.
 """

@@ -1,4 +1,4 @@
-"""What ``Load`` reads of shards: the columns and rows that were asked for; whether all parts have the same fields."""
+"""The columns and rows that ``Load`` reads; whether all parts have the same fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store client and a handle on a node cache for one reader, closed together."""
+"""A store client and a node cache handle of one reader, closed together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How late blocks and parts came: the wait at each transition to another one."""
+"""How long the reader waited at each block transition."""
 
 from __future__ import annotations
 

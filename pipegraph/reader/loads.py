@@ -1,4 +1,4 @@
-"""The blocks that are being loaded, and which of them continue when they need more room than there is.
+"""Blocks being loaded, and which continue when memory is short.
 
 The caller holds the lock of ``changed`` around everything here.
 """

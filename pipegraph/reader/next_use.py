@@ -1,4 +1,4 @@
-"""When each entry of a node cache is used next: an order's visits under the names of entries."""
+"""When each cache entry is used next: an order's visits under the names of entries."""
 
 from __future__ import annotations
 

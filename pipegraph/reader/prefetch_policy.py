@@ -1,4 +1,4 @@
-"""When to start loading what comes next: a pure policy, driven by time and not by a count.
+"""When to start loading the next blocks: driven by time, not by a count. Pure.
 
 A trainer that works on one part needs the next one at its end, and not before:
 starting earlier only holds memory. So a part is started as soon as the time until

@@ -1,4 +1,4 @@
-"""When each block is fetched, from measured load times and training pace. No threads, no clock.
+"""Decides when each block is fetched, from measured load times and training pace. No threads, no clock.
 
 The caller holds a lock around everything here, and passes times in.
 """

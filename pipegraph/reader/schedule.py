@@ -1,4 +1,4 @@
-"""Where training is, and which blocks it will read: the decisions of a ``BlockReader``, without its threads.
+"""The current step, and the blocks of the next ones: the decisions of a ``BlockReader``, without its threads.
 
 Steps of consecutive epochs are counted on one axis of *ticks*. The caller passes times in, and holds a lock.
 """

@@ -1,4 +1,4 @@
-"""Which blocks a rank will read, and when: pure functions and small values over an order's steps."""
+"""Which blocks a rank reads, and when: pure functions and small values over an order's steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of which kind the gradients of a step were, and where their sums go: into ``.grad``."""
+"""Writes reduced sums to .grad."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is set on the first replica between calls, followed by the others.
+"""Copies attributes set on the first replica to the others.
 
 A dropout's ``p``, a temperature, hooks, an adapter that is switched off: what you set on ``executor.module`` holds for
 all replicas from the next call on. What a forward sets on ``self`` stays on its replica.

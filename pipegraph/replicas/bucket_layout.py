@@ -1,4 +1,4 @@
-"""Which parameters have hooks, and in which bucket each gradient travels."""
+"""Gradient hooks, and the bucket of each gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which gradients travel together: a pure plan from sizes and an order of use."""
+"""Assigns gradients to buckets, from sizes and order of use. Pure."""
 
 from __future__ import annotations
 

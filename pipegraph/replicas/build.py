@@ -1,4 +1,4 @@
-"""Persistent replicas: built once from the first, and kept alike before every call."""
+"""Builds persistent replicas, and keeps them equal before every call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The caller's state, taken over by the threads that work for it."""
+"""Carries the caller's thread-local state to the replicas' threads."""
 
 from __future__ import annotations
 

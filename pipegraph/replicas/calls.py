@@ -1,4 +1,4 @@
-"""Forwards, losses and backwards of all replicas."""
+"""Runs forward, loss and backward on all replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broadcast and sum of many small tensors in few large copies."""
+"""Broadcasts and sums many small tensors in few large copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling replicas so that gradients still arrive bucket by bucket."""
+"""Compiles replicas so that gradients still arrive bucket by bucket."""
 
 from __future__ import annotations
 

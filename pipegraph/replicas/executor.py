@@ -1,4 +1,4 @@
-"""The replica executor: DataParallel's ease without its six costs."""
+"""``ReplicaExecutor``: one model on several devices of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a call's arguments or a batch to one part per replica, fetched by the replica's own thread."""
+"""Cuts a call's arguments or a batch into one part per replica, fetched by the replica's own thread."""
 
 from __future__ import annotations
 

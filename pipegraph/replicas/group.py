@@ -1,4 +1,4 @@
-"""What the executor asks of an initialised process group. Collectives are torch.distributed's own."""
+"""Collectives over an initialised process group. Collectives are torch.distributed's own."""
 
 from __future__ import annotations
 

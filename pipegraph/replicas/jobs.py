@@ -1,4 +1,4 @@
-"""What a replica's thread is given to do in each phase of a call."""
+"""The jobs of a replica's thread in each phase of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the replicas' losses become one loss: each is scaled *before* its backward."""
+"""Scales the replicas' losses *before* backward, so that their gradients sum to those of one loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One optimizer per replica that behave as one: schedule A (all step) and B (each steps what it owns)."""
+"""One optimizer per replica, behaving as one: schedule A (all step) and B (each steps what it owns)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backwards that the user makes, outside ``step``: their first gradient begins a reduction, their end completes it.
+"""Backward passes outside ``step``: the first gradient begins a reduction, the end completes it.
 
 Any backward counts that reaches a parameter of a replica: through the gathered outputs, through activations that a
 hook has stored, through a penalty on gradients. What only returns gradients (``torch.autograd.grad``, or

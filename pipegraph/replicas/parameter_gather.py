@@ -1,4 +1,4 @@
-"""Schedule B's way back: every owner's new parameters to the other replicas, beside the next batch's copy."""
+"""Gathers parameters that sharded optimizers updated, during the next batch's copy."""
 
 from __future__ import annotations
 

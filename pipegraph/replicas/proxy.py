@@ -1,4 +1,4 @@
-"""The optimizer that users hold: one that acts on every replica's."""
+"""The optimizer that users hold; it acts on every replica's."""
 
 from __future__ import annotations
 

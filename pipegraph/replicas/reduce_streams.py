@@ -1,4 +1,4 @@
-"""Side streams that sum buckets over replicas and hand the sums back.
+"""Side streams that sum buckets over replicas.
 
 Side streams touch buckets only, never gradients, so no allocator needs to know of them. Sums are made in the
 order of the replicas, so they repeat bit by bit; with NCCL they repeat on one topology.

@@ -1,4 +1,4 @@
-"""Gradients of all replicas, summed in buckets during backward.
+"""Sums the gradients of all replicas in buckets during backward.
 
 The contract; if the code differs, the code is wrong:
 

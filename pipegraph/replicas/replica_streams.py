@@ -1,4 +1,4 @@
-"""Where each replica runs: its slot, its device's backend, its stream."""
+"""Slot, backend and stream of each replica."""
 
 from __future__ import annotations
 

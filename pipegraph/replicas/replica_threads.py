@@ -1,4 +1,4 @@
-"""Persistent threads, one per replica, and the plain parallel apply."""
+"""One persistent thread per replica, and the plain parallel apply."""
 
 from __future__ import annotations
 

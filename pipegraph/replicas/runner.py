@@ -1,4 +1,4 @@
-"""Threads and streams of the replicas as one thing that runs jobs."""
+"""Runs jobs on the threads and streams of all replicas."""
 
 from __future__ import annotations
 

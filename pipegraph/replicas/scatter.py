@@ -1,4 +1,4 @@
-"""Public scatter and gather, usable alone."""
+"""Public scatter and gather, usable on their own."""
 
 from __future__ import annotations
 

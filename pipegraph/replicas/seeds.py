@@ -1,4 +1,4 @@
-"""Seeds of replicas, and running a job under one."""
+"""Seeds of replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may use an executor now: one caller at a time, in the process that built it, until it is closed."""
+"""One caller at a time, in the process that built the executor, until it is closed."""
 
 from __future__ import annotations
 

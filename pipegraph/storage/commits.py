@@ -1,4 +1,4 @@
-"""Entries on their way to disk: synced and renamed by one thread, while they are read already.
+"""Writes cache entries to disk: synced and renamed by one thread, while they are read already.
 
 A disk takes milliseconds to sync an entry, or seconds where others write too. Who has downloaded one does not
 wait for that: what came was checked, and lies in the kernel's memory. Nobody else sees the entry before its sync.

@@ -1,4 +1,4 @@
-"""What a node cache holds: entries by name, and open ones."""
+"""Entries of a node cache, by name, and open ones."""
 
 from __future__ import annotations
 

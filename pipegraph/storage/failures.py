@@ -1,4 +1,4 @@
-"""What went wrong at a store: whether to try again, and how to say it."""
+"""Store errors: whether a retry may help, and their messages."""
 
 from __future__ import annotations
 

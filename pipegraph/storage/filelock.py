@@ -1,4 +1,4 @@
-"""`flock` on open files, with a wait that can be given up.
+"""``flock`` on open files, with a cancellable wait.
 
 The kernel ends these locks with their process, however that ends: nothing is
 ever left locked. Locks belong to the open file, so threads exclude each other too.

@@ -1,4 +1,4 @@
-"""Building manifests: every part is read once, in parallel, and a stopped run resumes."""
+"""Builds manifests in parallel; an interrupted build resumes."""
 
 from __future__ import annotations
 

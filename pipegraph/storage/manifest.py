@@ -1,4 +1,4 @@
-"""Manifests: which parts a data set has, and where the samples lie in them."""
+"""Manifests: the parts of a data set and where their samples lie."""
 
 from __future__ import annotations
 

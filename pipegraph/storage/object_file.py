@@ -1,4 +1,4 @@
-"""An object in a store as a shard file: read ahead where it is read in order."""
+"""A store object as a shard file, with read-ahead for sequential reads."""
 
 from __future__ import annotations
 

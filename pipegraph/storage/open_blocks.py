@@ -1,4 +1,4 @@
-"""One block of a part, fetched: through the node cache, or into memory."""
+"""Opens one block of a part, through the node cache or into memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts to readable files, wherever they lie."""
+"""Opens parts as readable files, local or remote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of shards: from what a user writes to a tuple of parts.
+"""Expands the user's names of shards to a tuple of parts.
 
 A part is named by a path or a URL. ``expand_parts`` accepts a glob
 (``train-*.tar``), a folder, a brace range (``part-{00001..16000}.tar``), a

@@ -1,4 +1,4 @@
-"""When to try again, to ask twice, and to give up on a connection: pure decisions.
+"""When to retry, to hedge and to drop a connection. Pure.
 
 Times are seconds on any clock that only grows; callers pass them in.
 """

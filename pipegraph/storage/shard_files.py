@@ -1,4 +1,4 @@
-"""One shard as random-access bytes, wherever it lies.
+"""One shard as random-access bytes, local or remote.
 
 Formats see a `ShardFile` and nothing else: a local file, an object in a store
 and a cached block of either look the same.

@@ -1,4 +1,4 @@
-"""The room in a node cache's folder: what is used, what is reserved, what goes.
+"""Disk space of a node cache: used, reserved, evicted.
 
 Usage is the sum of what lies in the folder, so that no counter can be wrong. Space is made and reserved under the
 lock of ``space.lock``, which is never held over a download or a sync.

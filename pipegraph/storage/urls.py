@@ -1,4 +1,4 @@
-"""URLs of objects: taken apart for a store, and made safe for messages."""
+"""Parses URLs of objects, and removes secrets from messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which version of each object a client reads: the first one that it sees, and no other after it."""
+"""Pins the version of each object that a client reads: the first one that it sees, and no other after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where two fingerprints differ, in a few lines."""
+"""Shows where two fingerprints differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holding workers at a known place, and putting events into an order."""
+"""Gates and sequencers: hold workers at a known point and order events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random graphs, as values that can be built again and again in different placements (needs hypothesis).
+"""Random graphs as values, buildable in different placements (needs hypothesis).
 
 A :class:`Recipe` is drawn once; :meth:`Recipe.build` makes its graph inline (the reference) or as drawn. All its
 functions are pure functions of their item, so that only the engine can make a difference.

@@ -1,4 +1,4 @@
-"""Nothing may stay behind: threads, processes, file descriptors, shared memory."""
+"""Detects leaked threads, processes, file descriptors and shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loader delivers, as values that can be compared."""
+"""A loader's output as comparable values."""
 
 from __future__ import annotations
 

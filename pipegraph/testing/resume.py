@@ -1,4 +1,4 @@
-"""Promise 4, at every step."""
+"""Promise 4: exact resume at every step."""
 
 from __future__ import annotations
 

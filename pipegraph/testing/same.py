@@ -1,4 +1,4 @@
-"""Promise 3: the same bytes whatever the workers, backends, capacities and timing."""
+"""Promise 3: the same bytes for any workers, backends, capacities and timing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stages of random graphs do: pure functions of their item, data sets, samplers, an operator with a state."""
+"""The functions, data sets and samplers of random graphs, all pure functions of their item."""
 
 from __future__ import annotations
 

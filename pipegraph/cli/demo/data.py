@@ -1,4 +1,4 @@
-"""What ``DATA=`` may be, and the graph that reads it."""
+"""Reads what DATA= names."""
 
 from __future__ import annotations
 

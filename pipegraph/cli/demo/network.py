@@ -1,4 +1,4 @@
-"""The small networks of the demo: one that names classes, one that needs no labels.
+"""The small networks of the demo: a classifier, and one without labels.
 
 Legend: N samples, H height, W width, C channels.
 """

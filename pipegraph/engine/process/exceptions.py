@@ -1,4 +1,4 @@
-"""How an exception crosses from one process to another: as itself, with the text of its traceback."""
+"""Exceptions that cross process boundaries: as themselves, with the text of their traceback."""
 
 from __future__ import annotations
 

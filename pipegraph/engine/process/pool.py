@@ -1,4 +1,4 @@
-"""The worker processes of one loader: what starts them, and what they are given."""
+"""The worker processes of one loader."""
 
 from __future__ import annotations
 

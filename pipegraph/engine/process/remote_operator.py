@@ -1,5 +1,4 @@
-"""What a worker's thread holds in place of an operator that works elsewhere: in a process or a Ray actor, or under a
-deadline.
+"""Stands in a worker's thread for an operator that runs in a process, in a Ray actor or under a deadline.
 
 It has the methods of an operator that the stage's loops call, and no others: tickets, order, memory, policies, cursors
 and states stay in the trainer and do not know. Here is decided what a death costs: work that can be done again is given

@@ -1,4 +1,4 @@
-"""What a worker's thread holds in place of a run of neighbouring stages that live in one process.
+"""Stands in a worker's thread for a run of stages that live in one process.
 
 To the engine the run is its first stage, with the others' work done in the same call. What belongs to each stage by
 itself comes back beside the rows: keys that it has fixed, its failures, its figures, and which stage was at work when

@@ -1,4 +1,4 @@
-"""An object that many worker processes need, pickled once into memory that they share.
+"""An object pickled once into memory that all worker processes share.
 
 Arrays in it (a data set that lies in memory) are mapped copy-on-write: however many workers there are, they lie there
 once, until a worker writes to them.

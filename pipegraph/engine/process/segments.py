@@ -1,4 +1,4 @@
-"""Shared memory without names: segments that two processes map, lent message by message.
+"""Anonymous shared memory: segments that two processes map, lent message by message.
 
 A segment is an anonymous file (``memfd_create``): its descriptor travels over a socket, and when the last process
 that has it is gone, so is the memory, however that process ended. Nothing is left in ``/dev/shm``, whose size does not

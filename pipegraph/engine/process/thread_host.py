@@ -1,4 +1,4 @@
-"""An operator under a deadline: a thread of its own does the work, and its worker stops waiting for it in time.
+"""Runs an operator under a deadline in a thread of its own.
 
 A thread cannot be ended. One that hangs is left alone: its item fails with the stack at which it stood, a new thread
 with an operator opened anew does the next one, and whatever the old one still makes is dropped. As it returns it closes

@@ -1,4 +1,4 @@
-"""One stage's budget in one epoch: how many of its items came, and which failed. Pure; ``ledger`` holds the lock.
+"""The error budget of one stage in one epoch. Pure; ``ledger`` holds the lock.
 
 A run that resumes from a state must count as the one before would have. So the book also notes at which cursor of
 the stage's input each item came in: from that follows how many items, and which failures, lie before the cursor of

@@ -1,4 +1,4 @@
-"""How many rows a worker takes or makes at a time: many where they are quick, one where they take long.
+"""How many rows a worker takes or makes at once: many where they are quick, one where they take long.
 
 A bundle is done by one worker: so it should not take much longer than handing it over costs. Each stage allows
 itself as many rows as it has shown to do within ``BUNDLE_NS``; it allows more step by step, and much fewer at once

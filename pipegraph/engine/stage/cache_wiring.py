@@ -1,4 +1,4 @@
-"""How a ``Cache`` stage makes the stages above it skip what it knows already.
+"""Makes the stages above a Cache skip what it already holds.
 
 The source asks the cache before it reads. What is found travels as a :class:`Hit`, which the stages in
 between pass on untouched, and the cache opens. Nothing else in the engine knows of it.

@@ -1,4 +1,4 @@
-"""What a rank has consumed of each source, read from the cursor of what it delivered. Pure.
+"""What a rank has consumed of each source, from the cursor of what it delivered. Pure.
 
 Where every stage between source and loader hands on each item in the order in which it came (or, as ``Shuffle``
 does, says which it has handed on), what is left of an epoch is a set of positions that any number of ranks can share.

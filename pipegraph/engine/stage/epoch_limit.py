@@ -1,4 +1,4 @@
-"""How far ahead sources may read: the last epoch that a pass has asked for or will ask for."""
+"""How many epochs sources may read ahead: the last epoch that a pass has asked for or will ask for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watches over the groups that a user's regrouping operator makes: whether a restart could make them again."""
+"""Checks the groups that a user's regrouping operator makes: whether a restart could make them again."""
 
 from __future__ import annotations
 

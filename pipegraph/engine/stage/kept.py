@@ -1,4 +1,4 @@
-"""What operators and iterators keep, as JSON and back: plain values, containers, arrays, tensors, and held chunks."""
+"""State of operators and iterators as JSON and back: plain values, containers, arrays, tensors, held chunks."""
 
 from __future__ import annotations
 

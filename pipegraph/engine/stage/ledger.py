@@ -1,4 +1,4 @@
-"""What failed and was left out or replaced: the quarantine of a loader, and its budgets per stage and epoch."""
+"""Records samples that were skipped or replaced: the quarantine of a loader, and its budgets per stage and epoch."""
 
 from __future__ import annotations
 

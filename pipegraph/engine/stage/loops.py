@@ -1,4 +1,4 @@
-"""What a worker does: the loop of each kind of stage, a generator of which each ``yield`` ends one unit of work.
+"""The loop of each kind of stage: a generator, each ``yield`` of which ends one unit of work.
 
 A thread worker runs its generator to the end of the run; an inline stage's is stepped by whoever
 waits for its output. The loops share one shape: take an item; for a chunk, or for each row of a bundle, reserve

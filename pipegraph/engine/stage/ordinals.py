@@ -1,4 +1,4 @@
-"""Which item of its stage's epoch each one is, counted from 1: what budgets are judged by."""
+"""The number of each item within its stage and epoch, from 1: what budgets are judged by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the cursor of what was delivered to how every stage restarts. Pure.
+"""From the cursor of the last delivery to a restart point for every stage. Pure.
 
 A cursor mirrors the graph above its edge: one-to-one stages pass it up, an expanding stage's is
 ``(parent's, children done)``, a fan-in's holds one per input. A stage that feeds several others

@@ -1,4 +1,4 @@
-"""How what a stage has made leaves it: in order, by ticket, or as it finishes; to one consumer or to several.
+"""How results leave a stage: in order, by ticket, or as they finish; to one consumer or to several.
 
 A *ticket* is the number under which a worker took its input. Every loop calls ``send`` for what it has made of a
 ticket, ``last`` with the last of it, or ``drop`` where nothing (more) comes of it, and ``token`` for what passes

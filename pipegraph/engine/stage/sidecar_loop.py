@@ -1,4 +1,4 @@
-"""The loop that brings what a sidecar has made into the training process, chunk by chunk as the sidecar gives it.
+"""The loop that receives the sidecar's chunks in the training process, chunk by chunk as the sidecar gives it.
 
 With each answer comes what states need to know of the stages there (``log``): it is reported here before the chunks
 that were made after it are handed on, so that a state needs no call.

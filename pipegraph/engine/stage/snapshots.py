@@ -1,4 +1,4 @@
-"""States of a source's iterator, for a restart that need not read the epoch again from its start."""
+"""Snapshots of a source's iterator, so that a restart need not read the epoch again."""
 
 from __future__ import annotations
 

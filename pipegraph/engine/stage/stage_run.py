@@ -1,4 +1,4 @@
-"""One stage of a run: its channels, its account, and what its loops share.
+"""One stage of a run: its channels, memory account and what its loops share.
 
 A ``StageRun`` lives as long as one run (from a pass's start until it is cancelled or replaced); its
 ``Worker``s, with their opened operators, live as long as the loader.

@@ -1,4 +1,4 @@
-"""What a worker has in work: several rows, of which the finished ones may leave before the rest.
+"""A worker's bundle in work, whose finished rows may leave before the rest.
 
 Rows that are done are handed over together once the bundle is done. But nobody may wait for a finished row:
 the next stage may be idle, the function in work may be slow, or wait for something that only the consumer will do. So

@@ -1,4 +1,4 @@
-"""Where a completion-order stage could restart: pure bookkeeping over its open tickets."""
+"""The restart point of a completion-order stage: pure bookkeeping over its open tickets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a pass of a data loader has got: what its state describes.
+"""The position within a pass, which the state describes.
 
 For indices the state holds the random state from which the sampler drew the epoch's order, and how many batches were
 delivered: a resumed pass draws the same order and begins behind them, without reading a sample. Before an order is

@@ -1,4 +1,4 @@
-"""Sources of whole batches, as torch's fetchers make them, and the fan-in that takes them from the workers in turn."""
+"""Sources of whole batches, as torch's fetchers make them, and the fan-in that merges the workers."""
 
 from __future__ import annotations
 

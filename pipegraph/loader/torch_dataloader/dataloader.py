@@ -1,4 +1,4 @@
-"""``pg.DataLoader``: change the import, keep the script."""
+"""``pg.DataLoader``: drop-in replacement for torch's."""
 
 from __future__ import annotations
 

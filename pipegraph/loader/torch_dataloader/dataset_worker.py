@@ -1,4 +1,4 @@
-"""What torch's ``DataLoader`` makes of a worker before it fetches: seeds, ``get_worker_info``, ``worker_init_fn``."""
+"""Sets up a worker as torch's ``DataLoader`` does: seeds, ``get_worker_info``, ``worker_init_fn``."""
 
 from __future__ import annotations
 

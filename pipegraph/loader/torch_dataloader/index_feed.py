@@ -1,4 +1,4 @@
-"""Indices of batches on their way to the workers, dealt to them in turn.
+"""Deals batch indices to the workers in turn.
 
 In a ``DataLoader`` the consumer's thread draws them, as torch's does, so that samplers are called there and as far
 ahead; a graph that is used by itself draws them when its workers want more.

@@ -1,4 +1,4 @@
-"""NumPy files and token files: rows of fixed size, so that any is found by arithmetic."""
+"""NumPy and token files: rows of fixed size, found by arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrow columns to Python values whose types follow from the columns' types alone, never from what is beside them."""
+"""Converts Arrow columns to Python values, by column type alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a block gives its reader: samples with random access."""
+"""Random access to the samples of a block."""
 
 from __future__ import annotations
 

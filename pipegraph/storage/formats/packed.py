@@ -1,4 +1,4 @@
-"""Parts that are one packed stream of a format that has random access: unpacked into memory, and read there."""
+"""Compressed parts of formats with random access, unpacked into memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the row groups of a Parquet file lie, from its footer.
+"""Finds the row groups of a Parquet file from its footer.
 
 Our own reader, since pyarrow ends the process (``std::terminate``) when its metadata is asked
 for a column of a damaged footer; its reading of the data itself gives errors, as it should.

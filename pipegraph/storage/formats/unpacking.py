@@ -1,4 +1,4 @@
-"""Streams packed with gz or zst, unpacked piece by piece."""
+"""Decompresses gz and zst streams piece by piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new file whose bytes are checksummed as they are written."""
+"""A file that checksums its bytes as they are written."""
 
 from __future__ import annotations
 

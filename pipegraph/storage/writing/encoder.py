@@ -1,4 +1,4 @@
-"""The contract of a shard encoder: what turns samples to the bytes of one shard."""
+"""The contract of a shard encoder: samples to the bytes of one shard."""
 
 from __future__ import annotations
 

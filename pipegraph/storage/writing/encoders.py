@@ -1,4 +1,4 @@
-"""Which encoder writes which format."""
+"""The encoder of each format."""
 
 from __future__ import annotations
 

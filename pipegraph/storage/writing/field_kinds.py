@@ -1,4 +1,4 @@
-"""What kinds of values the fields of samples have: one kind per field, for all samples of a data set. Pure."""
+"""The kind of value in each field, the same for all samples of a data set. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole data set to shards, in parallel; the same shards whatever the workers, and however often it was stopped.
+"""Packs a whole data set into shards in parallel: resumable, and the same bytes for any number of workers.
 
 First a plan, which follows from the source alone: which samples go to which shard. Then each shard is one task of one
 worker process. A stopped run leaves whole shards and a note of them, and the next one writes the others.

@@ -1,4 +1,4 @@
-"""The folder that shards are written to: which of them are finished, and with which settings they were begun.
+"""The output folder of a pack: finished shards and settings.
 
 While a pack is not complete, ``manifest.json.partial`` notes what is finished, a JSON line per shard. At the end comes
 ``manifest.json``, as ``pipegraph index`` writes it, with ``pack.json``: the settings, by which the same pack is known.

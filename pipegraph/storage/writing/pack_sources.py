@@ -1,4 +1,4 @@
-"""What can be packed: files, shards, data sets with random access, and streams."""
+"""Inputs of a pack: files, shards, data sets, streams."""
 
 from __future__ import annotations
 

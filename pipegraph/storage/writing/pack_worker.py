@@ -1,4 +1,4 @@
-"""What a worker process of a pack does: whole shards, one after the other."""
+"""A worker process of a pack: writes whole shards, one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One shard on its way to disk: under a temporary name, checksummed as it is written, durable before it has its own."""
+"""One shard being written: temporary name, checksum, fsync, rename."""
 
 from __future__ import annotations
 

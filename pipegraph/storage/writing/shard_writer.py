@@ -1,4 +1,4 @@
-"""``pg.ShardWriter``: shards from a loop of the user's own."""
+"""``pg.ShardWriter``: shards written from the user's own loop."""
 
 from __future__ import annotations
 
