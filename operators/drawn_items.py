@@ -14,10 +14,15 @@ import numpy as np
 import torch
 
 from pipegraph.operators.hugging_face import forget_state, is_streaming, state_is_exact
-from pipegraph.tree import ATOMS
+from pipegraph.tree import ATOMS, copy_containers
 
 SHARED = ATOMS | {np.ndarray, torch.Tensor, bytes, str}
 """What has no containers to copy."""
+
+
+def own(item: Any) -> Any:
+    """An item with containers of its own; what the user holds is not changed through it."""
+    return item if item.__class__ in SHARED else copy_containers(item)
 
 
 @final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, count, islice
 from typing import Any, final
 
 import numpy as np
@@ -13,10 +13,10 @@ from pipegraph.contracts import Context, History, Source
 from pipegraph.errors import GraphError, PipegraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
-from pipegraph.operators.drawn_items import SHARED, DrawnItems, Turn, length_of
+from pipegraph.operators.drawn_items import DrawnItems, Turn, length_of, own
+from pipegraph.operators.ordered import POSITIONS_AT_ONCE
 from pipegraph.order.left import Left, check_history, left_of
 from pipegraph.parameters import function_name
-from pipegraph.tree import copy_containers
 
 
 @final
@@ -88,19 +88,23 @@ class FromIterable(Source):
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
         if not self.shard:
             return steps
+        left = self._left(epoch)
+        if not len(left.front):
+            first = left.start + rank
+            return range(first + steps.start * world_size, first + steps.stop * world_size, world_size)
         numbers = np.arange(steps.start, steps.stop, dtype=np.int64) * world_size + rank
-        found: list[int] = self._left(epoch).at(numbers).tolist()
+        found: list[int] = left.at(numbers).tolist()
         return found
 
     def begin_run(self, epoch: int, history: History) -> None:
         if not self.shard:
             super().begin_run(epoch, history)
-        self._history = (epoch, history)
+        self._history = (epoch, check_history(history))
         self._from = None  # of a run that ended before it began to read
 
     def _left(self, epoch: int) -> Left:
         """What was not consumed of the epoch at other world sizes."""
-        return left_of(check_history(self._history[1] if epoch == self._history[0] else ()))
+        return left_of(self._history[1] if epoch == self._history[0] else ())
 
     def _items(self, epoch: int, resumed: bool) -> Iterable[Any]:
         if self._callable:
@@ -118,6 +122,14 @@ class FromIterable(Source):
         return self.iterable  # type: ignore[no-any-return]
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
+        blocks = (range(first, first + POSITIONS_AT_ONCE) for first in count(start, POSITIONS_AT_ONCE))
+        positions = (self.positions_of(steps, epoch, rank, world_size) for steps in blocks)
+        items = self.items(epoch, rank, world_size, start)
+        yield from (
+            (position, item) for item, position in zip(items, chain.from_iterable(positions), strict=False)
+        )
+
+    def items(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[Any]:
         stride, offset = (world_size, rank) if self.shard else (1, 0)
         left, number = self._left(epoch), start * stride + offset
         resumed, self._from = self._from, None
@@ -130,17 +142,14 @@ class FromIterable(Source):
         items = drawing.items
         if not self.never_waits:
             items = self._draws.each(items, epoch, (self._stage,), read)
+        wanted: list[Iterator[Any]] = []
         for position in left.front[number::stride].tolist():
-            for item in islice(items, position - read, position - read + 1):
-                yield position, item if item.__class__ in SHARED else copy_containers(item)
+            wanted.append(islice(items, position - read, position - read + 1))
             read = position + 1
             number += stride
-        first = left.start + number - len(left.front)
-        for turn, item in enumerate(islice(items, first - read, None, stride)):
-            yield (
-                first + turn * stride,
-                item if item.__class__ in SHARED else copy_containers(item),
-            )
+        wanted.append(islice(items, left.start + number - len(left.front) - read, None, stride))
+        found = chain.from_iterable(wanted)
+        return found if type(self.iterable) is range else map(own, found)
 
     def snapshot(self) -> Any:
         return None if self._now is None else self._now.state()

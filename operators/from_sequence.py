@@ -167,7 +167,7 @@ class FromSequence(OrderedSource):
         if self.group > 1 and start == 0:
             try:
                 self._draws.several()
-                items = list(self.dataset.__getitems__(list(indices)))
+                items = list(self.dataset.__getitems__(list(indices[:])))
             except Exception:
                 items = []
             if len(items) == len(indices):
@@ -180,7 +180,7 @@ class FromSequence(OrderedSource):
             if seed_others:
                 draws.seed_others(row)
             item = dataset[index]
-            add(item if item.__class__ in SHARED else copy_containers(item))
+            add(own(item))
         draws.over()
 
     def has_length(self) -> bool:

@@ -48,11 +48,12 @@ class Bundle(Chunk):
         data: the list of samples.
         before, after: cursors of the first and of the last sample.
         places: ``(before, after)`` of each sample; None where they are consecutive steps of a source.
+        count: how many samples.
         names: the key of each sample as far as it is fixed, else ``UNNAMED``; None where none is.
         packed: instead of ``data``, all samples as the ``Batch`` that collects them packs them.
     """
 
-    __slots__ = ("names", "packed", "places")
+    __slots__ = ("count", "names", "packed", "places")
 
     def __init__(
         self,
@@ -63,7 +64,8 @@ class Bundle(Chunk):
         names: list[Any] | None = None,
         places: list[tuple[Cursor, Cursor]] | None = None,
     ) -> None:
-        after = before + len(rows) if places is None else places[-1][1]
+        self.count = len(rows)
+        after = before + self.count if places is None else places[-1][1]
         super().__init__(data, rows, epoch, before, after)
         self.names = names
         self.places = places
@@ -114,7 +116,7 @@ class Bundle(Chunk):
 
     def stamp(self, before: Cursor, after: Cursor) -> None:
         """Give all samples the same cursor, but the last one ``after``."""
-        self.places = [*[(before, before)] * (len(self.lineages) - 1), (before, after)]
+        self.places = [*[(before, before)] * (self.count - 1), (before, after)]
         self.before, self.after = before, after
 
     def replace(self, data: Any) -> Bundle:
@@ -143,7 +145,7 @@ class Bundle(Chunk):
 
     def share(self, start: int, stop: int) -> Bundle:
         """As :meth:`part`, which counts with this bundle's buffers and with its part of their bytes."""
-        part, count = self.part(start, stop), len(self.lineages)
+        part, count = self.part(start, stop), self.count
         part.buffers = self.buffers
         part.nbytes = self.nbytes * stop // count - self.nbytes * start // count
         return part
@@ -202,7 +204,7 @@ def _keys(bundle: Bundle) -> list[Any]:
     if names is not None and not any(map(is_, names, repeat(UNNAMED))):
         return names
     if bundle.packed is None:
-        return [bundle.one(index).keys[0] for index in range(len(bundle.lineages))]
-    names = names or [UNNAMED] * len(bundle.lineages)
+        return [bundle.one(index).keys[0] for index in range(bundle.count)]
+    names = names or [UNNAMED] * bundle.count
     positions = [row[1] if len(row) == 2 else row[1:] for row in bundle.lineages]
     return [at if name is UNNAMED else name for name, at in zip(names, positions, strict=True)]

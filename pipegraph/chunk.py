@@ -41,7 +41,7 @@ class Lineages(Sequence[Lineage]):
 
     __slots__ = ("positions", "source")
 
-    def __init__(self, source: str, positions: list[int]) -> None:
+    def __init__(self, source: str, positions: list[int] | range) -> None:
         self.source = source
         self.positions = positions
 
@@ -60,7 +60,7 @@ class Lineages(Sequence[Lineage]):
 
     def __getitem__(self, index: int | slice) -> Lineage | Lineages:
         found = self.positions[index]
-        return Lineages(self.source, found) if isinstance(found, list) else (self.source, found)
+        return (self.source, found) if isinstance(found, int) else Lineages(self.source, found)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Lineages | tuple) and tuple(self) == tuple(other)

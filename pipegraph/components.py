@@ -146,6 +146,10 @@ class Source(Component):
         for place in self.positions(epoch, rank, world_size, start):
             yield place.position if isinstance(place, Drawn) else place, self.read(place, epoch)
 
+    def items(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[Any] | None:
+        """As :meth:`iterate` without the positions, where these are :meth:`positions_of` the steps; else None."""
+        return None
+
     @property
     def resizable(self) -> bool:
         """Whether it can continue when a part of an epoch was consumed at another world size."""
@@ -203,7 +207,10 @@ class Source(Component):
         return positions
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
-        """Append the items of ``indices[start:]`` one by one; one that fails ends it with its error."""
+        """Append the items of ``indices[start:]`` one by one; one that fails ends it with its error.
+
+        Iterated, ``indices`` may end before the last so that what is finished can leave; it is then called again.
+        """
         raise NotImplementedError(f"{type(self).__name__} is not read in bundles")
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:

@@ -100,8 +100,8 @@ class Operator(Component):
         """Append the data made of samples ``start`` on, one by one; one that fails ends it with its error.
 
         For maps with ``bundles``. It does what ``process`` does with each, and keeps their identity; in place of one
-        that is dropped goes ``pipegraph.bundle.DROPPED``. It iterates over ``bundle.data``: what is finished may leave
-        between two samples.
+        that is dropped goes ``pipegraph.bundle.DROPPED``. It iterates over ``bundle.data``, which may end early so that
+        what is finished can leave; it is then called again for the rest.
         """
         raise NotImplementedError(f"{type(self).__name__} does not take bundles")
 

@@ -97,11 +97,12 @@ def _restored(bins: Iterable[tuple[float, int]]) -> Durations:
 class Stopwatch:
     """Durations of one thread's work, counted by that thread and copied by any."""
 
-    __slots__ = ("_counted", "_lock", "noted")
+    __slots__ = ("_counted", "_lock", "_none", "_none_counted", "noted")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may ask inside
         self._counted: Durations | None = None
+        self._none = self._none_counted = 0
         self.noted: list[int] = []
         """The thread appends nanoseconds, and calls :meth:`count` when there are :data:`BATCH` of them."""
 
@@ -113,7 +114,7 @@ class Stopwatch:
 
     def note_none(self, times: int) -> None:
         """Note that so many took no time."""
-        self.noted += [0] * times
+        self._none += times
 
     def count(self) -> None:
         """Count what was noted."""
@@ -127,6 +128,10 @@ class Stopwatch:
             self._counted = Durations()
         if noted:
             self._counted.add_all(noted)
+        none = self._none - self._none_counted  # the thread may note more meanwhile
+        if none:
+            self._counted.add(0, none)
+            self._none_counted += none
 
     def durations(self) -> Durations:
         """A copy of what was counted so far."""

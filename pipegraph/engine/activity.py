@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any
 
 
 class Cancelled(BaseException):
@@ -56,23 +55,14 @@ class Activity:
 
 
 class Waiter:
-    """One thread's one wait: a lock that its waker releases.
+    """One thread's one wait: a lock that its waker releases."""
 
-    Attributes:
-        seq: where in a channel's order the waiting item stands.
-        item: what needs room; None for a thread that waits for its turn and not for room.
-        needed: items without which a getter cannot continue.
-    """
+    __slots__ = ("lock", "since_ns", "woken_ns")
 
-    __slots__ = ("item", "lock", "needed", "seq", "since_ns", "woken_ns")
-
-    def __init__(self, since_ns: int, seq: int = -1, item: Any = None, needed: int = 1) -> None:
+    def __init__(self, since_ns: int) -> None:
         self.lock = threading.Lock()
         self.lock.acquire()
         self.since_ns = self.woken_ns = since_ns
-        self.seq = seq
-        self.item = item
-        self.needed = needed
 
     def wait(self, activity: Activity) -> None:
         """Blocks until woken. Interruptible in the main thread."""

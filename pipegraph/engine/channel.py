@@ -9,10 +9,14 @@ Behaviour contract (what differs from this is a bug):
   leave room for one item (bundle) of the number that is next: the head of the line can never be locked out.
 * Waiting takes no time slices and no timeouts: a waiter is queued under the channel's lock and woken
   by whoever makes its condition true. ``cancel`` wakes everybody with ``Cancelled``.
+* Whoever makes room puts in what waits for it, and wakes the thread whose item it was: that the next thread
+  is not running yet leaves no queue empty.
 * A put returns False for an item that is not wanted (``unwanted``); of a bundle it takes what is.
 * Whoever waits for an item asks the stage above for what it has finished (``starved``), once it is queued.
 
 All state changes under ``_lock``. Lock order: channel, then activity, account or watermark; never two channels.
+Invariant: whenever the lock is free, the first waiting putter may not enter (its item has no room and is wanted, or
+it is not its turn).
 """
 
 from __future__ import annotations
@@ -20,22 +24,22 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from time import perf_counter_ns
 from typing import Any, Protocol
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch
 from pipegraph.engine.activity import Activity, Cancelled, Waiter
-from pipegraph.engine.reorder import ReorderBuffer
+from pipegraph.engine.contents import Contents
 from pipegraph.engine.unwanted import Unwanted
-
-LIGHT_BYTES = 1 << 20
-"""Beyond ``heavy_capacity`` a channel holds more items only while all are lighter than this together."""
 
 NOBODY = sys.maxsize
 """Items that the waiting getters need, where none waits."""
+
+Stamp = Callable[[Any], None]
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,38 @@ class Pump(Protocol):
 
     def leave(self) -> None:
         """Let another waiter drive."""
+
+
+class _Putter(Waiter):
+    """Waits to enter.
+
+    Attributes:
+        item: what needs room; None for a thread that waits for its turn and not for room.
+        entered: what its ``put`` returns; None until it may go on, and for one that was cancelled.
+    """
+
+    __slots__ = ("entered", "item", "last", "seq", "stamp")
+
+    def __init__(self, seq: int, item: Any, last: bool, stamp: Stamp | None) -> None:
+        super().__init__(perf_counter_ns())
+        self.seq = seq
+        self.item = item
+        self.last = last
+        self.stamp = stamp
+        self.entered: bool | None = None
+
+
+class _Getter(Waiter):
+    """Waits for an item, for the sake of ``needed`` of them."""
+
+    __slots__ = ("needed",)
+
+    def __init__(self, needed: int) -> None:
+        super().__init__(perf_counter_ns())
+        self.needed = needed
+
+
+_seq = attrgetter("seq")
 
 
 class Channel:
@@ -105,19 +141,11 @@ class Channel:
         self.share: Callable[[Any], None] = lambda buffers: None
         self.demand = NOBODY
         self._lock = threading.Lock()
-        self._ready: deque[Any] = deque()
-        self._offset = 0  # samples of the first bundle that have been taken
-        self._reorder: ReorderBuffer[Any] | None = ReorderBuffer() if sequenced else None
-        self._capacity = capacity
-        self._bundle_rows = bundle_rows
-        self._heavy_capacity = capacity if heavy_capacity is None else heavy_capacity
-        self._held = 0
-        self._max_bytes = max_bytes
-        self._nbytes = 0
-        self._cancelled = False
+        self._contents = Contents(capacity, max_bytes, sequenced, bundle_rows, heavy_capacity)
         self._unwanted = Unwanted()
-        self._putters: deque[Waiter] = deque()
-        self._getters: deque[Waiter] = deque()
+        self._cancelled = False
+        self._putters: deque[_Putter] = deque()
+        self._getters: deque[_Getter] = deque()
         self._watchers: list[tuple[Callable[[ChannelStats], bool], threading.Lock]] = []
         self._tickets = 0
         self._gets = 0
@@ -133,102 +161,101 @@ class Channel:
         Raises:
             Cancelled: the channel was cancelled.
         """
-        return self._put(-1, item, False, None)
+        return self._put(-1, item, False)
 
-    def put_at(self, seq: int, item: Any, last: bool = True) -> bool:
-        """Append in the order of sequence numbers; blocks while there is no room for this one."""
-        return self._put(seq, item, last, None)
+    def put_at(self, seq: int, item: Any, last: bool = True, stamp: Stamp | None = None) -> bool:
+        """Append in the order of sequence numbers; blocks while there is no room for this one.
 
-    def put_stamped(self, seq: int, item: Any, stamp: Callable[[Any], None]) -> bool:
-        """Append to a number that stays open; ``stamp(item)`` runs at the very moment, under the lock."""
-        return self._put(seq, item, False, stamp)
+        Args:
+            last: whether the number is closed with it.
+            stamp: called with the item at the very moment it is appended, under the lock, maybe in another thread.
+        """
+        return self._put(seq, item, last, stamp)
 
-    def offer(self, seq: int, item: Any, stamp: Callable[[Any], None] | None = None) -> bool:
+    def offer(self, seq: int, item: Any, stamp: Stamp | None = None) -> bool:
         """As a put that never blocks, and closes nothing; False if there is no room now. Refused items end here."""
         with self._lock:
-            if self._cancelled or not self._admits(seq, item):
+            if self._cancelled or not self._contents.admits(seq, item):
                 return False
             self._enter(seq, item, False, stamp)
             return True
 
     def close_seq(self, seq: int) -> None:
         """No more items for this number. Never blocks."""
-        assert self._reorder is not None
         with self._lock:
-            self._release(self._reorder.close(seq))
+            self._arrived(self._contents.close(seq))
+            self._let_in()
 
     def wait_turn(self, seq: int) -> None:
         """Blocks until every lower number is closed."""
-        reorder = self._reorder
-        assert reorder is not None
-        while True:
-            with self._lock:
-                if self._cancelled:
-                    raise Cancelled
-                if reorder.next >= seq:
-                    return
-                waiter = self._queue_putter(seq, None)
-            self._wait(waiter, self._putters)
+        self._put(seq, None, False)
 
     def at_head(self, seq: int) -> bool:
         """Whether every lower number is closed. Without the lock: once true it stays so."""
-        assert self._reorder is not None
-        return self._reorder.next >= seq
+        return self._contents.is_next(seq)
 
-    def _admits(self, seq: int, item: Any) -> bool:
-        after = self._held + (len(item.lineages) if item.__class__ is Bundle else 1)
-        nbytes = self._nbytes + item.nbytes
-        room = self._capacity if nbytes <= LIGHT_BYTES else self._heavy_capacity
-        fits = self._max_bytes is None or nbytes <= self._max_bytes
-        if self._reorder is not None and seq > self._reorder.next:
-            return after <= room - self._bundle_rows and fits
-        return (after <= room and fits) or (not self._ready and after <= self._capacity)
+    def _put(self, seq: int, item: Any, last: bool, stamp: Stamp | None = None) -> bool:
+        with self._lock:
+            if self._cancelled:
+                raise Cancelled
+            if self._may_enter(seq, item):
+                entered = self._enter(seq, item, last, stamp)
+                if self._putters:
+                    self._let_in()
+                return entered
+            waiter = _Putter(seq, item, last, stamp)
+            self._putters.append(waiter)
+            self._changed()
+        self._wait(waiter, self._putters)
+        if waiter.entered is None:
+            raise Cancelled
+        return waiter.entered
 
-    def _put(self, seq: int, item: Any, last: bool, stamp: Callable[[Any], None] | None) -> bool:
-        while True:
-            with self._lock:
-                if self._cancelled:
-                    raise Cancelled
-                if self._admits(seq, item) or (
-                    self._unwanted.active and self._unwanted.left_of(item) is None
-                ):
-                    return self._enter(seq, item, last, stamp)
-                waiter = self._queue_putter(seq, item)
-            self._wait(waiter, self._putters)
+    def _may_enter(self, seq: int, item: Any) -> bool:
+        if item is None:
+            return self._contents.is_next(seq)
+        return self._contents.admits(seq, item) or (
+            self._unwanted.active and self._unwanted.left_of(item) is None
+        )
 
-    def _enter(self, seq: int, item: Any, last: bool, stamp: Callable[[Any], None] | None) -> bool:
+    def _enter(self, seq: int, item: Any, last: bool, stamp: Stamp | None) -> bool:
+        if item is None:
+            return True
         left = self._unwanted.left_of(item) if self._unwanted.active else item
         if stamp is not None:
             stamp(item if left is None else left)
-        if left is None:
-            if last and self._reorder is not None:
-                self._release(self._reorder.close(seq))
-            return False
-        self._nbytes += left.nbytes
-        self._held += len(left.lineages) if left.__class__ is Bundle else 1
-        if self._reorder is None:
-            self._append(left)
-        else:
-            self._release(self._reorder.add(seq, left, last))
-        return True
+        if left is not None:
+            self._arrived(self._contents.enter(seq, left, last))
+        elif last:
+            self._arrived(self._contents.close(seq))
+        return left is not None
 
-    def _release(self, items: list[Any]) -> None:
-        """Items have come to the head of the line, or the head has moved on."""
+    def _arrived(self, items: Iterable[Any]) -> None:
+        """Items have come to the head of the line."""
         for item in items:
-            self._append(item)
-        if self._putters:
-            self._wake_putter()
-            self._changed()
-
-    def _append(self, item: Any) -> None:
-        if self._unwanted.active and item.__class__ is EndOfEpoch:
-            # Only now: under another number an item of the epoch may still have been on its way.
-            self._unwanted.ended(item.epoch)
-        self._ready.append(item)
-        if self._getters:
-            self._wake_getter()
+            if self._unwanted.active and item.__class__ is EndOfEpoch:
+                # Only now: under another number an item of the epoch may still have been on its way.
+                self._unwanted.ended(item.epoch)
+            if self._getters:
+                self._wake_getter()
         if self._watchers:
             self._notify_watchers()
+
+    def _let_in(self) -> None:
+        """There is more room, another number is next, or less is wanted: whoever may enter now does."""
+        while self._putters and (first := self._first_to_enter()) is not None:
+            self._putters.remove(first)
+            first.entered = self._enter(first.seq, first.item, first.last, first.stamp)
+            first.wake(self.activity)
+            self._changed()
+
+    def _first_to_enter(self) -> _Putter | None:
+        for waiter in sorted(self._putters, key=_seq):
+            if self._may_enter(waiter.seq, waiter.item):
+                return waiter
+            if waiter.item is not None:
+                return None  # nothing overtakes it
+        return None
 
     # -- getting -------------------------------------------------------------------------------
 
@@ -253,24 +280,27 @@ class Channel:
                     raise Cancelled
                 if elsewhere is not None and elsewhere():
                     return -1, None
-                ticket = self._tickets
-                may = self.may_take
-                if self._ready and (may is None or may(ticket)):
-                    item = self._pop(rows)
+                ticket, ready, may = self._tickets, self._contents.ready, self.may_take
+                if ready and (may is None or may(ticket)):
+                    item = self._contents.pop(rows, self.share)
+                    self._gets += item.count if item.__class__ is Bundle else 1
                     self._tickets += 1
                     if self.on_take is not None:
                         self.on_take(ticket, item)
                     if self._putters:
-                        self._wake_putter()
-                    if self._ready and self._getters:
+                        self._let_in()
+                    if self._getters and ready:
                         self._wake_getter()  # it may have waited for the window, or for the rest of a bundle
                     if self._watchers:
                         self._notify_watchers()
                     return ticket, item
-                if not self._ready and self.pump is not None and self.pump.try_enter():
+                if not ready and self.pump is not None and self.pump.try_enter():
                     pump = self.pump
                 else:
-                    waiter = self._queue_getter(needed)
+                    waiter = _Getter(needed)
+                    self._getters.append(waiter)
+                    self._set_demand()
+                    self._changed()
             if pump is not None:
                 try:
                     pump.step()
@@ -281,44 +311,14 @@ class Channel:
                 self.starved(needed)
             self._wait(waiter, self._getters)
 
-    def _pop(self, rows: int | None) -> Any:
-        item = self._ready[0]
-        if item.__class__ is not Bundle:
-            self._held -= 1
-            self._gets += 1
-            self._nbytes -= item.nbytes
-            return self._ready.popleft()
-        offset, count = self._offset, len(item.lineages)
-        left = count - offset
-        taken = left if rows is None or rows >= left else rows
-        if taken == left:
-            self._ready.popleft()
-            self._offset = 0
-            if offset:
-                item = item.share(offset, count)
-        else:
-            self._offset = offset + taken
-            if item.buffers:
-                self.share(item.buffers)
-            item = item.share(offset, offset + taken)
-        self._held -= taken
-        self._gets += taken
-        self._nbytes -= item.nbytes
-        return item
-
     def peek(self) -> None:
         """Blocks until there is an item, and leaves it."""
-        self.take(elsewhere=lambda: bool(self._ready))
+        self.take(elsewhere=lambda: bool(self._contents.ready))
 
     def ahead(self) -> tuple[int, Any]:
         """How many chunks can be got at once, and the token behind them, if one is there."""
         with self._lock:
-            chunks = -self._offset
-            for item in self._ready:
-                if not isinstance(item, Chunk):
-                    return chunks, item
-                chunks += len(item.lineages) if item.__class__ is Bundle else 1
-            return chunks, None
+            return self._contents.ahead()
 
     def nudge(self) -> None:
         """Let one waiting getter look again."""
@@ -336,28 +336,6 @@ class Channel:
 
     # -- waiting -------------------------------------------------------------------------------
 
-    def _queue_putter(self, seq: int, item: Any) -> Waiter:
-        waiter = Waiter(perf_counter_ns(), seq, item)
-        self._putters.append(waiter)
-        self._changed()
-        return waiter
-
-    def _queue_getter(self, needed: int) -> Waiter:
-        waiter = Waiter(perf_counter_ns(), needed=needed)
-        self._getters.append(waiter)
-        self._set_demand()
-        self._changed()
-        return waiter
-
-    def _wake_putter(self) -> None:
-        """Wake the waiting putter whose number comes first: it is the one that can be admitted."""
-        first = self._putters[0] if self._reorder is None else self._first_putter()
-        self._putters.remove(first)
-        first.wake(self.activity)
-
-    def _first_putter(self) -> Waiter:
-        return min(self._putters, key=lambda waiter: waiter.seq)
-
     def _wake_getter(self) -> None:
         self._getters.popleft().wake(self.activity)
         self._set_demand()
@@ -367,18 +345,19 @@ class Channel:
         waits = len(getters) >= self.readers
         self.demand = min([waiter.needed for waiter in getters]) if waits else NOBODY
 
-    def _wait(self, waiter: Waiter, queue: deque[Waiter]) -> None:
+    def _wait(self, waiter: Any, queue: deque[Any]) -> None:
         try:
             waiter.wait(self.activity)
         except BaseException:
-            # Interrupted (Ctrl-C). If the wake came already it belongs to somebody else now.
+            # Interrupted (Ctrl-C). A getter whose wake came already passes it on.
             with self._lock:
                 if waiter in queue:
                     queue.remove(waiter)
-                    self._set_demand()
                     self.activity.resume()
-                elif queue:
-                    (self._wake_putter if queue is self._putters else self._wake_getter)()
+                elif queue and queue is self._getters:
+                    self._wake_getter()
+                self._set_demand()
+                self._let_in()
                 self._changed()
             raise
         waited = perf_counter_ns() - waiter.since_ns
@@ -398,10 +377,7 @@ class Channel:
         """Everybody who waits here, now or later, gets ``Cancelled``; held items are dropped."""
         with self._lock:
             self._cancelled = True
-            self._ready.clear()
-            if self._reorder is not None:
-                self._reorder = ReorderBuffer()
-            self._nbytes = self._held = self._offset = 0
+            self._contents.clear()
             for waiter in (*self._putters, *self._getters):
                 waiter.wake(self.activity)
             self._putters.clear()
@@ -413,21 +389,8 @@ class Channel:
         """Nobody wants chunks of ``epoch`` (or earlier) any more; returns those it held."""
         with self._lock:
             self._unwanted.discard(epoch)
-            dropped: list[Chunk] = []
-            kept: deque[Any] = deque()
-            for item in self._ready:
-                (dropped if isinstance(item, Chunk) and item.epoch <= epoch else kept).append(item)
-            if dropped:
-                first = self._ready[0]
-                if self._offset and first is dropped[0] and isinstance(first, Bundle):
-                    dropped[0] = first.share(self._offset, len(first.lineages))
-                    self._offset = 0
-                self._ready = kept
-                self._nbytes -= sum(item.nbytes for item in dropped)
-                self._held -= sum(len(item.lineages) if item.__class__ is Bundle else 1 for item in dropped)
-            for waiter in self._putters:
-                waiter.wake(self.activity)
-            self._putters.clear()
+            dropped = self._contents.take_out(epoch)
+            self._let_in()
             self._changed()
             return dropped
 
@@ -446,40 +409,33 @@ class Channel:
         with self._lock:
             return self._blocked() is not None
 
-    def _blocked(self) -> Waiter | None:
-        if not self._putters:
+    def _blocked(self) -> _Putter | None:
+        first = min(self._putters, key=_seq, default=None)
+        if first is None or first.item is None or not self._contents.is_next(first.seq):
             return None
-        first = self._first_putter()
-        at_head = self._reorder is None or first.seq <= self._reorder.next
-        return first if first.item is not None and at_head else None
+        return first
 
     def grow(self) -> int:
         """Parks' rule: room for the one item that must come next. Returns the new capacity."""
         with self._lock:
             waiter = self._blocked()
-            if waiter is None:
-                return self._capacity
-            assert waiter.item is not None
-            rows = len(waiter.item.lineages) if waiter.item.__class__ is Bundle else 1
-            self._capacity = max(self._capacity, self._held + max(rows, self._bundle_rows))
-            self._heavy_capacity = max(self._heavy_capacity, self._capacity)
-            if self._max_bytes is not None:
-                self._max_bytes = max(self._max_bytes, self._nbytes + waiter.item.nbytes)
-            self._grown += 1
-            self._putters.remove(waiter)
-            waiter.wake(self.activity)
-            self._changed()
-            return self._capacity
+            if waiter is not None:
+                self._contents.grow(waiter.item)
+                self._grown += 1
+                self._let_in()
+                self._changed()
+            return self._contents.capacity
 
     # -- looking -------------------------------------------------------------------------------
 
     def _stats(self, now_ns: int | None = None) -> ChannelStats:
         now = perf_counter_ns() if now_ns is None else now_ns
+        contents = self._contents
         return ChannelStats(
-            capacity=self._capacity,
-            depth=self._held,
-            nbytes=self._nbytes,
-            puts=self._gets + self._held,
+            capacity=contents.capacity,
+            depth=contents.held,
+            nbytes=contents.nbytes,
+            puts=self._gets + contents.held,
             gets=self._gets,
             put_wait_ns=self._put_wait_ns + sum(max(0, now - waiter.since_ns) for waiter in self._putters),
             get_wait_ns=self._get_wait_ns + sum(max(0, now - waiter.since_ns) for waiter in self._getters),

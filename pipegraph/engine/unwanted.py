@@ -60,7 +60,7 @@ class Unwanted:
             for index, row in enumerate(bundle.lineages)
             if not self._saw(Chunk(None, (row,), bundle.epoch, *bundle.place(index)))
         ]
-        if len(kept) == len(bundle.lineages):
+        if len(kept) == bundle.count:
             return bundle
         if not kept:
             return None

@@ -91,10 +91,11 @@ class Pass:
                     item = self._next(progress)
                     if item.__class__ is Bundle:
                         rows = self._rows = item
-                        progress.waits.note_none(len(item.lineages) - 1)
+                        last = item.count - 1
+                        progress.waits.note_none(last)
                         self._row = 0
-                        if self._plain and len(item.lineages) > 1:
-                            self._row = len(item.lineages) - 1
+                        if self._plain and last:
+                            self._row = last
                             self._hand = progress.take(self._place, item.data[: self._row], item.afters())
                             self._quick = self._hand.left
                             return next(self._quick)
@@ -144,7 +145,7 @@ class Pass:
             raise Cancelled
         index = self._row
         data = rows.data[index]
-        last = index + 1 == len(rows.lineages)
+        last = index + 1 == rows.count
         if last and rows.buffers:
             self._release(rows.buffers)
         made = data
@@ -170,7 +171,7 @@ class Pass:
         """As the terminal's ``ahead``, with the rows in hand."""
         chunks, token = self._run.terminal.ahead()
         rows = self._rows
-        return chunks + (0 if rows is None else len(rows.lineages) - self._row), token
+        return chunks + (0 if rows is None else rows.count - self._row), token
 
     def end(self, why: str) -> None:
         """The pass is over: it gives nothing more, also of what it has in hand."""

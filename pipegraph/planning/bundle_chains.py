@@ -10,7 +10,7 @@ from pipegraph.planning.plan import StagePlan, lineage_above
 from pipegraph.stage_spec import Edge
 
 ROWS_PER_WORKER = 1024
-"""Default capacity of a queue of rows that will be a batch, if they are light (``channel.LIGHT_BYTES``)."""
+"""Default capacity of a queue of rows that will be a batch, if they are light (``contents.LIGHT_BYTES``)."""
 
 
 def bundle_rows(planned: dict[str, StagePlan], output: Edge) -> None:

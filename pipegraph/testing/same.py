@@ -133,7 +133,12 @@ def _watched_source(source: Any, stage: str, shared: _Shared, fans_out: bool) ->
             shared.add(data)
             yield position, data
 
-    return _disguised(source, {"read": read} if source.random_access else {"iterate": iterate})
+    def items(self: Any, *place: int) -> None:
+        """None: ``iterate`` is asked for them."""
+
+    return _disguised(
+        source, {"read": read} if source.random_access else {"iterate": iterate, "items": items}
+    )
 
 
 def _watched_operator(operator: Operator, stage: str, shared: _Shared, fans_out: bool) -> Any:

@@ -10,7 +10,8 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.bundle import UNNAMED, Bundle, joined
 from pipegraph.chunk import Chunk, Lineages
-from pipegraph.engine.channel import LIGHT_BYTES, Channel
+from pipegraph.engine.channel import Channel
+from pipegraph.engine.contents import LIGHT_BYTES
 from pipegraph.engine.stage import bundle_size as pacing
 from pipegraph.engine.stage.bundle_size import Pace
 from pipegraph.operators.collate import collate

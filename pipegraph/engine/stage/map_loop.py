@@ -137,7 +137,7 @@ class _Mapping(Unit):
         self.begin(ticket, bundle.buffers)
         self.bundle, self._drops, self._keys = bundle, False, {}
         self.start_with(bundle)
-        made, count, spent, meter = self.made, len(bundle.lineages), 0, self.worker.meter
+        made, count, spent, meter = self.made, bundle.count, 0, self.worker.meter
         while len(made) < count:
             stop = len(made) + self.reserve(count - len(made))
             away, start = self.away_ns, perf_counter_ns()
@@ -170,7 +170,7 @@ class _Mapping(Unit):
 
     def extend(self, made: list[Any], stop: int) -> None:
         """Append what is made of the samples up to ``stop``, until one fails."""
-        given = self._given if stop == len(self._given.lineages) else self._given.part(0, stop)
+        given = self._given if stop == self._given.count else self._given.part(0, stop)
         if self._here:
             given.data = self.watched(given.data)
         self.operator.work_into(made, given, len(made))
@@ -247,7 +247,7 @@ class _Reading(_Mapping):
             return
         if self._indices is None:
             self._indices = source.indices_of(bundle.data, bundle.epoch)
-        indices = self._indices if stop == len(bundle.lineages) else self._indices[:stop]
+        indices = self._indices if stop == bundle.count else self._indices[:stop]
         source.read_into(made, self.watched(indices) if self._here else indices, len(made))
 
     def named(self, data: list[Any], names: list[Any] | None) -> list[Any] | None:

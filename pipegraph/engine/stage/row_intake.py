@@ -11,7 +11,7 @@ from pipegraph.tree import buffers
 
 def rows_of(bundle: Bundle, account: Account) -> list[Chunk]:
     """The samples of a bundle by themselves, each counted with its own buffers."""
-    ones = [bundle.one(index) for index in range(len(bundle.lineages))]
+    ones = [bundle.one(index) for index in range(bundle.count)]
     if bundle.buffers:
         for one in ones:
             one.buffers = buffers(one.data)

@@ -16,6 +16,7 @@ from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Mark
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import NOBODY, Channel
+from pipegraph.engine.contents import samples_in
 from pipegraph.engine.stage.watermark import Watermark
 from pipegraph.tree import copy_containers
 
@@ -180,7 +181,7 @@ class AsFinished(Sender):
                 for mark in marks:
                     mark.start(ticket, item.before, item.after)
                 self._open[ticket] = item.epoch, self._taken
-                self._taken += len(item.lineages) if item.__class__ is Bundle else 1
+                self._taken += samples_in(item)
 
     def may_take(self, ticket: int) -> bool:
         """Whether the next item lies within the reorder window."""
@@ -220,7 +221,7 @@ class AsFinished(Sender):
 
     def _put(self, index: int, ticket: int, item: Any, last: bool) -> bool:
         stamp = self._stamp(index, ticket, item.epoch, last)
-        return self.channels[index].put_stamped(self._seq(item), item, stamp)
+        return self.channels[index].put_at(self._seq(item), item, False, stamp)
 
     def _stamp(self, index: int, ticket: int, epoch: int, last: bool) -> Callable[[Any], None]:
         """Sets an item's cursors to the watermark of the moment at which it is put, under the channel's lock."""

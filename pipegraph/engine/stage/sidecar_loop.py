@@ -10,9 +10,9 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.contents import samples_in
 from pipegraph.engine.process.contract import Died
 from pipegraph.engine.process.sidecar import Sidecar, blame
 from pipegraph.engine.stage.stage_run import StageRun, Worker
@@ -42,7 +42,7 @@ def sidecar_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
                 raise Cancelled
             for item in items:
                 if isinstance(item, Chunk):
-                    worker.meter.items += len(item.lineages) if item.__class__ is Bundle else 1
+                    worker.meter.items += samples_in(item)
                     settle(stage, worker, 0, (), item)
                     sender.send(0, item)
                     continue

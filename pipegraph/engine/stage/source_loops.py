@@ -29,19 +29,24 @@ SNAPSHOT_EVERY = 64
 
 
 class _Items(Unit):
-    """Consecutive items of a source, as ``(position, item)``."""
+    """Consecutive items of a source, as ``(position, item)`` unless their positions are those ``of_steps``."""
 
     epoch = 0
     step = 0
+    of_steps = False
 
     def part(self, start: int, stop: int) -> Chunk | None:
-        pairs, name, step = self.made[start:stop], self.stage.name, self.step + start
+        items, name, step = self.made[start:stop], self.stage.name, self.step + start
+        if self.of_steps:
+            run, steps = self.stage.run, range(step, step + len(items))
+            positions = self.worker.operator.positions_of(steps, self.epoch, run.rank, run.world_size)
+        else:
+            found, items = map(list, zip(*items, strict=True))
+            positions = list(map(as_int, found))  # NumPy's numbers are no JSON
         if self.rows > 1:
-            positions, items = zip(*pairs, strict=True)
-            lineages = Lineages(name, list(map(as_int, positions)))  # NumPy's numbers are no JSON
-            return Bundle(list(items), lineages, self.epoch, step, named(list(items), None))
-        position, item = pairs[0]
-        chunk = Chunk(item, ((name, as_int(position)),), self.epoch, step, step + 1)
+            return Bundle(items, Lineages(name, positions), self.epoch, step, named(items, None))
+        item = items[0]
+        chunk = Chunk(item, ((name, positions[0]),), self.epoch, step, step + 1)
         if item.__class__ is dict and "key" in item:
             chunk.keys = (item["key"],)
         return chunk
@@ -55,10 +60,11 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     next_stage = sender.channels[0]  # with several consumers rows leave one by one
     epoch, step = run.first_epoch, stage.restart.step
     began = step
+    place = (run.rank, run.world_size)
     snapshots: bool | None = None  # whether the iterator gives any: not known before it was begun
     while True:
         run.horizon.wait_for(epoch)
-        items: Iterator[tuple[int, Any]] | None = None
+        items: Iterator[Any] | None = None
         failure: Failure | None = None
         ended = False
         while stage.stop_epoch < epoch and not ended and failure is None:
@@ -72,16 +78,20 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
             try:
                 if items is None:
                     stage.snapshots.restore(source, epoch, run.first_epoch)
-                    items = iter(source.iterate(epoch, run.rank, run.world_size, step))
+                    items = None if stage.plan.remote else source.items(epoch, *place, step)
+                    unit.of_steps = items is not None
+                    if items is None:
+                        items = iter(source.iterate(epoch, *place, step))
                     if not stage.plan.operator.own_numbers:
                         items = Draws(run.seed, stage.name).each(items, epoch, (stage.name,), step)
-                if rows > 1:
-                    for pair in islice(items, rows):
-                        add(pair)
+                    never_waits = unit.of_steps and source.never_waits
+                if rows > 1 and not never_waits:
+                    for item in islice(items, rows):
+                        add(item)
                         if next_stage.demand <= len(made) and unit.due():
                             unit.send()
                 else:
-                    made.extend(islice(items, 1))
+                    made.extend(islice(items, rows))
                 ended = len(made) < rows
                 if snapshots is None:
                     snapshots = source.snapshot() is not None

@@ -3,12 +3,14 @@
 Rows that are done are handed over together once the bundle is done. But nobody may wait for a finished row:
 the next stage may be idle, the function in work may be slow, or wait for something that only the consumer will do. So
 
-* between two rows the worker looks whether all workers of the next stage wait, and need no more rows than are finished
-  (``demand``, one comparison), and then sends them;
-* a thread that begins to wait sends what it finds finished itself (:meth:`Unit.offer_finished`): the worker may be
-  inside a function for long.
+* before it begins with rows the worker looks whether all workers of the next stage wait (``demand``); it sends them
+  what is finished, or wakes one, so that it looks for itself;
+* a thread that begins to wait sends what it finds finished itself (:meth:`Unit.offer_finished`), for the worker may be
+  inside a function for long; where that is not enough it ends the worker's iteration at the next row, and the worker
+  looks again: it sends what is enough, or else goes no further than to the row with which it is.
 
-Each looks after it has made its own change known, so one of them sees the other's.
+Each looks after it has made its own change known (the demand; the iterator), so one of them sees the other's. Between
+rows the worker does nothing of its own: it runs through a plain list iterator.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ class Unit:
         self._left: list[Chunk] = []  # made by another thread, which found no room for it
         self._lock = threading.Lock()
         self._sending = False
+        self._rest: Any = iter(())  # through which the worker runs
         self._channel = self.sender.channels[0] if len(self.sender.channels) == 1 else None
         if self._channel is not None:
             self.sender.units.append(weakref.ref(self))
@@ -97,10 +100,32 @@ class Unit:
         return fits
 
     def watched(self, items: list[Any]) -> list[Any]:
-        """The same items, between which finished rows are sent where the next stage waits for them."""
+        """The same items, of which row i is made into ``made[i]``; an iteration may end before the last.
+
+        It does where the next stage waits for what is finished; that is sent when the next iteration begins.
+        """
         if self._channel is None or len(items) == 1 or items.__class__ is _Watched:
             return items
         return _Watched(items, self)
+
+    def run_through(self, items: list[Any]) -> Iterator[Any]:
+        """An iterator over the items, up to the one with which the next stage has what it waits for."""
+        channel, made = self._channel, self.made
+        assert channel is not None
+        stop = len(items)
+        if channel.demand < stop and not made:
+            channel.nudge()  # quick rows are all done before it looks
+        while True:
+            self._rest = iter(items if stop >= len(items) else items[:stop])
+            # Only now: whoever begins to wait after this look finds the iterator.
+            wanted = channel.demand - (len(made) - self.sent)
+            if wanted <= 0 and len(made) > self.sent:
+                self.send()
+            elif len(made) + max(1, wanted) >= stop:
+                rest: Iterator[Any] = self._rest
+                return rest
+            else:
+                stop = len(made) + max(1, wanted)
 
     def due(self) -> bool:
         """Whether the next stage waits for what is finished."""
@@ -123,7 +148,7 @@ class Unit:
         self.away_ns += perf_counter_ns() - start
 
     def _send(self, out: Chunk, last: bool) -> None:
-        if not isinstance(out, Bundle) or 1 < self.rows >= len(out.lineages):
+        if not isinstance(out, Bundle) or 1 < self.rows >= out.count:
             self.sender.send(self.ticket, out, last)
             return
         if self.rows == 1:
@@ -131,7 +156,7 @@ class Unit:
             for index, one in enumerate(ones, 1):
                 self.sender.send(self.ticket, one, last and index == len(ones))
             return
-        count = len(out.lineages)
+        count = out.count
         if out.buffers:
             self.stage.run.account.hold(out.buffers, -(-count // self.rows) - 1)
         for start in range(0, count, self.rows):
@@ -148,7 +173,11 @@ class Unit:
                     return
                 del self._left[0]
             finished = len(self.made) - self.sent
-            if 0 < finished <= self.rows and finished >= needed:
+            if finished < needed:
+                self._rest.__setstate__(
+                    sys.maxsize
+                )  # it ends here; in one step, also for the thread inside it
+            elif 0 < finished <= self.rows:
                 out = self._finished(False)
                 if out is not None and (tracer := self.stage.run.tracer).on:
                     tracer.sent(self.stage.name, out)
@@ -160,7 +189,7 @@ class Unit:
         start, stop = self.sent, len(self.made)
         self.sent = stop
         out = self.part(start, stop) if stop > start else None
-        if self.rows == 1 and isinstance(out, Bundle) and len(out.lineages) == 1:
+        if self.rows == 1 and isinstance(out, Bundle) and out.count == 1:
             out = out.one(0)  # on its edge each is a chunk
         if last:
             self.made, self.sent = [], 0
@@ -179,7 +208,7 @@ class Unit:
         if out is None:
             stage.drop(reserved, held)
             return None
-        count = len(out.lineages)
+        count = len(out.lineages) if out.__class__ is not Bundle else out.count
         worker.leaving.items += count
         worker.leaving.samples += count
         settle(stage, worker, reserved, held, out)
@@ -192,7 +221,7 @@ class Unit:
 
 
 class _Watched(list[Any]):
-    """Items between which finished rows may leave. Only iterated, from any place on."""
+    """Items between which finished rows may leave; see :meth:`Unit.watched`."""
 
     def __init__(self, items: list[Any], unit: Unit) -> None:
         super().__init__(items)
@@ -203,13 +232,7 @@ class _Watched(list[Any]):
         return getattr(self._items, name)  # what a source knows of its indices
 
     def __iter__(self) -> Iterator[Any]:
-        unit = self._unit
-        channel, made = unit._channel, unit.made
-        assert channel is not None
-        for item in super().__iter__():
-            if channel.demand <= len(made) and unit.due():
-                unit.send()
-            yield item
+        return self._unit.run_through(self._items)
 
 
 def settle(stage: StageRun, worker: Worker, reserved: int, held: Buffers, out: Chunk) -> None:
@@ -218,14 +241,14 @@ def settle(stage: StageRun, worker: Worker, reserved: int, held: Buffers, out: C
         stage.settle(worker, reserved, held, out)
         return
     assert isinstance(out, Bundle)
-    if stage.pack is not None and stage.pace.packs(len(out.lineages)):
+    if stage.pack is not None and stage.pace.packs(out.count):
         out.pack(stage.pack)
     out.buffers = measured(out)
     if out.buffers:
         out.nbytes = sum([nbytes for _, nbytes in out.buffers])
         worker.leaving.nbytes += out.nbytes
     if out.buffers or reserved or held:
-        stage.run.account.settle(stage.account, reserved, held, out.buffers, len(out.lineages))
+        stage.run.account.settle(stage.account, reserved, held, out.buffers, out.count)
 
 
 def measured(bundle: Bundle) -> Buffers:

@@ -1,0 +1,152 @@
+"""What a channel holds: items in order, within its bounds. Pure; the channel guards it by its lock.
+
+Invariant: ``held`` and ``nbytes`` are the samples and bytes of ``ready`` (less the ``offset`` samples that were taken
+of the first bundle) and of what waits in ``reorder`` for a lower number.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipegraph.bundle import Bundle
+from pipegraph.chunk import Chunk
+from pipegraph.engine.reorder import ReorderBuffer
+
+LIGHT_BYTES = 1 << 20
+"""Beyond ``heavy_capacity`` a channel holds more items only while all are lighter than this together."""
+
+
+def samples_in(item: Any) -> int:
+    """What an item counts for: one, or each sample of a bundle."""
+    return item.count if item.__class__ is Bundle else 1
+
+
+class Contents:
+    """See the module docstring; the arguments are those of ``Channel``.
+
+    Attributes:
+        ready: items at the head of the line, which may be taken.
+        offset: samples of the first of them, a bundle, that have been taken.
+        reorder: what waits for a lower number; None where items have none.
+    """
+
+    __slots__ = (
+        *("bundle_rows", "capacity", "heavy_capacity", "held", "max_bytes", "nbytes", "offset", "ready", "reorder"),
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        capacity: int,
+        max_bytes: int | None,
+        sequenced: bool,
+        bundle_rows: int,
+        heavy_capacity: int | None,
+    ) -> None:
+        self.capacity = capacity
+        self.heavy_capacity = capacity if heavy_capacity is None else heavy_capacity
+        self.max_bytes = max_bytes
+        self.bundle_rows = bundle_rows
+        self.ready: deque[Any] = deque()
+        self.offset = 0
+        self.reorder: ReorderBuffer[Any] | None = ReorderBuffer() if sequenced else None
+        self.held = 0
+        self.nbytes = 0
+
+    def is_next(self, seq: int) -> bool:
+        """Whether nothing of a lower number is still to come."""
+        return self.reorder is None or seq <= self.reorder.next
+
+    def admits(self, seq: int, item: Any) -> bool:
+        """Whether there is room for an item; a later number leaves a bundle's room for the next one."""
+        after = self.held + (item.count if item.__class__ is Bundle else 1)
+        nbytes = self.nbytes + item.nbytes
+        room = self.capacity if nbytes <= LIGHT_BYTES else self.heavy_capacity
+        fits = self.max_bytes is None or nbytes <= self.max_bytes
+        if self.reorder is not None and seq > self.reorder.next:
+            return after <= room - self.bundle_rows and fits
+        return (after <= room and fits) or (not self.ready and after <= self.capacity)
+
+    def enter(self, seq: int, item: Any, last: bool) -> Sequence[Any]:
+        """Add an item; returns what has come to the head of the line."""
+        self.nbytes += item.nbytes
+        self.held += item.count if item.__class__ is Bundle else 1
+        if self.reorder is None:
+            self.ready.append(item)
+            return (item,)
+        released = self.reorder.add(seq, item, last)
+        self.ready += released
+        return released
+
+    def close(self, seq: int) -> Sequence[Any]:
+        """No more items for this number; returns what has come to the head of the line."""
+        if self.reorder is None:
+            return ()
+        released = self.reorder.close(seq)
+        self.ready += released
+        return released
+
+    def pop(self, rows: int | None, share: Callable[[Any], None]) -> Any:
+        """Take the first item, or so many of its samples; ``share`` is called with the buffers of a bundle left."""
+        item = self.ready[0]
+        if item.__class__ is not Bundle:
+            self.held -= 1
+            self.nbytes -= item.nbytes
+            return self.ready.popleft()
+        offset, count = self.offset, item.count
+        left = count - offset
+        taken = left if rows is None or rows >= left else rows
+        if taken == left:
+            self.ready.popleft()
+            self.offset = 0
+            if offset:
+                item = item.share(offset, count)
+        else:
+            self.offset = offset + taken
+            if item.buffers:
+                share(item.buffers)
+            item = item.share(offset, offset + taken)
+        self.held -= taken
+        self.nbytes -= item.nbytes
+        return item
+
+    def ahead(self) -> tuple[int, Any]:
+        """How many chunks can be taken at once, and the token behind them, if one is there."""
+        chunks = -self.offset
+        for item in self.ready:
+            if not isinstance(item, Chunk):
+                return chunks, item
+            chunks += samples_in(item)
+        return chunks, None
+
+    def take_out(self, epoch: int) -> list[Chunk]:
+        """Take out the chunks of ``epoch`` (or earlier) that are ready."""
+        dropped = [item for item in self.ready if isinstance(item, Chunk) and item.epoch <= epoch]
+        if not dropped:
+            return dropped
+        first = self.ready[0]
+        self.ready = deque(
+            item for item in self.ready if not (isinstance(item, Chunk) and item.epoch <= epoch)
+        )
+        if self.offset and first is dropped[0]:
+            assert isinstance(first, Bundle)
+            dropped[0] = first.share(self.offset, first.count)
+            self.offset = 0
+        self.nbytes -= sum(item.nbytes for item in dropped)
+        self.held -= sum(map(samples_in, dropped))
+        return dropped
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self.ready.clear()
+        if self.reorder is not None:
+            self.reorder = ReorderBuffer()
+        self.nbytes = self.held = self.offset = 0
+
+    def grow(self, item: Any) -> None:
+        """Room for one more item, whatever it takes."""
+        self.capacity = max(self.capacity, self.held + max(samples_in(item), self.bundle_rows))
+        self.heavy_capacity = max(self.heavy_capacity, self.capacity)
+        if self.max_bytes is not None:
+            self.max_bytes = max(self.max_bytes, self.nbytes + item.nbytes)
