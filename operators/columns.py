@@ -17,6 +17,9 @@ import torch
 from pipegraph.operators.collate import ARRAYS, SCALARS, collate, stacked_at_once
 from pipegraph.tree import buffers
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Torch copies these several times faster as their signed twins."""
+
 _STACKED = ARRAYS | {torch.Tensor, *SCALARS}
 
 
@@ -131,7 +134,9 @@ def _end_to_end(parts: Sequence[Columns]) -> Any:
         return [item for part in parts for item in part.data]
     if any(part.data.dtype != first.dtype or part.data.shape[1:] != first.shape[1:] for part in parts):
         raise _NotAlikeError
-    if len(parts) > 1:
-        return torch.cat([part.data for part in parts])
     # A part of a larger array would keep the rest of it for as long as the batch lives.
-    return first if first.nbytes == first.untyped_storage().nbytes() else first.clone()
+    if len(parts) == 1 and first.nbytes == first.untyped_storage().nbytes():
+        return first
+    dtype = first.dtype
+    signed = _SIGNED.get(dtype, dtype)
+    return torch.cat([part.data.view(signed) for part in parts]).view(dtype)

@@ -11,8 +11,10 @@ from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from pipegraph.errors import GraphError, MissingExtraError
+from pipegraph.operators.columns import Columns
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import Order, StridedOrder
 from pipegraph.storage.formats.arrowvalues import converter
@@ -189,6 +191,7 @@ class FromTokens(OrderedSource):
 
     default_name = "fromtokens"
     bundles = True
+    never_waits = True
 
     def __init__(
         self,
@@ -249,6 +252,15 @@ class FromTokens(OrderedSource):
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
         tokens, window, stride = self._tokens, self.window, self.stride
         found += [{"tokens": np.array(tokens[i * stride : i * stride + window])} for i in indices[start:]]
+
+    def gather(self, indices: Sequence[Any]) -> Columns:
+        tokens = self._tokens.view(np.ndarray)
+        step = tokens.strides[0]
+        shape, strides = (self.layout(), self.window), (self.stride * step, step)
+        windows = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
+        return Columns(
+            dict, {"tokens": Columns(np.ndarray, torch.from_numpy(windows[np.asarray(indices, np.int64)]))}
+        )
 
 
 class _Mapped:

@@ -87,9 +87,13 @@ class Bundle(Chunk):
         packed = pack(self.data)
         if packed is not None:
             self.names = named(self.data, self.names)
-            if isinstance(self.data[0], Mapping):
-                self.names = _keys(self)  # as ``Chunk.group`` would fix them
-            self.packed, self.data = packed, ()
+            self.take_packed(packed)
+
+    def take_packed(self, packed: Any) -> None:
+        """These are the samples, put together."""
+        if packed.kind is dict or (self.data and isinstance(self.data[0], Mapping)):
+            self.names = _keys(self)  # as ``Chunk.group`` would fix them
+        self.packed, self.data = packed, ()
 
     def items(self) -> list[Any]:
         """The samples."""

@@ -213,6 +213,13 @@ class Source(Component):
         """
         raise NotImplementedError(f"{type(self).__name__} is not read in bundles")
 
+    def gather(self, indices: Sequence[Any]) -> Any:
+        """The items of some indices put together as the ``Batch`` behind would (see ``Regroup.packing``), in one go.
+
+        None where that cannot be done; then, and where it fails, they are read one by one.
+        """
+        return None
+
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
         """The global positions of some steps: by default dealt out in turn, r, r+W, r+2W ..."""
         return [step * world_size + rank for step in steps]

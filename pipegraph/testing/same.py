@@ -133,12 +133,16 @@ def _watched_source(source: Any, stage: str, shared: _Shared, fans_out: bool) ->
             shared.add(data)
             yield position, data
 
-    def items(self: Any, *place: int) -> None:
-        """None: ``iterate`` is asked for them."""
+    def items(self: Any, *place: int) -> Iterator[Any] | None:
+        found = kind.items(self, *place)
+        return None if found is None else map(seen, found)
 
-    return _disguised(
-        source, {"read": read} if source.random_access else {"iterate": iterate, "items": items}
-    )
+    def seen(data: Any) -> Any:
+        shared.add(data)
+        return data
+
+    methods = {"read": read} if source.random_access else {"iterate": iterate, "items": items}
+    return _disguised(source, methods)
 
 
 def _watched_operator(operator: Operator, stage: str, shared: _Shared, fans_out: bool) -> Any:

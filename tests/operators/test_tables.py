@@ -162,3 +162,34 @@ def test_windows_of_tokens(tmp_path: Path, kind: str) -> None:
 def test_what_holds_no_tokens_is_refused(tokens: Any, options: Any, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         ops.FromTokens(tokens, **options)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("size", [5, 16])
+def test_windows_gathered_for_a_batch_are_those_read_one_by_one(workers, size, monkeypatch):
+    tokens = np.arange(20_011, dtype=np.uint16)
+    gathered = []
+    gather = ops.FromTokens.gather
+
+    def batches(alone: bool) -> list[Any]:
+        def counted(self: Any, indices: Any) -> Any:
+            if alone:
+                raise RuntimeError("one by one")
+            gathered.append(len(indices))
+            return gather(self, indices)
+
+        monkeypatch.setattr(ops.FromTokens, "gather", counted)
+        graph = pg.Graph("tokens", seed=3)
+        source = graph.add(ops.FromTokens(tokens, 33, stride=32, shuffle=True), workers=workers)
+        source.then(ops.Batch(size))
+        with graph.loader(epochs=2) as loader:
+            return [chunk for _ in range(2) for chunk in loader.chunks()]
+
+    together, alone = batches(False), batches(True)
+    assert max(gathered) > 1
+    assert [chunk.keys for chunk in together] == [chunk.keys for chunk in alone]
+    assert [chunk.lineages for chunk in together] == [chunk.lineages for chunk in alone]
+    for one, other in zip(together, alone, strict=True):
+        assert one.data["tokens"].dtype == other.data["tokens"].dtype == torch.uint16
+        assert torch.equal(one.data["tokens"], other.data["tokens"])
+        assert one.data["tokens"].untyped_storage().nbytes() == one.data["tokens"].nbytes

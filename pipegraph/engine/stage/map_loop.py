@@ -7,8 +7,9 @@ one call; what becomes of each, also of one that fails, takes its place. For all
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from time import perf_counter_ns
 from typing import Any
 
@@ -234,6 +235,7 @@ class _Reading(_Mapping):
 
     def start_with(self, bundle: Bundle) -> None:
         self._indices: Any = None
+        self._gathered: Any = None
         self._bundles = self.stage.plan.operator.bundles or self.stage.plan.remote
         self._draws = Draws(self.stage.run.seed, self.stage.name)
 
@@ -247,8 +249,27 @@ class _Reading(_Mapping):
             return
         if self._indices is None:
             self._indices = source.indices_of(bundle.data, bundle.epoch)
+        if not made and stop == bundle.count and self._gathers(stop):
+            made += repeat(None, stop)
+            return
         indices = self._indices if stop == bundle.count else self._indices[:stop]
         source.read_into(made, self.watched(indices) if self._here else indices, len(made))
+
+    def _gathers(self, rows: int) -> bool:
+        """Whether the source has put all rows together, for the ``Batch`` behind."""
+        stage = self.stage
+        if stage.pack is None or not self._here or not stage.pace.packs(rows):
+            return False
+        with suppress(Exception):
+            self._gathered = self.operator.gather(self._indices)
+        return self._gathered is not None
+
+    def part(self, start: int, stop: int) -> Chunk | None:
+        out = super().part(start, stop)
+        if self._gathered is not None:
+            assert isinstance(out, Bundle)
+            out.take_packed(self._gathered.part(start, stop))
+        return out
 
     def named(self, data: list[Any], names: list[Any] | None) -> list[Any] | None:
         return named(data, names)

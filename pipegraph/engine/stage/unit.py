@@ -241,7 +241,7 @@ def settle(stage: StageRun, worker: Worker, reserved: int, held: Buffers, out: C
         stage.settle(worker, reserved, held, out)
         return
     assert isinstance(out, Bundle)
-    if stage.pack is not None and stage.pace.packs(out.count):
+    if stage.pack is not None and out.packed is None and stage.pace.packs(out.count):
         out.pack(stage.pack)
     out.buffers = measured(out)
     if out.buffers:
