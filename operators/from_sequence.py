@@ -180,7 +180,7 @@ class FromSequence(OrderedSource):
             if seed_others:
                 draws.seed_others(row)
             item = dataset[index]
-            add(own(item))
+            add(item if item.__class__ in SHARED else copy_containers(item))
         draws.over()
 
     def has_length(self) -> bool:
