@@ -1,6 +1,8 @@
 """Rows handed over in bundles: where, how many, and that nothing else changes. test_fuzz.py compares whole graphs."""
 
 import threading
+from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +12,11 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.bundle import UNNAMED, Bundle, joined
 from pipegraph.chunk import Chunk, Lineages
-from pipegraph.engine.channel import Channel
+from pipegraph.engine.channel import NOBODY, Channel
 from pipegraph.engine.contents import LIGHT_BYTES
 from pipegraph.engine.stage import bundle_size as pacing
 from pipegraph.engine.stage.bundle_size import Pace
+from pipegraph.engine.stage.unit import Unit
 from pipegraph.operators.collate import collate
 from pipegraph.operators.columns import batch_of, pack
 
@@ -486,6 +489,40 @@ def test_a_function_that_waits_for_the_consumer_of_rows_of_its_own_bundle_goes_o
                 had.set()
     assert sorted(found) == list(range(80))
     assert kind == "unordered" or found == list(range(80))
+
+
+def test_whoever_waits_for_more_than_is_finished_makes_the_worker_look_again():
+    channel = SimpleNamespace(demand=NOBODY, nudged=0)
+    channel.nudge = lambda: setattr(channel, "nudged", channel.nudged + 1)
+    sent = []
+
+    class Work(Unit):
+        def send(self, last=False):
+            self.sent = len(self.made)
+            sent.append(self.sent)
+            channel.demand = NOBODY
+
+    sender = SimpleNamespace(channels=[channel], units=[])
+    stage = SimpleNamespace(sender=sender, pace=None, plan=SimpleNamespace(bundle_rows=10))
+    unit = Work(stage, None)
+    unit.begin(0)
+    rows = unit.watched(list(range(10)))
+    for row in islice(rows, len(unit.made), None):
+        if row == 3:  # three are finished, and the next stage begins to wait for five
+            channel.demand = 5
+            unit.offer_finished(5)
+        unit.made.append(row)
+    assert unit.made == [0, 1, 2, 3]
+    unit.made.extend(islice(rows, len(unit.made), None))
+    assert unit.made == [0, 1, 2, 3, 4]  # no further than to the fifth
+    assert sent == []
+    unit.made.extend(islice(rows, len(unit.made), None))
+    assert unit.made == list(range(10))
+    assert sent == [5]
+    unit.begin(1)
+    channel.demand = 1
+    unit.made.extend(rows)
+    assert channel.nudged == 1  # it waits as the bundle begins, and is woken to look for itself
 
 
 def test_an_endless_expansion_keeps_nothing_of_what_has_left():

@@ -292,3 +292,29 @@ def test_statistics_count_items_and_waits():
     assert (stats.puts, stats.gets, stats.depth, stats.nbytes, stats.capacity) == (2, 1, 1, 5, 2)
     assert stats.put_wait_ns == stats.get_wait_ns == 0
     assert repr(channel) == "<Channel 1/2>"
+
+
+def test_whoever_makes_room_puts_in_what_waits_for_it():
+    channel = Channel(2)
+    channel.put(chunk(0))
+    channel.put(chunk(1))
+    writer = Started(channel.put, chunk(2))
+    putter_waits(channel)
+    assert channel.get().data == 0
+    assert channel.stats().depth == 2  # the writer need not have run
+    assert channel.stats().putters_waiting == 0
+    assert writer.result() is True
+
+
+def test_numbers_that_wait_enter_one_after_the_other_once_the_first_is_closed():
+    channel = Channel(4, sequenced=True, bundle_rows=3)
+    channel.put_at(1, chunk(1))
+    writers = [Started(channel.put_at, seq, chunk(seq)) for seq in (2, 3)]
+    channel.wait_until(lambda s: s.putters_waiting == 2)
+    turn = Started(channel.wait_turn, 4)
+    channel.wait_until(lambda s: s.putters_waiting == 3)
+    assert channel.put_at(0, chunk(0))  # 2 and 3 are the next by then, and after them it is the turn of 4
+    assert channel.stats().depth == 4
+    assert channel.stats().putters_waiting == 0
+    assert [writer.result() for writer in writers] == [True, True]
+    assert turn.result() is None

@@ -173,16 +173,15 @@ class Unit:
                     return
                 del self._left[0]
             finished = len(self.made) - self.sent
-            if finished < needed:
-                self._rest.__setstate__(
-                    sys.maxsize
-                )  # it ends here; in one step, also for the thread inside it
-            elif 0 < finished <= self.rows:
-                out = self._finished(False)
-                if out is not None and (tracer := self.stage.run.tracer).on:
-                    tracer.sent(self.stage.name, out)
-                if out is not None and not self.sender.offer(self.ticket, out):
-                    self._left.append(out)
+            if not max(1, needed) <= finished <= self.rows:
+                # It ends here, in one step also for the thread that runs through it; that one looks at what is due.
+                self._rest.__setstate__(sys.maxsize)
+                return
+            out = self._finished(False)
+            if out is not None and (tracer := self.stage.run.tracer).on:
+                tracer.sent(self.stage.name, out)
+            if out is not None and not self.sender.offer(self.ticket, out):
+                self._left.append(out)
 
     def _finished(self, last: bool) -> Chunk | None:
         """The finished rows that have not left, counted and measured; they are taken for sent."""
