@@ -76,7 +76,7 @@ class _Putter(Waiter):
 
     Attributes:
         item: what needs room; None for a thread that waits for its turn and not for room.
-        entered: what its ``put`` returns; None until it may go on, and for one that was cancelled.
+        entered: what its ``put`` returns; None until it may continue, and for one that was cancelled.
     """
 
     __slots__ = ("entered", "item", "last", "seq", "stamp")
