@@ -152,6 +152,11 @@ def placed(graph: Graph, backend: str, workers: int, capacity: int | None = None
     """The graph with every stage placed alike."""
     for name, spec in graph.stages.items():
         graph.stages[name] = replace(
-            spec, backend=backend, workers=workers, capacity=spec.capacity if capacity is None else capacity
+            spec,
+            backend=backend,
+            workers=workers,
+            capacity=spec.capacity if capacity is None else capacity,
+            resources=spec.resources if backend == "ray" else None,
+            runtime_env=spec.runtime_env if backend == "ray" else None,
         )
     return graph

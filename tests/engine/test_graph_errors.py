@@ -1,12 +1,13 @@
 """What is wrong with a description is said at ``add`` or ``plan()``: the rule, the value, the remedy."""
 
 import re
+import sys
 
 import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, MissingExtraError
 
 
 def identity(x):
@@ -37,6 +38,18 @@ def numbers(graph):
         ({"ordered": 1}, "stage 'map': ordered must be True or False, got 1"),
         ({"on_error": "ignore"}, "stage 'map': on_error must be \"raise\", pg.Skip(budget)"),
         ({"timeout": 0}, "stage 'map': timeout must be more than 0 seconds, got 0"),
+        (
+            {"resources": {"num_cpus": 1}},
+            "stage 'map': resources= is for the actors of backend='ray', got backend='thread'; leave it out",
+        ),
+        (
+            {"backend": "ray", "resources": {"num_cpus": -1}},
+            "stage 'map': resources['num_cpus'] must be a number >= 0, got -1",
+        ),
+        (
+            {"backend": "ray", "runtime_env": ["x"]},
+            "stage 'map': runtime_env must be a dict with names as keys, got ['x']",
+        ),
         ({"name": ""}, "a stage's name must be a text that is not empty, got ''"),
         ({"name": "numbers"}, "the graph has a stage of this name already; choose another name="),
     ],
@@ -44,6 +57,22 @@ def numbers(graph):
 def test_a_wrong_option_is_an_error_at_add(graph, numbers, options, message):
     with pytest.raises(GraphError, match=re.escape(message)):
         numbers.then(lambda x: x, **options)
+
+
+def test_actors_without_ray_say_how_to_install_it(numbers, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    actors = numbers.then(identity, backend="ray")
+    with (
+        actors.graph.loader() as loader,
+        pytest.raises(MissingExtraError, match=r'pip install "pipegraph-torch\[ray\]"'),
+    ):
+        list(loader)
+
+
+def test_actors_and_a_sidecar_do_not_go_together(numbers):
+    actors = numbers.then(identity, name="work", backend="ray")
+    with pytest.raises(GraphError, match="isolate=True: stage 'work' has backend='ray'"):
+        actors.graph.loader(isolate=True)
 
 
 def test_unknown_options_are_refused(numbers):

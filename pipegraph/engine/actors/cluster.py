@@ -12,7 +12,7 @@ from pipegraph.engine.process.sealed import cannot_be_sent
 from pipegraph.errors import GraphError, MissingExtraError
 from pipegraph.planning.plan import Plan, StagePlan
 
-NAMED = ("num_cpus", "num_gpus", "memory", "accelerator_type", "label_selector")
+NAMED = ("num_cpus", "num_gpus", "memory")
 """Resources that Ray has options of their own for."""
 
 
