@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pipegraph.replicas import ReplicaExecutor as ReplicaExecutor
     from pipegraph.storage.node_cache import NodeCache as NodeCache
     from pipegraph.storage.writing.shard_writer import ShardWriter as ShardWriter
+    from pipegraph.tuning import Tuning as Tuning
 
 __version__ = "0.1.0"
 
@@ -76,6 +77,7 @@ _LATER = {
     "Scattered": "pipegraph.device.scattered:Scattered",
     "ShardWriter": "pipegraph.storage.writing.shard_writer:ShardWriter",
     "StageProfile": "pipegraph.profile:StageProfile",
+    "Tuning": "pipegraph.tuning:Tuning",
     "live": "pipegraph.profile.live:live",
     "record": "pipegraph.profile.record:record",
 }

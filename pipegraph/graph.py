@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipegraph.contracts import Component, FanOut, Operator, Source
 from pipegraph.errors import GraphError
@@ -47,9 +48,9 @@ class Node:
         operator: Operator | Callable[..., Any],
         *,
         name: str | None = None,
-        workers: int = 1,
+        workers: int | Literal["auto"] = 1,
         backend: Backend = "thread",
-        capacity: int | None = None,
+        capacity: int | Literal["auto"] | None = None,
         max_bytes: int | str | None = None,
         ordered: bool = True,
         on_error: Policy = "raise",
@@ -124,9 +125,9 @@ class Graph:
         operator: Operator | Source | Callable[..., Any],
         *upstream: Node,
         name: str | None = None,
-        workers: int = 1,
+        workers: int | Literal["auto"] = 1,
         backend: Backend = "thread",
-        capacity: int | None = None,
+        capacity: int | Literal["auto"] | None = None,
         max_bytes: int | str | None = None,
         ordered: bool = True,
         on_error: Policy = "raise",
@@ -140,10 +141,12 @@ class Graph:
             operator: a source, an operator, or a plain (also ``async``) function of one item.
             upstream: none for a source, one for most, several for a fan-in.
             name: unique in the graph; by default the operator's.
-            workers: how many work on it at once.
+            workers: how many work on it at once; ``"auto"`` begins with one, and the tuner finds how many while passes
+                run (``docs/profiling.md``).
             backend: ``"inline"``, ``"thread"``, for functions that hold the interpreter lock ``"process"`` (Linux; see
                 ``docs/processes.md``), or, on other machines, ``"ray"``: ``workers`` are then actors (``docs/ray.md``).
-            capacity: items its output queue may hold; by default 64 samples, or 2 batches per worker.
+            capacity: items its output queue may hold; by default 64 samples, or 2 batches per worker; ``"auto"`` begins
+                with that and lets the tuner change it.
             max_bytes: bytes its output queue may hold; by default a share of ``memory_limit``.
             ordered: whether chunks leave in the order they came.
             on_error: ``"raise"``, ``pg.Skip``, ``pg.Retry`` or ``pg.Replace``.
@@ -160,6 +163,11 @@ class Graph:
             operator = self._as_operator(operator)
         name = self._free_name(operator.name) if name is None else self._check_name(name)
         self._check_arity(name, operator, upstream)
+        tuned = tuple(
+            what for what, given in (("workers", workers), ("capacity", capacity)) if given == "auto"
+        )
+        workers = 1 if workers == "auto" else workers
+        capacity = None if capacity == "auto" else capacity
         if max_bytes is not None:
             max_bytes = parse_bytes(max_bytes, f"stage {name!r}: max_bytes")
         edges = tuple(node._edge for node in upstream)
@@ -179,6 +187,7 @@ class Graph:
             runtime_env,
             None if said else plain_parameters(operator),
             carried(operator.functions()),
+            tuned,
         )
         return Node(self, Edge(name))
 
@@ -247,6 +256,31 @@ class Graph:
             )
         return Node(self, Edge(name))
 
+    def resize(self, settings: Mapping[str, Mapping[str, int]]) -> None:
+        """Give stages these workers and capacities, such as ``loader.tuning().settings``; they are tuned no more.
+
+        Args:
+            settings: stage -> ``{"workers": n, "capacity": n}``, of which one may be left out.
+
+        Raises:
+            GraphError: there is no such stage, or a number is less than 1.
+        """
+        stages = dict(self.stages)
+        for name, given in settings.items():
+            if name not in stages:
+                raise GraphError(
+                    f"resize: graph {self.name!r} has no stage {name!r}; it has: {', '.join(stages)}"
+                )
+            for what in given:
+                if what not in ("workers", "capacity"):
+                    raise GraphError(
+                        f"resize: stage {name!r}: 'workers' and 'capacity' can be given, got {what!r}"
+                    )
+            old = stages[name]
+            workers, capacity = given.get("workers", old.workers), given.get("capacity", old.capacity)
+            stages[name] = replace(old, workers=workers, capacity=capacity, tuned=())
+        self.stages = stages
+
     def sinks(self) -> list[str]:
         """Stages that feed no other, in the order they were added."""
         fed = {edge.stage for spec in self.stages.values() for edge in spec.upstream}
@@ -283,7 +317,8 @@ class Graph:
             epochs: how many passes will come, so that prefetching crosses their boundaries; None is endless.
             memory_limit: bytes (or ``"4 GB"``) in flight; by default half of what the machine has available.
             equal_steps: with several ranks and unknown lengths, whether the ranks agree on their steps.
-            autotune: find workers and capacities during training; refused in this version.
+            autotune: find workers and capacities of all stages during training, beginning with those of the graph;
+                :meth:`Loader.tuning` says what was found. Not with ``isolate=True``.
             isolate: run all stages above those that move chunks to pinned memory or devices in one process of
                 their own, so that their Python code never holds the training process's interpreter lock. Operators
                 are sent there (functions by value), a quarter of ``memory_limit`` is for what has crossed, and behind

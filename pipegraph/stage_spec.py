@@ -48,11 +48,13 @@ class StageSpec:
     """Of an operator without a ``config()``, as it was placed: what workers do to it later is no parameter."""
     carried: str = ""
     """What its functions carry beside their names, as they were placed."""
+    tuned: tuple[str, ...] = ()
+    """What was given as ``"auto"``: ``"workers"``, ``"capacity"``."""
 
     def __post_init__(self) -> None:
         name = self.name
         if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
-            raise GraphError(f"stage {name!r}: workers must be >= 1, got {self.workers!r}")
+            raise GraphError(f"stage {name!r}: workers must be >= 1 or 'auto', got {self.workers!r}")
         if self.backend not in BACKENDS:
             raise GraphError(
                 f"stage {name!r}: backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}"
@@ -61,7 +63,7 @@ class StageSpec:
         if capacity is not None and (
             isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1
         ):
-            raise GraphError(f"stage {name!r}: capacity must be >= 1 item, got {capacity!r}")
+            raise GraphError(f"stage {name!r}: capacity must be >= 1 item or 'auto', got {capacity!r}")
         if self.timeout is not None and not self.timeout > 0:
             raise GraphError(f"stage {name!r}: timeout must be more than 0 seconds, got {self.timeout!r}")
         if not isinstance(self.ordered, bool):

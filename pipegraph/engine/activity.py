@@ -17,6 +17,10 @@ class Cancelled(BaseException):
     """The run is over: unwind. Never reaches users."""
 
 
+class Leaving(BaseException):
+    """The worker leaves its stage, with nothing in work. Never reaches users."""
+
+
 class Activity:
     """Counts the threads of one run that do not wait."""
 

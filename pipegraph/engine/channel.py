@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch
-from pipegraph.engine.activity import Activity, Cancelled, Waiter
+from pipegraph.engine.activity import Activity, Cancelled, Leaving, Waiter
 from pipegraph.engine.contents import Contents
 from pipegraph.engine.unwanted import Unwanted
 
@@ -118,6 +118,7 @@ class Channel:
         readers: threads that get from it.
         demand: while all readers wait, how many items the one that needs the fewest can use; else ``NOBODY``.
         starved: called with that number by a getter that is about to wait, outside the lock.
+        leaving: whether the calling thread, instead of waiting for an item, is to leave; ``nudge_all`` makes it look.
         share: called with a bundle's buffers when it is taken in parts, under the lock.
     """
 
@@ -137,6 +138,7 @@ class Channel:
         self.on_take: Callable[[int, Any], None] | None = None
         self.may_take: Callable[[int], bool] | None = None
         self.starved: Callable[[int], None] | None = None
+        self.leaving: Callable[[], bool] | None = None
         self.readers = 1
         self.share: Callable[[Any], None] = lambda buffers: None
         self.demand = NOBODY
@@ -297,6 +299,8 @@ class Channel:
                 if not ready and self.pump is not None and self.pump.try_enter():
                     pump = self.pump
                 else:
+                    if self.leaving is not None and self.leaving():
+                        raise Leaving
                     waiter = _Getter(needed)
                     self._getters.append(waiter)
                     self._set_demand()
@@ -425,6 +429,22 @@ class Channel:
                 self._let_in()
                 self._changed()
             return self._contents.capacity
+
+    def resize(self, capacity: int) -> None:
+        """Hold so many items from now on; what is there already stays."""
+        with self._lock:
+            self._contents.resize(capacity)
+            self._let_in()
+            self._changed()
+
+    def set_readers(self, readers: int) -> None:
+        """So many threads get from it from now on; if all of them wait, the stage above is asked."""
+        with self._lock:
+            self.readers = readers
+            self._set_demand()
+            demand = self.demand
+        if self.starved is not None and demand != NOBODY:
+            self.starved(demand)
 
     # -- looking -------------------------------------------------------------------------------
 

@@ -30,10 +30,14 @@ class Contents:
         ready: items at the head of the line, which may be taken.
         offset: samples of the first of them, a bundle, that have been taken.
         reorder: what waits for a lower number; None where items have none.
+        highest: the largest capacity so far. What waits for the head of the line was let in while there was so much
+            room: the head must still fit.
+        grown: the capacity that ``grow`` has made.
     """
 
     __slots__ = (
-        *("bundle_rows", "capacity", "heavy_capacity", "held", "max_bytes", "nbytes", "offset", "ready", "reorder"),
+        *("bundle_rows", "capacity", "grown", "heavy_capacity", "held", "highest", "max_bytes", "nbytes"),
+        *("offset", "ready", "reorder"),
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +50,8 @@ class Contents:
     ) -> None:
         self.capacity = capacity
         self.heavy_capacity = capacity if heavy_capacity is None else heavy_capacity
+        self.highest = capacity
+        self.grown = 1
         self.max_bytes = max_bytes
         self.bundle_rows = bundle_rows
         self.ready: deque[Any] = deque()
@@ -66,7 +72,7 @@ class Contents:
         fits = self.max_bytes is None or nbytes <= self.max_bytes
         if self.reorder is not None and seq > self.reorder.next:
             return after <= room - self.bundle_rows and fits
-        return (after <= room and fits) or (not self.ready and after <= self.capacity)
+        return (after <= room and fits) or (not self.ready and after <= self.highest)
 
     def enter(self, seq: int, item: Any, last: bool) -> Sequence[Any]:
         """Add an item; returns what has come to the head of the line."""
@@ -147,6 +153,15 @@ class Contents:
     def grow(self, item: Any) -> None:
         """Room for one more item, whatever it takes."""
         self.capacity = max(self.capacity, self.held + max(samples_in(item), self.bundle_rows))
+        self.grown = self.highest = self.capacity
         self.heavy_capacity = max(self.heavy_capacity, self.capacity)
         if self.max_bytes is not None:
             self.max_bytes = max(self.max_bytes, self.nbytes + item.nbytes)
+
+    def resize(self, capacity: int) -> None:
+        """Hold so many items from now on, at least as many as ``grow`` has made room for; what is there stays."""
+        capacity = max(capacity, self.grown)
+        if self.heavy_capacity == self.capacity:
+            self.heavy_capacity = capacity
+        self.capacity = capacity
+        self.highest = max(self.highest, capacity)

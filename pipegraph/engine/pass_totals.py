@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 Totals = Counter[tuple[Any, ...]]
 """Nanoseconds or numbers under ``("elapsed",)``, ``("busy", stage)``, ``("items", stage)``,
-``("cpu", stage)`` (of its threads), ``("process",)`` (of all threads of this process), ``("late",)`` (between a
+``("cpu", stage)`` (of its threads), ``("worked", stage)`` (of its workers, busy or not),
+``("process",)`` (of all threads of this process), ``("late",)`` (between a
 thread's wake and its next step) and ``("wakes",)``,
 ``("memory", stage)`` (waits for room under ``memory_limit``), and for the edge into input ``index`` of
 ``consumer`` (``""`` is the training loop) ``("put", consumer, index)`` and ``("get", consumer, index)``:
@@ -125,6 +126,7 @@ class PassTotals:
         for stage, meters in self._runtime.meters.items():
             found["busy", stage] = sum(meter.busy_ns for meter in meters)
             found["items", stage] = sum(meter.items for meter in meters)
+            found["worked", stage] = self._runtime.staffing.worked_ns(stage, now_ns)
             found["cpu", stage] = sum(meter.cpu_ns() for meter in meters)
         found["process",] = process_time_ns()
         found["wakes",], found["late",] = run.activity.wakes, run.activity.late_ns

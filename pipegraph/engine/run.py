@@ -47,7 +47,7 @@ MIN_BYTES = 512
 class StagePump:
     """Lets one waiting thread at a time step an inline stage. See ``channel.Pump``."""
 
-    def __init__(self, loop: Iterator[None], channels: list[Channel]) -> None:
+    def __init__(self, loop: Iterator[Any], channels: list[Channel]) -> None:
         self._loop = loop
         self._channels = channels
         self._lock = threading.Lock()
@@ -107,6 +107,7 @@ class Run:
         self.ledger = runtime.ledger
         self.tracer = runtime.tracer
         self.first_epoch = epoch
+        self.history = resume.history
         self.activity = Activity()
         self.activity.on_idle = self._resolve
         self.account = Account(_for_chunks(runtime), self.activity)

@@ -3,7 +3,8 @@
 Behaviour contract (what differs from this is a bug):
 
 * A ``Runtime`` owns every thread of a loader. They start with the first run and live until ``close``;
-  each worker opens its own copy of its operator once, in its own thread.
+  each worker opens its own copy of its operator once, in its own thread. Tuned stages gain and lose workers
+  meanwhile (``staffing``).
 * A ``Run`` is the wiring for consecutive epochs: fresh channels, account and stages. A pass that
   follows the one before continues the run; any other (after a ``break``, ``set_epoch`` or
   ``load_state_dict``) cancels it, waits until every worker has left it, and starts another.
@@ -38,6 +39,7 @@ from pipegraph.contracts import Context, Operator, Source, history_of
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.pass_totals import PassTotals, Totals
 from pipegraph.engine.run import Resume, Run
+from pipegraph.engine.staffing import Staffing
 from pipegraph.engine.stage.cache_wiring import wire_cache
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.loops import loop_for
@@ -101,12 +103,13 @@ class Runtime:
         self._open_error: BaseException | None = None
         self._close_errors: list[str] = []
         self._closed = False
+        self.staffing = Staffing(self)
 
     # -- facts for runs --------------------------------------------------------------------------
 
     def capacity(self, stage: str) -> int:
-        """A stage's queue capacity, as it has grown."""
-        return self.grown.get(stage, self.plan.stages[stage].capacity)
+        """A stage's queue capacity, as it was chosen and has grown."""
+        return max(self.staffing.capacity(stage), self.grown.get(stage, 0))
 
     def note_growth(self, stage: str, capacity: int) -> None:
         """Parks' rule enlarged a queue: later runs start with it."""
@@ -201,6 +204,7 @@ class Runtime:
                 raise self._open_error
             run.activity.attach(len(self._ready))
             self._inside = set(self._ready)
+            self.staffing.enter(run)
             self.run = run
             self._run_number += 1
             self._condition.notify_all()
@@ -279,11 +283,14 @@ class Runtime:
                     continue
                 name = f"pipegraph-{self.plan.graph_name}-{stage.name}-{worker.index}"
                 threads.append(
-                    threading.Thread(target=self._live, args=(stage, worker), name=name, daemon=True)
+                    threading.Thread(
+                        target=self.live, args=(self._work, stage, worker), name=name, daemon=True
+                    )
                 )
         # Each in one assignment: another thread may look at them.
         self.workers = workers
         self.meters = meters
+        self.staffing.begin()
         # Actors join as the cluster has room for them: a stage begins with its first.
         self._to_open = {
             stage.name: 1 if stage.backend == "ray" else stage.workers
@@ -345,10 +352,10 @@ class Runtime:
             raise
         worker.opened = True
 
-    def _live(self, stage: StagePlan, worker: Worker) -> None:
+    def live(self, life: Callable[[StagePlan, Worker], None], stage: StagePlan, worker: Worker) -> None:
         """What a worker's thread runs."""
         try:
-            self._work(stage, worker)
+            life(stage, worker)
         finally:
             with self._lock:
                 self._ended.add(threading.current_thread())
@@ -372,31 +379,56 @@ class Runtime:
             return
         seen = self._join(stage.name)
         try:
-            while True:
-                with self._lock:
-                    while self._run_number == seen and not self._closed:
-                        self._condition.wait()
-                    if self._closed:
-                        return
-                    seen, run = self._run_number, self.run
-                assert run is not None
-                try:
-                    for _ in loop_for(run.stages[stage.name], worker):
-                        pass
-                except Cancelled:
-                    pass
-                except BaseException as error:
-                    note(error, f"pipegraph: in stage {stage.name!r}")
-                    run.fail(error)
-                finally:
-                    with self._lock:
-                        self._inside.discard(threading.current_thread())
-                        self._condition.notify_all()
-                    run.activity.pause()
-                    run = None
+            self.serve(stage, worker, seen)
         finally:
             worker.meter.thread_ends()
             self._close_operators(stage.name, worker)
+            if worker.leaves:
+                self.staffing.gone(stage.name, worker)
+
+    def serve(self, stage: StagePlan, worker: Worker, seen: int) -> None:
+        """Work in every run after number ``seen``, until the end or until the worker is to leave."""
+        me, leaves = threading.current_thread(), False
+        while not leaves:
+            with self._lock:
+                while self._run_number == seen and not self._closed and not worker.leaves:
+                    self._condition.wait()
+                if self._closed:
+                    return
+                if self._run_number == seen:
+                    self._left(me, worker)
+                    return
+                seen, run = self._run_number, self.run
+            assert run is not None
+            try:
+                loop = loop_for(run.stages[stage.name], worker)
+                if "workers" in stage.tuned:
+                    self.staffing.work(loop, worker)
+                else:
+                    for _ in loop:
+                        pass
+            except Cancelled:
+                pass
+            except BaseException as error:
+                note(error, f"pipegraph: in stage {stage.name!r}")
+                run.fail(error)
+            finally:
+                loop = None  # type: ignore[assignment]
+                with self._lock:
+                    self._inside.discard(me)
+                    leaves = worker.leaves
+                    if leaves:
+                        self._left(me, worker)
+                    self._condition.notify_all()
+                if leaves:
+                    self.staffing.tell(run, stage.name)
+                run.activity.pause()
+                run = None
+
+    def _left(self, thread: threading.Thread, worker: Worker) -> None:
+        """The worker takes part in no further run; under the lock."""
+        self._ready.discard(thread)
+        worker.opened = False
 
     def _others_have_begun(self, stage: str) -> bool:
         """Blocks until every other stage has a worker: in a small cluster the second actor of one could take the room

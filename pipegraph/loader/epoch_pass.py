@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from time import perf_counter_ns
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
@@ -17,6 +17,16 @@ from pipegraph.errors import LoaderClosedError
 from pipegraph.loader.equal_steps import Agreement, Sure, minimum_over
 from pipegraph.loader.position import Hand, Progress
 from pipegraph.tree import buffers
+
+
+class Watcher(Protocol):
+    """Who is asked before each chunk is taken: the tuner."""
+
+    def begins(self, loader: Any, runtime: Runtime) -> None:
+        """A pass begins."""
+
+    def asked(self) -> None:
+        """The training loop wants the next chunk. In its thread."""
 
 
 class Pass:
@@ -272,3 +282,15 @@ class Pass:
         if not self.over:
             self.end("it was left")
             self._interval.leave()
+
+
+class WatchedPass(Pass):
+    """A pass of a loader that is tuned; a class of its own, so that others pay nothing."""
+
+    def __init__(self, watcher: Watcher, *args: Any) -> None:
+        super().__init__(*args)
+        self._watcher = watcher
+
+    def _next(self, progress: Progress) -> Any:
+        self._watcher.asked()
+        return super()._next(progress)

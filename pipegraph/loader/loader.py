@@ -37,17 +37,20 @@ from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning, St
 from pipegraph.graph import Graph, Node
 from pipegraph.loader import state as states
 from pipegraph.loader.adapt import Wiring, adapted_all, wiring
-from pipegraph.loader.epoch_pass import Pass
+from pipegraph.loader.epoch_pass import Pass, WatchedPass, Watcher
 from pipegraph.loader.equal_steps import own_group
 from pipegraph.loader.position import Place, Progress
 from pipegraph.loader.ranks import agree_on_seed, resolve
 from pipegraph.machine import available_memory
 from pipegraph.planning.isolation import isolate as cut
+from pipegraph.planning.tunable import tune_all
 from pipegraph.units import parse_bytes
 
 if TYPE_CHECKING:
     from pipegraph.profile import Profile
     from pipegraph.profile.headspace import Headspace
+    from pipegraph.tuning import Tuning
+    from pipegraph.tuning.tuner import Tuner
 
 
 class Loader:
@@ -69,13 +72,16 @@ class Loader:
     ) -> None:
         if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
             raise GraphError(f"epochs must be >= 1 or None (endless), got {epochs!r}")
-        if autotune:
-            raise GraphError(
-                "autotune=True is not available in this version; set workers= and capacity= per stage"
-            )
         if rank is not None or world_size is not None:
             resolve(rank, world_size)
-        self.plan = graph.plan(output)
+        self.plan = tune_all(graph.plan(output)) if autotune else graph.plan(output)
+        tuned = [stage.name for stage in self.plan.running if stage.tuned]
+        if isolate and (autotune or tuned):
+            asked = "autotune=True" if autotune else f"stage {tuned[0]!r}: 'auto'"
+            raise GraphError(
+                f"{asked} is not available with isolate=True: the tuner does not reach the stages of another process; "
+                "set workers= and capacity= there, as a loader without isolate=True finds them"
+            )
         self._isolation = cut(self.plan) if isolate else None
         self._graph = graph
         self._output = output
@@ -92,6 +98,12 @@ class Loader:
         self._pass: weakref.ref[Pass] | None = None
         self._group: Any = None  # for the agreement on equal steps
         self._digest: tuple[dict[str, str], Wiring] | None = None
+        self._watcher: Watcher | None = None
+        self._tuner: Tuner | None = None
+        if any(stage.tuned for stage in self.plan.running):
+            from pipegraph.tuning.tuner import Tuner
+
+            self._watcher = self._tuner = Tuner(self.plan)
         self._closed = ""  # why
         self._turn = threading.RLock()  # who begins a pass or takes the next chunk
         self._left_behind: Runtime | None = None  # of the process that forked this one
@@ -172,7 +184,12 @@ class Loader:
             progress.pass_begins(place, run)
             if not progress.started_ns:
                 progress.started_ns = started
-            current = Pass(self, self._turn, runtime, run, interval, progress, self._group, whole)
+            parts = self, self._turn, runtime, run, interval, progress, self._group, whole
+            if self._watcher is None:
+                current = Pass(*parts)
+            else:
+                self._watcher.begins(self, runtime)
+                current = WatchedPass(self._watcher, *parts)
             self._pass = weakref.ref(current)
             return current
 
@@ -371,6 +388,18 @@ class Loader:
         from pipegraph.profile.openmetrics import render_metrics
 
         return render_metrics(self.profile())
+
+    def tuning(self) -> Tuning:
+        """What the tuner has decided so far, and the settings that it found, as code to paste. Thread-safe.
+
+        Raises:
+            GraphError: nothing of this loader is tuned.
+        """
+        if self._tuner is None:
+            raise GraphError(
+                "this loader is not tuned: make it with graph.loader(autotune=True), or give stages workers='auto'"
+            )
+        return self._tuner.tuning
 
     def headspace(self, step: Callable[[Any], Any], *, batches: int = 8, steps: int = 50) -> Headspace:
         """How fast training would be if it never waited for data: the most that tuning this loader can gain.

@@ -19,6 +19,9 @@ SAMPLES_PER_QUEUE = 64
 """Default capacity of a queue of samples: a hand-over to another thread costs ten items' work, so
 queues of cheap items must be long enough to pay it rarely. Measured in benchmarks/hop_cost.py."""
 
+BATCHES_PER_WORKER = 2
+"""Default capacity of a queue of batches, per worker: one in hand, one ready."""
+
 
 _PLURAL = {"batch": "batches", "batches": "lists"}
 
@@ -44,6 +47,7 @@ class StagePlan:
         bundle_rows: rows of its output that may be handed over together.
         followers: the stages whose work its processes do after its own, in turn; they are left out themselves.
         policy_of: of these, the one whose policy ``spec.on_error`` is; None: its own.
+        tuned: what the tuner may change while it runs: ``"workers"``, ``"capacity"``.
     """
 
     spec: StageSpec
@@ -66,6 +70,7 @@ class StagePlan:
     bundle_rows: int = 1
     followers: tuple[StagePlan, ...] = ()
     policy_of: str | None = None
+    tuned: tuple[str, ...] = ()
 
     @property
     def judged(self) -> str:
@@ -96,6 +101,11 @@ class StagePlan:
     def away(self) -> bool:
         """Whether its operator works outside of this process: in worker processes, or in Ray actors."""
         return self.backend in ("process", "ray")
+
+    @property
+    def several(self) -> bool:
+        """Whether it has several workers, or may come to have them."""
+        return self.workers > 1 or "workers" in self.tuned
 
 
 @dataclass(frozen=True)
@@ -279,7 +289,8 @@ class Plan:
             if stage.bypassed is not None:
                 queue, workers, backend = "-", "-", "left out" if stage.within is None else "fused"
             else:
-                workers = str(stage.workers) + ("" if stage.spec.ordered else " unordered")
+                workers = str(stage.workers) + (" auto" if "workers" in stage.tuned else "")
+                workers += "" if stage.spec.ordered else " unordered"
                 backend = stage.backend
             rows.append((stage.name, type(stage.operator).__name__, workers, backend, queue, sources))
         return rows

@@ -11,7 +11,7 @@ from pipegraph.errors import GraphError
 from pipegraph.global_generators import draws_from
 from pipegraph.graph import Graph, Node
 from pipegraph.planning.bundle_chains import bundle_rows
-from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan, lineage_above
+from pipegraph.planning.plan import BATCHES_PER_WORKER, SAMPLES_PER_QUEUE, Plan, StagePlan, lineage_above
 from pipegraph.planning.rewrites import (
     choose_memory,
     fuse,
@@ -22,11 +22,9 @@ from pipegraph.planning.rewrites import (
     repeat_sources,
     shortcut,
 )
+from pipegraph.planning.tunable import mark_tuned
 from pipegraph.policies import Replace, Retry, Skip, final_policy
 from pipegraph.stage_spec import Edge, StageSpec
-
-BATCHES_PER_WORKER = 2
-"""Default capacity of a queue of batches, per worker: one in hand, one ready."""
 
 
 def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
@@ -48,6 +46,7 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     for stage in planned.values():
         _check_replace(stage, planned)
     bundle_rows(planned, edge)
+    mark_tuned(planned)
     inelastic = tuple(
         stage.judged for stage in planned.values() if stage.bypassed is None and not _is_elastic(stage)
     )

@@ -135,7 +135,11 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
             above,
             fused=fused,
             notes=_notes_of(above, fused),
-            spec=replace(above.spec, max_bytes=below.spec.max_bytes or above.spec.max_bytes),
+            spec=replace(
+                above.spec,
+                max_bytes=below.spec.max_bytes or above.spec.max_bytes,
+                tuned=tuple({*above.spec.tuned, *below.spec.tuned}),
+            ),
             workers=max(above.workers, below.workers),
             capacity=above.capacity if below.spec.capacity is None else below.capacity,
             level=below.level,

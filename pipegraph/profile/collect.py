@@ -79,7 +79,7 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
     if elapsed_s >= MIN_S:
         busy = {name: stage.busy + stage.memory for name, stage in stages.items()}
         busy[CONSUMER] = max(0.0, 1 - stall_ns / elapsed_ns)
-        bottleneck = find_bottleneck(busy, _edges(plan, waits, elapsed_ns))
+        bottleneck = find_bottleneck(busy, _edges(plan, waits, totals, elapsed_ns))
         bottleneck, cause = _cause(plan, stages, bottleneck, wake_s, cores_used, measured.cores)
     pinned = sum(
         measured.stages[stage.name].counters.get("slab_bytes", 0)
@@ -194,19 +194,20 @@ def _edge_waits(plan: Plan, totals: Totals) -> Waits:
     return waits
 
 
-def _edges(plan: Plan, waits: Waits, elapsed_ns: int) -> list[EdgeFacts]:
+def _edges(plan: Plan, waits: Waits, totals: Totals, elapsed_ns: int) -> list[EdgeFacts]:
+    def worked(name: str) -> int:
+        return totals["worked", name] or plan.stages[name].workers * elapsed_ns
+
     found = []
     for (consumer, index), producer in _producers(plan).items():
         empty, full = waits[consumer, index]
-        consumers = plan.stages[consumer].workers if consumer else 1
-        maker = plan.stages[producer]
         found.append(
             EdgeFacts(
                 producer,
                 consumer or CONSUMER,
-                _share(empty, consumers, elapsed_ns),
-                _share(full, maker.workers, elapsed_ns),
-                maker.backend == "inline",
+                _share(empty, worked(consumer) if consumer else elapsed_ns),
+                _share(full, worked(producer)),
+                plan.stages[producer].backend == "inline",
             )
         )
     return found
@@ -231,15 +232,17 @@ def _channels(plan: Plan, measured: Measured) -> list[ChannelProfile]:
     return found
 
 
-def _share(wait_ns: float, workers: int, elapsed_ns: int) -> float:
+def _share(wait_ns: float, worked_ns: int) -> float:
     # Counters are read while workers write them, so a share may come out a little above the whole.
-    return min(1.0, wait_ns / (workers * elapsed_ns))
+    return min(1.0, wait_ns / worked_ns)
 
 
 def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elapsed_ns: int) -> StageProfile:
     if stage.bypassed is not None:
         return _within(stage, measured, elapsed_ns)
-    name, workers, totals = stage.name, stage.workers, measured.totals
+    name, totals = stage.name, measured.totals
+    workers = measured.workers.get(name, stage.workers)
+    worked_ns = totals["worked", name] or workers * elapsed_ns
     counts: StageCounts = measured.stages[name]
     producers = _producers(plan)
     # A source's call may read a whole group of items.
@@ -257,17 +260,17 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
         service_p50_s=counts.durations.quantile_s(0.5),
         service_p90_s=counts.durations.quantile_s(0.9),
         service_p99_s=counts.durations.quantile_s(0.99),
-        busy=_share(totals["busy", name], workers, elapsed_ns),
-        running=None if stage.backend == "inline" else _share(ran, workers, elapsed_ns),
-        coreless=_share(counts.coreless_ns, workers, elapsed_ns),
+        busy=_share(totals["busy", name], worked_ns),
+        running=None if stage.backend == "inline" else _share(ran, worked_ns),
+        coreless=_share(counts.coreless_ns, worked_ns),
         backend=stage.backend,
-        starved=_share(starved, workers, elapsed_ns),
-        blocked=_share(blocked, workers, elapsed_ns),
+        starved=_share(starved, worked_ns),
+        blocked=_share(blocked, worked_ns),
         failed=counts.failed,
         retried=counts.retried,
         workers=workers,
         dropped=counts.dropped,
-        memory=_share(memory, workers, elapsed_ns),
+        memory=_share(memory, worked_ns),
         counters=counts.counters,
         reports={key: report.to_dict() for key, report in counts.reports.items()},
         remarks=tuple(line for report in counts.reports.values() for line in report.lines()),
@@ -288,7 +291,10 @@ def _within(stage: StagePlan, measured: Measured, elapsed_ns: int) -> StageProfi
         service_p50_s=counts.durations.quantile_s(0.5),
         service_p90_s=counts.durations.quantile_s(0.9),
         service_p99_s=counts.durations.quantile_s(0.99),
-        busy=_share(measured.totals["busy", stage.name], stage.workers, elapsed_ns),
+        busy=_share(
+            measured.totals["busy", stage.name],
+            measured.totals["worked", stage.name] or stage.workers * elapsed_ns,
+        ),
         backend=stage.backend,
         failed=counts.failed,
         dropped=counts.dropped,

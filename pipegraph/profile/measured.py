@@ -68,6 +68,7 @@ class Measured:
     Attributes:
         totals: while passes ran, as ``engine.pass_totals`` has them.
         stages: by name, those that run.
+        workers: of each, now.
         channels: the queue into input ``index`` of ``consumer``; ``("", 0)`` is read by the training loop.
         waits: of the training loop for each chunk.
         process_ns: how long this process and its workers' ran on a core.
@@ -77,6 +78,7 @@ class Measured:
 
     totals: Totals
     stages: Mapping[str, StageCounts]
+    workers: Mapping[str, int]
     channels: Mapping[tuple[str, int], ChannelLook]
     waits: Durations
     items: int
@@ -119,6 +121,7 @@ def measure(loader: Loader, runtime: Runtime) -> Measured:
     return Measured(
         totals=totals,
         stages=stages,
+        workers={name: runtime.staffing.workers(name) for name in stages},
         channels={
             edge: ChannelLook(stats.capacity, stats.depth, stats.nbytes)
             for edge, stats in gauges.channels.items()

@@ -18,7 +18,10 @@ from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun, Worker
 from pipegraph.engine.stage.unit import Unit
 
-Loop = Iterator[None]
+Loop = Iterator[Any]
+
+HALFWAY = True
+"""Given by a loop in the middle of a unit of work, where its worker cannot leave."""
 
 CHILDREN = 64
 """Children that are sent together, at most."""
@@ -91,7 +94,7 @@ def _expand(
         if not isinstance(child, Chunk):
             unit.send()
             unit.sender.send(unit.ticket, child, False)
-            yield
+            yield HALFWAY
             continue
         if index <= skip:
             continue
@@ -102,7 +105,7 @@ def _expand(
         )
         if alone:
             _send_alone(unit, child)
-            yield  # whoever drives an inline stage may be the one who makes room
+            yield HALFWAY  # whoever drives an inline stage may be the one who makes room
             continue
         unit.made.append(child)
         if unit.due() or len(unit.made) - unit.sent >= CHILDREN:

@@ -1,5 +1,7 @@
 """The loop of each kind of stage: a generator, each ``yield`` of which ends one unit of work.
 
+One that gives ``HALFWAY`` is in the middle of a unit.
+
 A thread worker runs its generator to the end of the run; an inline stage's is stepped by whoever
 waits for its output. The loops share one shape: take an item; for a chunk, or for each row of a bundle, reserve
 memory, process, count, send; for a token, pass it on in its place.
@@ -9,10 +11,8 @@ Cursors (see ``docs/resuming.md``): one-to-one stages leave them alone; all othe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from pipegraph.contracts import RowOperator, Source
-from pipegraph.engine.stage.expand_loop import expand_loop
+from pipegraph.engine.stage.expand_loop import Loop, expand_loop
 from pipegraph.engine.stage.map_loop import map_loop
 from pipegraph.engine.stage.merge_route import merge_loop, route_loop
 from pipegraph.engine.stage.regroup_loop import regroup_loop
@@ -32,7 +32,7 @@ _BY_KIND = {
 }
 
 
-def loop_for(stage: StageRun, worker: Worker) -> Iterator[None]:
+def loop_for(stage: StageRun, worker: Worker) -> Loop:
     """The loop of a stage."""
     operator = stage.plan.operator
     if isinstance(operator, Elsewhere):

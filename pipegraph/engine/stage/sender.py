@@ -169,7 +169,13 @@ class AsFinished(Sender):
         self._taken = 0
         self._ending: dict[int, Any] = {}
         self._marks: dict[int, list[Watermark]] = {}
-        self._window = 4 * (stage.plan.workers + stage.plan.capacity)
+        self._window = 0
+        self.set_window(stage.plan.workers, stage.plan.capacity)
+
+    def set_window(self, workers: int, capacity: int) -> None:
+        """How far ahead of the oldest unfinished item the stage may run, from its size."""
+        self._window = 4 * (workers + capacity)
+        self.stage.inboxes[0].nudge()
 
     def on_take(self, ticket: int, item: Any) -> None:
         """A worker takes an item; called in the order of tickets."""

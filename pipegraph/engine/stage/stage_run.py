@@ -110,22 +110,26 @@ class Meter:
         return meter
 
     def thread_begins(self) -> None:
-        """Called by the worker's own thread; an inline stage has none, nor have all systems such clocks."""
+        """Called by the worker's own thread; an inline stage has none, nor have all systems such clocks.
+
+        A meter may have several threads, one after the other.
+        """
         if hasattr(time, "pthread_getcpuclockid"):
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
         self._thread = threading.get_native_id()
 
     def thread_ends(self) -> None:
         """Called by the worker's own thread, whose clock ends with it."""
-        self._cpu_ns, self._clock = self.cpu_ns(), None
-        self._waited_ns, self._thread = self.waited_ns(), 0
+        ran, waited = self.cpu_ns(), self.waited_ns()
+        self._clock, self._thread = None, 0
+        self._cpu_ns, self._waited_ns = ran, waited
 
     def cpu_ns(self) -> int:
         """How long the thread has run on a core so far; 0 where that is not known."""
         clock = self._clock
         if clock is not None:
             try:
-                return time.clock_gettime_ns(clock)
+                return self._cpu_ns + time.clock_gettime_ns(clock)
             except OSError:  # the thread has just ended, or lives on in the process that forked this one
                 pass
         return self._cpu_ns
@@ -134,7 +138,7 @@ class Meter:
         """How long the thread has been ready to run and had no core so far; 0 where that is not known."""
         thread = self._thread
         found = scheduled(thread=thread) if thread else None
-        return self._waited_ns if found is None else found[1]
+        return self._waited_ns if found is None else self._waited_ns + found[1]
 
 
 class FirstMeter(Meter):
@@ -173,6 +177,8 @@ class Worker:
     meter: Meter = field(default_factory=Meter)
     ticket: int = 0
     opened: bool = False
+    leaves: bool = False
+    """It ends with the unit that it has in work."""
     chain: list[Operator | Source] | None = None
     substituting: list[Operator | Source] = field(default_factory=list)
     """What was opened for substitutes, besides the operator."""
@@ -259,8 +265,8 @@ class StageRun:
         self.account = run.account.stage(plan.name, depth, reserves=loops and not stateful)
         self.budgeted = final_policy(plan.spec.on_error) != "raise"
         budgeted = self.budgeted and not stateful
-        self.by_ticket = plan.operator.kind in ("source", "map", "expand") and (plan.workers > 1 or budgeted)
-        self.in_order = not self.by_ticket or plan.workers == 1 or plan.spec.ordered
+        self.by_ticket = plan.operator.kind in ("source", "map", "expand") and (plan.several or budgeted)
+        self.in_order = not self.by_ticket or not plan.several or plan.spec.ordered
         self.numbers_taken = self.by_ticket and self.budgeted
         # A regrouping operator takes bundles as they are, unless it must have each row by itself.
         bundles = plan.operator.kind == "regroup" and plan.operator.bundles
@@ -283,6 +289,15 @@ class StageRun:
             self.inboxes[0].on_take = self._on_take
         if isinstance(self.sender, AsFinished):
             self.inboxes[0].may_take = self.sender.may_take
+
+    def staff(self, workers: int, capacity: int) -> None:
+        """So many workers take part from now on, and its queues hold so many items. Thread-safe."""
+        for channel in self.inboxes:
+            channel.set_readers(workers)
+        for channel in (channel for output in self.outboxes for channel in output):
+            channel.resize(capacity)
+        if isinstance(self.sender, AsFinished):
+            self.sender.set_window(workers, capacity)
 
     def _on_take(self, ticket: int, item: Any) -> None:
         """A worker takes an item; called in the order of tickets."""

@@ -1,0 +1,67 @@
+"""What of a plan may change while it runs: the workers and the queue of which stages. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pipegraph.contracts import Memo, Source
+from pipegraph.planning.plan import BATCHES_PER_WORKER, Plan, StagePlan, lineage_above
+
+WORKERS, CAPACITY = "workers", "capacity"
+
+
+def mark_tuned(planned: dict[str, StagePlan]) -> None:
+    """Say for each stage what of that which its user left to the tuner can be tuned, and why the rest cannot."""
+    for name, stage in list(planned.items()):
+        asked = stage.spec.tuned
+        if not asked or stage.bypassed is not None:
+            continue
+        why = _why_fixed(stage, planned)
+        if WORKERS in asked and why is not None:
+            note = f"workers='auto' means {stage.workers} here: {why}"
+            planned[name] = stage = replace(stage, notes=(*stage.notes, note))
+        planned[name] = replace(stage, tuned=_possible(stage, planned, asked))
+
+
+def tune_all(plan: Plan) -> Plan:
+    """The plan with everything tuned that can be."""
+    stages = {
+        name: stage
+        if stage.bypassed is not None
+        else replace(stage, tuned=_possible(stage, plan.stages, (WORKERS, CAPACITY)))
+        for name, stage in plan.stages.items()
+    }
+    return replace(plan, stages=stages)
+
+
+def _possible(stage: StagePlan, planned: Mapping[str, StagePlan], asked: tuple[str, ...]) -> tuple[str, ...]:
+    fixed = _why_fixed(stage, planned) is not None
+    return tuple(each for each in asked if each == CAPACITY or not fixed)
+
+
+def _why_fixed(stage: StagePlan, planned: Mapping[str, StagePlan]) -> str | None:
+    """Why the number of a stage's workers cannot change while it runs."""
+    operator = stage.operator
+    if stage.backend == "inline":
+        return "an inline stage runs in its consumer"
+    if stage.backend == "ray":
+        return "actors come as the cluster has room for them"
+    if stage.followers:
+        return "its processes do the work of several stages"
+    if isinstance(operator, Source):
+        if not operator.random_access:
+            return f"{operator.name} can only be read in sequence"
+    elif operator.kind not in ("map", "expand") or not operator.shareable or operator.stateful:
+        return f"{operator.name} works in sequence"
+    for memo in planned.values():
+        if memo.bypassed is not None or not isinstance(memo.operator, Memo):
+            continue
+        if stage.name in {memo.name, *(above.name for above in lineage_above(memo, planned))}:
+            return f"what {memo.name!r} knows already is passed over by a fixed set of workers"
+    return None
+
+
+def places_per_worker(stage: StagePlan) -> int:
+    """Places in a stage's queue that each of its workers should have: one in hand and one ready, or a bundle."""
+    return max(stage.bundle_rows, BATCHES_PER_WORKER if stage.level.startswith("batch") else 1)
