@@ -59,9 +59,9 @@ class Staffing:
         self._refused: dict[str, BaseException] = {}
         self._here = threading.local()  # which worker works in a thread
         self._opening = threading.Lock()  # held while a worker opens: a close waits for one at most
-        self._telling = (
+        self._sizing = (
             threading.Lock()
-        )  # held while a stage is told its size: the last one told is the newest
+        )  # held while a stage gets its size: the last one that it gets is the newest
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class Staffing:
         return self._runtime.plan.stages[stage].workers * now_ns if present is None else present.until(now_ns)
 
     def refused(self) -> dict[str, BaseException]:
-        """Per stage the error with which a worker could not be started, each told once."""
+        """Per stage the error with which a worker could not be started, each reported once."""
         with self._runtime._lock:
             found, self._refused = self._refused, {}
         return found
@@ -153,9 +153,9 @@ class Staffing:
                 channel.leaving = self._leaving
 
     def tell(self, run: Run, stage: str) -> None:
-        """Tell a stage of a run how large it is."""
+        """Give a stage of a run its size."""
         runtime = self._runtime
-        with self._telling:
+        with self._sizing:
             with runtime._lock:
                 workers, capacity = self._taking_part(stage), runtime.capacity(stage)
                 self._present[stage].change(workers)
