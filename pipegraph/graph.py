@@ -238,9 +238,10 @@ class Graph:
                 raise GraphError(
                     f"stage {name!r}: {operator.name} takes at least one upstream node, got none"
                 )
-        elif count != 1:
+        elif count != operator.inputs:
+            wanted = "one upstream node" if operator.inputs == 1 else f"{operator.inputs} upstream nodes"
             raise GraphError(
-                f"stage {name!r}: {operator.name} takes exactly one upstream node, got {count}; "
+                f"stage {name!r}: {operator.name} takes exactly {wanted}, got {count}; "
                 "join several with Zip(), Concat(), Mix(weights) or Merge() first"
             )
 
