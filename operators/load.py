@@ -116,7 +116,9 @@ class _Reads(Operator):
         return blocks_nbytes(self._select, memory_limit)
 
     def open(self, context: Context) -> None:
-        if self._select is not None:
+        if (
+            self._select is not None and not self._select.whole_parts
+        ):  # else the stage of the parts lists them, and fails
             self._select.find(context.stopping)
         self._context = context
         self._reading = context.share(

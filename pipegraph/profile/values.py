@@ -168,7 +168,7 @@ class Profile:
         return type(self), tuple(dict(v) if isinstance(v, MappingProxyType) else v for v in values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers."""
+        """Plain dicts, lists and numbers; keys of samples as they came."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "measured"}
         plain["stages"] = {name: asdict(stage) for name, stage in self.stages.items()}
         plain["channels"] = [asdict(channel) for channel in self.channels]
