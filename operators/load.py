@@ -36,7 +36,8 @@ class ListFiles(OrderedSource):
 
     Args:
         root: the folder; it is listed at the first pass (or ``len``), below it too, hidden files left out.
-        pattern: a glob on file names, such as ``"*.jpg"``, or several: ``("*.jpg", "*.png")``, without regard to case.
+        pattern: a glob on file names, such as ``"*.jpg"``, or on paths below `root` where it has a ``/``
+            (``"train/*.jpg"``), or several: ``("*.jpg", "*.png")``, without regard to case.
             By default every file but those that are left beside samples: READMEs, licences, checksums, ``Thumbs.db``.
         classes: whether the first folder of a path is the file's class; ``"auto"`` where all files lie in such folders.
         order: which file at which position.

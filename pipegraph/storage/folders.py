@@ -53,7 +53,8 @@ def list_files(
     """The files below `root`, hidden ones left out; links to folders are followed, once each.
 
     Args:
-        pattern: a glob on the file's name, such as ``*.jpg``, or several, without regard to case; by default all but
+        pattern: a glob on the file's name, such as ``*.jpg``, or, with a ``/`` in it, on its path below `root`, such as
+            ``train/*.jpg`` (``*`` stands for any folders too); or several, without regard to case; by default all but
             ``BESIDES``.
         classes: the first folder of a path is the file's class, numbered in sorted
             order as torchvision's ImageFolder does. ``"auto"``: where no file lies
@@ -81,11 +82,20 @@ def list_files(
     return FileList(root, paths, names, labels)
 
 
-def _wanted(name: str, patterns: tuple[str, ...] | None) -> bool:
-    name = name.lower()
+def _wanted(path: str, patterns: tuple[str, ...] | None) -> bool:
+    path = path.lower()
+    name = path.rpartition("/")[2]
     if patterns is None:
         return not any(fnmatch.fnmatchcase(name, besides) for besides in BESIDES)
-    return any(fnmatch.fnmatchcase(name, pattern.lower()) for pattern in patterns)
+    for pattern in map(str.lower, patterns):
+        # "**/" may also stand for no folder at all.
+        rest = pattern.removeprefix("**/")
+        if "/" not in rest:
+            if fnmatch.fnmatchcase(name, rest):
+                return True
+        elif fnmatch.fnmatchcase(path, rest) or (rest != pattern and fnmatch.fnmatchcase(path, f"*/{rest}")):
+            return True
+    return False
 
 
 def _walk(root: str, patterns: tuple[str, ...] | None) -> Iterator[str]:
@@ -100,6 +110,6 @@ def _walk(root: str, patterns: tuple[str, ...] | None) -> Iterator[str]:
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         prefix = os.path.relpath(folder, root).replace(os.sep, "/")
         for name in files:
-            if name.startswith(".") or not _wanted(name, patterns):
-                continue
-            yield name if prefix == "." else f"{prefix}/{name}"
+            path = name if prefix == "." else f"{prefix}/{name}"
+            if not name.startswith(".") and _wanted(path, patterns):
+                yield path

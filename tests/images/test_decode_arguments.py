@@ -81,6 +81,22 @@ def test_several_patterns_take_what_matches_one_of_them_without_regard_to_case(t
     assert ops.ListFiles(tmp_path, pattern="*.JPG").files().paths == ("1.jpg",)
 
 
+def test_a_pattern_with_folders_is_matched_against_the_path(tmp_path):
+    for name in ("a.jpg", "train/b.jpg", "train/cat/c.JPG", "val/d.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+
+    def found(pattern):
+        graph = pg.Graph("patterns")
+        graph.add(ops.ListFiles(tmp_path, pattern, classes=False))
+        with graph.loader() as loader:
+            return {sample["key"] for sample in loader}
+
+    assert found("**/*.jpg") == found("*.jpg") == {"a.jpg", "train/b.jpg", "train/cat/c.JPG", "val/d.jpg"}
+    assert found("train/*.jpg") == {"train/b.jpg", "train/cat/c.JPG"}
+    assert found("**/cat/*.jpg") == {"train/cat/c.JPG"}
+
+
 @pytest.mark.parametrize("pattern", [3, (), ["*.jpg", 3]])
 def test_a_pattern_that_is_none_is_refused(pattern):
     with pytest.raises(pg.errors.GraphError, match="pattern must be a glob"):
