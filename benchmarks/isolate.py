@@ -2,33 +2,39 @@
 
 Claim: with ``isolate=True`` the loop keeps at least 0.95 of its speed without any loader.
 
-    python benchmarks/isolate.py --rounds 5
+    python benchmarks/isolate.py --rounds 40
 
 A step is some hundred small tensor operations and takes its batch; to make a batch takes about 0.6 of a step, most of
 it in Python, which holds the interpreter lock. So one worker is always ahead, and what the loop loses it loses to the
 lock, to wake-ups and to what the loader itself does in its thread.
+
+All loaders are open at once and stand still but for one; the loop runs for some tens of steps with each in turn, and
+without one before and after. So each ratio is of neighbours in time, and a busy machine spreads the ratios and moves
+their median little.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import harness
-from harness import Contestant
 from images import one_thread_each
 from python_transform import Transform, calibrated
 
 CLAIM = "a loop of tiny operations keeps >= 0.95 of its speed with isolate=True"
-ALONE, OURS = "no loader", "pipegraph, isolate"
+OURS = "pipegraph, isolate"
 BATCH = 16
 OPERATIONS = 500
 SHARE = 0.6
 PREFETCH = 4
 ENDLESS = 1 << 30
+WARM, TIMED = 12, 40
+"""Steps of a stretch: more than are ready beforehand, and those that count."""
 
 
 def step(batch: Any) -> Any:
@@ -79,30 +85,54 @@ def dataloader(work: Transform) -> Iterator[Any]:
     iterator._shutdown_workers()
 
 
-def contestants(work: Transform) -> list[Contestant]:
-    """The loop with each loader, and with none."""
-    streams: dict[str, Callable[[Transform], AbstractContextManager[Any]]] = {
-        ALONE: alone,
-        OURS: partial(pipegraph, isolate=True),
-        "pipegraph, processes": partial(pipegraph, backend="process"),
-        "pipegraph, threads": pipegraph,
-        "DataLoader, processes": dataloader,
-    }
-    return [Contestant(name, partial(s, work), warm=100, timed=500) for name, s in streams.items()]
+STREAMS: dict[str, Callable[[Transform], AbstractContextManager[Any]]] = {
+    # By fork: before there are threads.
+    "DataLoader, processes": dataloader,
+    OURS: partial(pipegraph, isolate=True),
+    "pipegraph, processes": partial(pipegraph, backend="process"),
+    "pipegraph, threads": pipegraph,
+}
 
 
-def check(work: Transform, contestant: Contestant) -> str:
-    """The first step's result must be that of the first batch."""
+def seconds(steps: Iterator[Any]) -> float:
+    """For one step, in a stretch of them, once what was ready beforehand is used up."""
+    for _ in range(WARM):
+        next(steps)
+    start = time.perf_counter()
+    for _ in range(TIMED):
+        next(steps)
+    return (time.perf_counter() - start) / TIMED
+
+
+def measured(work: Transform, names: list[str], rounds: int) -> dict[str, list[float]]:
+    """The loop's speed with each loader over its speed without one, once a round.
+
+    Raises:
+        RuntimeError: a loader's first step is not that of the first batch.
+    """
     import torch
 
-    with contestant.stream() as stream:
-        if not torch.equal(next(iter(stream)), step(work.batch(0)[:BATCH])):
-            raise RuntimeError(f"{contestant.name}: another batch")
-    return "equal"
+    found: dict[str, list[float]] = {name: [] for name in names}
+    with ExitStack() as open_loaders:
+        streams = {name: open_loaders.enter_context(STREAMS[name](work)) for name in names}
+        plain = open_loaders.enter_context(alone(work))
+        wanted = step(work.batch(0)[:BATCH])
+        for name, stream in streams.items():
+            if not torch.equal(next(stream), wanted):
+                raise RuntimeError(f"{name}: another batch")
+        for number in range(rounds + 1):
+            before = seconds(plain)
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                with_loader = seconds(streams[name])
+                after = seconds(plain)
+                if number:  # the first round warms up
+                    found[name].append((before + after) / 2 / with_loader)
+                before = after
+    return found
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__ or "")
+    parser = harness.arguments(__doc__ or "", rounds=40)
     options = parser.parse_args()
     one_thread_each()
     batch = Transform(10).batch(0)[:BATCH]
@@ -115,11 +145,20 @@ def main() -> None:
     work = calibrated(SHARE * step_ms / BATCH)
     configuration = {
         "step_ms": round(step_ms, 2), "batch_ms": round(SHARE * step_ms, 2), "batch": BATCH, "workers": 1,
-        "rounds": options.rounds,
+        "rounds": options.rounds, "steps": TIMED,
     }  # fmt: skip
-    harness.compare(
-        "isolate", CLAIM, configuration, contestants(work), partial(check, work), [ALONE], "steps", options
-    )
+    harness.header(CLAIM, configuration)
+    names = [name for name in STREAMS if options.only in name]
+    ratios = measured(work, names, options.rounds)
+    rows, results = [], {}
+    for name, each in ratios.items():
+        low, middle, high = statistics.quantiles(each, n=4)
+        spread = harness.spread(each)
+        results[name] = {**spread.to_dict(), "quartiles": [round(low, 4), round(middle, 4), round(high, 4)]}
+        rows.append([name, f"{middle:.3f}", f"{low:.3f}-{high:.3f}", f"{spread.low:.3f}-{spread.high:.3f}"])
+    print(harness.table(["", "speed over no loader, median", "quartiles", "range"], rows))
+    if not options.no_record:
+        print("recorded in", harness.record("isolate", CLAIM, configuration, results).name)
 
 
 if __name__ == "__main__":
