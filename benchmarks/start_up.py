@@ -9,6 +9,10 @@ Every measurement is a fresh interpreter, in turn over the contestants. The firs
 imported before the clock starts.
 
     python benchmarks/start_up.py --images FOLDER --rounds 5
+    python benchmarks/start_up.py --processes --rounds 5
+
+With ``--processes`` the batch is of small rows from two worker processes, so that nothing but their start is timed:
+against DataLoader's by each start method, and from a trainer that has a thread, which must not be forked.
 """
 
 from __future__ import annotations
@@ -18,14 +22,23 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import harness
 import image_decode
 from images import BATCH, WORKERS, add_images_option, one_thread_each, photographs
 
+THREADED = "pipegraph, trainer with a thread"
+IN_PROCESSES = (
+    "pipegraph, processes",
+    THREADED,
+    "DataLoader, fork",
+    "DataLoader, forkserver",
+    "DataLoader, spawn",
+)
 CLAIM = "import pipegraph adds <= 0.15 s to import torch; first batch no later than any peer's"
 # What a user of each imports; a contestant of image_decode is known by the start of its name.
 MODULES = {
@@ -43,6 +56,52 @@ MODULES = {
 def modules_of(name: str) -> tuple[str, ...]:
     """What the contestant's user imports."""
     return next(modules for start, modules in MODULES.items() if name.startswith(start))
+
+
+class Rows:
+    """A map-style data set of numbers."""
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def in_processes(name: str) -> Iterator[Any]:
+    """Batches of ``Rows`` from two processes."""
+    if name.startswith("pipegraph"):
+        import pipegraph as pg
+        from pipegraph import operators as ops
+
+        if name == THREADED:
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        graph = pg.Graph("start")
+        graph.add(ops.FromSequence(Rows()), workers=WORKERS, backend="process").then(ops.Batch(BATCH))
+        with graph.loader() as loader:
+            yield from loader
+        return
+    from torch.utils.data import DataLoader
+
+    data: Any = Rows()
+    method = name.removeprefix("DataLoader, ")
+    yield from DataLoader(data, batch_size=BATCH, num_workers=WORKERS, multiprocessing_context=method)
+
+
+def process_child(name: str) -> None:
+    """As :func:`child`, for ``--processes``."""
+    import torch  # noqa: F401
+
+    one_thread_each()
+    begin = time.perf_counter()
+    for module in modules_of(name):
+        importlib.import_module(module)
+    opened = time.perf_counter()
+    batches = in_processes(name)
+    next(batches)
+    first = time.perf_counter()
+    batches.close()  # type: ignore[attr-defined]
+    print(json.dumps({"import_s": opened - begin, "first_batch_s": first - opened}))
 
 
 def child(name: str, folder: str) -> None:
@@ -72,7 +131,8 @@ def measure(name: str, folder: str) -> dict[str, float]:
     Raises:
         RuntimeError: the child failed; the message is its last line of error.
     """
-    command = [sys.executable, __file__, "--child", name, "--images", folder]
+    command = [sys.executable, __file__, "--child", name]
+    command += ["--images", folder] if folder else ["--processes"]
     # Compiled modules are kept, as in any installed package: the first, unmeasured round writes them.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
@@ -112,21 +172,35 @@ def main() -> None:
     parser = harness.arguments(__doc__ or "")
     add_images_option(parser)
     parser.add_argument(
+        "--processes", action="store_true", help="small rows from worker processes, and no images"
+    )
+    parser.add_argument(
         "--child", default="", help="(the script's own use) measure one contestant in this process"
     )
     options = parser.parse_args()
-    paths = photographs(options.images)
+    if options.child and options.processes:
+        process_child(options.child)
+        return
+    folder = "" if options.processes else options.images
+    paths = [] if options.processes else photographs(options.images)
     if options.child:
         child(options.child, options.images)
         return
-    configuration = {"batch": BATCH, "workers": WORKERS, "rounds": options.rounds}
+    configuration = {
+        "batch": BATCH, "workers": WORKERS, "rounds": options.rounds,
+        "reads": "rows" if options.processes else "images",
+    }  # fmt: skip
     harness.header(CLAIM, configuration)
-    names = [c.name for c in harness.chosen(image_decode.contestants(paths), options.only)]
-    measured, missing = rounds_of(names, options.images, options.rounds)
+    if options.processes:
+        names = [name for name in IN_PROCESSES if options.only in name]
+    else:
+        names = [c.name for c in harness.chosen(image_decode.contestants(paths), options.only)]
+    measured, missing = rounds_of(names, folder, options.rounds)
 
     results: dict[str, Any] = {"missing": missing, "contestants": {}}
     rows = []
-    ours = measured.get(image_decode.OURS)
+    yardstick = IN_PROCESSES[0] if options.processes else image_decode.OURS
+    ours = measured.get(yardstick)
     for name, times in sorted(measured.items(), key=lambda entry: entry[1][0]["first_batch_s"]):
         imports = harness.spread(t["import_s"] for t in times)
         first = harness.spread(t["first_batch_s"] for t in times)
@@ -141,7 +215,7 @@ def main() -> None:
             results["contestants"][name]["first_batch_over_ours"] = over.to_dict()
             ratio = str(over)
         rows.append([name, str(imports), str(first), str(both), ratio])
-    headers = ["", "import after torch, s", "first batch, s", "both, s", f"first batch x {image_decode.OURS}"]
+    headers = ["", "import after torch, s", "first batch, s", "both, s", f"first batch x {yardstick}"]
     print(harness.table(headers, rows))
     for name, reason in missing.items():
         print(f"not measured: {name}: {reason}")
