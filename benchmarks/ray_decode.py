@@ -30,7 +30,7 @@ OURS = "pipegraph, Ray actors"
 TASKS = "Ray Data, iter_torch_batches, tasks"
 POOL = "Ray Data, iter_torch_batches, actors"
 PASSES = 200
-WARM, TIMED = 4, 24
+WARM, TIMED = 16, 40
 
 
 def work(path: str) -> dict[str, Any]:

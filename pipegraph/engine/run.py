@@ -16,7 +16,7 @@ from pipegraph.contracts import Context, FanIn, FanOut, History, Regroup, Source
 from pipegraph.engine.activity import Activity, Cancelled
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Account
-from pipegraph.engine.stage.bundle_size import BUNDLE_BYTES, FAR_BYTES, Pace
+from pipegraph.engine.stage.bundle_size import Pace
 from pipegraph.engine.stage.cursors import earlier
 from pipegraph.engine.stage.epoch_limit import Horizon
 from pipegraph.engine.stage.loops import loop_for
@@ -210,9 +210,9 @@ class Run:
         if stage.backend == "inline":
             return Pace(1)
         nbytes = max(1, self.account.limit // BUNDLES_PER_LIMIT)
-        remote, heavy = stage.away, FAR_BYTES if stage.backend == "ray" else BUNDLE_BYTES
+        remote, far = stage.away, stage.backend == "ray"
         if not isinstance(operator, Source):
-            return Pace(max(1, stage.capacity // stage.workers), nbytes=nbytes, remote=remote, heavy=heavy)
+            return Pace(max(1, stage.capacity // stage.workers), nbytes=nbytes, remote=remote, far=far)
         group = self._runtime.readers[stage.name].group if operator.random_access else 1
         rows, size = stage.bundle_rows, sys.maxsize
         if stage.bundle is not None:
@@ -223,7 +223,7 @@ class Run:
                 size *= rows // size  # several batches' rows, which are there already
         elif operator.draws:
             rows = 1  # the sampler may wait for what the consumer does with the one before
-        return Pace(max(rows, group), group, size, nbytes, remote, heavy)
+        return Pace(max(rows, group), group, size, nbytes, remote, far)
 
     def _restore(self, resume: Resume) -> None:
         if resume.cursor is None and not resume.delivered:

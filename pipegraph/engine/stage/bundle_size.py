@@ -23,8 +23,8 @@ BUNDLE_BYTES = 1 << 20
 """Rows of so many bytes are heavy enough to be handed over alone."""
 
 
-FAR_BYTES = 8 * BUNDLE_BYTES
-"""The same for rows that come from a Ray actor: a call to one costs as much as writing a megabyte."""
+FAR, FAR_BYTES = 50, 8 * BUNDLE_BYTES
+"""The same for a Ray actor: a call to one costs all that take part a millisecond or two, as writing megabytes does."""
 
 LIGHT_ROW_BYTES = 32 << 10
 """Rows up to this size are put together where they are made: once more to copy them costs less than to keep them."""
@@ -39,7 +39,7 @@ class Pace:
         size: rows of the batch at whose end a bundle ends, if one is known.
         nbytes: at most in one bundle.
         remote: whether the stage works in processes.
-        heavy: bytes of rows that are heavy enough to be handed over alone.
+        far: whether the processes are a cluster's.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class Pace:
         size: int = sys.maxsize,
         nbytes: int = BUNDLE_BYTES,
         remote: bool = False,
-        heavy: int = BUNDLE_BYTES,
+        far: bool = False,
     ) -> None:
-        self._times = REMOTE if remote else 1
+        self._times = FAR if far else REMOTE if remote else 1
         self.max_rows = max(1, min(max_rows, size))
         self.min_rows = min(min_rows, self.max_rows)
         self.size = size
-        self.nbytes = min(nbytes, heavy)
+        self.nbytes = min(nbytes, FAR_BYTES if far else BUNDLE_BYTES)
         self._lock = threading.Lock()
         self._quick = self.min_rows  # rows that have been quick enough
         self._rows = self.min_rows
