@@ -121,6 +121,22 @@ def profile(
     run_profile(load_graph(graph), seconds, output, json, step_ms / 1000, report, trace)
 
 
+@app.command(epilog="Example:  pipegraph tune train.py:graph --seconds 30 --step-ms 120")
+def tune(
+    graph: Target,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to run.")] = 30.0,
+    output: Output = None,
+    step_ms: Annotated[
+        float, typer.Option(min=0.0, help="A simulated training step of so many milliseconds per batch.")
+    ] = 0.0,
+) -> None:
+    """Find workers and queue lengths, and print them as code to paste behind the graph."""
+    from pipegraph.cli.target import load_graph
+    from pipegraph.cli.tune_command import run_tune
+
+    run_tune(load_graph(graph), seconds, output, step_ms / 1000)
+
+
 @app.command(epilog="Example:  pipegraph index 'data/train-*.tar' --out train.manifest.json")
 def index(
     parts: Annotated[list[str], typer.Argument(help="Shards: files, folders, globs, brace ranges, URLs.")],

@@ -72,10 +72,15 @@ class Tuning:
         lines = [f"    {name!r}: {values}," for name, values in self.settings.items()]
         return "\n".join(["graph.resize({", *lines, "})"])
 
-    def __str__(self) -> str:
+    @property
+    def story(self) -> str:
+        """Every decision, and the advice, as lines."""
         kept = sum(decision.outcome == "kept" for decision in self.decisions)
         state = "settled" if self.settled else "still tuning"
         lines = [f"{len(self.decisions)} decisions, {kept} kept, {state}"]
         lines += [f"  {number}. {decision}" for number, decision in enumerate(self.decisions, 1)]
         lines += [f"  advice: {each}" for each in self.advice]
-        return "\n".join([*lines, "", self.code])
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return f"{self.story}\n\n{self.code}"

@@ -43,7 +43,7 @@ WAITED = 0.02
 """Share of a window from which on a queue counts as having been waited for."""
 
 COMPUTES = 0.5
-"""Share of its work that a stage runs on a core from which on each worker needs one."""
+"""Share of its work that a stage runs on a core, or waits for one, from which on each worker needs one."""
 
 HOLDS = 0.7
 """Share of its work that a thread runs on a core where it can keep the interpreter lock from others."""
@@ -154,7 +154,7 @@ def facts_of(
             need.core_s,
             workers="workers" in planned.tuned,
             capacity="capacity" in planned.tuned,
-            computes=running > COMPUTES,
+            computes=running + coreless > COMPUTES,
             locked=thread
             and running > HOLDS
             and coreless < 1 - HOLDS

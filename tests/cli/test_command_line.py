@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -167,10 +168,22 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, capsys):
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["plan"], ["profile"], ["index"], ["quality"], ["doctor"]])
+@pytest.mark.parametrize(
+    "command", [[], ["demo"], ["plan"], ["profile"], ["tune"], ["index"], ["quality"], ["doctor"]]
+)
 def test_help_shows_an_example(command, capsys):
     assert main([*command, "--help"]) == 0
     assert "Example" in printed(capsys).out
+
+
+def test_tune_prints_settings_that_can_be_pasted(pipeline, capsys):
+    assert main(["tune", f"{pipeline}:graph", "--seconds", "1"]) == 0
+    found = printed(capsys)
+    assert found.out.startswith("graph.resize({")
+    assert "decisions" in found.err
+    spaces = {"__name__": "pasted"}
+    exec(compile(pathlib.Path(pipeline).read_text() + "\n" + found.out, "pasted.py", "exec"), spaces)
+    assert all(not spec.tuned for spec in spaces["graph"].stages.values())
 
 
 def test_profile_runs_for_the_seconds_given_and_prints_the_table(pipeline, capsys):

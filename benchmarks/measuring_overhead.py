@@ -1,0 +1,80 @@
+"""What measuring costs: a stage at 10,000 items/s with its counters and clocks, and with a trace on.
+
+Claim: measuring under 1 % of a second's processor time at 10,000 items/s per stage, tracing under 5 %.
+
+The instruments are called as the stages call them, in a loop beside an empty one; the difference per item times 10,000
+is the share. The trace is also measured whole: a pipeline's processor time per item with and without, in turn.
+
+    python benchmarks/measuring_overhead.py --rounds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.engine.stage.stage_run import Meter
+
+ITEMS = 200_000
+RATE = 10_000
+
+
+def measured(items: int) -> float:
+    """Seconds of processor time for the counters and clocks of so many items."""
+    meter, now = Meter("stage"), time.perf_counter_ns
+    begun = time.thread_time()
+    for _ in range(items):
+        start = now()
+        meter.busy_ns += now() - start
+        meter.calls += 1
+        meter.items += 1
+        meter.samples += 1
+    return time.thread_time() - begun
+
+
+def empty(items: int) -> float:
+    """The loop alone."""
+    begun = time.thread_time()
+    for _ in range(items):
+        pass
+    return time.thread_time() - begun
+
+
+def pipeline(items: int, traced: bool) -> float:
+    """Processor seconds per item and stage of a chain of four."""
+    graph = pg.Graph("chain")
+    node = graph.add(ops.FromIterable(range(items)), name="read", capacity=1)
+    for number in range(3):
+        node = node.then(abs, name=f"stage-{number}", capacity=1)
+    with graph.loader() as loader:
+        if traced:
+            loader._trace(True)
+        begun = time.process_time()
+        for _ in loader:
+            pass
+        return (time.process_time() - begun) / items / 4
+
+
+def main() -> None:
+    """Print both shares, with their spread."""
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--rounds", type=int, default=5)
+    rounds = asked.parse_args().rounds
+    shares = [100 * (measured(ITEMS) - empty(ITEMS)) / ITEMS * RATE for _ in range(rounds)]
+    print(
+        f"measuring: {statistics.median(shares):.2f} % at 10,000 items/s ({min(shares):.2f}-{max(shares):.2f})"
+    )
+    more = []
+    for _ in range(rounds):
+        plain = pipeline(5_000, False)
+        more.append(100 * (pipeline(5_000, True) - plain) * RATE)
+    print(
+        f"tracing adds: {statistics.median(more):.2f} % at 10,000 items/s ({min(more):.2f}-{max(more):.2f})"
+    )
+
+
+if __name__ == "__main__":
+    main()
