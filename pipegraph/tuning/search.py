@@ -65,6 +65,7 @@ class Search:
         self._distance = 1
         self._bold = False  # the distance has grown because predictions came true
         self._kept_needless: set[str] = set()
+        self._holders: set[str] = set()  # stages that were no faster with more threads: they hold the lock
         self._rest, self._resting = REST, 0
         self._calm: Facts | None = None  # as it was when the search settled
         self._unlucky: set[tuple[tuple[str, Size], ...]] = set()
@@ -77,11 +78,18 @@ class Search:
 
     def next(self, facts: Facts) -> dict[str, Size]:
         """The sizes to have from now on, after a window in which those returned last were in force."""
+        if self._holders:
+            known = {
+                name: replace(work, locked=True)
+                for name, work in facts.stages.items()
+                if name in self._holders
+            }
+            facts = replace(facts, stages={**facts.stages, **known})
         for name, why in facts.refused.items():
             self.advice[f"refused {name}"] = f"{name}: a worker could not be started: {why}"
         for name, stage in facts.stages.items():
             if stage.locked and not stage.process:
-                self.advice[name] = (
+                self.advice[name] = self.advice.get(name) or (
                     f"{name}: holds the interpreter lock while it works, so that more threads do not help; "
                     "backend='process' would"
                 )
@@ -145,6 +153,7 @@ class Search:
             stage, cores = before.stages[name], before.budget.cores
             alone = before.core_s * before.rate < cores - 0.5
             if new.workers > old.workers and stage.computes and not stage.process and alone:
+                self._holders.add(name)
                 self.advice[name] = (
                     f"{name}: computes and was no faster with more threads, while cores were free: it holds the "
                     "interpreter lock, and backend='process' would help"
