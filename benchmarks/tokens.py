@@ -24,11 +24,19 @@ from images import WORKERS, one_thread_each
 CLAIM = "windows of tokens: ahead of every peer"
 IDEAL = "hand-written loop"
 OURS = "pipegraph, batches"
+SOURCE = "pipegraph, FromTokens"
 TOKENS = 100_000_000
 WINDOW = 2049
 BATCH = 16
 PREFETCH = 4
 ENDLESS = 1 << 40
+
+
+def write(folder: str) -> str:
+    """The file; returns its path."""
+    path = str(Path(folder) / "tokens.bin")
+    np.random.default_rng(0).integers(0, 50_000, TOKENS, np.uint16).tofile(path)
+    return path
 
 
 class Windows:
@@ -90,6 +98,21 @@ def pipegraph_windows(windows: Windows) -> Iterator[Any]:
     source.then(ops.Batch(BATCH), capacity=PREFETCH)
     with graph.loader() as loader:
         yield loader
+
+
+@contextmanager
+def pipegraph_tokens(windows: Windows) -> Iterator[Any]:
+    """The source for such files: each batch is gathered in one index operation. Windows lie end to end, shuffled."""
+    import torch
+
+    import pipegraph as pg
+    from pipegraph import operators as ops
+
+    graph = pg.Graph("tokens")
+    source = ops.FromTokens(windows.tokens, WINDOW, shuffle=True)
+    graph.add(source, workers=WORKERS, capacity=BATCH * PREFETCH).then(ops.Batch(BATCH), capacity=PREFETCH)
+    with graph.loader(epochs=None) as loader:
+        yield (batch["tokens"].to(torch.int64) for _ in iter(int, 1) for batch in loader)
 
 
 @contextmanager
@@ -161,6 +184,7 @@ def contestants(windows: Windows) -> list[Contestant]:
         entry(IDEAL, hand_written, 5000),
         entry(OURS, pipegraph_batches, 4000),
         entry("pipegraph, windows", pipegraph_windows, 2000),
+        entry(SOURCE, pipegraph_tokens, 4000),
         entry("DataLoader", dataloader, 1000),
         entry("torchdata.nodes", torchdata_nodes, 2000),
         entry("SPDL", spdl, 1000),
@@ -169,11 +193,18 @@ def contestants(windows: Windows) -> list[Contestant]:
 
 
 def check(contestant: Contestant, windows: Windows) -> str:
-    """The first batch must be exactly the first windows."""
+    """The first batch must be exactly the first windows; of ``FromTokens``, windows of the file."""
     import torch
 
     with contestant.stream() as stream:
         batch = next(iter(stream))
+        if contestant.name == SOURCE:
+            whole = windows.tokens[: len(windows.tokens) // WINDOW * WINDOW].reshape(-1, WINDOW)
+            for row in batch.numpy():
+                found = whole[(whole[:, :4] == row[:4]).all(axis=1)]
+                if batch.dtype != torch.int64 or not (found == row).all(axis=1).any():
+                    raise RuntimeError(f"{contestant.name}: got {batch.dtype} that are no window of the file")
+            return "windows of the file"
         if not torch.equal(batch, windows.batch(range(BATCH))):
             raise RuntimeError(f"{contestant.name}: got {tuple(batch.shape)} {batch.dtype}, other tokens")
     return "equal"
@@ -188,9 +219,7 @@ def main() -> None:
         "rounds": options.rounds,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "tokens.bin")
-        np.random.default_rng(0).integers(0, 50_000, TOKENS, np.uint16).tofile(path)
-        windows = Windows(path)
+        windows = Windows(write(folder))
         same = partial(check, windows=windows)
         entered = contestants(windows)
         harness.compare("tokens", CLAIM, configuration, entered, same, [IDEAL, OURS], "tokens", options)
