@@ -101,6 +101,17 @@ def test_a_newcomer_finds_few_folders_at_the_top_and_no_file_name_twice():
     assert [name for name, times in names.items() if times > 1 and name != "__init__.py"] == []
 
 
+def test_the_files_that_keep_the_promises_are_there():
+    rows = re.findall(r"^\| [^|]+ \| (.*) \|$", MAP.split("## Which file keeps which promise")[1], re.M)[2:]
+    for row in rows:
+        folder = Path()
+        for name in re.findall(r"`([\w./]+\.py|[\w/]+/)`", row):
+            path = Path(name) if "/" in name else folder / name  # a name alone lies beside the one before
+            folder = path.parent
+            assert (ROOT / "pipegraph" / path).exists(), name
+    assert len(rows) > 15
+
+
 def test_no_two_classes_share_a_name():
     names = Counter(
         node.name

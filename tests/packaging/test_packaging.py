@@ -146,12 +146,16 @@ def test_importing_pipegraph_imports_no_optional_part_and_starts_nothing():
     program = (
         "import torch, threading, sys, json\nalready = set(sys.modules)\nimport pipegraph\n"
         "light = sorted({name.partition('.')[0] for name in set(sys.modules) - already})\n"
-        "pipegraph.operators, pipegraph.ReplicaExecutor, pipegraph.NodeCache\n"
-        "print(json.dumps([light, threading.active_count()]))"
+        "operators = pipegraph.operators\n"
+        "early = [name for name in sys.modules if name.startswith('pipegraph.operators.')]\n"
+        "[getattr(operators, name) for name in operators.__all__]\n"
+        "pipegraph.ReplicaExecutor, pipegraph.NodeCache\n"
+        "print(json.dumps([light, early, threading.active_count()]))"
     )
     done = python("-X", "importtime", "-c", program)
     assert done.returncode == 0, done.stderr
-    light, threads = json.loads(done.stdout)
+    light, early, threads = json.loads(done.stdout)
+    assert early == []  # an operator is imported when it is first used
     assert set(light) - set(sys.stdlib_module_names) <= {"pipegraph", "numpy"}, light
     assert threads == 1
     # Also with everything that `import pipegraph` leaves for later.
