@@ -108,6 +108,7 @@ class Pack(Regroup):
         self._inside: deque[Document] = deque()
         self._failed: tuple[Exception, Chunk] | None = None
         self._epoch = 0
+        self._layout: dict[str, Any] = {}  # name and dtype, of the fields of the last document
         self.inputs_in = (0, 1) if split else (1, 2)
         self.spent: list[Lineage] = []
 
@@ -123,7 +124,7 @@ class Pack(Regroup):
         return BUNDLE
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
-        fields, count = self._arrays(chunk.data)
+        fields, count = self._like_the_last(chunk.data) or self._arrays(chunk.data)
         document = Document(fields, count, chunk.lineages, chunk.before, chunk.after, chunk.paths)
         return self._add(document, chunk.epoch)
 
@@ -133,7 +134,7 @@ class Pack(Regroup):
         lineages = list(bundle.lineages)
         for index, item in enumerate(bundle.items()):
             try:
-                fields, count = self._arrays(item)
+                fields, count = self._like_the_last(item) or self._arrays(item)
                 document = Document(fields, count, (lineages[index],), *bundle.place(index))
                 made += self._add(document, bundle.epoch)
             except Exception as error:
@@ -161,12 +162,19 @@ class Pack(Regroup):
         made = []
         self._epoch = epoch
         if document.count:
-            held = self._filler.oldest()
-            if held is not None:
-                _check_alike(held, document)
-        self._inside.append(document)
-        if document.count:
-            made = [self._row(*filled) for filled in self._filler.add(document)]
+            if document.fields.__class__ is not _Alike:
+                held = self._filler.oldest()
+                if held is not None:
+                    _check_alike(held, document)
+                flat = all(array.ndim == 1 for array in document.fields.values())
+                self._layout = {name: array.dtype for name, array in document.fields.items()} if flat else {}
+            self._inside.append(document)
+            filled = self._filler.add(document)
+            if not filled:
+                return made
+            made = [self._row(*each) for each in filled]
+        else:
+            self._inside.append(document)
         # In the order in which they came: what is freed later than it could be is counted, never less than is held.
         while self._inside and not self._inside[0].left:
             self.spent += self._inside.popleft().lineages
@@ -185,6 +193,24 @@ class Pack(Regroup):
         return row
 
     # -- data ----------------------------------------------------------------------------------------
+
+    def _like_the_last(self, data: Any) -> tuple[_Alike, int] | None:
+        """What :meth:`_arrays` gives, where that is plain: arrays with the names and dtypes of the last document."""
+        layout = self._layout
+        if not layout or data.__class__ is not dict or self.fields is not None:
+            return None
+        count = -1
+        fields = _Alike()
+        for name, value in data.items():
+            kind = value.__class__
+            if kind is np.ndarray:
+                if value.dtype is not layout.get(name) or value.ndim != 1 or count not in (-1, len(value)):
+                    return None
+                count = len(value)
+                fields[name] = value
+            elif kind not in _SINGLE:
+                return None
+        return (fields, count) if len(fields) == len(layout) else None
 
     def _arrays(self, data: Any) -> tuple[dict[str, Any], int]:
         """The fields of a document as arrays, and how many tokens each has."""
@@ -252,6 +278,14 @@ class Pack(Regroup):
                 )
             self._padding[name] = block
         return block
+
+
+class _Alike(dict[str, Any]):
+    """The fields of a document that were compared with those of the one before."""
+
+
+_SINGLE = frozenset((int, float, bool, str, bytes))
+"""Types of values that are no sequence of numbers."""
 
 
 def _is_sequence(value: Any) -> bool:

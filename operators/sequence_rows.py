@@ -60,7 +60,7 @@ class Filler(Protocol):
         """Prepare to continue at a cursor of a row; returns that of the document to begin with."""
         ...
 
-    def add(self, document: Document) -> Iterator[Filled]:
+    def add(self, document: Document) -> Sequence[Filled]:
         """Take a document of at least one token; gives the rows that are complete now."""
         ...
 
@@ -93,7 +93,12 @@ class EndToEnd:
     def oldest(self) -> Document | None:
         return self._row[0].document if self._row else None
 
-    def add(self, document: Document) -> Iterator[Filled]:
+    def add(self, document: Document) -> Sequence[Filled]:
+        if document.count < self._room and not self._skip:  # most of them
+            self._row.append(DocumentSegment(document, 0, document.count))
+            self._room -= document.count
+            return ()
+        rows: list[Filled] = []
         start, self._skip = min(self._skip, document.count), 0
         document.left -= start
         while start < document.count:
@@ -104,7 +109,8 @@ class EndToEnd:
             if not self._room:
                 row, self._row, self._room = self._row, [], self._length
                 after = (document.after, 0) if stop == document.count else (document.before, stop)
-                yield row, after
+                rows.append((row, after))
+        return rows
 
     def finish(self) -> Iterator[Filled]:
         if self._row:
@@ -155,7 +161,7 @@ class BestFit:
     def oldest(self) -> Document | None:
         return next(iter(self._held.values())).segment.document if self._held else None
 
-    def add(self, document: Document) -> Iterator[Filled]:
+    def add(self, document: Document) -> Sequence[Filled]:
         first = self._came
         for start in range(0, document.count, self._length):
             stop = min(document.count, start + self._length)
@@ -170,8 +176,10 @@ class BestFit:
             self._held[number] = _Piece(DocumentSegment(document, start, stop), first)
             insort(self._sizes, (stop - start) * _NUMBERS + _NUMBERS - 1 - number)
         self._after = document.after
+        rows = []
         while len(self._held) >= self._window:
-            yield self._fill()
+            rows.append(self._fill())
+        return rows
 
     def finish(self) -> Iterator[Filled]:
         while self._held:

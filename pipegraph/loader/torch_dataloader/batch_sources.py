@@ -186,12 +186,10 @@ class MapBatches(_Batches):
             found.append(self._fetch(index))  # noqa: PERF401 (one may fail)
 
     def read(self, position: Any, epoch: int) -> Any:
+        if self.worker is not None:  # its numbers are the process's, as torch's are
+            return self._fetch(position.index)
         self._draws.one(epoch, (self._context.stage, position.position))
-        if (
-            self.worker is None
-            and self.fetching.collates
-            and not getattr(self.fetching.dataset, "__getitems__", None)
-        ):
+        if self.fetching.collates and not getattr(self.fetching.dataset, "__getitems__", None):
             return self._fetch(position.index, epoch, position.position)
         return self._fetch(position.index)
 
@@ -230,8 +228,13 @@ class IterableBatches(_Batches):
 
     default_name = "batches"
 
+    def _draw_for(self, epoch: int, step: int) -> None:
+        """A batch draws numbers of its own in a thread; those in a process are the worker's, as torch's are."""
+        if self.worker is None:
+            self._draws.one(epoch, (self._context.stage, step))
+
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
-        self._draws.one(epoch, (self._context.stage, 0))
+        self._draw_for(epoch, 0)
         number = self.number
         try:
             self._set_up()
@@ -245,7 +248,7 @@ class IterableBatches(_Batches):
         index = None if self.fetching.size is None else [None] * self.fetching.size
         step = 0
         while True:
-            self._draws.one(epoch, (self._context.stage, step))
+            self._draw_for(epoch, step)
             data: Any
             try:
                 data = fetcher.fetch(index)
