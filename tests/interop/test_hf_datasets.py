@@ -97,6 +97,32 @@ def test_a_resume_in_the_middle_takes_less_than_a_second_and_can_be_repeated(fol
         assert done in (600, 800)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataloader_resumes_a_stream_in_less_than_a_second_also_in_a_later_epoch(
+    folder: Path, workers: int
+) -> None:
+    def make() -> pg.DataLoader:
+        return pg.DataLoader(streaming(folder).select_columns(["id"]), 32, num_workers=workers)
+
+    loader = make()
+    loader.set_epoch(2)
+    found = []
+    for batch in loader:
+        found.append(batch["id"].tolist())
+        if len(found) == 600:
+            state = json.loads(json.dumps(loader.state_dict()))
+        if len(found) == 603:
+            break
+    again = make()
+    next(iter(again))  # the workers' start is not the stream's
+    again.load_state_dict(state)
+    passing = iter(again)
+    start = time.perf_counter()
+    first = next(passing)["id"].tolist()
+    assert time.perf_counter() - start < 1
+    assert first == found[600]
+
+
 def test_epochs_are_set_and_a_loaded_state_holds_for_its_pass_only(folder: Path) -> None:
     items = datasets.load_dataset(
         "parquet", data_files=sorted(map(str, folder.glob("*.parquet"))), split="train", streaming=True
