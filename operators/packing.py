@@ -159,7 +159,7 @@ class Pack(Regroup):
             raise error
 
     def _add(self, document: Document, epoch: int) -> list[Chunk]:
-        made = []
+        made: list[Chunk] = []
         self._epoch = epoch
         if document.count:
             if document.fields.__class__ is not _Alike:
