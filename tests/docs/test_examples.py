@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ WITH_EXAMPLES = [document for document in DOCUMENTS if examples(document).strip(
 def test_the_examples_run(document, data):
     if document.stem == "ray":
         pytest.importorskip("ray", reason="make test-ray installs Ray and runs docs/ray.md")
+        warnings.simplefilter("ignore")  # Ray's own code warns
     program = examples(document)
     exec(compile(program, str(document), "exec"), {"__name__": "__main__"})
 
