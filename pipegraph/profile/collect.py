@@ -20,7 +20,7 @@ from .bottleneck import (
     find_lock_holder,
 )
 from .measured import Measured, StageCounts, measure
-from .values import MIN_S, ChannelProfile, Profile, StageProfile
+from .values import MIN_S, ChannelProfile, Profile, StageProfile, run_busy, run_of
 
 if TYPE_CHECKING:
     from pipegraph.engine.pass_totals import Totals
@@ -77,10 +77,12 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
     bottleneck = CONSUMER
     cause: Cause = "unknown"
     if elapsed_s >= MIN_S:
-        busy = {name: stage.busy + stage.memory for name, stage in stages.items()}
+        busy = {name: run_busy(stages, name) + stage.memory for name, stage in stages.items()}
         busy[CONSUMER] = max(0.0, 1 - stall_ns / elapsed_ns)
         bottleneck = find_bottleneck(busy, _edges(plan, waits, totals, elapsed_ns))
         bottleneck, cause = _cause(plan, stages, bottleneck, wake_s, cores_used, measured.cores)
+        # Of a run of stages that share their processes, the one that takes longest.
+        bottleneck = max(run_of(stages, bottleneck), key=lambda name: stages[name].busy, default=bottleneck)
     pinned = sum(
         measured.stages[stage.name].counters.get("slab_bytes", 0)
         for stage in plan.running
@@ -146,7 +148,7 @@ def _cause(
     stage, operator = stages[bottleneck], plan.stages[bottleneck].operator
     many = stage.workers
     facts = StageFacts(
-        busy=stage.busy * many,
+        busy=run_busy(stages, bottleneck) * many,
         running=(stage.running or 0.0) * many,
         coreless=stage.coreless * many,
         memory=stage.memory * many,

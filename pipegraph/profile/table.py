@@ -6,7 +6,7 @@ from pipegraph.errors import shown
 from pipegraph.units import format_bytes
 
 from .bottleneck import CONSUMER
-from .values import Profile, StageProfile
+from .values import Profile, StageProfile, run_busy
 
 WIDTH = 100
 NAME_WIDTH = 22
@@ -50,6 +50,8 @@ def conclude(profile: Profile) -> str:
 
 
 def _why(profile: Profile, stage: StageProfile) -> str:
+    own, host = stage.busy, stage.within or profile.bottleneck
+    stage, in_all = profile.stages[host], run_busy(profile.stages, host)
     workers = "its worker is" if stage.workers == 1 else f"its {stage.workers} workers are"
     if profile.cause == "lock":
         cores = (stage.running or 0.0) * stage.workers
@@ -58,9 +60,10 @@ def _why(profile: Profile, stage: StageProfile) -> str:
             f'{_duration(profile.wake_s)} each time; more threads do not help: give it backend="process", '
             f"or use code that releases the lock"
         )
-    if stage.memory > stage.busy:
+    if stage.memory > in_all:
         return f"its workers wait for room under memory_limit {_share(stage.memory)} of the time"
-    busy = f"{workers} busy {_share(stage.busy)} of the time while what follows waits for it"
+    others = f", {_share(own)} with this stage," if own < in_all else ""
+    busy = f"{workers} busy {_share(in_all)} of the time{others} while what follows waits for it"
     if profile.cause == "cores":
         return (
             f"{busy}, and no core is free: {profile.cores_used:.1f} of {profile.cores:g} are in use, and its work "
@@ -68,7 +71,7 @@ def _why(profile: Profile, stage: StageProfile) -> str:
         )
     if profile.cause == "storage":
         return (
-            f"{workers} reading {_share(stage.busy)} of the time, and on a core only {_share(stage.running or 0.0)}: "
+            f"{workers} reading {_share(in_all)} of the time, and on a core only {_share(stage.running or 0.0)}: "
             "storage is slower than training"
         )
     return busy
@@ -77,6 +80,8 @@ def _why(profile: Profile, stage: StageProfile) -> str:
 def _suggestion(profile: Profile) -> str:
     """What one more worker would bring, where that is a remedy."""
     stage = profile.stages[profile.bottleneck]
+    if stage.within is not None:
+        stage = profile.stages[stage.within]
     if profile.cause not in ("stage", "storage") or stage.backend == "inline":
         return ""
     more = profile.what_if(profile.bottleneck, workers=stage.workers + 1)

@@ -80,6 +80,16 @@ class StageProfile:
     within: str | None = None
 
 
+def run_of(stages: Mapping[str, StageProfile], name: str) -> list[str]:
+    """The stages whose work a stage's workers do: its own first. Empty for the training loop."""
+    return [each for each, stage in stages.items() if name in (each, stage.within)]
+
+
+def run_busy(stages: Mapping[str, StageProfile], name: str) -> float:
+    """Share 0..1 of its workers' time that they worked, for any stage of the run."""
+    return min(1.0, sum(stages[each].busy for each in run_of(stages, name)))
+
+
 @dataclass(frozen=True)
 class ChannelProfile:
     """One queue between two stages.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pipegraph.errors import GraphError
 
 from .bottleneck import CONSUMER
-from .values import Profile
+from .values import Profile, run_busy, run_of
 
 CORES = "cores"
 LOCK = "lock"
@@ -69,10 +69,11 @@ def demands(profile: Profile) -> dict[str, Demand]:
             continue
         inline = stage.backend == "inline"
         waits = 0.0 if stage.items == 0 else max(0.0, 1 - stage.starved - stage.blocked)
-        occupied = stage.busy if inline else max(stage.busy, min(waits, stage.busy * OVERHEAD))
+        busy = run_busy(profile.stages, name)
+        occupied = busy if inline else max(busy, min(waits, busy * OVERHEAD))
         found[name] = Demand(
             seconds=occupied * stage.workers * per_chunk,
-            service_s=stage.busy * stage.workers * per_chunk,
+            service_s=busy * stage.workers * per_chunk,
             core_s=(stage.busy if inline else stage.running or 0.0) * stage.workers * per_chunk,
             workers=0 if inline else stage.workers,
             feeds=tuple(feeds.get(name, ())),
@@ -92,6 +93,7 @@ def predict(
 ) -> Prediction:
     """See :meth:`pipegraph.profile.Profile.what_if`."""
     now = demands(profile)
+    stage, share = _share_of_run(profile, stage, cached)
     if stage not in now:
         raise GraphError(f"what_if: there is no stage {stage!r} that runs; there are: {', '.join(now)}")
     if cost < 0:
@@ -102,15 +104,17 @@ def predict(
         return Prediction(0.0, 0.0, profile.bottleneck)
     changed = dict(now)
     free = _above(now, stage) if cached else set()
+    if share < 1:  # the rest of its run works on
+        free -= {stage}
     for name in free:
         changed[name] = Demand(0.0, 0.0, 0.0, now[name].workers, now[name].feeds)
-    if not cached:
+    if stage not in free:
         old = now[stage]
-        less = old.service_s * (1 - cost)
+        kept = 1 - share * (1 - (0.0 if cached else cost))
         changed[stage] = Demand(
-            seconds=max(0.0, old.seconds - less),
-            service_s=old.service_s - less,
-            core_s=old.core_s * cost,
+            seconds=max(0.0, old.seconds - old.service_s * (1 - kept)),
+            service_s=old.service_s * kept,
+            core_s=old.core_s * kept,
             workers=old.workers if workers is None or not old.workers else workers,
             feeds=old.feeds,
             locked=old.locked,
@@ -122,6 +126,17 @@ def predict(
     samples = profile.samples / profile.items * after * reached
     rate = profile.samples_per_s
     return Prediction(samples, samples / rate - 1 if rate else 0.0, limit)
+
+
+def _share_of_run(profile: Profile, name: str, cached: bool) -> tuple[str, float]:
+    """The stage whose workers do a stage's work, and its share of theirs; where it is cached, with those before it."""
+    stage = profile.stages.get(name)
+    host = name if stage is None or not stage.busy else stage.within or name
+    run, busy = run_of(profile.stages, host), run_busy(profile.stages, host)
+    if not busy:
+        return host, 1.0
+    parts = run[: run.index(name) + 1] if cached else [name]
+    return host, min(1.0, sum(profile.stages[each].busy for each in parts) / busy)
 
 
 def _above(found: Mapping[str, Demand], stage: str) -> set[str]:

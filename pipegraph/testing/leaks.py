@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -11,63 +12,48 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-_DESCRIPTORS = Path("/proc/self/fd")
-_SHARED_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY = "/dev/shm/"
 
 
-def _descriptors() -> frozenset[str]:
-    if not _DESCRIPTORS.is_dir():
-        return frozenset()
+def _descriptors(pid: int) -> frozenset[str]:
     found = set()
-    for number in os.listdir(_DESCRIPTORS):
-        try:
-            found.add(f"{number} -> {os.readlink(_DESCRIPTORS / number)}")
-        except OSError:
-            continue  # the one that listed the folder
+    with contextlib.suppress(OSError):  # there is no /proc, or it has ended
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # the one that listed the folder
+                found.add(f"{number} -> {os.readlink(f'/proc/{pid}/fd/{number}')}")
     return frozenset(found)
+
+
+def _children_of(pid: int) -> frozenset[int]:
+    children: set[int] = set()
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                children.update(map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split()))
+    return frozenset(children)
 
 
 def _children() -> frozenset[int]:
     """Numbers of this process's children; without /proc only of those that ``multiprocessing`` started."""
-    children = frozenset(
-        child.pid or 0 for child in multiprocessing.active_children()
-    )  # reaps those that ended
-    try:
-        for thread in os.listdir("/proc/self/task"):
-            listed = Path(f"/proc/self/task/{thread}/children").read_text().split()
-            children |= frozenset(map(int, listed))
-    except OSError:
-        pass
-    return children
+    ours = frozenset(child.pid or 0 for child in multiprocessing.active_children())  # reaps those that ended
+    return ours | _children_of(os.getpid())
 
 
-def _used_by_others() -> frozenset[str]:
-    """Shared memory that processes map or hold open which do not descend from this one."""
-    family = {os.getpid()}
-    parents = {}
-    for entry in os.listdir("/proc"):
-        try:
-            if entry.isdigit():
-                stat = Path(f"/proc/{entry}/stat").read_text()
-                parents[int(entry)] = int(stat.rpartition(")")[2].split()[1])
-        except OSError:
-            continue  # it has ended
-    grown = True
-    while grown:
-        more = {pid for pid, parent in parents.items() if parent in family} - family
-        family |= more
-        grown = bool(more)
-    names = set()
-    for pid in parents.keys() - family:
-        try:
-            used = Path(f"/proc/{pid}/maps").read_text().splitlines()
-            used += [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
-        except OSError:
-            continue
+def _shared_memory() -> frozenset[str]:
+    """Names under ``/dev/shm`` that this process or a descendant maps or holds open.
+
+    The folder is the machine's: what other programs make there, or leave there when they are killed, is not ours.
+    """
+    names, family = set(), [os.getpid()]
+    for pid in family:
+        family += _children_of(pid)
+        used = list(_descriptors(pid))
+        with contextlib.suppress(OSError):
+            used += Path(f"/proc/{pid}/maps").read_text().splitlines()
         for line in used:
-            _, found, name = line.partition(f"{_SHARED_MEMORY}/")
-            if found:
-                names.add(name.removesuffix(" (deleted)"))
+            _, found, name = line.partition(_SHARED_MEMORY)
+            if found and not name.endswith(" (deleted)"):
+                names.add(name)
     return frozenset(names)
 
 
@@ -79,7 +65,7 @@ class Resources:
         threads: live threads, by name and identity.
         processes: live child processes.
         descriptors: open file descriptors and what they are.
-        shared_memory: names under ``/dev/shm``.
+        shared_memory: names under ``/dev/shm`` that it or a descendant maps or holds open.
     """
 
     threads: frozenset[tuple[str, int]]
@@ -93,8 +79,8 @@ class Resources:
         return cls(
             frozenset((t.name, t.ident or 0) for t in threading.enumerate()),
             _children(),
-            _descriptors(),
-            frozenset(os.listdir(_SHARED_MEMORY)) if _SHARED_MEMORY.is_dir() else frozenset(),
+            _descriptors(os.getpid()),
+            _shared_memory(),
         )
 
     def leaked_since(self, before: Resources) -> list[str]:
@@ -102,10 +88,7 @@ class Resources:
         found = [f"thread {name}" for name, _ in sorted(self.threads - before.threads)]
         found += [f"process {pid}" for pid in sorted(self.processes - before.processes)]
         found += [f"descriptor {each}" for each in sorted(self.descriptors - before.descriptors)]
-        more = self.shared_memory - before.shared_memory
-        if more:  # the folder is the machine's: other programs make theirs at the same time
-            more &= frozenset(os.listdir(_SHARED_MEMORY)) - _used_by_others()
-        found += [f"shared memory {each}" for each in sorted(more)]
+        found += [f"shared memory {each}" for each in sorted(self.shared_memory - before.shared_memory)]
         return found
 
 

@@ -1,5 +1,7 @@
 """The public test helpers find what they promise to find."""
 
+import contextlib
+import mmap
 import os
 import re
 import subprocess
@@ -153,24 +155,33 @@ def test_differences_are_located(one, other, said):
     assert re.search(said, message, re.DOTALL) and len(message) < 600
 
 
-def test_shared_memory_of_another_program_is_not_this_ones_leak():
+def test_shared_memory_is_this_ones_leak_where_it_or_a_child_holds_it():
     before = Resources.now()
-    theirs, ours = (f"pipegraph-test-{os.getpid()}-{who}" for who in ("theirs", "ours"))
-    program = (
-        f"import os, sys; file = open('/dev/shm/{theirs}', 'w'); print('ready', flush=True); sys.stdin.read(); "
-        "os.unlink(file.name)"
-    )
-    # By way of a shell that ends: the program is nobody's child here.
-    shell = f'exec 3<&0; {sys.executable} -c "{program}" <&3 &'
-    with subprocess.Popen(
-        ["sh", "-c", shell], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout.readline() == "ready\n"
-        with open(f"/dev/shm/{ours}", "w"):
-            found = Resources.now().leaked_since(before)
-        os.unlink(f"/dev/shm/{ours}")
-        assert os.path.exists(f"/dev/shm/{theirs}")
-        process.stdin.close()
-        process.stdout.read()  # until it has ended
-    assert f"shared memory {ours}" in found
-    assert f"shared memory {theirs}" not in found
+    killed, ours, childs = (f"pipegraph-test-{os.getpid()}-{who}" for who in ("killed", "ours", "childs"))
+    try:
+        with open(f"/dev/shm/{killed}", "w"):  # as of another program that was killed and has left it
+            pass
+        program = (
+            f"import sys; file = open('/dev/shm/{childs}', 'w'); print('ready', flush=True); sys.stdin.read()"
+        )
+        with (
+            subprocess.Popen(
+                [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ) as process,
+            open(f"/dev/shm/{ours}", "wb+") as file,
+        ):
+            assert process.stdout.readline() == "ready\n"
+            file.truncate(4096)
+            mapped = mmap.mmap(file.fileno(), 4096)
+            file.close()
+            found = [each for each in Resources.now().leaked_since(before) if each.startswith("shared")]
+            mapped.close()
+            process.stdin.close()
+            process.stdout.read()  # until it has ended
+        assert found == [f"shared memory {childs}", f"shared memory {ours}"]
+        left = [each for each in Resources.now().leaked_since(before) if each.startswith("shared")]
+        assert not left
+    finally:
+        for name in (killed, ours, childs):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"/dev/shm/{name}")
