@@ -180,7 +180,8 @@ def fuse_processes(planned: dict[str, StagePlan], output: Edge) -> None:
             continue
         bypassed = (
             f"its work is done in the {'actors' if above.backend == 'ray' else 'processes'} of {above.name!r}, which "
-            "keep what goes from one to the other"
+            f"keep what goes from one to the other; {above.workers} in all: for more, raise workers= of every stage "
+            "of the run"
         )
         planned[name] = replace(below, within=above.name, bypassed=bypassed)
         planned[above.name] = replace(

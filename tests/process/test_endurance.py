@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import multiprocessing.resource_tracker
 import os
@@ -21,6 +22,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_leaks")]
 PARENTS = 100
 CYCLES = 500
 PR_SET_CHILD_SUBREAPER = 36
+
+
+@pytest.fixture(autouse=True)
+def patience():
+    """These take minutes: pytest would write all stacks after two, as if something hung."""
+    faulthandler.dump_traceback_later(1800)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="module", autouse=True)
