@@ -10,6 +10,7 @@
 #                                transforms, in an environment of their own
 #   make test-ray                stages on a local Ray cluster, with Ray installed for it in .venv-ray
 #   make notebook                worker processes in a notebook, with Jupyter's kernel (60 MB) installed for it
+#   make browser                 the report of a profile in headless Chromium; skipped where there is none
 #   make bench                   the benchmarks against other loaders, in an environment of their own;
 #                                PIPEGRAPH_TEST_IMAGES names a folder of photographs for those on images
 #   make docs                    the documentation as a site in site/; make docs-serve shows it at 127.0.0.1:8000
@@ -28,7 +29,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STATED := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-interop test-ray lint fuzz notebook bench docs docs-serve clean
+.PHONY: help demo test test-interop test-ray lint fuzz notebook browser bench docs docs-serve clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -61,6 +62,10 @@ EXAMPLES := 2000
 
 notebook: $(VENV)/.installed-notebook
 	$(VENV)/bin/python -m pytest -m slow -n 0 tests/process/test_surroundings.py $(ARGS)
+
+# The tests drive the system's Chromium over its debugging pipe themselves: no driver has to be installed.
+browser: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -n 0 -m browser tests/profile $(ARGS)
 
 bench: $(BENCH)/.installed
 	$(BENCH)/bin/python benchmarks/run_all.py $(ARGS)

@@ -20,7 +20,8 @@ NEGLIGIBLE = 0.05
 """A consumer that waits for less of its time than this is not held back: starting up alone takes some."""
 
 STARTING = 0.1
-"""Share of its time that the busiest stage may have waited for its first items and still set the pace."""
+"""Share of its time that the busiest stage may have waited for its first items and still set the pace; twice that where
+it is far busier than all above it, since much of a short pass goes by before queues are full."""
 
 LATE_S = 1e-3
 """Threads that take this long to continue once they are woken wait for something: tens of microseconds are usual, and
@@ -80,7 +81,9 @@ def find_bottleneck(busy: Mapping[str, float], edges: Sequence[EdgeFacts]) -> st
     for edge in edges:
         starved[edge.consumer] += edge.empty
     at = CONSUMER
+    visited: set[str] = set()
     while True:
+        visited.add(at)
         inputs = [edge for edge in edges if edge.consumer == at]
         if not inputs:
             return at
@@ -91,10 +94,15 @@ def find_bottleneck(busy: Mapping[str, float], edges: Sequence[EdgeFacts]) -> st
         held_back = min(edge.empty, busy[edge.producer] + starved[edge.producer])
         if held_back <= max(against, NEGLIGIBLE):
             return at
-        # Queues that are still filling make nobody wait for room. Whoever is busiest then sets the pace.
-        if held_back <= STARTING and busy[at] >= max(busy[name] for name in _above(at, edges)):
+        # Queues that are still filling make nobody wait for room. Whoever is busiest then sets the pace: the longer the
+        # wait, the more clearly so.
+        busiest_above = max(busy[name] for name in _above(at, edges))
+        if held_back <= 2 * STARTING and busy[at] >= busiest_above + max(0.0, held_back - STARTING):
             return at
-        at = edge.producer
+        # Where another branch keeps the producer waiting for room, it is that branch which sets the pace.
+        fullest = max((each for each in edges if each.producer == edge.producer), key=lambda each: each.full)
+        down = fullest.full > held_back and fullest.consumer not in visited
+        at = fullest.consumer if down else edge.producer
 
 
 def _above(at: str, edges: Sequence[EdgeFacts]) -> set[str]:

@@ -55,37 +55,30 @@ def line_chart(
 
 @dataclass(frozen=True)
 class Bar:
-    """One column of a histogram: its place and height as shares 0..1, and what it says."""
+    """One bar of a histogram: its range, how many fell into it, that as a share 0..1, and the bar's length 0..1."""
 
-    x: float
-    width: float
-    height: float
-    label: str
+    range: str
+    count: int
+    share: float
+    length: float
 
 
 EDGES_S = tuple(base * 10.0**power for power in range(-5, 2) for base in (1, 2, 5))
-"""Of the histogram's columns: 10 us to 50 s, three to a decade; the first and the last are open."""
+"""Of the histogram's bars: 10 us to 50 s, three to a decade; the first and the last are open."""
 
 
 def histogram(bins: Sequence[tuple[float, int]]) -> list[Bar]:
-    """Columns for ``(seconds, how many)``; their height is the square root of their share, so that rare ones show."""
+    """Bars for ``(seconds, how many)``; their length is the square root of their share, so that rare ones show."""
     counts = [0] * (len(EDGES_S) + 1)
     for seconds, count in bins:
         counts[sum(seconds >= edge for edge in EDGES_S)] += count
     used = [at for at, count in enumerate(counts) if count]
     if not used:
         return []
-    first, last, total = used[0], used[-1], sum(counts)
-    shown = range(max(0, first - 1), min(len(counts), last + 2))
-    width, top = 1 / len(shown), max(counts)
+    total, top = sum(counts), max(counts)
     return [
-        Bar(
-            x=(at - shown.start) * width,
-            width=width,
-            height=float((counts[at] / top) ** 0.5),
-            label=f"{_between(at)}: {counts[at]:,} ({100 * counts[at] / total:.1f} %)",
-        )
-        for at in shown
+        Bar(_between(at), counts[at], counts[at] / total, float((counts[at] / top) ** 0.5))
+        for at in range(used[0], used[-1] + 1)
     ]
 
 

@@ -11,7 +11,7 @@ from .values import Profile
 
 BOX_WIDTH, BOX_HEIGHT = 220, 58
 GAP_X, GAP_Y = 24, 46
-NAME_LETTERS = 24
+NAME_LETTERS = 22
 THINNEST, THICKEST = 1.5, 12.0
 
 

@@ -50,6 +50,7 @@ def _template() -> Template:
     environment.filters["share"] = lambda share: f"{100 * share:.0f} %"
     environment.filters["duration"] = _duration
     environment.filters["brief"] = lambda text, most: text if len(text) <= most else text[: most - 1] + "…"
+    environment.filters["place"] = _place
     environment.filters["bytes"] = format_bytes
     environment.filters["count"] = lambda number: f"{number:,.0f}"
     environment.filters["rate"] = lambda rate: f"{rate:,.1f}" if rate < 1000 else f"{rate:,.0f}"
@@ -64,6 +65,10 @@ def _duration(seconds: float) -> str:
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
+
+
+def _place(name: str) -> str:
+    return "training" if name == CONSUMER else name
 
 
 @dataclass(frozen=True)
@@ -117,13 +122,17 @@ def _charts(profile: Profile, moments: Sequence[Moment]) -> list[Chart]:
             "Training waited",
             "% of the time",
             times,
-            [100 * moment.stall_s / max(1e-9, moment.end_s - moment.start_s) for moment in moments],
+            # A wait counts where it ends, also what of it lay before.
+            [
+                min(100.0, 100 * moment.stall_s / max(1e-9, moment.end_s - moment.start_s))
+                for moment in moments
+            ],
             maximum=100.0,
         ),
     ]
     for index, channel in enumerate(profile.channels):
         depths = [moment.depths[index] if index < len(moment.depths) else 0.0 for moment in moments]
-        title = f"Queue {channel.producer} → {channel.consumer}"
+        title = f"Queue {channel.producer} → {_place(channel.consumer)}"
         made.append(line_chart(title, "items", times, depths, maximum=float(channel.capacity)))
     return made
 

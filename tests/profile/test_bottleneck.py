@@ -81,6 +81,40 @@ def test_a_fan_in_is_traced_to_the_branch_it_waits_for():
     assert find_bottleneck(busy, edges) == "slow"
 
 
+def test_of_two_branches_it_is_the_one_that_keeps_their_source_waiting():
+    busy = {"read": 0.41, "first": 0.6, "second": 0.96, "zip": 0.0, CONSUMER: 0.5}
+    edges = [
+        EdgeFacts("read", "first", 0.35, 0.1),
+        EdgeFacts("read", "second", 0.02, 0.38),
+        EdgeFacts("first", "zip", 0.6, 0.0),
+        EdgeFacts("second", "zip", 0.4, 0.0),
+        EdgeFacts("zip", CONSUMER, 0.5, 0.0),
+    ]
+    assert find_bottleneck(busy, edges) == "second"
+
+
+def test_a_short_pass_that_fills_its_queues_for_long_is_held_back_by_the_stage_that_works_most():
+    # Measured: 80 items, of which about 40 fit into the queues above "third".
+    busy = {
+        "read": 0.51,
+        "other": 0.0,
+        "first": 0.61,
+        "second": 0.28,
+        "zip": 0.0,
+        "third": 0.88,
+        CONSUMER: 0.34,
+    }
+    edges = [
+        EdgeFacts("read", "first", 0.38, 0.036),
+        EdgeFacts("other", "second", 0.42, 0.013),
+        EdgeFacts("first", "zip", 0.94, 0.0),
+        EdgeFacts("second", "zip", 0.0, 0.29),
+        EdgeFacts("zip", "third", 0.11, 0.0),
+        EdgeFacts("third", CONSUMER, 0.66, 0.0),
+    ]
+    assert find_bottleneck(busy, edges) == "third"
+
+
 @pytest.mark.parametrize(
     ("read", "decode", "train", "expected"),
     [(0.6, 0.1, 0.3, "read"), (0.1, 0.6, 0.3, "decode"), (0.1, 0.2, 0.7, CONSUMER)],

@@ -103,7 +103,7 @@ def test_a_recording_writes_the_report_when_its_block_ends(tmp_path: Path):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [390, 1400])
 @pytest.mark.parametrize("dark", [False, True])
 def test_it_opens_from_disk_in_any_width_and_colour_scheme(browser, page_of_an_hour, width, dark):
     browser.requests.clear()
@@ -132,4 +132,7 @@ def test_it_is_usable_from_the_keyboard(browser, page_of_an_hour):
     assert {"The pipeline, drawn", "#stage-0", "#stage-training", "Table of stages", "Predictions"} <= set(
         reached
     )
-    assert "SUMMARY" in reached
+    shown = "getComputedStyle(document.activeElement).outlineStyle"
+    browser.evaluate("document.querySelector('.scroll').focus()")
+    browser.press("Tab", 9)
+    assert browser.evaluate(shown) == "solid"
