@@ -4,6 +4,9 @@ Invariant (under ``_lock``): ``_running`` is never less than the number of attac
 can still change something. A thread counts itself out *after* it has queued itself as a waiter,
 and whoever wakes it counts it in *before* the wake; so a zero means that every attached thread
 waits and no wake is on its way. Then ``on_idle`` is called, once, by the thread that made the zero.
+
+Threads may attach at any moment, also right after a zero, change what ``on_idle`` is looking at and make another zero.
+So what ``on_idle`` finds holds only if ``stillness`` is the same before and after it has looked.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ class Activity:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running = 0
+        self._started = 0  # threads that were attached or woken so far
         self.wakes = 0  # threads that have resumed after a wait,
         self.late_ns = (
             0  # and how long after they were woken: they waited for a core, or for the interpreter lock
@@ -37,6 +41,12 @@ class Activity:
         """More threads take part; they run now."""
         with self._lock:
             self._running += threads
+            self._started += threads
+
+    def stillness(self) -> int | None:
+        """A number that is the same as long as every attached thread waits; None while one runs."""
+        with self._lock:
+            return None if self._running else self._started
 
     def pause(self) -> None:
         """The calling thread is about to wait (or leaves); it is queued where its waker will find it."""
@@ -56,6 +66,7 @@ class Activity:
         """A waiting thread is about to be woken by the caller."""
         with self._lock:
             self._running += 1
+            self._started += 1
 
 
 class Waiter:

@@ -295,8 +295,15 @@ class Run:
         with self._lock:
             if self.over:
                 return
-        if self.account.admit_one():
+        stillness = self.activity.stillness()
+        if stillness is None or self.account.admit_one():
             return
+        error = self._grow_or_explain()
+        if error is not None and stillness == self.activity.stillness():
+            self.fail(error)  # else a worker has joined meanwhile: when it waits too, it looks itself
+
+    def _grow_or_explain(self) -> PipegraphError | None:
+        """Enlarge a queue, if that helps; else the reason why nothing moves."""
         full = [
             (channel.stats().capacity, *edge, channel)
             for edge, channel in self.channels.items()
@@ -308,16 +315,13 @@ class Run:
                 producer = self._producer(consumer, index)
                 self.grown[producer] = channel.grow()
                 self._runtime.note_growth(producer, self.grown[producer])
-            else:
-                self.fail(self._too_long(consumer, index, capacity))
-        elif self.account.waiting():
-            self.fail(self._no_memory())
-        else:
-            self.fail(
-                PipegraphError(
-                    "the pipeline is stalled: every stage waits for another (a defect of pipegraph)"
-                )
-            )
+                return None
+            return self._too_long(consumer, index, capacity)
+        if self.account.waiting():
+            return self._no_memory()
+        return PipegraphError(
+            "the pipeline is stalled: every stage waits for another (a defect of pipegraph)"
+        )
 
     def _read_in_turn(self, consumer: str) -> bool:
         """Whether a fan-in decides when this stage's input is read: only there more room brings anything on.

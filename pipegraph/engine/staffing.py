@@ -147,10 +147,13 @@ class Staffing:
 
     def enter(self, run: Run) -> None:
         """A run is about to be published; the runtime's lock is held, and nobody works in the run yet."""
-        for name in self._tuned:
+        for name, stage in self._tuned.items():
             run.stages[name].staff(self._taking_part(name), self._runtime.capacity(name))
-            for channel in run.stages[name].inboxes:
-                channel.leaving = self._leaving
+            if (
+                "workers" in stage.tuned
+            ):  # not an inline one's, where the worker of another stage may be its driver
+                for channel in run.stages[name].inboxes:
+                    channel.leaving = self._leaving
 
     def tell(self, run: Run, stage: str) -> None:
         """Give a stage of a run its size."""

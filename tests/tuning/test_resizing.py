@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.contracts import Operator
+from pipegraph.engine.activity import Activity
 from pipegraph.errors import GraphError
 from pipegraph.testing import Gate
 from pipegraph.testing.graphs import recipes
@@ -269,3 +270,50 @@ def test_a_worker_that_waits_for_an_item_leaves_at_once():
         assert watch.staffing.workers("ways") == 1
         gate.release_all()
         assert list(range(40)) == list(items)
+
+
+def test_a_leaving_worker_that_drives_an_inline_stage_does_not_end_it():
+    start_deadline()
+    graph, hold, gate = pg.Graph("driver"), Gate(), Gate()
+    node = graph.add(ops.FromSequence(range(40)), name="read").then(hold, name="hold", workers=1)
+    node = node.then(ops.Filter(lambda x: x % 2 == 0), name="even", backend="inline")
+    node.then(gate, name="gate")
+    loader, watch = watched(graph)
+    with loader:
+        items = iter(loader)
+        hold.release_position(0)
+        gate.wait_until_waiting(1)  # the first worker has an item
+        watch.staffing.resize("gate", 2)
+        into_even = loader._runtime.run.channels["even", 0]
+        into_even.wait_until(
+            lambda stats: stats.gets == 1 and stats.getters_waiting == 1
+        )  # the second drives
+        watch.staffing.resize("gate", 1)
+        hold.release_position(1)  # it is dropped: the driver looks for another, and finds none
+        into_even.wait_until(lambda stats: stats.gets == 2 and stats.getters_waiting == 1)
+        hold.release_all()
+        gate.release_all()
+        assert list(range(0, 40, 2)) == list(items)
+
+
+def test_a_worker_that_joins_while_a_stall_is_looked_into_ends_the_stall():
+    graph, _ = gated()
+    loader, _ = watched(graph)
+    with loader:
+        iter(loader)
+        run = loader._runtime.run
+        run.activity = Activity()  # of a run in which everybody waits
+        look = run._grow_or_explain
+
+        def look_while_a_worker_joins():
+            found = look()
+            run.activity.attach()
+            run.activity.pause()
+            return found
+
+        run._grow_or_explain = look_while_a_worker_joins
+        run._resolve()
+        assert run.error is None
+        run._grow_or_explain = look
+        run._resolve()
+        assert "the pipeline is stalled" in str(run.error)
