@@ -159,7 +159,7 @@ class DecodeVideo(_Decode):
 
     Args:
         frames: how many; by default all. Where there are fewer the last one is repeated, with its time.
-        stride: every how manyth frame.
+        stride: the step between frames that are taken: 2 takes every other one.
         begin: with the ``"first"`` frame; so that the clip lies in the ``"middle"``; or at ``"random"``, a draw of the
             sample's own.
         seconds: only frames shown in this range of time, (from, to): a pair, or the name of a field with one for each
@@ -169,7 +169,7 @@ class DecodeVideo(_Decode):
         output: the field of the frames.
 
     Raises:
-        DecodeError: it is no video, broken, or has no frame in the range.
+        DecodeError: it is not a video, is broken, or has no frame in the range.
         MissingExtraError: torchcodec is not installed: ``pip install "pipegraph-torch[video]"``.
     """
 
@@ -258,7 +258,7 @@ class DecodeAudio(_Decode):
         output: the field of the samples, and the beginning of the other fields' names.
 
     Raises:
-        DecodeError: it is no audio, broken, or has nothing in the range.
+        DecodeError: it is not audio, is broken, or has nothing in the range.
         MissingExtraError: torchcodec is not installed: ``pip install "pipegraph-torch[audio]"``.
     """
 

@@ -191,8 +191,24 @@ class _Landings:
             backend.close()
 
 
+class _ToDevices(Operator):
+    """What `CopyToDevice` and `Scatter` share: landings, which live from ``open`` to ``close``."""
+
+    portable = False
+    shareable = False
+    _landings: _Landings | None = None
+
+    def config(self) -> dict[str, Any]:
+        return {}  # where data lies, and on how many devices, does not change what is delivered
+
+    def close(self) -> None:
+        if self._landings is not None:
+            self._landings.close()
+            self._landings = None
+
+
 @final
-class CopyToDevice(Operator):
+class CopyToDevice(_ToDevices):
     """Tensors to a device, on the stage's own stream: all fields of a chunk in one copy.
 
     What arrives lies in one slab of the device, which is used again once nobody holds a part of it any more and the
@@ -205,17 +221,11 @@ class CopyToDevice(Operator):
 
     default_name = "copy"
     moves = "device"
-    portable = False
-    shareable = False
 
     def __init__(self, device: torch.device | str | int, copy: bool = False) -> None:
         self.device = _device(device, "CopyToDevice")
         self.copy = copy
-        self._landings: _Landings | None = None
         self._wait = True
-
-    def config(self) -> dict[str, Any]:
-        return {}  # where data lies does not change what is delivered
 
     def bypass(self) -> str | None:
         if self.device.type == "cpu" and not self.copy:
@@ -228,11 +238,6 @@ class CopyToDevice(Operator):
     def open(self, context: Context) -> None:
         self._landings = _Landings(slots_on([self.device]), context)
         self._wait = context.read_by_stages
-
-    def close(self) -> None:
-        if self._landings is not None:
-            self._landings.close()
-            self._landings = None
 
     def process(self, chunk: Chunk) -> Chunk:
         assert self._landings is not None
@@ -251,7 +256,7 @@ class CopyToDevice(Operator):
 
 
 @final
-class Scatter(Operator):
+class Scatter(_ToDevices):
     """A slice of each batch for each device, copied straight from the host: the loader yields a ``pg.Scattered``.
 
     Rows are cut as ``torch.chunk`` does (9 over 4 gives 3, 3, 3). What has rows is decided by the rule of
@@ -267,30 +272,19 @@ class Scatter(Operator):
 
     default_name = "scatter"
     fetches = True
-    portable = False
     needs = "batch"
-    shareable = False
 
     def __init__(self, devices: Sequence[torch.device | str | int], copy: bool = False) -> None:
         if isinstance(devices, str) or not devices:
             raise GraphError(f"Scatter: devices must be a sequence of at least one device, got {devices!r}")
         self.devices = tuple(_device(device, "Scatter") for device in devices)
         self.copy = copy
-        self._landings: _Landings | None = None
-
-    def config(self) -> dict[str, Any]:
-        return {}  # on how many devices a batch lies does not change it: a run may continue with another number
 
     def reads_pinned(self) -> bool:
         return any(device.type == "cuda" for device in self.devices)
 
     def open(self, context: Context) -> None:
         self._landings = _Landings(slots_on(self.devices), context)
-
-    def close(self) -> None:
-        if self._landings is not None:
-            self._landings.close()
-            self._landings = None
 
     def process(self, chunk: Chunk) -> Chunk:
         assert self._landings is not None

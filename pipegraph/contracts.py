@@ -58,7 +58,7 @@ class Operator(Component):
             ``ordered=False``.
         repeats: whether the source above each input is read several times in an epoch; see :meth:`repeated`.
         moves: where it moves its chunks, if it does nothing else: ``"pinned"`` memory or a ``"device"``. The plan
-            leaves it out where they lie there already, or where whoever reads them ``fetches``.
+            leaves it out where they lie there already, or where the stage that reads them ``fetches``.
         fetches: whether it copies its input from wherever that lies, and waits for ``chunk.ready`` itself.
         reads: whether it brings data in from storage, so that its waits are storage's.
     """

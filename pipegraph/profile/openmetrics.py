@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from .bottleneck import CONSUMER
 from .values import Profile
 
-CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-
 Labels = Mapping[str, str]
 
 

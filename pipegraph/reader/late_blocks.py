@@ -46,13 +46,10 @@ class LateBlocks(Report):
     """How late each block of one stage came since its loader was made, in bounded memory. Thread-safe.
 
     Blocks of a cold start (the first of a run, which cannot be fetched ahead) are counted apart.
-
-    Args:
-        now: when the stage begins to read, in seconds.
     """
 
-    def __init__(self, now: float = 0.0) -> None:
-        self._now = now
+    def __init__(self) -> None:
+        self._now = 0.0
         self._lock = threading.Lock()
         self._entered = self._late = self._cold_start = 0
         self._waited_us = self._cold_start_us = 0

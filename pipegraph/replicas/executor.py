@@ -44,7 +44,7 @@ class ReplicaExecutor:
 
     Args:
         model: on the first device; it *is* the first replica. Its parameters may not be exchanged afterwards.
-        devices: one entry per replica; a device may stand there several times. By default all GPUs, or the CPU
+        devices: one entry per replica; a device may be named several times. By default all GPUs, or the CPU
             where there is none.
         output_device: where ``executor(...)`` gathers; the first device by default.
         dim: the dimension that batches are cut along.

@@ -8,35 +8,9 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from tests.engine.breaking_stages import breaks, collect, make
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-
-
-def breaks(*bad):
-    def work(x):
-        if x in bad:
-            raise ValueError(f"no {x}")
-        return x
-
-    return work
-
-
-def make(work, items=20, source=None, **options):
-    graph = pg.Graph("g", seed=1)
-    source = ops.FromIterable(range(items)) if source is None else source
-    graph.add(source, name="source").then(work, name="work", **options)
-    return graph
-
-
-def collect(graph, epochs=1, **options):
-    with graph.loader(epochs=epochs, **options) as loader:
-        got, error = [], None
-        try:
-            for item in loader:
-                got.append(item)
-        except Exception as caught:
-            error = caught
-    return got, error, loader
 
 
 PLACEMENTS = [
@@ -216,7 +190,7 @@ def test_the_first_skip_of_a_stage_is_logged_once(caplog, placement):
     assert record.name == "pipegraph" and record.levelno == logging.WARNING
     if placement.get("ordered", True):
         assert record.getMessage() == (
-            "stage 'work': sample 3 at position 3, epoch 0, was left out: ValueError: no 3. on_error=Skip(budget=None) "
+            "stage 'work': sample 3 at position 3, epoch 0, was left out: Broken: no 3. on_error=Skip(budget=None) "
             "says so; further ones are only counted, and listed in loader.profile().quarantined"
         )
 
@@ -225,7 +199,7 @@ def test_the_first_replacement_of_a_stage_is_logged_once(caplog):
     with caplog.at_level(logging.WARNING, logger="pipegraph"):
         collect(make(breaks(3, 7), source=ops.FromSequence(range(20)), on_error=pg.Replace()))
     (record,) = caplog.records
-    assert "sample 3 at position 3, epoch 0, was replaced: ValueError: no 3" in record.getMessage()
+    assert "sample 3 at position 3, epoch 0, was replaced: Broken: no 3" in record.getMessage()
 
 
 def test_a_handler_of_the_log_may_ask_the_loader(caplog):

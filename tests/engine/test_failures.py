@@ -9,40 +9,9 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.testing import Gate
+from tests.engine.breaking_stages import Broken, breaks, collect, make
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-
-
-class Broken(Exception):
-    """Of the user."""
-
-
-def breaks(*bad):
-    def work(x):
-        if x in bad:
-            raise Broken(f"no {x}")
-        return x
-
-    return work
-
-
-def make(work, items=20, source=None, **options):
-    graph = pg.Graph("g", seed=1)
-    source = ops.FromIterable(range(items)) if source is None else source
-    graph.add(source, name="source").then(work, name="work", **options)
-    return graph
-
-
-def collect(graph, epochs=1, **options):
-    """What is delivered, the error, and the loader (closed)."""
-    with graph.loader(epochs=epochs, **options) as loader:
-        got, error = [], None
-        try:
-            for item in loader:
-                got.append(item)
-        except BaseException as caught:
-            error = caught
-    return got, error, loader
 
 
 PLACEMENTS = [{"backend": "inline"}, {"workers": 1}, {"workers": 4}, {"workers": 4, "capacity": 1}]

@@ -10,23 +10,9 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.loader.state import FORGET_EVERY
 from pipegraph.order import BlockOrder, StridedOrder
+from tests.engine.breaking_stages import breaks, make
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-
-
-def breaks(*bad):
-    def work(x):
-        if x in bad:
-            raise ValueError(f"no {x}")
-        return x
-
-    return work
-
-
-def make(work, items=20, **options):
-    graph = pg.Graph("g", seed=1)
-    graph.add(ops.FromIterable(range(items)), name="source").then(work, name="work", **options)
-    return graph
 
 
 def reachable(thing):

@@ -7,8 +7,8 @@ import os
 import pickle
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,34 +18,11 @@ from hypothesis import strategies as st
 
 from pipegraph.errors import ShardError
 from pipegraph.storage import LocalFile
-from pipegraph.storage.formats import Sample, TokenFormat, format_of
+from pipegraph.storage.formats import TokenFormat, format_of
 from pipegraph.storage.shard_files import BytesFile
+from tests.storage.reading_shards import index, memory_bounded, samples
 
 MakeTar = Callable[..., Path]
-
-
-def samples(path: Path) -> list[Sample]:
-    with LocalFile(path) as file:
-        return list(format_of(path.name).samples(file))
-
-
-def index(path: Path) -> int:
-    with LocalFile(path) as file:
-        return sum(block.samples for block in format_of(path.name).index(file))
-
-
-@contextmanager
-def memory_bounded(nbytes: int) -> Iterator[None]:
-    """Fails if the process's peak memory grows by more than `nbytes` inside."""
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = peak_nbytes()
-    yield
-    assert peak_nbytes() - before < nbytes
-
-
-def peak_nbytes() -> int:
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
 class Bomb:

@@ -2,8 +2,7 @@
 
 import tarfile
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -12,34 +11,11 @@ import pytest
 
 from pipegraph.errors import ShardError
 from pipegraph.storage import LocalFile
-from pipegraph.storage.formats import Sample, format_of
+from pipegraph.storage.formats import format_of
 from pipegraph.storage.shard_files import BytesFile
+from tests.storage.reading_shards import memory_bounded, samples
 
 MakeTar = Callable[..., Path]
-
-
-def samples(path: Path) -> list[Sample]:
-    with LocalFile(path) as file:
-        return list(format_of(path.name).samples(file))
-
-
-def index(path: Path) -> int:
-    with LocalFile(path) as file:
-        return sum(block.samples for block in format_of(path.name).index(file))
-
-
-@contextmanager
-def memory_bounded(nbytes: int) -> Iterator[None]:
-    """Fails if the process's peak memory grows by more than `nbytes` inside."""
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = peak_nbytes()
-    yield
-    assert peak_nbytes() - before < nbytes
-
-
-def peak_nbytes() -> int:
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
 def special(kind: bytes, name: str = "a.jpg", target: str = "") -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipegraph.contracts import Context
 from pipegraph.engine.actors.parcel import Parcel
-from pipegraph.engine.process.pool import judged_member, packing, stand_in
+from pipegraph.engine.process.pool import judged_member, packing, sealed_as, stand_in
 from pipegraph.engine.process.sealed import cannot_be_sent
 from pipegraph.errors import GraphError, MissingExtraError
 from pipegraph.planning.plan import Plan, StagePlan
@@ -59,10 +59,9 @@ class Cluster:
 
         from pipegraph.engine.actors.actor_host import ActorHost
 
-        run = (stage, *stage.followers)
-        sent_as = f"={stage.operator.sent_as}" if stage.operator.sent_as and len(run) == 1 else stage.name
+        sent_as = sealed_as(stage)
         if sent_as not in self._sealed:
-            self._sealed[sent_as] = ray.put(_parcel(run))
+            self._sealed[sent_as] = ray.put(_parcel((stage, *stage.followers)))
         spec = stage.spec
         options = actor_options(spec.resources or {}, spec.runtime_env, spec.timeout is not None)
         given = packing(self._plan, stage), judged_member(stage)

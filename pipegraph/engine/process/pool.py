@@ -37,6 +37,13 @@ def packing(plan: Plan, stage: StagePlan) -> Callable[[list[Any]], Any] | None:
     return below[0].operator.packing()
 
 
+def sealed_as(stage: StagePlan) -> str:
+    """The name under which a loader keeps what it sends for a stage. Stages whose ``sent_as`` is the same share it."""
+    if stage.operator.sent_as and not stage.followers:
+        return f"={stage.operator.sent_as}"
+    return stage.name
+
+
 def judged_member(stage: StagePlan) -> int:
     """The number of the stage in its run whose policy continues after a failure; -1 where none does."""
     if stage.spec.on_error == "raise":
@@ -103,10 +110,9 @@ class Processes:
         Raises:
             GraphError: the operator cannot be sent to another process.
         """
-        run = (stage, *stage.followers)
-        sent_as = f"={stage.operator.sent_as}" if stage.operator.sent_as and len(run) == 1 else stage.name
+        sent_as = sealed_as(stage)
         if sent_as not in self._sealed:
-            self._sealed[sent_as] = _sealed(run)
+            self._sealed[sent_as] = _sealed((stage, *stage.followers))
         given = contexts[0], packing(self._plan, stage), contexts[1:], judged_member(stage)
 
         def count(member: int, name: str, n: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipegraph.engine.process.segments import aligned, anonymous_file
-from pipegraph.engine.process.wire import APART, TreePickler
+from pipegraph.engine.process.wire import TreePickler, set_apart
 from pipegraph.errors import NotPicklableError
 
 
@@ -32,15 +32,7 @@ class Sealed:
     """
 
     def __init__(self, value: Any, stage: str, instead: str = "use backend='thread'") -> None:
-        buffers: list[memoryview] = []
-
-        def take(buffer: pickle.PickleBuffer) -> bool:
-            raw = buffer.raw()
-            if raw.nbytes < APART:
-                return True
-            buffers.append(raw)
-            return False
-
+        take, buffers = set_apart()
         file = io.BytesIO()
         try:
             TreePickler(file, take).dump(value)

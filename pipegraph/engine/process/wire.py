@@ -84,6 +84,20 @@ def _plain(tensor: torch.Tensor) -> bool:
     return dense and tensor.device.type == "cpu"
 
 
+def set_apart() -> tuple[Callable[[pickle.PickleBuffer], bool], list[memoryview]]:
+    """A pickler's ``buffer_callback`` that keeps large buffers out of the stream, and the list they go to."""
+    buffers: list[memoryview] = []
+
+    def take(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < APART:
+            return True
+        buffers.append(raw)
+        return False
+
+    return take, buffers
+
+
 class TreePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles plain CPU tensors as their bytes."""
 
@@ -193,15 +207,7 @@ class Port:
         Raises:
             BrokenPipeError, ConnectionResetError: the other end is gone.
         """
-        buffers: list[memoryview] = []
-
-        def take(buffer: pickle.PickleBuffer) -> bool:
-            raw = buffer.raw()
-            if raw.nbytes < APART:
-                return True
-            buffers.append(raw)
-            return False
-
+        take, buffers = set_apart()
         file = io.BytesIO()
         self.slabs.named = []
         (_SlabPickler(file, take, self.slabs) if self.slabs.some else TreePickler(file, take)).dump(message)
