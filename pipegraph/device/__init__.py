@@ -39,20 +39,19 @@ def bind_thread(device: torch.device) -> None:
         cuda.bind_thread(device)
 
 
-def backend_for(device: torch.device | str | int, chaos: Chaos | None = None) -> Backend:
+def backend_for(device: torch.device | str | int) -> Backend:
     """A new backend for `device`, to be closed by the caller (it is a context manager).
 
     Args:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a CUDA ordinal.
-        chaos: an adversary for tests; CPU only.
 
     Raises:
         DeviceError: no backend for this kind of device, or no such device here.
     """
     plain = normalised(device)
     if plain.type == "cpu":
-        return CpuBackend(chaos)
-    if plain.type == "cuda" and chaos is None:
+        return CpuBackend()
+    if plain.type == "cuda":
         from pipegraph.device.cuda import CudaBackend
 
         return CudaBackend(plain)

@@ -26,20 +26,9 @@ from pipegraph.engine.process.segments import anonymous_file
 from pipegraph.engine.process.worker import PAGE, Page, ProcessWorker
 from pipegraph.errors import GraphError, StageTimeoutError, WorkerDiedError
 from pipegraph.testing.outcome import fingerprint
+from tests.process.process_pipelines import delivered, pipeline
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-
-
-def pipeline(fn, items=range(20), workers=2, **options):
-    graph = pg.Graph("g", seed=3)
-    source = graph.add(ops.FromSequence(items))
-    graph.tail = graph.add(ops.Map(fn), source, name="work", workers=workers, backend="process", **options)
-    return graph
-
-
-def delivered(graph, **options):
-    with graph.loader(**options) as loader:
-        return list(loader)
 
 
 def test_functions_run_in_other_processes_and_in_order():
@@ -502,6 +491,8 @@ def test_rows_are_packed_where_they_are_made_and_batches_are_those_of_threads():
 )
 def test_a_worker_sends_light_rows_of_a_kind_as_columns(rows, packed):
     class Made:
+        own_numbers = False
+
         def open(self, context):
             pass
 
