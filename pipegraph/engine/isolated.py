@@ -112,6 +112,11 @@ class IsolatedRuntime(Runtime):
 
     # -- looking -------------------------------------------------------------------------------
 
+    def planned(self, stage: str) -> StagePlan:
+        """A stage of either side."""
+        found = self.plan.stages.get(stage)
+        return self.isolation.whole.stages[stage] if found is None else found
+
     def look_elsewhere(self, run: Run) -> Totals:
         """What the sidecar's stages have counted; asks it."""
         assert isinstance(run, IsolatedRun)

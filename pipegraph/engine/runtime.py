@@ -147,6 +147,10 @@ class Runtime:
             self.memory_limit,
         )
 
+    def planned(self, stage: str) -> StagePlan:
+        """A stage that the profile knows, in this process or not."""
+        return self.plan.stages[stage]
+
     def look_elsewhere(self, run: Run) -> Totals:
         """What stages of the run that are not in this process have counted."""
         return Counter()

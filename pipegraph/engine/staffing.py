@@ -72,7 +72,7 @@ class Staffing:
     def workers(self, stage: str) -> int:
         """How many take part now."""
         present = self._present.get(stage)
-        return self._runtime.plan.stages[stage].workers if present is None else present.workers
+        return self._runtime.planned(stage).workers if present is None else present.workers
 
     def count(self, stage: str) -> int:
         """How many there are, those included that are opening and those that have not left yet."""
@@ -89,7 +89,7 @@ class Staffing:
     def worked_ns(self, stage: str, now_ns: int) -> int:
         """How long its workers have been there, all together; what it grows by is worker-time."""
         present = self._present.get(stage)
-        return self._runtime.plan.stages[stage].workers * now_ns if present is None else present.until(now_ns)
+        return self._runtime.planned(stage).workers * now_ns if present is None else present.until(now_ns)
 
     def refused(self) -> dict[str, BaseException]:
         """Per stage the error with which a worker could not be started, each reported once."""
