@@ -67,6 +67,61 @@ def test_a_map_style_data_set_with_a_state_goes_on_in_each_worker(place: Any, do
         pg.DataLoader(Counts(), 3, num_workers=3).load_state_dict(state)
 
 
+class Positioned(data.IterableDataset[int]):
+    """Says where it stands, and goes on from there at the next pass."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        info = data.get_worker_info()
+        share, shares = (info.id, info.num_workers) if info else (0, 1)
+        while self.at < 20:
+            self.at += 1
+            if (self.at - 1) % shares == share:
+                yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("place", [*PLACES, {"num_workers": 2, "workers": "thread"}])
+@pytest.mark.parametrize("kind", [Squares, Counts, Positioned])
+def test_a_state_of_before_the_first_pass_has_a_whole_epoch(kind: Any, place: Any) -> None:
+    def make() -> pg.DataLoader:
+        return pg.DataLoader(kind(), 3, collate_fn=list, **place)
+
+    loader = make()
+    state = json.loads(json.dumps(loader.state_dict()))
+    whole = flat(loader)
+    rows = sorted(row[0] if isinstance(row, tuple) else row for row in whole)
+    assert rows == list(range(20))
+    again = make()
+    again.load_state_dict(state)
+    assert flat(again) == whole
+    if place["num_workers"] == 0 and kind is not Squares:
+        return  # the data set is the caller's own object, which has moved on with the pass
+    stopped = make()
+    state = stopped.state_dict()
+    next(iter(stopped))
+    stopped.load_state_dict(state)  # the loader's own, after a part of a pass
+    assert flat(stopped) == whole
+
+
+def test_a_state_of_before_the_first_pass_asks_no_data_set() -> None:
+    asked = Positioned()
+    asked.at = 20  # as another loader's pass may have left it
+    before = pg.DataLoader(asked, 3, num_workers=2).state_dict()
+    assert before["copies"] == [[0, None], [0, None]]
+    again = pg.DataLoader(Positioned(), 3, collate_fn=list, num_workers=2)
+    again.load_state_dict(before)
+    assert sorted(flat(again)) == list(range(20))
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("seeded", [False, True])
 def test_a_state_between_two_epochs_has_the_order_of_the_next(place: Any, seeded: bool) -> None:

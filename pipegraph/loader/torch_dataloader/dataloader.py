@@ -157,7 +157,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
         Inside the loop, and after a ``break``, the rest of the epoch; before and after the loop a whole epoch, with the
         random states that its order is drawn from. A map-style data set with ``state_dict`` and ``load_state_dict`` is
-        asked for its state in each worker, an iterable too. JSON, unless such a state is not.
+        asked for its state in each worker, an iterable too; outside of the loop none is asked, so that no worker starts
+        for it. JSON, unless such a state is not.
         """
         if self._restored is not None:
             return self._restored.state()
