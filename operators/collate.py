@@ -301,6 +301,11 @@ def _promoted(tensors: list[torch.Tensor], field: str) -> list[torch.Tensor]:
 
 def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
     tensors = _promoted(tensors, field)
+    if tensors[0].is_nested:
+        raise DataError(
+            f"{_where(field)}: nested tensors cannot be stacked; pad them with torch.nested.to_padded_tensor before "
+            "Batch, or use Batch(..., collate=list)"
+        )
     shape = tensors[0].shape
     if all(tensor.shape == shape for tensor in tensors):
         return torch.stack(tensors)

@@ -59,7 +59,8 @@ def _describe(value: Any, parts: list[bytes]) -> Any:
     if value.__class__ is bytes:
         parts.append(value)
         return {"b": len(value)}
-    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout == torch.strided:
+    dense = isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_nested
+    if dense and value.device.type == "cpu":
         flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
         parts.append(flat.numpy().tobytes())
         return {"T": str(value.dtype).removeprefix("torch."), "s": list(value.shape)}

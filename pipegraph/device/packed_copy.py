@@ -42,11 +42,12 @@ class FieldPlace:
 
 
 def packable(leaf: Any) -> bool:
-    """Whether it is a plain dense tensor in host memory: sparse and quantised ones and subclasses go by themselves."""
+    """Whether it is a plain dense tensor in host memory: others and subclasses go by themselves."""
     return (
         type(leaf) is torch.Tensor
         and leaf.device.type == "cpu"
         and leaf.layout is torch.strided
+        and not leaf.is_nested
         and not leaf.is_quantized
     )
 

@@ -121,12 +121,14 @@ def test_a_batch_that_is_kept_whole_is_never_overwritten():
     assert all(equal(batch, tree(step)) for step, batch in enumerate(kept))
 
 
-def test_sparse_tensors_and_subclasses_are_copied_by_themselves():
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_sparse_and_nested_tensors_and_subclasses_are_copied_by_themselves():
     class Marked(torch.Tensor):
         pass
 
     odd = {
         "sparse": torch.eye(4).to_sparse(),
+        "nested": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
         "marked": torch.ones(3).as_subclass(Marked),
         "plain": torch.ones(2),
     }
@@ -135,6 +137,7 @@ def test_sparse_tensors_and_subclasses_are_copied_by_themselves():
     with graph.loader(node) as loader:
         (copied,) = loader
     assert torch.equal(copied["sparse"].to_dense(), torch.eye(4))
+    assert [each.tolist() for each in copied["nested"].unbind()] == [[1], [1, 1]]
     assert isinstance(copied["marked"], Marked)
     assert copied["marked"].data_ptr() != odd["marked"].data_ptr()
 

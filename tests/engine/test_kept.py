@@ -112,6 +112,12 @@ def test_a_held_sample_without_a_form_is_said_at_the_first_snapshot_with_stage_a
         assert words in str(refused.value)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_has_no_form():
+    with pytest.raises(TypeError, match="Tensor"):
+        encode({"x": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])})
+
+
 class Iterating:
     """An iterator with a state of a kind of its own."""
 

@@ -179,3 +179,15 @@ def test_too_many_open_files_says_what_to_do() -> None:
 
     with pytest.raises(RuntimeError, match="ulimit -n"):
         list(pg.DataLoader(Full(None), num_workers=1))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("form", ["nested", "sparse"])
+def test_tensors_that_default_collate_refuses_are_refused_in_its_words(form: str) -> None:
+    dense = torch.ones(2, 2000)
+    rows = [torch.nested.nested_tensor(list(dense)) if form == "nested" else dense.to_sparse()] * 4
+    for workers in (0, 1):
+        with pytest.raises(
+            RuntimeError, match=f"{form} tensors are not currently supported by the default collate_fn"
+        ):
+            next(iter(pg.DataLoader(rows, 2, num_workers=workers)))

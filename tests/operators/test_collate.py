@@ -178,3 +178,12 @@ def test_sparse_tensors_make_batches_however_they_come():
     with graph.loader() as loader:
         found = [batch["x"].to_dense() for batch in loader]
     assert torch.equal(torch.cat(found), torch.stack([item.to_dense() for item in items]))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused_with_what_to_do(layout: Any) -> None:
+    items = [torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout) for _ in range(2)]
+    with pytest.raises(DataError, match="'x': nested tensors cannot be stacked; pad them"):
+        collate([{"x": item} for item in items])
+    assert batches(items, collate=list) is not None

@@ -99,7 +99,11 @@ def encode(value: Any) -> Any:
             "shape": list(value.shape),
             "data": _text(np.ascontiguousarray(value).tobytes()),
         }
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized:
+    if (
+        isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and not (value.is_quantized or value.is_nested)
+    ):
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         dtype = str(value.dtype).removeprefix("torch.")
         return {

@@ -79,6 +79,9 @@ def _stack_shared(
     """``default_collate`` of tensors, written once, to memory that the trainer reads."""
     first = batch[0]
     plain = first.__class__ is torch.Tensor and first.layout == torch.strided and first.device.type == "cpu"
+    plain = (
+        plain and not first.is_nested
+    )  # a nested tensor's layout is strided too; torch's function refuses it
     nbytes = len(batch) * first.nbytes if plain else 0
     alike = nbytes >= SHARED_BYTES and all(
         each.shape == first.shape and each.dtype == first.dtype and not each.requires_grad for each in batch
