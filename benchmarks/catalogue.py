@@ -9,6 +9,23 @@ FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
+class Goal:
+    """How many times as good as another loader ours has to be.
+
+    Attributes:
+        least: the ratio at which the goal is met.
+        others: names of contestants, of which the best counts; empty: every peer.
+        measure: a rate (more is better), or a quantity of which less is better.
+        ours: our contestant, where the record has no ratios to one.
+    """
+
+    least: float
+    others: tuple[str, ...] = ()
+    measure: str = "rate"
+    ours: str = ""
+
+
+@dataclass(frozen=True)
 class Entry:
     """One comparison.
 
@@ -19,6 +36,7 @@ class Entry:
         arguments: besides rounds and images.
         images: whether it needs photographs.
         others: whether it takes peers from other environments (``--other``).
+        goals: what it has to show.
     """
 
     record: str
@@ -27,6 +45,7 @@ class Entry:
     arguments: tuple[str, ...] = ()
     images: bool = False
     others: bool = False
+    goals: tuple[Goal, ...] = ()
 
     @property
     def written(self) -> bool:
@@ -34,18 +53,54 @@ class Entry:
         return (FOLDER / f"{self.script}.py").exists()
 
 
+AHEAD = Goal(1)
+DECODE = "pipegraph: batch, DecodeImage"
+FULL_DECODE = ("DataLoader, OpenCV", "torchdata.nodes, threads", "SPDL, OpenCV", "Grain", "WebDataset")
 SET = (
-    Entry("hop_cost", "what a stage costs", "hop_cost"),
-    Entry("small_rows", "a million rows of floats, shuffled", "small_rows"),
-    Entry("tokens", "windows of tokens from one long array", "tokens"),
-    Entry("python_transform", "a transform that holds the GIL", "python_transform"),
+    Entry(
+        "hop_cost",
+        "what a stage costs",
+        "hop_cost",
+        goals=(Goal(6, ("torchdata.nodes",)), Goal(30, ("SPDL",))),
+    ),
+    Entry("small_rows", "a million rows of floats, shuffled", "small_rows", goals=(AHEAD,)),
+    Entry("tokens", "windows of tokens from one long array", "tokens", goals=(AHEAD,)),
+    Entry(
+        "python_transform",
+        "a transform that holds the GIL",
+        "python_transform",
+        goals=(Goal(0.95, ("hand-written process pool",)), AHEAD),
+    ),
     Entry("transport", "items from a worker process", "transport"),
     Entry("process_runs", "neighbouring process stages in one process", "process_runs"),
     Entry("isolate", "what a loader takes from the training loop", "isolate"),
     Entry("host_to_device", "batches copied to a device", "host_to_device"),
-    Entry("start_up", "import, and start to the first batch", "start_up", images=True),
-    Entry("image_decode", "photographs decoded and resized", "image_decode", images=True),
-    Entry("image_recipe", "the ImageNet training recipe", "image_recipe", images=True, others=True),
+    Entry(
+        "start_up",
+        "import, and start to the first batch",
+        "start_up",
+        images=True,
+        goals=(Goal(1, measure="first_batch_s", ours=DECODE),),
+    ),
+    Entry(
+        "image_decode",
+        "photographs decoded and resized",
+        "image_decode",
+        images=True,
+        goals=(Goal(0.97, ("hand-written loop",)), AHEAD),
+    ),
+    Entry(
+        "image_recipe",
+        "the ImageNet training recipe",
+        "image_recipe",
+        images=True,
+        others=True,
+        goals=(
+            Goal(1.4),
+            Goal(2, ("DataLoader, Pillow",)),
+            Goal(0.95, ("hand-written, OpenCV", "hand-written, region decode")),
+        ),
+    ),
     Entry(
         "image_recipe_large",
         "the same at 3000 x 2000",
@@ -53,8 +108,15 @@ SET = (
         ("--large",),
         images=True,
         others=True,
+        goals=(Goal(2.5, FULL_DECODE),),
     ),
-    Entry("memory_peak", "peak memory of all processes", "memory_peak", images=True),
+    Entry(
+        "memory_peak",
+        "peak memory of all processes",
+        "memory_peak",
+        images=True,
+        goals=(Goal(2, ("DataLoader, processes",), "rss_mb", DECODE),),
+    ),
 )
 
 

@@ -1,7 +1,8 @@
 """A day's records as one Markdown page: every comparison with its rates and ratios, claims, machine, versions.
 
 Reads the newest row of every ``benchmarks/results/DATE-SCRIPT.jsonl`` and writes ``DATE.md`` beside them. A
-table at its start has a line for every script of the set, also those recorded on another day or never.
+table at its start has a line for every script of the set, also those recorded on another day or never, and says
+which goals were met.
 
     python benchmarks/report.py
     python benchmarks/report.py --date 2026-11-20
@@ -20,7 +21,8 @@ from plot import races
 
 LEGEND = (
     "Median (least-greatest) over alternated rounds; ratios are taken within a round. The first ratio of "
-    "`ours` is to the ideal, a hand-written loop; the second to the best peer."
+    "`ours` is to the ideal, a hand-written loop; the second to the best peer. A goal is a least ratio of ours, by "
+    "rate if nothing else is said, and is met if the median reaches it; of several others the best counts."
 )
 
 
@@ -78,6 +80,46 @@ def comparison(contestants: dict[str, Any]) -> str:
     return harness.table(headers, rows)
 
 
+def peers(entries: dict[str, Any]) -> list[str]:
+    """The other loaders: hand-written loops are none, nor is one that runs the ideal's own function."""
+    return [
+        name
+        for name in entries
+        if not name.startswith(("pipegraph", "hand-written", "bare", "plain")) and "ideal" not in name
+    ]
+
+
+def times(entries: dict[str, Any], goal: catalogue.Goal) -> float | None:
+    """How many times as good ours is as the best of a goal's others; None where one was not measured."""
+    mine = goal.ours or ours(entries)
+    found = []
+    for name in goal.others or peers(entries):
+        entry = entries.get(name, {})
+        if goal.measure != "rate" and mine in entries and goal.measure in entry:
+            found.append(entry[goal.measure]["median"] / entries[mine][goal.measure]["median"])
+        elif goal.measure == "rate" and mine in entry.get("over", {}):
+            found.append(1 / entry["over"][mine]["median"])
+        elif goal.others:
+            return None
+    return min(found, default=None)
+
+
+def verdict(results: dict[str, Any], entry: catalogue.Entry) -> str:
+    """A script's goals, each met or not; where its record has several parts, the worst of them decides."""
+    said = []
+    for goal in entry.goals:
+        found = [times(entries, goal) for _, entries in races(results, entry.record) if entries]
+        other = "the best peer" if not goal.others else goal.others[0]
+        other += f" and {len(goal.others) - 1} more" * (len(goal.others) > 1)
+        what = f"{number(goal.least)} x {other}" + f" ({goal.measure})" * (goal.measure != "rate")
+        worst = None if None in found else min((one for one in found if one), default=None)
+        if worst is None:
+            said.append(f"{what}: not measured")
+        else:
+            said.append(f"{what}: {'met' if worst >= goal.least else '**not met**'}, {number(worst)}")
+    return "; ".join(said) or "-"
+
+
 def headline(results: dict[str, Any], title: str) -> str:
     """The project's own row against the ideal (the first yardstick) and against the best peer, in words."""
     said = []
@@ -86,17 +128,15 @@ def headline(results: dict[str, Any], title: str) -> str:
         if mine is None or "rate" not in entries.get(mine, {}):
             continue
         ideal = next(iter(entries[mine]["over"]))
-        # Hand-written loops are no peers, nor is one that runs the ideal's own function.
-        peers = {
-            peer: entry["over"][mine]
-            for peer, entry in entries.items()
-            if not peer.startswith(("pipegraph", "hand-written", "bare", "plain")) and "ideal" not in peer
-            if mine in entry.get("over", {})
+        others = {
+            peer: entries[peer]["over"][mine]
+            for peer in peers(entries)
+            if mine in entries[peer].get("over", {})
         }
         text = f"{cell(entries[mine]['over'][ideal])} x {ideal}"
-        if peers:
-            best = max(peers, key=lambda peer: peers[peer]["median"])
-            text += f", {cell(inverse(peers[best]))} x {best}"
+        if others:
+            best = max(others, key=lambda peer: others[peer]["median"])
+            text += f", {cell(inverse(others[best]))} x {best}"
         said.append(text if name == title else f"{name.removeprefix(f'{title}, ')}: {text}")
     return "; ".join(said)
 
@@ -109,17 +149,18 @@ def overview(date: str, folder: Path) -> str:
         path = newest.pop(entry.record, None)
         if path is None:
             why = "never recorded" if entry.written else "never recorded: there is no such script"
-            rows.append([entry.record, entry.question, why, "-"])
+            rows.append([entry.record, entry.question, why, "-", verdict({}, entry)])
             continue
         row = json.loads(path.read_text().splitlines()[-1])
-        rows.append(
-            [entry.record, entry.question, when(row), headline(row["results"], entry.record) or "below"]
-        )
+        said = headline(row["results"], entry.record) or "below"
+        rows.append([entry.record, entry.question, when(row), said, verdict(row["results"], entry)])
     for name, path in newest.items():
         if path.name.startswith(date):
             row = json.loads(path.read_text().splitlines()[-1])
-            rows.append([name, row["claim"], when(row), headline(row["results"], name) or "see the record"])
-    return harness.table(["record", "question", "newest", "ours"], rows)
+            rows.append(
+                [name, row["claim"], when(row), headline(row["results"], name) or "see the record", "-"]
+            )
+    return harness.table(["record", "question", "newest", "ours", "goal"], rows)
 
 
 def when(row: dict[str, Any]) -> str:

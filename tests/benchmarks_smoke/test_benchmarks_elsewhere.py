@@ -172,6 +172,11 @@ def test_the_page_has_a_line_for_every_script_of_the_set(
     assert "never recorded" in lines["small_rows"]
     assert "0.5 (0.4-0.8) x hand-written loop, 2 (1.25-2.5) x slow peer" in text
     assert "Not measured: other: not installed" in text
+    assert "1 x the best peer: met, 2 " in lines["tokens"]
+    assert "1 x the best peer: not measured" in lines["small_rows"]
+    contestants["slow peer"]["over"]["pipegraph"] = {"median": 1.25, "low": 1.2, "high": 1.3}
+    harness.record("tokens", "a claim", {"rounds": 3}, results)
+    assert "1 x the best peer: **not met**, 0.8" in report.write(written.name[:10], tmp_path).read_text()
 
 
 def test_names_that_are_not_in_the_set_are_refused(elsewhere: Any) -> None:

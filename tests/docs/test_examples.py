@@ -57,7 +57,9 @@ def test_the_examples_run(document, data):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(document):
-    for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+    for target in re.findall(r"\]\(([^)#:]+)[)#]", document.read_text()):
+        if target == "benchmarks/index.md":  # docs/hooks.py puts it into the site
+            continue
         assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sqlite3
 import threading
@@ -347,6 +348,28 @@ def test_a_pass_resumes_anywhere(kind: str, place: dict[str, Any]) -> None:
         if done:  # before the first batch an order is yet to be drawn
             assert numbers(again) == whole[done:], done
     assert loader.state_dict()["batches"] == 0
+
+
+class NoisyStream(Remembers):
+    def __iter__(self) -> Iterator[Any]:
+        return (i + torch.rand(3) for i in super().__iter__())
+
+
+@pytest.mark.parametrize("dataset", [Noisy(), NoisyStream()])
+def test_threads_draw_the_same_numbers_behind_a_resume(dataset: Any) -> None:
+    def make() -> pg.DataLoader:
+        shuffle = None if isinstance(dataset, NoisyStream) else True
+        return pg.DataLoader(copy.deepcopy(dataset), 3, shuffle, num_workers=2, workers="thread")
+
+    loader = make()
+    passing = iter(loader)
+    next(passing)
+    next(passing)
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in passing]
+    again = make()
+    again.load_state_dict(state)
+    assert len(rest) > 1 and [batch.tolist() for batch in again] == rest
 
 
 def test_the_loader_goes_behind_a_break_with_the_rest_where_its_state_is_loaded() -> None:

@@ -164,10 +164,14 @@ class MapBatches(_Batches):
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[Drawn]:
         for step, index in enumerate(self.feed.indices_of(epoch, self._share)):
             if step >= start:
-                yield Drawn(step * self._shares + self._share, index)
+                yield Drawn(self._position(step), index)
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
-        return [step * self._shares + self._share for step in steps]
+        return [self._position(step) for step in steps]
+
+    def _position(self, step: int) -> int:
+        """A batch's number in its epoch, also in a resumed one: random numbers are drawn by it."""
+        return self.feed.done + step * self._shares + self._share
 
     def cancel(self) -> None:
         self.feed.cancel()
@@ -248,7 +252,7 @@ class IterableBatches(_Batches):
         index = None if self.fetching.size is None else [None] * self.fetching.size
         step = 0
         while True:
-            self._draw_for(epoch, step)
+            self._draw_for(epoch, done + step)  # of a resumed epoch too
             data: Any
             try:
                 data = fetcher.fetch(index)

@@ -15,7 +15,13 @@ from pipegraph.engine.activity import Cancelled
 
 
 class WorkerIndices(Protocol):
-    """Where a worker's stage takes its indices from."""
+    """Where a worker's stage takes its indices from.
+
+    Attributes:
+        done: batches that were delivered before the first of these.
+    """
+
+    done: int
 
     def indices_of(self, epoch: int, worker: int) -> Iterator[Any]:
         """The indices of one worker, in their order; may block."""
@@ -49,9 +55,11 @@ class IndexFeed:
     def __reduce__(self) -> tuple[Any, ...]:
         return IndexFeed, (self._count,)  # a worker's process is sent its indices one by one
 
-    def restart(self, first: int = 0) -> None:
-        """The indices of another epoch follow, for share ``first`` first; whoever takes those before gets no more."""
+    def restart(self, first: int = 0, done: int = 0) -> None:
+        """The indices of another epoch follow behind ``done`` batches, for share ``first`` first; whoever takes those
+        before gets no more."""
         with self._changed:
+            self.done = done
             self._shares = [deque() for _ in range(self._count)]
             self._ended = [False]
             self._next = first
@@ -108,6 +116,7 @@ class DrawnIndices:
     """
 
     def __init__(self, sampler: Iterable[Any], shares: int) -> None:
+        self.done = 0
         self._sampler: Any = sampler
         self._count = shares
         self._lock = threading.Lock()
