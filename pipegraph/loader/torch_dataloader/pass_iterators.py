@@ -188,7 +188,9 @@ class Pipelined(_BaseDataLoaderIter):
 
     def _begin(self, loader: DataLoader) -> None:
         self._over = False
-        self._feed.restart(next_worker(self._progress, not self._indexed, self._shares), self._progress.batches)
+        self._feed.restart(
+            next_worker(self._progress, not self._indexed, self._shares), self._progress.batches
+        )
         self._running.set_epoch(self._epoch)
         self._passing = iter(self._running)
         if self._indexed:
