@@ -11,6 +11,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning, StateError
 from pipegraph.testing import Gate
+from tests.loader.counting import Counting
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -583,28 +584,6 @@ def test_an_iterator_that_can_be_read_once_serves_the_pass_after_one_that_delive
         iter(loader)
         iter(loader)
         assert list(loader) == list(range(50))
-
-
-class Counting:
-    """An iterator that can say where it stands."""
-
-    def __init__(self):
-        self.next = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.next == 1000:
-            raise StopIteration
-        self.next += 1
-        return self.next - 1
-
-    def state_dict(self):
-        return {"next": self.next}
-
-    def load_state_dict(self, state):
-        self.next = state["next"]
 
 
 def counting_graph(batched):

@@ -10,6 +10,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from tests.loader.counting import Counting
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -42,28 +43,12 @@ def unordered(graph):
     return loose.then(breaks, name="breaks", on_error=pg.Skip(), backend="inline")
 
 
-class Counting:
-    def __init__(self):
-        self.next = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.next == 70:
-            raise StopIteration
-        self.next += 1
-        return self.next - 1
-
-    def state_dict(self):
-        return {"next": self.next}
-
-    def load_state_dict(self, state):
-        self.next = state["next"]
+class Few(Counting):
+    end = 70
 
 
 def iterator(graph):
-    numbers = graph.add(ops.FromIterable(Counting), backend="inline")
+    numbers = graph.add(ops.FromIterable(Few), backend="inline")
     return numbers.then(ops.Batch(10, collate=list), backend="inline")
 
 
