@@ -36,6 +36,16 @@ def is_initialized() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
+@contextmanager
+def nvtx_range(name: str) -> Iterator[None]:
+    """An NVTX range of the calling thread, which Nsight Systems shows; needs a build with CUDA."""
+    torch.cuda.nvtx.range_push(name)
+    try:
+        yield
+    finally:
+        torch.cuda.nvtx.range_pop()
+
+
 def has_nccl() -> bool:
     """Whether this build can sum over GPUs with NCCL."""
     return torch.cuda.is_available() and hasattr(torch._C, "_nccl_all_reduce")

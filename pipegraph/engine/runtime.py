@@ -354,6 +354,10 @@ class Runtime:
             if not isinstance(self.plan.stages[stage].operator, Elsewhere):  # else it names its own stage
                 note(error, f"pipegraph: stage {stage!r}: worker {worker.index} could not be started")
             raise
+        if self.tracer.ranges and not self.plan.stages[stage].remote:
+            from .ranges import show_ranges
+
+            show_ranges(worker.operator, stage, self.tracer)
         worker.opened = True
 
     def live(self, life: Callable[[StagePlan, Worker], None], stage: StagePlan, worker: Worker) -> None:

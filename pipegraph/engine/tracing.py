@@ -55,6 +55,8 @@ class Tracer:
 
     def __init__(self) -> None:
         self.on = False
+        self.ranges = False
+        """Whether stages show as ranges in torch.profiler: read as workers open their operators, and at each call."""
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
     def worked(self, stage: str, took_ns: int) -> None:

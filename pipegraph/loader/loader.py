@@ -383,6 +383,14 @@ class Loader:
             self._tracer.events.clear()
         return events, {} if self._runtime is None else self._runtime.thread_names()
 
+    def _show_ranges(self, on: bool) -> None:
+        """Stages are ranges in torch.profiler from now on, or no more."""
+        if on and self._runtime is not None:
+            raise GraphError(
+                "record: ranges=True begins before the loader's first pass: its workers are open already"
+            )
+        self._tracer.ranges = on
+
     def metrics(self) -> str:
         """The profile of the loader's whole life as OpenMetrics text, for Prometheus to scrape. Thread-safe."""
         from pipegraph.profile.openmetrics import render_metrics

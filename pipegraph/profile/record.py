@@ -37,10 +37,13 @@ class Recording:
         log: called with plain numbers by name and the number of batches delivered so far, such as
             ``lambda numbers, step: wandb.log({**numbers}, step=step)``; in the recording's thread, never twice at once.
             One that raises is called no more, and the error is logged.
+        ranges: show each stage's work under its name in ``torch.profiler`` (as ``record_function`` does) and, with
+            CUDA, as an NVTX range, until the block ends. It must begin before the loader's first pass. Worker threads
+            are recorded by a profiler with ``profile_all_threads``; stages in other processes are left out.
         every: seconds between two looks, at least 0.05.
 
     Raises:
-        GraphError: ``every`` is too short.
+        GraphError: ``every`` is too short; in ``__enter__``, ``ranges=True`` and the loader has been iterated already.
         MissingExtraError: the report needs a package that is not installed.
 
     ::
@@ -56,6 +59,7 @@ class Recording:
         report: str | Path | None = None,
         trace: str | Path | None = None,
         log: Log | None = None,
+        ranges: bool = False,
         every: float = 1.0,
     ) -> None:
         if not every >= 0.05:
@@ -68,6 +72,7 @@ class Recording:
         self._report = None if report is None else Path(report)
         self._trace = None if trace is None else Path(trace)
         self._log = log
+        self._ranges = ranges
         self._every = every
         self._series = Series()
         self._lock = threading.Lock()
@@ -80,6 +85,8 @@ class Recording:
     def __enter__(self) -> Self:
         if self._thread is not None:
             raise GraphError("record: a recording is used in one with block")
+        if self._ranges:
+            self._loader._show_ranges(True)
         self._begun = self._at = perf_counter()
         self._first = self._last = self._loader.profile()
         if self._trace is not None:
@@ -95,6 +102,8 @@ class Recording:
         assert self._thread is not None
         self._thread.join()
         self._look()
+        if self._ranges:
+            self._loader._show_ranges(False)
         if self._trace is not None:
             events, threads = self._loader._trace(False)
             found = trace_events(events, threads, self._loader.profile().graph)
@@ -134,7 +143,8 @@ def record(
     report: str | Path | None = None,
     trace: str | Path | None = None,
     log: Log | None = None,
+    ranges: bool = False,
     every: float = 1.0,
 ) -> Recording:
     """Watch a loader in a ``with`` block; see :class:`Recording` for the arguments."""
-    return Recording(loader, report=report, trace=trace, log=log, every=every)
+    return Recording(loader, report=report, trace=trace, log=log, ranges=ranges, every=every)
