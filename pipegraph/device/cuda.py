@@ -39,11 +39,11 @@ def is_initialized() -> bool:
 @contextmanager
 def nvtx_range(name: str) -> Iterator[None]:
     """An NVTX range of the calling thread, which Nsight Systems shows; needs a build with CUDA."""
-    torch.cuda.nvtx.range_push(name)
+    torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        torch.cuda.nvtx.range_pop()
+        torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
 
 
 def has_nccl() -> bool:
