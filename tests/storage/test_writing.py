@@ -326,7 +326,17 @@ def test_a_writer_resumes_behind_its_last_whole_shard(tmp_path: Path) -> None:
         ("tar", {"key": "a"}, None, "has no fields"),
         ("tar", {"key": "a", "x": 1}, {"key": "a", "y": 1}, "two samples in a row have the key 'a'"),
         ("tar", {"x": np.array([{}])}, None, "would be pickled"),
-        ("tar", {"x": object()}, None, "object has no place in JSON"),
+        ("tar", {"x": object()}, None, "sample '000000000', field 'x': object has no place in JSON"),
+        ("tar", {"key": "a", "x": "\ud800"}, None, "sample 'a', field 'x': 'utf-8' codec can't encode"),
+        ("tar", {"key": "a", "x": torch.ones(2).bfloat16()}, None, "sample 'a', field 'x': .*BFloat16"),
+        (
+            "parquet",
+            {"a": 1, "x": 1 << 70},
+            None,
+            r"field 'x': a value has no place in its Parquet column \(int64",
+        ),
+        ("parquet", {"a": 1, "x": "\ud800"}, None, r"field 'x': a value has no place in its Parquet column"),
+        ("parquet", {"x": np.array(["a"])}, None, "field 'x': Parquet has no arrays of str"),
         (
             "mds",
             {"x": 1},

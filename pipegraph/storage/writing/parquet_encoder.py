@@ -47,7 +47,7 @@ class ParquetEncoder(Encoder):
         if name == "array":
             try:
                 return arrow.list_(arrow.from_numpy_dtype(np.dtype(dtype)))
-            except arrow.ArrowException as error:
+            except (arrow.ArrowException, TypeError) as error:
                 raise DataError(f"field {field!r}: Parquet has no arrays of {dtype}") from error
         plain = {
             "bytes": arrow.binary(),
@@ -95,13 +95,14 @@ class ParquetEncoder(Encoder):
             self._flush()
 
     def _flush(self) -> None:
-        try:
-            columns = [
-                self._arrow.array(list(column), field.type)
-                for column, field in zip(zip(*self._rows, strict=True), self._schema, strict=True)
-            ]
-        except (self._arrow.ArrowException, OverflowError) as error:
-            raise DataError(f"a value has no place in its Parquet column: {error}") from error
+        columns = []
+        for column, field in zip(zip(*self._rows, strict=True), self._schema, strict=True):
+            try:
+                columns.append(self._arrow.array(list(column), field.type))
+            except (self._arrow.ArrowException, OverflowError, ValueError) as error:
+                raise DataError(
+                    f"field {field.name!r}: a value has no place in its Parquet column ({field.type}): {error}"
+                ) from error
         table = self._arrow.table(columns, schema=self._schema)
         self._writer.write_table(table, row_group_size=max(1, len(self._rows)))
         self._rows, self._held = [], 0

@@ -78,7 +78,10 @@ class TarEncoder(Encoder):
                     )
             elif field == "_key":
                 field = "key"
-            content = value if value.__class__ is bytes else content_of(value)
+            try:
+                content = value if value.__class__ is bytes else content_of(value)
+            except (TypeError, ValueError, DataError) as error:
+                raise DataError(f"sample {key!r}, field {field!r}: {error}") from error
             # Of a key it is enough to look at one name.
             if not pieces or not field.isalnum() or not field.islower():
                 self._check(key, field)
