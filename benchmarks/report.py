@@ -149,18 +149,18 @@ def overview(date: str, folder: Path) -> str:
         path = newest.pop(entry.record, None)
         if path is None:
             why = "never recorded" if entry.written else "never recorded: there is no such script"
-            rows.append([entry.record, entry.question, why, "-", verdict({}, entry)])
+            rows.append([entry.record, entry.question, verdict({}, entry), "-", why])
             continue
         row = json.loads(path.read_text().splitlines()[-1])
         said = headline(row["results"], entry.record) or "below"
-        rows.append([entry.record, entry.question, when(row), said, verdict(row["results"], entry)])
+        rows.append([entry.record, entry.question, verdict(row["results"], entry), said, when(row)])
     for name, path in newest.items():
         if path.name.startswith(date):
             row = json.loads(path.read_text().splitlines()[-1])
             rows.append(
-                [name, row["claim"], when(row), headline(row["results"], name) or "see the record", "-"]
+                [name, row["claim"], "-", headline(row["results"], name) or "see the record", when(row)]
             )
-    return harness.table(["record", "question", "newest", "ours", "goal"], rows)
+    return harness.table(["record", "question", "goal", "ours", "newest"], rows)
 
 
 def when(row: dict[str, Any]) -> str:

@@ -126,9 +126,20 @@ def test_the_sdist_holds_the_operators(built):
         assert module.replace("pipegraph/operators/", "operators/") in names, module
 
 
-def test_a_wheel_unpacked_anywhere_works(built, tmp_path):
-    with zipfile.ZipFile(built[0]) as wheel:
-        wheel.extractall(tmp_path)
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_what_pip_installs_works(built, tmp_path, kind):
+    install = (
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+    )
+    done = python(*install, str(tmp_path), str(built[kind == "sdist"]))
+    assert done.returncode == 0, done.stdout + done.stderr
     program = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "import pipegraph as pg; from pipegraph import operators as ops\n"
