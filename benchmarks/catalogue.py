@@ -117,6 +117,8 @@ SET = (
         images=True,
         goals=(Goal(2, ("DataLoader, processes",), "rss_mb", DECODE),),
     ),
+    Entry("measuring_overhead", "what measuring and tracing cost", "measuring_overhead"),
+    Entry("autotune", "the tuner beside a grid search", "autotune"),
 )
 
 

@@ -14,9 +14,13 @@ import argparse
 import statistics
 import time
 
+import harness
+
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.engine.stage.stage_run import Meter
+
+CLAIM = "measuring under 1 % of a core at 10,000 items/s per stage, tracing under 5 %"
 
 ITEMS = 200_000
 RATE = 10_000
@@ -62,7 +66,9 @@ def main() -> None:
     """Print both shares, with their spread."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--rounds", type=int, default=5)
-    rounds = asked.parse_args().rounds
+    asked.add_argument("--no-record", action="store_true", help="print only")
+    options = asked.parse_args()
+    rounds = options.rounds
     shares = [100 * (measured(ITEMS) - empty(ITEMS)) / ITEMS * RATE for _ in range(rounds)]
     print(
         f"measuring: {statistics.median(shares):.2f} % at 10,000 items/s ({min(shares):.2f}-{max(shares):.2f})"
@@ -74,6 +80,16 @@ def main() -> None:
     print(
         f"tracing adds: {statistics.median(more):.2f} % at 10,000 items/s ({min(more):.2f}-{max(more):.2f})"
     )
+    if not options.no_record:
+        results = {
+            what: {
+                "percent": round(statistics.median(each), 3),
+                "from": round(min(each), 3),
+                "to": round(max(each), 3),
+            }
+            for what, each in (("measuring", shares), ("tracing", more))
+        }
+        print("recorded in", harness.record("measuring_overhead", CLAIM, {"rounds": rounds}, results).name)
 
 
 if __name__ == "__main__":

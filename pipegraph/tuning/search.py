@@ -3,8 +3,9 @@
 One step at a time, the one with the largest predicted gain. A step raises the stage with the longest period, or makes a
 queue longer where both ends wait for each other. Where one raise gains nothing, two, four and eight are tried together,
 each for the stage that then has the longest period; and so too while predictions come true. Every step is measured: it
-stays where throughput grew, and is taken back where it did not. When nothing is left to try, sizes that nobody needs
-are given back, and the tuner watches: work that has shifted opens the search again.
+stays where throughput grew, and is taken back where it did not. When nothing is left to try, steps that were taken back
+and still promise a gain get a second trial, beside a window of now: the first may have met a disturbance. Then sizes
+that nobody needs are given back, and the tuner watches: work that has shifted opens the search again.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Search:
         self._rest, self._resting = REST, 0
         self._calm: Facts | None = None  # as it was when the search settled
         self._unlucky: set[tuple[tuple[str, Size], ...]] = set()
+        self._again = False  # steps that were taken back have their second trial
         self._rates: deque[float] = deque(maxlen=3)
 
     @property
@@ -138,6 +140,7 @@ class Search:
             self._distance = min(MAX_STEPS, 2 * self._distance) if self._bold else 1
             self._rest = REST
             self._unlucky.clear()
+            self._again = False
         elif grows:
             self._distance = 1 if self._bold else 2 * self._distance
             self._bold = False
@@ -176,7 +179,7 @@ class Search:
         if _shifted(self._calm, facts, self.sizes):
             self._rest = REST
             self._kept_needless.clear()
-        self.settled, self._distance, self._bold = False, 1, False
+        self.settled, self._distance, self._bold, self._again = False, 1, False, False
         self._unlucky.clear()
         return False
 
@@ -197,7 +200,11 @@ class Search:
                 if rate >= facts.rate * (1 + MIN_GAIN):
                     return then, why
             self._distance *= 2
-        return None
+        if self._again or not self._unlucky:
+            return None
+        self._unlucky.clear()
+        self._distance, self._again = 1, True
+        return self._raise(facts)
 
     def _options(self, facts: Facts) -> Iterator[tuple[dict[str, Size], str]]:
         raised = _raised(facts, self.sizes, self._distance)

@@ -119,7 +119,11 @@ class Tuner:
         self._apply(self._search.next(facts))
 
     def _apply(self, sizes: dict[str, Size], force: bool = False) -> None:
-        """Let the stages have these sizes. They are fewer first: together they never exceed what was allowed."""
+        """Let the stages have these sizes.
+
+        A step only raises or only lowers, and the next waits until everybody has come and gone: together they never
+        exceed what was allowed.
+        """
         assert self._runtime is not None
         staffing = self._runtime.staffing
         for name, size in sizes.items():

@@ -24,7 +24,15 @@ PEERS = (
     "plot.py",
     "python_transform.py",
 )
-PEERS += ("report.py", "run_all.py", "small_rows.py", "start_up.py", "tokens.py")
+PEERS += (
+    "autotune.py",
+    "measuring_overhead.py",
+    "report.py",
+    "run_all.py",
+    "small_rows.py",
+    "start_up.py",
+    "tokens.py",
+)
 
 
 @pytest.fixture

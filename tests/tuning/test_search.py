@@ -126,3 +126,16 @@ def test_a_stage_found_to_hold_the_lock_by_trial_is_not_tried_again():
     assert [decision.changes["a"][1].workers for decision in search.decisions] == [2]
     assert max(sizes["a"].workers for sizes in seen) == 2
     assert search.sizes["a"].workers == 1 and search.settled
+
+
+def test_a_step_taken_back_because_of_one_disturbed_window_gets_a_second_trial():
+    disturbed = set()
+
+    def rate(sizes):
+        workers = sizes["a"].workers
+        first, _ = workers not in disturbed, disturbed.add(workers)
+        return 45.0 if first and workers > 1 else 50.0 * workers
+
+    search, _ = tuned([Work("a", 0.02)], windows=12, rate_of=rate)
+    assert "taken back" in {decision.outcome for decision in search.decisions}
+    assert search.sizes["a"].workers >= 2

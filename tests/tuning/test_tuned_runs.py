@@ -1,0 +1,129 @@
+"""The tuner on pipelines that run: budgets hold at every moment, and work that shifts is followed."""
+
+import hashlib
+import threading
+import time
+from itertools import islice
+
+import numpy as np
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.contracts import Operator
+from pipegraph.tuning import facts, tuner
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+@pytest.fixture(autouse=True)
+def short_windows(monkeypatch):
+    for name, seconds in (("WINDOW_S", 0.06), ("SETTLE_S", 0.01), ("CALM_S", 0.06), ("LONG_S", 0.5)):
+        monkeypatch.setattr(tuner, name, seconds)
+
+
+class Workers:
+    """Counts the open workers of several stages together."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.open = self.most = 0
+
+    def change(self, by):
+        with self.lock:
+            self.open += by
+            self.most = max(self.most, self.open)
+
+
+class Costs(Operator):
+    """Takes its time with each item, and is counted while it is open."""
+
+    def __init__(self, workers, work):
+        self.workers = workers
+        self.work = work
+
+    def open(self, context):
+        self.workers.change(1)
+
+    def close(self):
+        self.workers.change(-1)
+
+    def process(self, chunk):
+        return chunk.replace(self.work(chunk.data))
+
+
+def waits(seconds):
+    def work(item):
+        time.sleep(seconds)  # as storage does
+        return item
+
+    return work
+
+
+def run_until(loader, items, found, most=20_000):
+    """Take items until the tuner has come to where ``found`` says; fails if it does not."""
+    for _ in islice(items, most):
+        if found(loader.tuning()):
+            return
+    pytest.fail(f"not within {most} items:\n{loader.tuning()}")
+
+
+def settled(tuning):
+    return tuning.settled
+
+
+def test_live_workers_never_exceed_what_all_stages_may_have(monkeypatch):
+    monkeypatch.setattr(facts, "MIN_THREADS", 7)
+    monkeypatch.setattr(facts, "WAITING_WORKERS", 1)
+    monkeypatch.setattr(tuner, "cores", lambda: 2.0)
+    workers, graph = Workers(), pg.Graph("waiting")
+    node = graph.add(ops.FromIterable(range(10**6)), name="read")
+    node.then(Costs(workers, waits(0.003)), name="a").then(Costs(workers, waits(0.006)), name="b")
+    with graph.loader(autotune=True) as loader:
+        run_until(loader, iter(loader), settled)
+    assert 3 <= workers.most <= 6  # and the source's
+    assert workers.open == 0
+
+
+def test_workers_that_compute_never_exceed_the_cores(monkeypatch):
+    monkeypatch.setattr(tuner, "cores", lambda: 2.0)
+    block, workers, graph = bytes(1 << 21), Workers(), pg.Graph("computing")
+
+    def digest(item):
+        hashlib.sha256(block).digest()  # without the interpreter lock
+        return item
+
+    graph.add(ops.FromIterable(range(10**6)), name="read").then(Costs(workers, digest), name="digest")
+    with graph.loader(autotune=True) as loader:
+        run_until(loader, iter(loader), settled)
+    assert workers.most == 2
+
+
+def test_bytes_never_exceed_memory_limit():
+    limit, workers, graph = 24 << 20, Workers(), pg.Graph("large")
+
+    def make(item):
+        time.sleep(0.004)
+        return np.zeros(1 << 20, np.uint8)
+
+    node = graph.add(ops.FromIterable(range(10**6)), name="read").then(Costs(workers, make), name="make")
+    node.then(Costs(workers, waits(0.004)), name="wait")
+    with graph.loader(autotune=True, memory_limit=limit) as loader:
+        run_until(loader, iter(loader), settled)
+        assert limit / 4 < loader.profile().memory_peak_bytes <= limit
+    assert 3 <= workers.most <= limit >> 20
+
+
+def test_a_shift_of_cost_in_the_middle_of_a_run_is_followed():
+    costs, workers, graph = {"a": 0.006, "b": 0.0005}, Workers(), pg.Graph("shift")
+
+    def stage(name):
+        return Costs(workers, lambda item: waits(costs[name])(item))
+
+    node = graph.add(ops.FromIterable(range(10**6)), name="read")
+    node.then(stage("a"), name="a").then(stage("b"), name="b")
+    with graph.loader(autotune=True) as loader:
+        items = iter(loader)
+        run_until(loader, items, lambda tuning: tuning.sizes["a"].workers >= 3)
+        costs.update(a=0.0005, b=0.006)
+        run_until(loader, items, lambda tuning: tuning.sizes["b"].workers >= 3)
