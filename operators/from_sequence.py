@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import count, islice, repeat
+from itertools import count, islice
 from typing import Any, final
 
 from pipegraph.chunk import Lineages
-from pipegraph.contracts import Context, Drawn
+from pipegraph.contracts import Context, Drawn, DrawnRows
 from pipegraph.errors import GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
@@ -50,15 +50,13 @@ class _Sampled(Iterator[Drawn]):
         index = next(self._indices)
         return Drawn(next(self._positions), index)
 
-    def draw_into(self, drawn: list[Any], rows: int) -> None:
+    def draw_into(self, drawn: DrawnRows, rows: int) -> None:
         """As many calls of ``next``, at a tenth of their cost."""
         self._draws.again()
-        indices: list[Any] = []
         try:
-            indices.extend(islice(self._indices, rows))  # what was drawn before an error stays
+            drawn.indices.extend(islice(self._indices, rows))  # what was drawn before an error stays
         finally:
-            positions = islice(self._positions, len(indices))
-            drawn.extend(map(tuple.__new__, repeat(Drawn), zip(positions, indices, strict=True)))
+            drawn.positions.extend(islice(self._positions, len(drawn.indices) - len(drawn.positions)))
 
 
 @final
@@ -158,8 +156,11 @@ class FromSequence(OrderedSource):
 
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         if self.draws:
-            places, indices = zip(*positions, strict=True)
-            return _Indices(indices, epoch, list(places))
+            drawn = positions
+            if not isinstance(drawn, DrawnRows):
+                drawn = DrawnRows([], [])
+                drawn.extend(positions)
+            return _Indices(drawn.indices, epoch, drawn.positions)
         return _Indices(super().indices_of(positions, epoch), epoch, list(positions))
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
@@ -199,8 +200,8 @@ class FromSequence(OrderedSource):
         deque(islice(indices, start), maxlen=0)
         return _Sampled(indices, count(start * world_size + rank, world_size), self._sampling)
 
-    def draw_into(self, drawn: list[Any], positions: Iterator[Any], rows: int) -> None:
-        if isinstance(positions, _Sampled):
+    def draw_into(self, drawn: list[Any] | DrawnRows, positions: Iterator[Any], rows: int) -> None:
+        if isinstance(positions, _Sampled) and isinstance(drawn, DrawnRows):
             positions.draw_into(drawn, rows)
         else:
             super().draw_into(drawn, positions, rows)

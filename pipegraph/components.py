@@ -6,7 +6,8 @@ from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, ClassVar, Literal, NamedTuple
+from operator import index as as_int
+from typing import Any, ClassVar, Literal, NamedTuple, overload
 
 from pipegraph.errors import StateError
 from pipegraph.stopping import Stopping
@@ -111,6 +112,39 @@ class Drawn(NamedTuple):
     index: Any
 
 
+class DrawnRows(Sequence[Drawn]):
+    """What a sampler has drawn for several positions: two lists, for a thousand tuples take as long as small rows."""
+
+    __slots__ = ("indices", "positions")
+
+    def __init__(self, positions: list[int], indices: list[Any]) -> None:
+        self.positions = positions
+        self.indices = indices
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @overload
+    def __getitem__(self, at: int) -> Drawn: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> DrawnRows: ...
+
+    def __getitem__(self, at: int | slice) -> Drawn | DrawnRows:
+        if isinstance(at, slice):
+            return DrawnRows(self.positions[at], self.indices[at])
+        return Drawn(self.positions[at], self.indices[at])
+
+    def __iter__(self) -> Iterator[Drawn]:
+        return map(Drawn, self.positions, self.indices)
+
+    def extend(self, drawn: Iterable[Drawn]) -> None:
+        """Append these; what came before an error stays."""
+        for position, index in drawn:
+            self.positions.append(as_int(position))
+            self.indices.append(index)
+
+
 class Source(Component):
     """Where samples come from.
 
@@ -182,10 +216,13 @@ class Source(Component):
         """The global positions of this rank's steps from ``start`` on, growing (random-access sources)."""
         raise NotImplementedError(f"{type(self).__name__} is not random-access")
 
-    def draw_into(self, drawn: list[Any], positions: Iterator[Any], rows: int) -> None:
+    def draw_into(self, drawn: list[Any] | DrawnRows, positions: Iterator[Any], rows: int) -> None:
         """Append up to so many of what :meth:`positions` gives; what was drawn before an error stays.
 
         By another way where drawing one by one costs more.
+
+        Args:
+            drawn: a list of positions; ``DrawnRows`` where :attr:`draws`.
         """
         drawn.extend(islice(positions, rows))
 

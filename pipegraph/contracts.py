@@ -30,6 +30,7 @@ from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.components import Component as Component
 from pipegraph.components import Context as Context
 from pipegraph.components import Drawn as Drawn
+from pipegraph.components import DrawnRows as DrawnRows
 from pipegraph.components import History as History
 from pipegraph.components import Kind as Kind
 from pipegraph.components import Source as Source

@@ -242,7 +242,9 @@ class _Sketch:
             ups.reverse()
         kinds = ["concat", "mix-all"]
         if not any(self.unordered[up] for up, _ in ups):
-            kinds += ["zip", "zip", "mix"]
+            kinds.append("mix")
+            if self.level[last] == "sample":  # zipped batches of different sizes cannot be taken apart again
+                kinds += ["zip", "zip"]
         return self.add(self.draw(st.sampled_from(kinds)), *ups)
 
     def routed(self) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from operator import attrgetter
 from operator import index as as_int
 from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import Bundle, named
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Lineages
-from pipegraph.contracts import Source
+from pipegraph.contracts import DrawnRows, Source
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.stage.failure_policy import is_interrupt
@@ -21,8 +20,6 @@ from pipegraph.errors import note
 from pipegraph.global_generators import Draws
 
 Loop = Iterator[None]
-
-_position = attrgetter("position")
 
 SNAPSHOT_EVERY = 64
 """Items between two snapshots of an iterator that can give one."""
@@ -157,7 +154,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
         filled = 0
         positions: Iterator[Any] | None = None
         while stage.stop_epoch < epoch:
-            group: list[Any] = []
+            group: Any = DrawnRows([], []) if source.draws else []
             failure: Failure | None = None
             try:
                 if positions is None:
@@ -172,7 +169,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                 if failure is not None:
                     inner.put(failure)
                 break
-            places = list(map(as_int, map(_position, group) if source.draws else group))
+            places = group.positions if source.draws else list(map(as_int, group))
             if single:
                 inner.put(Chunk(group[0], ((name, places[0]),), epoch, step, step + 1))
             else:
