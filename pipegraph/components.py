@@ -136,7 +136,7 @@ class DrawnRows(Sequence[Drawn]):
         return Drawn(self.positions[at], self.indices[at])
 
     def __iter__(self) -> Iterator[Drawn]:
-        return map(Drawn, self.positions, self.indices)
+        return iter(list(map(Drawn, self.positions, self.indices)))  # a list's: a stage may end it early
 
     def extend(self, drawn: Iterable[Drawn]) -> None:
         """Append these; what came before an error stays."""

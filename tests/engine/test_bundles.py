@@ -1,5 +1,6 @@
 """Rows handed over in bundles: where, how many, and that nothing else changes. test_fuzz.py compares whole graphs."""
 
+import sys
 import threading
 from itertools import islice
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.bundle import UNNAMED, Bundle, joined
 from pipegraph.chunk import Chunk, Lineages
+from pipegraph.contracts import Drawn, DrawnRows
 from pipegraph.engine.channel import NOBODY, Channel
 from pipegraph.engine.contents import LIGHT_BYTES
 from pipegraph.engine.stage import bundle_size as pacing
@@ -585,3 +587,48 @@ def test_children_that_had_to_wait_for_their_turn_are_overtaken_by_none_and_wait
         came.set()
         assert list(got) == ["b1", "b2"]
     assert in_time == [True]
+
+
+class Drawing(pg.Source):
+    """Draws, and is read row by row: row 2 only once row 0 has been asked for by the next stage."""
+
+    random_access = draws = True
+
+    def __init__(self):
+        self.asked = threading.Event()
+
+    def length(self, epoch, rank, world_size):
+        return 8
+
+    def positions(self, epoch, rank, world_size, start):
+        return (Drawn(np.int64(step), -step) for step in range(start, 8))
+
+    def index_of(self, position, epoch):
+        return position.index
+
+    def read(self, position, epoch):
+        if position.position == 2:
+            assert self.asked.wait(10)
+        return position.index
+
+
+def test_a_source_of_ones_own_that_draws_is_read_row_by_row(long_bundles):
+    source = Drawing()
+    graph = pg.Graph("drawn")
+    rows = graph.add(source, name="rows", capacity=8)
+    rows.then(lambda row: source.asked.set() or row, name="asks").then(ops.Batch(4, collate=list))
+    with graph.loader() as loader:
+        assert [list(batch) for batch in loader] == [[0, -1, -2, -3], [-4, -5, -6, -7]]
+
+
+def test_drawn_rows_are_a_sequence_of_drawn():
+    rows = DrawnRows([], [])
+    rows.extend(Drawn(np.int64(at), "abc"[at]) for at in range(3))
+    assert list(rows) == [(0, "a"), (1, "b"), (2, "c")]
+    assert rows[1] == Drawn(1, "b")
+    assert list(rows[1:]) == [(1, "b"), (2, "c")]
+    assert all(type(position) is int for position in rows.positions)
+    running = iter(rows)
+    next(running)
+    running.__setstate__(sys.maxsize)  # as ``Unit.offer_finished`` ends it
+    assert list(running) == []
