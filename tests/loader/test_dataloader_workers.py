@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import threading
 from collections.abc import Iterator
@@ -149,6 +150,22 @@ def test_a_loader_with_persistent_workers_ends_with_its_last_reference() -> None
     del passing, loader
     workers[0].join(30)
     assert not workers[0].is_alive()
+
+
+def test_passes_share_what_starts_their_workers() -> None:
+    class Parent(Holds):
+        def __getitem__(self, index: int) -> int:
+            return os.getppid()
+
+    loader = pg.DataLoader(Parent(None), None, num_workers=1)
+    (first,), (second,) = set(loader), set(loader)
+    assert first == second
+    sentinel = os.pidfd_open(first)
+    del loader
+    poll = select.poll()
+    poll.register(sentinel, select.POLLIN)
+    assert poll.poll(30_000)  # it ends with its loader
+    os.close(sentinel)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 A fresh interpreter takes seconds to import torch; a fork of one that has it takes milliseconds. A process with threads
 or a CUDA context must not fork, and a trainer has both: so a *zygote*, which has neither, forks on its behalf. It is
 itself a fork of the trainer where that has no thread of Python's and no CUDA context yet, and a fresh interpreter
-otherwise. It lives while some loader has processes.
+otherwise. It lives while some loader has processes, or somebody keeps it (:func:`keep_for`).
 
 Nobody outlives the trainer: the zygote ends when its socket does, and the kernel then ends its children
 (``PR_SET_PDEATHSIG``), also those that hang.
@@ -210,9 +210,12 @@ class Zygote:
 
 _GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 _zygotes: weakref.WeakSet[Zygote] = weakref.WeakSet()
+_keepers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-_lock = threading.Lock()
+# Reentrant: the garbage collector may end an owner, and so release, in the middle of borrow. Users are counted before
+# the zygote is looked at, so that such a release ends none that is about to be given away.
+_lock = threading.RLock()
 _shared: Zygote | None = None
 _users = 0
 
@@ -221,10 +224,24 @@ def borrow() -> Zygote:
     """The zygote that all loaders of this process share; started at first need. Every call wants a :func:`release`."""
     global _shared, _users
     with _lock:
-        if _shared is None:
-            _shared = Zygote()
         _users += 1
+        try:
+            if _shared is None:
+                _shared = Zygote()
+        except BaseException:
+            _users -= 1
+            raise
         return _shared
+
+
+def keep_for(owner: object) -> None:
+    """Keep the zygote while ``owner`` lives: one that begins passes again and again would begin a zygote with each.
+
+    Where the trainer has threads (a progress bar's, say) a new one takes seconds.
+    """
+    if owner not in _keepers:
+        _keepers.add(owner)
+        weakref.finalize(owner, release, borrow())
 
 
 def release(zygote: Zygote) -> None:
@@ -243,7 +260,8 @@ def release(zygote: Zygote) -> None:
 def _after_fork() -> None:
     """In a forked child every zygote is the parent's."""
     global _lock, _shared, _users
-    _lock, _shared, _users = threading.Lock(), None, 0
+    _lock, _shared, _users = threading.RLock(), None, 0
+    _keepers.clear()
     for zygote in list(_zygotes):
         zygote.abandon()
 

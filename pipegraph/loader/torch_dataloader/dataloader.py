@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind
 
+from pipegraph.engine.process import zygote
 from pipegraph.errors import NotPicklableError
 from pipegraph.graph import Graph
 from pipegraph.loader.torch_dataloader.batch_progress import (
@@ -108,7 +109,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if not self._inherits:
             restored, stands = self._restored, self._base_state()
             try:
-                return Pipelined(self)
+                begun = Pipelined(self)
+                if self.workers == "process":
+                    zygote.keep_for(self)  # for the passes to come
+                return begun
             except NotPicklableError:
                 # What can only be inherited (locks, queues, open files) goes where torch's workers find it: these are
                 # forks of this process. The base seed is drawn again, from where it was drawn before.
