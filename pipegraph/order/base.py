@@ -26,7 +26,7 @@ JsonDict: TypeAlias = dict[str, str | int | bool | None]
 SUBSTITUTES = 1_024
 
 # Places drawn in search of a block that no try has drawn from yet.
-ELSEWHERE_DRAWS = 16
+ELSEWHERE_DRAWS = 100
 
 V = TypeVar("V", bound=str)
 
@@ -220,7 +220,7 @@ class Order(abc.ABC):
             if place == position:
                 continue
             found = place
-            if len(ends) == 1:
+            if len(tried) == len(ends):
                 break
             there = self._samples(layout, np.array([place]), seed, epoch)
             if int(np.searchsorted(ends, there[0], side="right")) not in tried:

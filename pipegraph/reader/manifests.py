@@ -153,9 +153,10 @@ def find_manifest(
         )
     made = replace(local_manifest(found, stopping), parts=tuple(found))
     if not len(made) and any(part.size for part in found):
+        they_hold = "and the others hold" if len(found) > 1 else "holds"
         warnings.warn(
-            f"ShardSelect: {found[0].name!r}{' and the others' if len(found) > 1 else ''} hold no samples, so that "
-            "epochs are empty (in a tar, files without an extension belong to no sample)",
+            f"ShardSelect: {found[0].name!r} {they_hold} no samples, so that epochs are empty "
+            "(in a tar, files without an extension belong to no sample)",
             PipegraphWarning,
             stacklevel=2,
         )

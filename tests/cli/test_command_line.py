@@ -314,6 +314,7 @@ def test_index_without_the_part_for_checksums_says_how_to_do_without(tmp_path, m
         raise MissingExtraError("google_crc32c", "shards", "checking shards")
 
     monkeypatch.setattr(indexing, "crc32c_extend", missing)
+    (tmp_path / "a.tar").touch()
     assert main(["index", str(tmp_path / "*.tar"), "--out", str(tmp_path / "m.json")]) == 2
     captured = printed(capsys)
     assert 'pip install "pipegraph-torch[shards]" (or index by headers only: --no-checksums)' in captured.err

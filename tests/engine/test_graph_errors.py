@@ -27,10 +27,10 @@ def numbers(graph):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": 0}, "stage 'map': workers must be >= 1, got 0"),
-        ({"workers": True}, "stage 'map': workers must be >= 1, got True"),
+        ({"workers": 0}, "stage 'map': workers must be >= 1 or 'auto', got 0"),
+        ({"workers": True}, "stage 'map': workers must be >= 1 or 'auto', got True"),
         ({"backend": "fork"}, "backend must be one of inline, thread, process, ray, got 'fork'"),
-        ({"capacity": 0}, "stage 'map': capacity must be >= 1 item, got 0"),
+        ({"capacity": 0}, "stage 'map': capacity must be >= 1 item or 'auto', got 0"),
         (
             {"max_bytes": "many"},
             "stage 'map': max_bytes must be bytes or a size such as '500 MB' or '2 GiB', got 'many'",

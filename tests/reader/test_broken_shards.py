@@ -145,5 +145,5 @@ def test_shards_without_samples_are_said(tmp_path: Path) -> None:
         archive.addfile(tarfile.TarInfo("LICENSE"))
     graph = pg.Graph("none")
     graph.add(ops.ShardSelect(tmp_path)).then(ops.Load())
-    with graph.loader() as loader, pytest.warns(PipegraphWarning, match=r"'a\.tar' hold no samples"):
+    with graph.loader() as loader, pytest.warns(PipegraphWarning, match=r"'a\.tar' holds no samples"):
         assert list(loader) == []

@@ -15,6 +15,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.errors import PipegraphWarning
 
 ORDERS = [pg.order.LaneOrder(shuffle=False), pg.order.PartOrder(shuffle=False)]
 
@@ -109,7 +110,6 @@ def test_parquet_with_nested_nullable_and_dictionary_columns_and_an_empty_row_gr
         (b'\xef\xbb\xbf{"x":1}\r\n\r\n  \n{"x":2}', [1, 2]),
         ('{"x":"a\u2028b"}\n'.encode(), ["a\u2028b"]),
         (b'{"x":123456789012345678901234567890}\n', [123456789012345678901234567890]),
-        (b"\n\n", []),
     ],
 )
 def test_lines_with_marks_blanks_and_odd_separators(
@@ -118,6 +118,14 @@ def test_lines_with_marks_blanks_and_odd_separators(
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     assert [sample["x"] for sample in loaded(path, order)] == values
+
+
+def test_blank_lines_alone_are_an_epoch_without_samples_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n\n")
+    with pytest.warns(PipegraphWarning, match=r"'a\.jsonl' holds no samples"):
+        assert loaded(path) == []
+    assert loaded(path, pg.order.PartOrder()) == []  # which knows of a part only when it reads it
 
 
 def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path: Path) -> None:
