@@ -64,7 +64,7 @@ FIRST_TABLE = {
         1,
         ("pipegraph: batch, DecodeImage", "torchdata.nodes, threads", "DataLoader, processes"),
     ),
-    "2026-11-20-small_rows.jsonl": (
+    "2026-11-21-small_rows.jsonl": (
         (),
         "cpu_s_per_unit",
         1e6,
