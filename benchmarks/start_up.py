@@ -227,7 +227,8 @@ def main() -> None:
     for name, reason in missing.items():
         print(f"not measured: {name}: {reason}")
     if not options.no_record:
-        print("recorded in", harness.record("start_up", CLAIM, configuration, results).name)
+        name = "start_up_processes" if options.processes else "start_up"
+        print("recorded in", harness.record(name, CLAIM, configuration, results).name)
 
 
 if __name__ == "__main__":
