@@ -231,7 +231,7 @@ def test_short_text_in_a_sample_costs_nothing_and_wide_characters_count_in_full(
 @pytest.mark.parametrize("depth", [2, 3, 4])
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("turn", range(3))
-def test_six_times_the_largest_item_is_enough_for_expanding_stages_behind_each_other(depth, workers, turn):
+def test_a_few_times_the_largest_item_are_enough_for_expanding_stages_behind_each_other(depth, workers, turn):
     def some(x):
         yield from (part.copy() for part in np.array_split(x, 1 if workers == 4 else 2))
 
