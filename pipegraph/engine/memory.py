@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from itertools import chain
 from time import perf_counter_ns
 
 from pipegraph.engine.activity import Activity, Cancelled, Waiter
@@ -92,7 +93,7 @@ class Account:
         activity: counts the waiting threads.
 
     Attributes:
-        excess: the part of ``used`` that came without a reservation; what is released counts as this first.
+        excess: the part of ``used`` that came without a reservation; each buffer's share of it ends with the buffer.
     """
 
     def __init__(self, limit: int, activity: Activity) -> None:
@@ -103,7 +104,9 @@ class Account:
         self.excess = 0
         self.stages: list[StageAccount] = []
         self._lock = threading.Lock()
-        self._references: dict[int, list[int]] = {}
+        self._references: dict[
+            int, list[int]
+        ] = {}  # by identity: chunks that refer to it, bytes, those in excess
         self._waiting: list[_Request] = []
         self._cancelled = False
 
@@ -182,12 +185,14 @@ class Account:
             self.used -= reserved
             added = self._add(new)
             if stage.reserves and added > reserved:
-                self.excess += added - reserved
+                self._note_excess(new, added - reserved)
             self._remove(old)
             if stage.estimated:
                 stage.estimated = stage.guarded = False
                 stage.call = stage.largest = 0
                 self._raise_headroom()
+            if added > stage.largest * items:
+                stage.largest = -(-added // items)
             if added > stage.call:
                 if sum(nbytes for _, nbytes in new) > self.limit:
                     raise MemoryLimitError(
@@ -197,8 +202,6 @@ class Account:
                 stage.call = added
                 stage.guarded = True
                 self._raise_headroom()
-            if added > stage.largest * items:
-                stage.largest = -(-added // items)
             self._wake()
 
     def _raise_headroom(self) -> None:
@@ -218,7 +221,7 @@ class Account:
         for identity, nbytes in buffers:
             entry = references.get(identity)
             if entry is None:
-                references[identity] = [1, nbytes]
+                references[identity] = [1, nbytes, 0]
                 added += nbytes
             else:
                 entry[0] += 1
@@ -235,7 +238,17 @@ class Account:
             if entry[0] == 0:
                 del references[identity]
                 self.used -= entry[1]
-                self.excess = max(0, self.excess - entry[1])
+                self.excess -= entry[2]
+
+    def _note_excess(self, made: Buffers, nbytes: int) -> None:
+        """So many bytes of these buffers were not reserved."""
+        self.excess += nbytes
+        for identity, _ in made:
+            entry = self._references[identity]
+            part = min(nbytes, entry[1] - entry[2])
+            entry[2] += part
+            nbytes -= part
+        self.excess -= nbytes  # of buffers that the worker has already released
 
     def hold(self, buffers: Buffers, times: int = 1) -> None:
         """More chunks refer to these buffers."""
@@ -246,9 +259,12 @@ class Account:
     def exchange(self, old: Buffers, new: Sequence[Buffers]) -> None:
         """What one chunk referred to is now in several: their buffers in place of its own."""
         with self._lock:
+            excess = self.excess
             self._remove(old)
             for each in new:
                 self._add(each)
+            if excess > self.excess:
+                self._note_excess(tuple(chain.from_iterable(new)), excess - self.excess)
 
     def release(self, buffers: Buffers) -> None:
         """A chunk that referred to these buffers is gone."""

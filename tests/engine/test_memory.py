@@ -147,3 +147,25 @@ def test_when_everything_stands_still_the_reserve_for_others_is_used_up_to_the_l
     assert not account.admit_one()
     account.cancel()
     assert isinstance(again.result(), Cancelled)
+
+
+def test_a_stage_that_has_made_nothing_yet_reserves_what_the_one_above_has_made(account):
+    up, down = account.stage("up", 1, reserves=True), account.stage("down", 0, reserves=True)
+    account.settle(up, 0, (), ((1, 20),))
+    assert account.reserve(down) == 20
+    assert account.used == 40
+
+
+def test_what_came_without_a_reservation_ends_with_its_own_buffers_and_no_others(account):
+    up, down = account.stage("up", 1, reserves=True), account.stage("down", 0, reserves=True)
+    account.settle(up, 0, (), ((1, 20), (2, 20)), 2)
+    assert account.excess == 40
+    account.exchange(((1, 20), (2, 20)), [((3, 20),), ((4, 20),)])  # counted anew, row by row
+    assert account.excess == 40
+    account.settle(down, account.reserve(down), (), ((5, 20),))
+    account.release(((5, 20),))
+    assert account.excess == 40
+    account.release(((3, 20),))
+    assert account.excess == 20
+    account.release(((4, 20),))
+    assert (account.excess, account.used) == (0, 0)

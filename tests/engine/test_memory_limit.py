@@ -235,7 +235,7 @@ def test_a_few_times_the_largest_item_are_enough_for_expanding_stages_behind_eac
     def some(x):
         yield from (part.copy() for part in np.array_split(x, 1 if workers == 4 else 2))
 
-    limit = (6 if workers == 2 else 12) * 8 * KB  # four workers: six are not always enough
+    limit = 6 * 8 * KB
     graph = pg.Graph("g")
     node = graph.add(ops.FromIterable(range(60)), capacity=64).then(
         lambda i: block(i, 8), name="make", workers=4, capacity=32
