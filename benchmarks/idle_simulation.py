@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph.order import LaneOrder, PartOrder
-from pipegraph.order.base import Deal
+from pipegraph.order.left import Deal
 from pipegraph.reader.prefetch_policy import RecentDurations, preload
 
 PARTS, PART_BYTES, SAMPLES = 16_000, 16 * 10**9, 156_250

@@ -10,9 +10,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from pipegraph.order.base import Deal
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples
-from pipegraph.order.left import left_of
+from pipegraph.order.left import Deal, left_of
 from pipegraph.order.visits import Visits
 
 Tail: TypeAlias = Literal["pad", "drop", "uneven"]

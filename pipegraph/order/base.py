@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import operator
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar, final
@@ -11,8 +10,9 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, final
 import numpy as np
 
 from pipegraph.errors import GraphError, StateError
+from pipegraph.order._stream import Tail, stream_length, stream_positions
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, total_samples
-from pipegraph.order.left import Pairs, check_history, steps_begun
+from pipegraph.order.left import Deal, check_history, steps_begun
 from pipegraph.order.permutation import key64
 from pipegraph.order.visits import Visits
 
@@ -31,16 +31,6 @@ ELSEWHERE_DRAWS = 100
 V = TypeVar("V", bound=str)
 
 
-@dataclasses.dataclass(frozen=True)
-class Deal:
-    """What fixes the share of each rank: validated arguments, hashable."""
-
-    seed: int
-    epoch: int
-    world_size: int
-    history: Pairs
-
-
 class Order(abc.ABC):
     """A pure function from a rank's step to a sample: which one, in which epoch.
 
@@ -49,6 +39,9 @@ class Order(abc.ABC):
     k >= N is a padded place that repeats the data of position k mod N. A rank's
     epoch is a sequence of positions (``positions``); what lies at a position is
     ``samples_at``; ``indices`` is the one after the other.
+
+    An order of your own needs ``draw`` and ``config``: its positions are one stream, of
+    which rank r of W takes numbers r, r+W, r+2W ... of what is left of the epoch.
 
     Every method is vectorised, and thread-safe. Steps count from the
     end of ``history``, for all of ``start``, ``stop`` and ``length``.
@@ -67,8 +60,13 @@ class Order(abc.ABC):
 
     __slots__ = ()
 
-    in_turn: ClassVar[bool] = False
+    in_turn: ClassVar[bool] = True
     """Whether positions are dealt out to the ranks in turn, rather than in runs."""
+
+    @property
+    def tail(self) -> Tail:
+        """What becomes of positions that do not fill a step on every rank: ``"pad"``, ``"drop"`` or ``"uneven"``."""
+        return "pad"
 
     def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
         """When these ranks read which blocks, in steps from the end of the deal's history; padding is left out.
@@ -170,7 +168,7 @@ class Order(abc.ABC):
             if positions.size:
                 raise GraphError(f"{self!r}: position {positions.flat[0]} of a layout without samples")
             return positions.copy()
-        return self._samples(layout, positions, int(seed), int(epoch))
+        return self.draw(layout, positions, int(seed), int(epoch))
 
     @final
     def substitute(
@@ -198,7 +196,7 @@ class Order(abc.ABC):
         ends = np.cumsum(block_samples(layout))
         tried: set[int] = set()
         for number in range(1, attempt + 1):
-            here = self._samples(layout, np.array([position, found]), int(seed), int(epoch))
+            here = self.draw(layout, np.array([position, found]), int(seed), int(epoch))
             tried.update(np.searchsorted(ends, here, side="right").tolist())
             found = self._elsewhere(layout, position, number, ends, tried, int(seed), int(epoch))
         return found
@@ -222,7 +220,7 @@ class Order(abc.ABC):
             found = place
             if len(tried) == len(ends):
                 break
-            there = self._samples(layout, np.array([place]), seed, epoch)
+            there = self.draw(layout, np.array([place]), seed, epoch)
             if int(np.searchsorted(ends, there[0], side="right")) not in tried:
                 break
         return found
@@ -232,15 +230,15 @@ class Order(abc.ABC):
         """The parameters that fix the order, JSON serialisable, for the graph's digest."""
 
     @abc.abstractmethod
+    def draw(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
+        """The samples at these positions >= 0 (k >= N as k mod N), int64, a new array; the layout has samples."""
+
     def _positions(self, layout: LayoutLike, deal: Deal, rank: int, start: int, stop: int) -> Int64Array:
         """Positions of steps start..stop, which lie inside the rank's length."""
+        return stream_positions(deal, rank, start, stop)
 
-    @abc.abstractmethod
-    def _samples(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
-        """A new array of the samples at positions >= 0, of a layout with samples."""
-
-    @abc.abstractmethod
-    def _length(self, layout: LayoutLike, deal: Deal, rank: int) -> int: ...
+    def _length(self, layout: LayoutLike, deal: Deal, rank: int) -> int:
+        return stream_length(self._total(layout), deal, rank, self.tail)
 
     def _longest(self, layout: LayoutLike, deal: Deal) -> int:
         """The steps left to the rank that has most of them."""

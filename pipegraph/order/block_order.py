@@ -12,9 +12,10 @@ from pipegraph.errors import GraphError
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._libstdcxx import shuffled_by_libstdcxx
 from pipegraph.order._spans import Shares, Spans
-from pipegraph.order.base import Deal, JsonDict, Order
+from pipegraph.order._stream import Tail
+from pipegraph.order.base import JsonDict, Order
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, total_samples
-from pipegraph.order.left import Pairs
+from pipegraph.order.left import Deal, Pairs
 from pipegraph.order.permutation import key64, permute_one
 from pipegraph.order.visits import Visits, overlaps, pieces_of
 
@@ -47,6 +48,7 @@ class BlockOrder(Order):
         size: read the first ``size`` samples only (the class's ``reset(new_size)``).
     """
 
+    in_turn = False
     shuffle: bool = True
     allow_duplicates: bool = True
     compat: bool = False
@@ -63,6 +65,10 @@ class BlockOrder(Order):
 
     def config(self) -> JsonDict:
         return {"order": "BlockOrder"} | dataclasses.asdict(self)
+
+    @property
+    def tail(self) -> Tail:
+        return "pad" if self.allow_duplicates else "drop"
 
     def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
         if self.shuffle:
@@ -102,7 +108,7 @@ class BlockOrder(Order):
             positions[extra] = positions[extra] % total + above * total
         return positions
 
-    def _samples(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
+    def draw(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
         total = self._total(layout)
         if self.compat:
             return np.where(positions < total, positions, positions - total)

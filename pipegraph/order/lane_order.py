@@ -12,9 +12,10 @@ import numpy as np
 from pipegraph.errors import GraphError
 from pipegraph.order._blocks import BlockPlaces
 from pipegraph.order._cache import BoundedMemo
-from pipegraph.order._stream import TAILS, Tail, stream_gone, stream_length, stream_positions, stream_visits
-from pipegraph.order.base import Deal, JsonDict, Order, check_choice, other_than
+from pipegraph.order._stream import TAILS, Tail, stream_gone, stream_visits
+from pipegraph.order.base import JsonDict, Order, check_choice, other_than
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, layout_digest, total_samples
+from pipegraph.order.left import Deal
 from pipegraph.order.permutation import derived_keys, key64, permute, shuffled
 from pipegraph.order.visits import Visits
 
@@ -44,7 +45,6 @@ class LaneOrder(Order):
             head (``"pad"``), cut (``"drop"``) or left uneven (``"uneven"``).
     """
 
-    in_turn = True
     lanes: int = DEFAULT_LANES
     window: int = 1
     shuffle: bool = True
@@ -108,13 +108,7 @@ class LaneOrder(Order):
     def ranks_per_block(self, layout: LayoutLike, world_size: int) -> int:
         return world_size // math.gcd(self.lane_count(layout), world_size) if self.shuffle else 1
 
-    def _length(self, layout: LayoutLike, deal: Deal, rank: int) -> int:
-        return stream_length(total_samples(layout), deal, rank, self.tail)
-
-    def _positions(self, layout: LayoutLike, deal: Deal, rank: int, start: int, stop: int) -> Int64Array:
-        return stream_positions(deal, rank, start, stop)
-
-    def _samples(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
+    def draw(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
         positions = positions % total_samples(layout)
         return self._epoch(layout, seed, epoch).samples(positions) if self.shuffle else positions
 

@@ -23,6 +23,16 @@ Pair: TypeAlias = tuple[int, int | tuple[Taken, ...]]
 Pairs: TypeAlias = tuple[Pair, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Deal:
+    """What fixes the share of each rank: validated arguments, hashable."""
+
+    seed: int
+    epoch: int
+    world_size: int
+    history: Pairs
+
+
 def check_history(history: Any) -> Pairs:
     """The history as tuples; JSON's lists are taken too.
 

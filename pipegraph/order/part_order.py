@@ -13,7 +13,7 @@ from pipegraph.order._blocks import BlockPlaces
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._spans import Shares, Spans
 from pipegraph.order._stream import TAILS, Tail
-from pipegraph.order.base import Deal, JsonDict, Order, check_choice, check_rank, check_seed
+from pipegraph.order.base import JsonDict, Order, check_choice, check_rank, check_seed
 from pipegraph.order.layout import (
     Int64Array,
     LayoutLike,
@@ -22,6 +22,7 @@ from pipegraph.order.layout import (
     part_samples,
     total_samples,
 )
+from pipegraph.order.left import Deal
 from pipegraph.order.permutation import derived_keys, key64, permute, permute_one
 from pipegraph.order.visits import Visits, overlaps, pieces_of
 
@@ -49,6 +50,7 @@ class PartOrder(Order):
             reads its own and no more (``"uneven"``).
     """
 
+    in_turn = False
     shuffle: bool = True
     tail: Tail = "pad"
 
@@ -129,7 +131,7 @@ class PartOrder(Order):
         positions[padded] += (1 + again[padded] * deal.world_size + rank) * total_samples(layout)
         return positions
 
-    def _samples(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
+    def draw(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
         positions = positions % total_samples(layout)
         if not self.shuffle:
             return positions

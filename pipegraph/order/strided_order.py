@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from pipegraph.errors import GraphError
 from pipegraph.order._cache import BoundedMemo
-from pipegraph.order._stream import stream_length, stream_positions, stream_visits
-from pipegraph.order.base import Deal, JsonDict, Order
+from pipegraph.order._stream import Tail, stream_visits
+from pipegraph.order.base import JsonDict, Order
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
+from pipegraph.order.left import Deal
 from pipegraph.order.visits import Visits
 
 # Eight ImageNet-sized permutations (4 bytes * 1.28 M) and some: enough for
@@ -36,7 +37,6 @@ class StridedOrder(Order):
             padded from its own head, repeated as often as needed.
     """
 
-    in_turn = True
     shuffle: bool = True
     drop_last: bool = False
 
@@ -46,13 +46,11 @@ class StridedOrder(Order):
     def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
         return None if self.shuffle else stream_visits(layout, deal)
 
-    def _length(self, layout: LayoutLike, deal: Deal, rank: int) -> int:
-        return stream_length(total_samples(layout), deal, rank, "drop" if self.drop_last else "pad")
+    @property
+    def tail(self) -> Tail:
+        return "drop" if self.drop_last else "pad"
 
-    def _positions(self, layout: LayoutLike, deal: Deal, rank: int, start: int, stop: int) -> Int64Array:
-        return stream_positions(deal, rank, start, stop)
-
-    def _samples(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
+    def draw(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
         total = total_samples(layout)
         positions = positions % total
         if not self.shuffle:

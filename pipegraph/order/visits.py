@@ -14,9 +14,10 @@ import numpy as np
 
 from pipegraph.order._spans import Shares
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples
+from pipegraph.order.left import Deal
 
 if TYPE_CHECKING:
-    from pipegraph.order.base import Deal, Order
+    from pipegraph.order.base import Order
 
 NEVER = 1 << 62
 

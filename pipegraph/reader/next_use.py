@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from pipegraph.order import Order
-from pipegraph.order.base import Deal
-from pipegraph.order.left import check_history
+from pipegraph.order.left import Deal, check_history
 from pipegraph.order.visits import NEVER, NOTHING, Visits, drawn_visits
 from pipegraph.reader.fetcher import local_ranks
 from pipegraph.reader.uses import RankSteps

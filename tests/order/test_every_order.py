@@ -39,13 +39,11 @@ LAYOUTS = st.lists(st.integers(0, 40), min_size=1, max_size=30)
 
 
 def pads(order: Order) -> bool:
-    return getattr(order, "tail", None) == "pad" or (
-        getattr(order, "allow_duplicates", False) or not getattr(order, "drop_last", True)
-    )
+    return order.tail == "pad"
 
 
 def is_uneven(order: Order) -> bool:
-    return getattr(order, "tail", None) == "uneven"
+    return order.tail == "uneven"
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)

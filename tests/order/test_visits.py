@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipegraph.order import BlockOrder, LaneOrder, Order, PartOrder, StridedOrder
-from pipegraph.order.base import Deal
 from pipegraph.order.layout import Int64Array
+from pipegraph.order.left import Deal
 from pipegraph.order.visits import NEVER, drawn_visits
 
 

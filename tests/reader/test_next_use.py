@@ -1,5 +1,6 @@
 """What a node cache knows of the future: hits against the least recently used and the offline optimum, for every order."""
 
+import dataclasses
 import heapq
 import math
 from typing import Any
@@ -30,7 +31,20 @@ ORDERS = [
     BlockOrder(shuffle=False),
     StridedOrder(shuffle=False),
 ]
-SHUFFLED = [StridedOrder(shuffle=True), BlockOrder(shuffle=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnOrder(Order):
+    """One of a user's own: from the last sample to the first, begun elsewhere in each epoch."""
+
+    def config(self) -> dict[str, Any]:
+        return {"order": "OwnOrder"}
+
+    def draw(self, layout: Any, positions: Any, seed: int, epoch: int) -> Any:
+        return (-1 - 97 * epoch - positions) % pg.order.total_samples(layout)
+
+
+SHUFFLED = [StridedOrder(shuffle=True), BlockOrder(shuffle=True), OwnOrder()]
 
 Use = tuple[int, int, int]
 """Epoch, step, block."""
