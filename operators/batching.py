@@ -17,18 +17,12 @@ from pipegraph.contracts import Context, Operator, Regroup, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
+from pipegraph.integers import integer
 from pipegraph.operators.collate import collate as stack
 from pipegraph.operators.collate import only_fills
 from pipegraph.operators.columns import batch_of, pack
 from pipegraph.parameters import function_name, not_awaited, plain_function
 from pipegraph.tree import map_leaves
-
-
-def positive(value: Any, what: str) -> int:
-    """An int >= 1, also one of NumPy's."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise GraphError(f"{what} must be an int >= 1, got {value!r}")
-    return int(value)
 
 
 @final
@@ -81,8 +75,8 @@ class Batch(Regroup):
             plain_function(collate, "Batch: collate", "a list of samples")
         if cost is not None:
             plain_function(cost, "Batch: cost", "a sample")
-        self.size = None if size is None else positive(size, "Batch: size")
-        self.global_size = None if global_size is None else positive(global_size, "Batch: global_size")
+        self.size = None if size is None else integer(size, "Batch: size")
+        self.global_size = None if global_size is None else integer(global_size, "Batch: global_size")
         self.drop_last = bool(drop_last)
         self.collate = collate
         self.cost, self.limit, self.pad = cost, limit, pad
@@ -261,7 +255,7 @@ class MicroBatches(Regroup):
     consecutive = True
 
     def __init__(self, count: int, drop_last: bool = False) -> None:
-        self.count = positive(count, "MicroBatches: count")
+        self.count = integer(count, "MicroBatches: count")
         self.drop_last = bool(drop_last)
         self.begin()
 

@@ -8,6 +8,7 @@ from typing import Any, final
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.errors import DataError, GraphError, shown
+from pipegraph.integers import integer
 from pipegraph.operators.images.dali_runners import DaliError, DaliRunner, open_dali
 from pipegraph.parameters import function_name
 from pipegraph.randomness import generator
@@ -45,11 +46,9 @@ class Dali(Operator):
             )
         if isinstance(outputs, str) or not outputs:
             raise GraphError(f"Dali: outputs must be a sequence of names, got {outputs!r}")
-        if num_threads < 1:
-            raise GraphError(f"Dali: num_threads must be >= 1, got {num_threads!r}")
         self.definition = pipeline_def
         self.outputs_named = tuple(outputs)
-        self.num_threads = num_threads
+        self.num_threads = integer(num_threads, "Dali: num_threads")
         self.device_id = device_id
         self._runner: DaliRunner | None = None
         self._context = Context("")

@@ -14,6 +14,7 @@ from pipegraph.batches import resolved, select_rows, with_row
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator, Source
 from pipegraph.errors import DataError, GraphError, note
+from pipegraph.integers import integer
 from pipegraph.operators.batch_slabs import StageSlabs
 from pipegraph.operators.collate import collate
 from pipegraph.operators.images import (
@@ -86,9 +87,11 @@ class DecodeImage(RowOperator):
         keypoints: str | Sequence[str] = (),
         region: str | None = None,
     ) -> None:
-        pair = tuple(size) if isinstance(size, tuple | list) else (size, size)
-        if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in pair):
-            raise GraphError(f"DecodeImage: size must be an int or (height, width) >= 1, got {size!r}")
+        rule = "must be an int or (height, width) >= {}"
+        given = tuple(size) if isinstance(size, tuple | list) else (size, size)
+        if len(given) != 2:
+            raise GraphError(f"DecodeImage: size {rule.format(1)}, got {size!r}")
+        pair = tuple(integer(each, "DecodeImage: size", 1, rule) for each in given)
         if isinstance(flip, bool) or not isinstance(flip, int | float) or not 0 <= flip <= 1:
             raise GraphError(f"DecodeImage: flip is a probability in 0..1, got {flip!r}")
         if backend not in BACKENDS:
@@ -108,6 +111,8 @@ class DecodeImage(RowOperator):
         if twice:
             raise GraphError(f"DecodeImage: field {twice[0]!r} is named for two things")
         self.size = (pair[0], pair[1])
+        if field is not None and not isinstance(field, str):
+            raise GraphError(f"DecodeImage: field must be a field's name or None, got {field!r}")
         self.field = field
         self.crop = crop
         self.flip = float(flip)

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from pipegraph.contracts import Context, Source
 from pipegraph.errors import GraphError
-from pipegraph.operators.batching import positive
+from pipegraph.integers import integer
 from pipegraph.operators.ordered import order_of
 from pipegraph.order import Order, StridedOrder
 from pipegraph.parameters import function_name
@@ -63,7 +63,7 @@ class Interleave(Source):
             raise GraphError(f"Interleave: open must be a function of a file, got {open!r}")
         self.files = files
         self.function = open
-        self.cycle = positive(cycle, "Interleave: cycle")
+        self.cycle = integer(cycle, "Interleave: cycle")
         self.order = order_of(order, shuffle, StridedOrder(shuffle=False), "Interleave")
         self.elastic = False
         self._seed = 0

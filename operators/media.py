@@ -11,7 +11,7 @@ import torch
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.errors import DataError, DecodeError, GraphError, MissingExtraError, PipegraphError
-from pipegraph.operators.batching import positive
+from pipegraph.integers import integer
 from pipegraph.randomness import generator
 
 Begin = Literal["first", "middle", "random"]
@@ -188,8 +188,8 @@ class DecodeVideo(_Decode):
         output: str = "video",
     ) -> None:
         super().__init__(field, output, seconds, begin)
-        self.frames = None if frames is None else positive(frames, "DecodeVideo: frames")
-        self.stride = positive(stride, "DecodeVideo: stride")
+        self.frames = None if frames is None else integer(frames, "DecodeVideo: frames")
+        self.stride = integer(stride, "DecodeVideo: stride")
 
     def config(self) -> dict[str, Any]:
         own = {"frames": self.frames, "stride": self.stride, "begin": self.begin}
@@ -278,9 +278,9 @@ class DecodeAudio(_Decode):
         output: str = "audio",
     ) -> None:
         super().__init__(field, output, seconds, begin)
-        self.samples = None if samples is None else positive(samples, "DecodeAudio: samples")
-        self.rate = None if rate is None else positive(rate, "DecodeAudio: rate")
-        self.channels = None if channels is None else positive(channels, "DecodeAudio: channels")
+        self.samples = None if samples is None else integer(samples, "DecodeAudio: samples")
+        self.rate = None if rate is None else integer(rate, "DecodeAudio: rate")
+        self.channels = None if channels is None else integer(channels, "DecodeAudio: channels")
 
     def config(self) -> dict[str, Any]:
         own = {"samples": self.samples, "rate": self.rate, "channels": self.channels, "begin": self.begin}

@@ -10,6 +10,7 @@ from pipegraph.batches import AS_AT_THE_TOP, WHOLE
 from pipegraph.chunk import Chunk, Cursor, Mark
 from pipegraph.contracts import Context, FanIn, FanOut, Source
 from pipegraph.errors import DataError, GraphError
+from pipegraph.integers import integer
 from pipegraph.operators.rounds import Rounds, round_of
 from pipegraph.parameters import function_name, plain_function
 from pipegraph.randomness import uniform
@@ -235,9 +236,7 @@ class Take(FanIn):
     needs_order = True
 
     def __init__(self, count: int) -> None:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise GraphError(f"Take: count must be an int >= 0, got {count!r}")
-        self.count = count
+        self.count = integer(count, "Take: count", 0)
 
     def config(self) -> dict[str, Any]:
         return {"count": self.count}
@@ -280,10 +279,8 @@ class Route(FanOut):
 
     def __init__(self, choose: Callable[[Any], int], outputs: int) -> None:
         plain_function(choose, "Route: choose", "an item")
-        if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
-            raise GraphError(f"Route: outputs must be >= 1, got {outputs!r}")
         self.function = choose
-        self.outputs = outputs
+        self.outputs = integer(outputs, "Route: outputs")
 
     def config(self) -> dict[str, Any]:
         return {"choose": function_name(self.function), "outputs": self.outputs}

@@ -13,7 +13,7 @@ from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.contracts import Regroup
 from pipegraph.errors import DataError, GraphError
-from pipegraph.operators.batching import positive
+from pipegraph.integers import integer
 from pipegraph.operators.collate import SCALARS
 from pipegraph.operators.sequence_rows import BestFit, Document, DocumentSegment, EndToEnd, Filler
 
@@ -73,11 +73,11 @@ class Pack(Regroup):
     ) -> None:
         if method not in ("split", "fit"):
             raise GraphError(f'Pack: method must be "split" or "fit", got {method!r}')
-        self.length_of_row = positive(length, "Pack: length")
+        self.length_of_row = integer(length, "Pack: length")
         self.method = method
         self.fields = (fields,) if isinstance(fields, str) else None if fields is None else tuple(fields)
         self.pad = pad
-        self.window = positive(window, "Pack: window")
+        self.window = integer(window, "Pack: window")
         self.drop_last = bool(drop_last)
         if self.fields is not None and (
             not self.fields or not all(isinstance(name, str) for name in self.fields)

@@ -8,6 +8,7 @@ from typing import Any, final
 import torch
 
 from pipegraph.errors import DataError, GraphError
+from pipegraph.integers import integer
 
 
 @final
@@ -39,10 +40,9 @@ class Pad:
                 raise GraphError(
                     f"Pad: {name} must be True, False or the name of a field, got {getattr(self, name)!r}"
                 )
-        sizes = (("to", self.to), ("multiple_of", self.multiple_of))
-        for name, size in sizes:
-            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-                raise GraphError(f"Pad: {name} must be an int >= 1, got {size!r}")
+        if self.to is not None:
+            object.__setattr__(self, "to", integer(self.to, "Pad: to"))
+        object.__setattr__(self, "multiple_of", integer(self.multiple_of, "Pad: multiple_of"))
         if self.to is not None and self.multiple_of != 1:
             raise GraphError("Pad: give to or multiple_of, not both")
 

@@ -10,7 +10,7 @@ from typing import Any, final
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Drawn, History, Operator, Source
 from pipegraph.errors import GraphError
-from pipegraph.operators.batching import positive
+from pipegraph.integers import integer
 
 _POSITION_BITS = 40
 """Of a position those below are its place in a round, those above the round's number."""
@@ -261,7 +261,7 @@ class Repeat(Operator):
     repeats = True
 
     def __init__(self, times: int) -> None:
-        self.times = positive(times, "Repeat: times")
+        self.times = integer(times, "Repeat: times")
 
     def config(self) -> dict[str, Any]:
         return {"times": self.times}

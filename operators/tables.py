@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from pipegraph.errors import GraphError, MissingExtraError
+from pipegraph.integers import integer
 from pipegraph.operators.columns import Columns
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import Order, StridedOrder
@@ -203,11 +204,8 @@ class FromTokens(OrderedSource):
         shuffle: bool | None = None,
     ) -> None:
         super().__init__(order_of(order, shuffle, StridedOrder(shuffle=False), "FromTokens"))
-        for name, value in (("window", window), ("stride", stride)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise GraphError(f"FromTokens: {name} must be an int >= 1, got {value!r}")
-        self.window = window
-        self.stride = window if stride is None else stride
+        self.window = integer(window, "FromTokens: window")
+        self.stride = self.window if stride is None else integer(stride, "FromTokens: stride")
         self._tokens = _mapped(tokens, dtype) if isinstance(tokens, str | os.PathLike) else tokens
         if (
             not isinstance(self._tokens, np.ndarray)

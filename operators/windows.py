@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, final
 
+import numpy as np
+
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Regroup
 from pipegraph.errors import DataError, GraphError
-from pipegraph.operators.batching import positive
+from pipegraph.integers import integer
 from pipegraph.parameters import function_name, plain_function
 from pipegraph.randomness import generator
 
@@ -27,7 +29,7 @@ class Shuffle(Regroup):
     inputs_in = (0, 1)
 
     def __init__(self, window: int) -> None:
-        self.window = positive(window, "Shuffle: window")
+        self.window = integer(window, "Shuffle: window")
         self._context = Context("")
         self.begin()
 
@@ -164,7 +166,7 @@ class Bucket(Regroup):
         cost: Callable[[Any], float] | None = None,
         limit: float | None = None,
     ) -> None:
-        bounds = list(boundaries)
+        bounds = [each.item() if isinstance(each, np.generic) else each for each in boundaries]
         plain_function(length, "Bucket: length", "a sample")
         if bounds != sorted(set(bounds)):
             raise GraphError(f"Bucket: boundaries must grow, got {bounds}")
@@ -178,7 +180,7 @@ class Bucket(Regroup):
             raise GraphError("Bucket: give size, or cost with limit, not both")
         self.measure = length
         self.boundaries = bounds
-        self.size = positive(32 if size is None else size, "Bucket: size")
+        self.size = integer(32 if size is None else size, "Bucket: size")
         self.cost, self.limit = cost, limit
         self.group_of = None if cost is None else self._number
         self.begin()

@@ -11,6 +11,7 @@ from pipegraph.contracts import Component, FanOut, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.html import html_table
+from pipegraph.integers import integer
 from pipegraph.parameters import carried, plain_parameters
 from pipegraph.policies import Policy
 from pipegraph.stage_spec import RESERVED, Backend, Edge, StageSpec
@@ -111,10 +112,11 @@ class Graph:
     """
 
     def __init__(self, name: str = "pipeline", seed: int | None = 0) -> None:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise GraphError(f"graph {name!r}: seed must be an int or None, got {seed!r}")
-        if seed is not None and not 0 <= seed < 1 << 64:
-            raise GraphError(f"graph {name!r}: seed must be in 0..2**64-1, got {seed}")
+        if seed is not None:
+            rule = "must be an int in 0..2**64-1 or None"
+            seed = integer(seed, f"graph {name!r}: seed", 0, rule)
+            if seed >= 1 << 64:
+                raise GraphError(f"graph {name!r}: seed {rule}, got {seed}")
         self.name = name
         self.seed = seed
         self.stages: dict[str, StageSpec] = {}

@@ -5,25 +5,22 @@ Frozen values that say *what*; ``engine/stage/failure_policy.py`` does it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from pipegraph.errors import GraphError
+from pipegraph.integers import integer
 
 SHARE_COUNTS_AFTER = 100
 """A budget given as a share is not judged before this many items, but at the epoch's end: 1 bad of the first 3 is no
 rate, 1 bad of all 3 is."""
 
 
-def check_budget(budget: int | float | None, owner: str) -> None:
-    """Raises GraphError unless ``budget`` is None, a count >= 0 (int) or a share of 0 to 1 (float)."""
-    if budget is None:
-        return
-    known = isinstance(budget, int | float) and not isinstance(budget, bool)
-    if not known or not 0 <= budget <= (1 if isinstance(budget, float) else math.inf):
-        raise GraphError(
-            f"{owner}: budget must be a count (an int >= 0), a share (a float of 0 to 1) or None, got {budget!r}"
-        )
+def budget_of(budget: int | float | None, owner: str) -> int | float | None:
+    """The budget given; raises GraphError unless it is None, a count >= 0 (int) or a share of 0 to 1 (float)."""
+    if budget is None or (isinstance(budget, float) and 0 <= budget <= 1):
+        return budget
+    rule = "must be a count (an int >= {}), a share (a float of 0 to 1) or None"
+    return integer(budget, f"{owner}: budget", 0, rule)
 
 
 def is_share(budget: int | float | None) -> bool:
@@ -55,7 +52,7 @@ class Skip:
     budget: int | float | None = None
 
     def __post_init__(self) -> None:
-        check_budget(self.budget, "Skip")
+        object.__setattr__(self, "budget", budget_of(self.budget, "Skip"))
 
 
 @dataclass(frozen=True)
@@ -74,9 +71,8 @@ class Replace:
     budget: int | float | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.tries, bool) or not isinstance(self.tries, int) or self.tries < 1:
-            raise GraphError(f"Replace: tries must be an int >= 1, got {self.tries!r}")
-        check_budget(self.budget, "Replace")
+        object.__setattr__(self, "tries", integer(self.tries, "Replace: tries"))
+        object.__setattr__(self, "budget", budget_of(self.budget, "Replace"))
 
 
 @dataclass(frozen=True)
@@ -94,8 +90,7 @@ class Retry:
     then: str | Skip | Replace = "raise"
 
     def __post_init__(self) -> None:
-        if isinstance(self.times, bool) or not isinstance(self.times, int) or self.times < 0:
-            raise GraphError(f"Retry: times must be an int >= 0, got {self.times!r}")
+        object.__setattr__(self, "times", integer(self.times, "Retry: times", 0))
         if self.backoff < 0:
             raise GraphError(f"Retry: backoff must be >= 0 seconds, got {self.backoff}")
         if self.then != "raise" and not isinstance(self.then, Skip | Replace):

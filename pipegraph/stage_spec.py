@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pipegraph.contracts import Operator, Source
 from pipegraph.errors import GraphError
+from pipegraph.integers import integer
 from pipegraph.policies import Policy, check_policy
 
 Backend = Literal["inline", "thread", "process", "ray"]
@@ -53,19 +54,20 @@ class StageSpec:
 
     def __post_init__(self) -> None:
         name = self.name
-        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
-            raise GraphError(f"stage {name!r}: workers must be >= 1 or 'auto', got {self.workers!r}")
+        workers = integer(self.workers, f"stage {name!r}: workers", 1, "must be >= {} or 'auto'")
+        object.__setattr__(self, "workers", workers)
         if self.backend not in BACKENDS:
             raise GraphError(
                 f"stage {name!r}: backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}"
             )
-        capacity = self.capacity
-        if capacity is not None and (
-            isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1
-        ):
-            raise GraphError(f"stage {name!r}: capacity must be >= 1 item or 'auto', got {capacity!r}")
-        if self.timeout is not None and not self.timeout > 0:
-            raise GraphError(f"stage {name!r}: timeout must be more than 0 seconds, got {self.timeout!r}")
+        if self.capacity is not None:
+            rule = "must be >= {} item or 'auto'"
+            capacity = integer(self.capacity, f"stage {name!r}: capacity", 1, rule)
+            object.__setattr__(self, "capacity", capacity)
+        if self.timeout is not None:
+            if isinstance(self.timeout, bool | str) or not self.timeout > 0:
+                raise GraphError(f"stage {name!r}: timeout must be more than 0 seconds, got {self.timeout!r}")
+            object.__setattr__(self, "timeout", float(self.timeout))
         if not isinstance(self.ordered, bool):
             raise GraphError(f"stage {name!r}: ordered must be True or False, got {self.ordered!r}")
         check_policy(self.on_error, name)

@@ -6,6 +6,7 @@ import math
 import re
 
 from pipegraph.errors import GraphError
+from pipegraph.integers import integer
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", 1):
@@ -24,10 +25,10 @@ def parse_bytes(size: int | float | str, what: str) -> int:
         if match is None or match[2].lower() not in _UNITS:
             raise GraphError(f"{what} must be bytes or a size such as '500 MB' or '2 GiB', got {size!r}")
         value = float(match[1]) * _UNITS[match[2].lower()]
-    elif isinstance(size, bool) or not isinstance(size, int | float) or not math.isfinite(size):
-        raise GraphError(f"{what} must be bytes or a size such as '500 MB' or '2 GiB', got {size!r}")
-    else:
+    elif isinstance(size, float) and math.isfinite(size):
         value = size
+    else:
+        value = integer(size, what, 0, "must be bytes or a size such as '500 MB' or '2 GiB'")
     if isinstance(size, float) and not size.is_integer():
         raise GraphError(f"{what} must be whole bytes or a size such as '1.5 GB', got {size!r}")
     if value < 1:

@@ -15,6 +15,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from pipegraph.errors import GraphError
+from pipegraph.integers import integer
 
 TRIES = 10
 """How often a random crop that does not fit is drawn again; torchvision's number."""
@@ -126,10 +127,7 @@ class CenterCrop:
     resize: int = 256
 
     def __post_init__(self) -> None:
-        if isinstance(self.resize, bool) or not isinstance(self.resize, int):
-            raise GraphError(f"CenterCrop: resize must be an int >= 1, got {self.resize!r}")
-        if self.resize < 1:
-            raise GraphError(f"CenterCrop: resize must be >= 1, got {self.resize}")
+        object.__setattr__(self, "resize", integer(self.resize, "CenterCrop: resize"))
 
     def region(
         self, height: int, width: int, out_height: int, out_width: int, numbers: Sequence[float]

@@ -13,7 +13,6 @@ One ``for`` is one pass over one epoch. The loader's methods belong to one threa
 from __future__ import annotations
 
 import _thread
-import operator
 import os
 import sys
 import threading
@@ -35,6 +34,7 @@ from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.tracing import Event, Tracer
 from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning, StateError
 from pipegraph.graph import Graph, Node
+from pipegraph.integers import integer
 from pipegraph.loader import state as states
 from pipegraph.loader.adapt import Wiring, adapted_all, wiring
 from pipegraph.loader.epoch_pass import Pass, WatchedPass, Watcher
@@ -70,8 +70,8 @@ class Loader:
         world_size: int | None = None,
         mesh: Any = None,
     ) -> None:
-        if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
-            raise GraphError(f"epochs must be >= 1 or None (endless), got {epochs!r}")
+        if epochs is not None:
+            epochs = integer(epochs, "epochs", 1, "must be >= {} or None (endless)")
         if rank is not None or world_size is not None:
             resolve(rank, world_size)
         self.plan = tune_all(graph.plan(output)) if autotune else graph.plan(output)
@@ -129,13 +129,7 @@ class Loader:
         Equal to :attr:`epoch` it changes nothing, so that a training loop may call it at the start of every epoch.
         Any other discards prefetched work, and restored work with a warning if nothing of it was delivered yet.
         """
-        try:
-            number = -1 if isinstance(epoch, bool) else operator.index(epoch)  # NumPy's integers too
-        except TypeError:
-            number = -1
-        if number < 0:
-            raise GraphError(f"epoch must be an int >= 0, got {epoch!r}")
-        epoch = number
+        epoch = integer(epoch, "epoch", 0)
         if epoch == self.epoch:
             return
         place = Place(epoch)

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from pipegraph.errors import GraphError
+from pipegraph.integers import integer
 
 
 def resolve(rank: int | None, world_size: int | None, mesh: Any = None) -> tuple[int, int]:
@@ -18,9 +19,9 @@ def resolve(rank: int | None, world_size: int | None, mesh: Any = None) -> tuple
         raise GraphError(f"rank and world_size go together, got rank={rank}, world_size={world_size}")
     if rank is None or world_size is None:
         rank, world_size = _from_mesh(mesh) if mesh is not None else _found()
-    whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (rank, world_size))
-    if not whole or world_size < 1 or not 0 <= rank < world_size:
-        raise GraphError(f"rank must be in 0..world_size-1, got rank={rank!r}, world_size={world_size!r}")
+    rank, world_size = integer(rank, "rank", 0), integer(world_size, "world_size")
+    if rank >= world_size:
+        raise GraphError(f"rank must be in 0..world_size-1, got rank={rank}, world_size={world_size}")
     return rank, world_size
 
 

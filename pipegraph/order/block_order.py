@@ -9,6 +9,7 @@ from typing import final
 import numpy as np
 
 from pipegraph.errors import GraphError
+from pipegraph.integers import integer
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._libstdcxx import shuffled_by_libstdcxx
 from pipegraph.order._spans import Shares, Spans
@@ -60,8 +61,9 @@ class BlockOrder(Order):
                 "BlockOrder: compat=True needs shuffle=True, got shuffle=False. "
                 "Leave compat out: the sequential order equals the C++ class already."
             )
-        if self.size is not None and (not isinstance(self.size, int) or self.size < 0):
-            raise GraphError(f"BlockOrder: size must be None or an integer >= 0, got {self.size!r}")
+        if self.size is not None:
+            size = integer(self.size, "BlockOrder: size", 0, "must be None or an int >= {}")
+            object.__setattr__(self, "size", size)
 
     def config(self) -> JsonDict:
         return {"order": "BlockOrder"} | dataclasses.asdict(self)

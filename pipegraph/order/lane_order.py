@@ -9,7 +9,7 @@ from typing import final
 
 import numpy as np
 
-from pipegraph.errors import GraphError
+from pipegraph.integers import integer
 from pipegraph.order._blocks import BlockPlaces
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._stream import TAILS, Tail, stream_gone, stream_visits
@@ -51,9 +51,8 @@ class LaneOrder(Order):
     tail: Tail = "pad"
 
     def __post_init__(self) -> None:
-        for name, value in (("lanes", self.lanes), ("window", self.window)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise GraphError(f"LaneOrder: {name} must be an integer >= 1, got {value!r}")
+        for name in ("lanes", "window"):
+            object.__setattr__(self, name, integer(getattr(self, name), f"LaneOrder: {name}"))
         check_choice("LaneOrder: tail", self.tail, TAILS)
 
     def config(self) -> JsonDict:

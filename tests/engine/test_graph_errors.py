@@ -1,12 +1,15 @@
 """What is wrong with a description is said at ``add`` or ``plan()``: the rule, the value, the remedy."""
 
+import json
 import re
 import sys
 
+import numpy as np
 import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph import order
 from pipegraph.errors import GraphError, MissingExtraError
 
 
@@ -218,7 +221,7 @@ def test_weights_that_are_no_numbers_are_said(weights):
         (lambda: ops.Bucket(len, [3, 1]), "Bucket: boundaries must grow, got [3, 1]"),
         (lambda: ops.Bucket(3, [1]), "Bucket: length must be a function of a sample, got 3"),
         (lambda: ops.Route(3, 2), "Route: choose must be a function of an item, got 3"),
-        (lambda: ops.Route(len, 0), "Route: outputs must be >= 1, got 0"),
+        (lambda: ops.Route(len, 0), "Route: outputs must be an int >= 1, got 0"),
         (lambda: ops.Map(3), "Map: a function is needed, got 3"),
         (
             lambda: ops.FromIterable(3),
@@ -226,7 +229,7 @@ def test_weights_that_are_no_numbers_are_said(weights):
         ),
         (lambda: ops.FromSequence(iter([])), "FromSequence: the data set needs __len__ and __getitem__"),
         (lambda: ops.FromSequence([1], order=3), "FromSequence: order must be one of pg.order, got 3"),
-        (lambda: pg.Graph(seed="x"), "seed must be an int or None, got 'x'"),
+        (lambda: pg.Graph(seed="x"), "seed must be an int in 0..2**64-1 or None, got 'x'"),
         (
             lambda: pg.Skip(-1),
             "Skip: budget must be a count (an int >= 0), a share (a float of 0 to 1) or None, got -1",
@@ -343,3 +346,26 @@ def test_a_cycle_cannot_be_described():
     graph.stages["b"] = type(spec)("b", spec.operator, (second._edge,))
     with pytest.raises(GraphError, match="graph 'g' has a cycle: b"):
         graph.plan("b")
+
+
+def test_numpys_integers_are_integers_everywhere():
+    three = np.int64(3)
+    bucket = ops.Bucket(len, np.array([1, 2]), size=three)
+    made = [
+        ops.Batch(three), ops.Shuffle(three), ops.Repeat(three), ops.Take(three), ops.Route(len, three), bucket,
+        ops.Pack(three), ops.DecodeImage(three), ops.FromTokens(np.arange(9), three), ops.MicroBatches(three),
+        ops.DecodeImage((three, 3), crop=ops.CenterCrop(three)), ops.Batch(2, pad=ops.Pad(to=three)),
+    ]  # fmt: skip
+    json.dumps([operator.config() for operator in made])  # as a state holds them
+    json.dumps(order.LaneOrder(three, three).config() | order.BlockOrder(size=three).config())
+    assert (pg.Skip(three).budget, pg.Retry(three).times, pg.Replace(three).tries) == (3, 3, 3)
+    graph = pg.Graph(seed=three)
+    rows = graph.add(
+        ops.FromSequence(range(6)), workers=np.int32(2), capacity=three, max_bytes=np.int64(1000)
+    )
+    rows.then(str, timeout=np.float32(9), backend="process")
+    with graph.loader(
+        epochs=three, memory_limit=np.int64(10**9), rank=np.int64(0), world_size=np.int64(2)
+    ) as loader:
+        assert list(loader) == ["0", "2", "4"]
+        json.dumps(loader.state_dict())

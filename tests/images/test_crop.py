@@ -86,7 +86,7 @@ def test_parameters_out_of_range_are_refused():
             RandomResizedCrop(**arguments)
     with pytest.raises(GraphError, match=r"ratio must satisfy 0 < low <= high, got \(2, 1\)"):
         RandomResizedCrop(ratio=(2, 1))
-    with pytest.raises(GraphError, match="resize must be >= 1, got 0"):
+    with pytest.raises(GraphError, match="resize must be an int >= 1, got 0"):
         CenterCrop(0)
     with pytest.raises(GraphError, match=r"resize=256\) cannot fill .* 288x224: use resize >= 288"):
         check_crop(CenterCrop(256), (288, 224))

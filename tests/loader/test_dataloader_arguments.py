@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import data
@@ -206,6 +207,18 @@ def test_two_passes_at_once() -> None:
 def test_wrong_arguments_are_torchs_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pg.DataLoader(Squares(), **options)
+
+
+def test_a_seed_in_place_of_a_generator_is_refused_in_words() -> None:
+    with pytest.raises(TypeError, match=r"should be a torch.Generator, such as .* got 3"):
+        pg.DataLoader(Squares(), generator=3)  # type: ignore[arg-type]
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    loader = pg.DataLoader(
+        Squares(), np.int64(5), num_workers=np.int64(1), prefetch_factor=np.int64(2), timeout=np.float32(60)
+    )  # type: ignore[call-overload, unused-ignore]
+    assert len(list(loader)) == 2
 
 
 def test_pin_memory_without_an_accelerator_warns_as_torch_does() -> None:

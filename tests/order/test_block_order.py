@@ -114,7 +114,7 @@ def test_a_large_set_needs_no_memory_for_its_samples():
     ("arguments", "message"),
     [
         ({"compat": True, "shuffle": False}, "compat=True needs shuffle=True"),
-        ({"size": -1}, "size must be None or an integer >= 0, got -1"),
+        ({"size": -1}, "size must be None or an int >= 0, got -1"),
     ],
 )
 def test_wrong_parameters_are_refused(arguments, message):

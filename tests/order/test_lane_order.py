@@ -116,9 +116,9 @@ def test_tails_pad_drop_or_stay_uneven():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lanes": 0}, "lanes must be an integer >= 1, got 0"),
-        ({"lanes": 2.0}, r"lanes must be an integer >= 1, got 2\.0"),
-        ({"window": True}, "window must be an integer >= 1, got True"),
+        ({"lanes": 0}, "lanes must be an int >= 1, got 0"),
+        ({"lanes": 2.0}, r"lanes must be an int >= 1, got 2\.0"),
+        ({"window": True}, "window must be an int >= 1, got True"),
         ({"tail": "cut"}, "tail must be one of 'pad', 'drop', 'uneven', got 'cut'"),
     ],
 )

@@ -195,7 +195,7 @@ def test_the_global_random_generators_are_left_alone() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 1 << 64])
 def test_a_seed_that_no_order_takes_is_refused_where_it_is_given(seed: int) -> None:
-    with pytest.raises(pg.errors.GraphError, match=r"seed must be in 0\.\.2\*\*64-1"):
+    with pytest.raises(pg.errors.GraphError, match=r"seed must be an int in 0\.\.2\*\*64-1"):
         pg.Graph("seed", seed=seed)
 
 

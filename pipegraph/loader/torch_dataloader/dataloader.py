@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
+import numpy as np
 import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind
 
@@ -72,6 +73,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             )
         if workers == "thread" and (worker_init_fn is not None or timeout):
             raise ValueError("worker_init_fn and timeout options need workers='process'")
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(
+                "generator option should be a torch.Generator, such as torch.Generator().manual_seed(3), got "
+                f"{generator!r}"
+            )
+        batch_size, num_workers, prefetch_factor = map(_plain, (batch_size, num_workers, prefetch_factor))
         self.workers = workers
         self._inherits = False
         super().__init__(
@@ -214,3 +221,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """
         pipeline = Pipeline(self, self.dataset, 0, carries=False)
         return pipeline.graph(DrawnIndices(self._index_sampler, pipeline.shares), pin=None)
+
+
+def _plain(number: Any) -> Any:
+    """One of NumPy's integers as an int, which torch asks for."""
+    return int(number) if isinstance(number, np.integer) else number

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph.errors import DataError, GraphError, WorkerDiedError
+from pipegraph.integers import integer
 from pipegraph.machine import cores
 from pipegraph.order.permutation import key64, permute_one
 from pipegraph.storage.manifest import Manifest, PartIndex
@@ -92,9 +93,10 @@ def pack_shards(
     """
     nbytes = parse_bytes(size, "pack: size")
     check_format(format)
-    count = max(1, int(cores())) if workers is None else workers
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise GraphError(f"pack: workers must be an int >= 1, got {workers!r}")
+    count = max(1, int(cores())) if workers is None else integer(workers, "pack: workers")
+    shuffle = (
+        None if shuffle is None else integer(shuffle, "pack: shuffle", 0, "must be a seed, an int >= {}")
+    )
     found = source_of(source)
     if isinstance(found, PackedStream):
         if shuffle is not None:
