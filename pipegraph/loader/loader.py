@@ -31,7 +31,7 @@ from pipegraph.engine.isolated import IsolatedRuntime
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.ledger import Ledger
-from pipegraph.engine.tracing import Event, Tracer
+from pipegraph.engine.tracing import Events, Tracer
 from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning, StateError
 from pipegraph.graph import Graph, Node
 from pipegraph.integers import integer
@@ -369,12 +369,11 @@ class Loader:
 
         return profile_of(self, since)
 
-    def _trace(self, on: bool) -> tuple[list[Event], dict[int, str]]:
-        """Trace from now on, or no more; returns the events so far and the names of the workers' threads."""
+    def _trace(self, on: bool) -> tuple[Events, dict[int, str]]:
+        """Trace from now on, or no more; returns the events since then and the names of the workers' threads."""
+        self._tracer.on = False
+        events = self._tracer.take()
         self._tracer.on = on
-        events = list(self._tracer.events)
-        if on:
-            self._tracer.events.clear()
         return events, {} if self._runtime is None else self._runtime.thread_names()
 
     def _show_ranges(self, on: bool) -> None:

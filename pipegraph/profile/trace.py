@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipegraph.engine.tracing import DeliveredEvent, Event, Sent, Worked
+from pipegraph.engine.tracing import DeliveredEvent, Events, Sent, Worked
 
 MAX_FLOWS = 5_000
 """Samples that are followed; of more, as many are chosen at even distances."""
@@ -23,19 +23,19 @@ SHOWN_SAMPLES = 8
 TRAINING = "training"
 
 
-def trace_events(events: Sequence[Event], threads: Mapping[int, str], graph: str) -> dict[str, Any]:
+def trace_events(events: Events, threads: Mapping[int, str], graph: str) -> dict[str, Any]:
     """The trace as JSON.
 
     Args:
-        events: in any order.
+        events: each kind in any order.
         threads: names of the workers' threads by their identity; any other thread goes by its number.
         graph: its name.
     """
-    if not events:
+    if not any(events):
         return {"traceEvents": [], "displayTimeUnit": "ms"}
-    worked = sorted((e for e in events if isinstance(e, Worked)), key=lambda e: e.end_ns)
-    sent = sorted((e for e in events if isinstance(e, Sent)), key=lambda e: e.at_ns)
-    steps = sorted((e for e in events if isinstance(e, DeliveredEvent)), key=lambda e: e.got_ns)
+    worked = sorted(events.worked, key=lambda e: e.end_ns)
+    sent = sorted(events.sent, key=lambda e: e.at_ns)
+    steps = sorted(events.delivered, key=lambda e: e.got_ns)
     starts = [e.end_ns - e.took_ns for e in worked] + [e.asked_ns for e in steps] + [e.at_ns for e in sent]
     zero = min(starts)
 
@@ -50,7 +50,7 @@ def trace_events(events: Sequence[Event], threads: Mapping[int, str], graph: str
             _named("thread_name", thread, TRAINING if trains else threads.get(thread, f"thread {thread}"))
         )
     made += [_slice(e.stage, e.thread, us(e.end_ns - e.took_ns), e.took_ns / 1000) for e in worked]
-    last = max([e.end_ns for e in worked] + [e.got_ns for e in steps])
+    last = max([zero, *(e.end_ns for e in worked), *(e.got_ns for e in steps)])
     asked_next: dict[int, int] = {}
     for step in reversed(steps):
         following = asked_next.get(step.thread, last)
