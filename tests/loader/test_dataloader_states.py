@@ -274,3 +274,61 @@ def test_a_network_s_weights_are_no_state_of_a_data_set() -> None:
     loader = pg.DataLoader(Encoded(), 4)
     next(iter(loader))
     assert loader.state_dict()["copies"] == []
+
+
+class Noisy(Squares):
+    """Its state is that of torch's global generator, which a sampler may draw from too."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, float(torch.rand(()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(state["generator"])
+
+
+class NoisyStream(data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return Noise()
+
+
+class Noise(Noisy):
+    at = 0
+
+    def __iter__(self) -> Noise:
+        return self
+
+    def __next__(self) -> Any:
+        if self.at == 20:
+            raise StopIteration
+        self.at += 1
+        return self[self.at]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("done", [0, 2])
+@pytest.mark.parametrize(
+    ("made", "options"),
+    [(Noisy, {}), (Noisy, {"shuffle": True}), (Noisy, {"sampler": [3, 1, 7, 5, 2, 4, 6]}), (NoisyStream, {})],
+)
+def test_a_data_set_that_keeps_the_global_generator_draws_the_same_in_the_training_process(
+    made: Any, options: Any, done: int
+) -> None:
+    first = pg.DataLoader(made(), 3, collate_fn=list, **options)
+    passing = iter(first)
+    for _ in range(done):
+        next(passing)
+    state = first.state_dict()
+    rest = flat(passing)
+    torch.rand(5)
+    second = pg.DataLoader(made(), 3, collate_fn=list, **options)
+    second.load_state_dict(state)
+    assert flat(second) == rest

@@ -12,7 +12,7 @@ import base64
 import contextlib
 import copy
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -106,6 +106,12 @@ class Indices:
 
     def __iter__(self) -> Indices:
         return self
+
+    def begin(self) -> None:
+        """Draw the order now, and not with the first index."""
+        first = list(islice(self, 1))
+        assert self._drawn is not None
+        self._drawn = chain(first, self._drawn)
 
     def __next__(self) -> Any:
         if self._drawn is None:

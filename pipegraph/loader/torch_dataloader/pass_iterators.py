@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import (
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
-from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress, Indices, IndicesAnew
+from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress, Indices, IndicesAnew, keeps_state
 from pipegraph.loader.torch_dataloader.batch_sources import (
     STAGE,
     Failed,
@@ -118,17 +118,23 @@ class Inline(_SingleProcessDataLoaderIter):
         self._progress = progress = loader._next_progress()
         super().__init__(loader)
         progress.base_seed = int(self._base_seed)
+        done, state = progress.copies[0] if progress.copies else (0, None)
         if self._dataset_kind == _DatasetKind.Map:
-            self._sampler_iter = Indices(self._index_sampler, progress)
+            self._sampler_iter = indices = Indices(self._index_sampler, progress)
             if progress.copies:
-                restore_copy(self._dataset, progress.copies[0][1])
+                indices.begin()  # before the data set says or sets how the global generator stands
+                restore_copy(self._dataset, state)
+                progress.copies[0] = (done, where_copy(self._dataset))
             return
-        done, state = progress.copies[0]
-        fetching = Fetching(
-            self._dataset, self._collate_fn, self._auto_collation, loader.batch_size, self._drop_last
-        )
-        if done:
+        if done or state is not None:
+            fetching = Fetching(
+                self._dataset, self._collate_fn, self._auto_collation, loader.batch_size, self._drop_last
+            )
             self._dataset_fetcher = begun(fetching, done, state)
+        elif keeps_state(
+            self._dataset_fetcher.dataset_iter
+        ):  # a data set may still say where its last pass ended
+            progress.copies[0] = (0, where(self._dataset_fetcher))
 
     _fetched: Any = _SingleProcessDataLoaderIter._next_data
 
