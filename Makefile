@@ -37,11 +37,12 @@ demo: $(VENV)/.installed-demo
 	@if [ -n "$$DATA" ]; then exec $(VENV)/bin/pipegraph demo --data "$$DATA"; else exec $(VENV)/bin/pipegraph demo; fi
 export DATA
 
-# One process per core, and each takes work from the others when its own is done. The processes that tests start
-# read compiled modules also where the environment says not to write them: each compiled all of them anew.
+# Two processes more than there are cores, for many tests wait (for processes to start, for deadlines), and each takes
+# work from the others when its own is done. The processes that tests start read compiled modules also where the
+# environment says not to write them: each compiled all of them anew.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
+	$(VENV)/bin/python -m pytest -n $$(($$(nproc) + 2)) --dist worksteal -m "not slow" $(ARGS)
 
 # Transforms in a process of their own, which has no other threads yet: its worker processes are forks of it and know the
 # operators that the test names in place of torchvision's compiled ones.

@@ -11,15 +11,14 @@ from pipegraph.testing.outcome import (
     MakeGraph,
     assert_equal_chunks,
     is_ordered,
-    run_pass,
 )
 
 
 def assert_resumes_exactly(make_graph: MakeGraph, epochs: int = 2, **loader_options: Any) -> None:
     """Save after every chunk, load into a fresh graph, and expect exactly the chunks that followed.
 
-    Each state goes through JSON. From each restored loader a second state is taken half-way and restored
-    again. Below stages with ``ordered=False`` samples are compared instead of chunks.
+    Each state goes through JSON. Each restored loader is saved half-way and restored again: in passing, and every
+    fourth time after a ``break`` there. Below stages with ``ordered=False`` samples are compared instead of chunks.
 
     Args:
         make_graph: makes the graph anew each time; all must be of one description.
@@ -31,13 +30,14 @@ def assert_resumes_exactly(make_graph: MakeGraph, epochs: int = 2, **loader_opti
     """
     ordered = is_ordered(make_graph())
     whole, states = _uninterrupted(make_graph, epochs, loader_options)
-    for (epoch, count), state, before in states:
+    for number, ((epoch, count), state, before) in enumerate(states):
         what = f"restored after {count} chunks of epoch {epoch}"
-        rest, again = _restored(make_graph(), state, epochs, loader_options, None)
+        middle = (len(whole) - len(before)) // 2
+        rest, half, again = _restored(make_graph(), state, epochs, loader_options, middle)
         _compare(whole, before, rest, ordered, what)
-        half, again = _restored(make_graph(), state, epochs, loader_options, len(rest) // 2)
-        assert again is not None
-        rest, _ = _restored(make_graph(), again, epochs, loader_options, None)
+        if number % 4 == 0:
+            _, half, again = _restored(make_graph(), state, epochs, loader_options, middle, leaves=True)
+        rest, _, _ = _restored(make_graph(), again, epochs, loader_options, 0)
         _compare(whole, before + half, rest, ordered, f"{what}, and again after {len(half)} more")
 
 
@@ -74,19 +74,21 @@ def _uninterrupted(
 
 
 def _restored(
-    graph: Graph, state: str, epochs: int, options: dict[str, Any], limit: int | None
-) -> tuple[tuple[DeliveredChunk, ...], str | None]:
-    """What comes after loading a state: everything, or the first ``limit`` chunks and the state then."""
-    chunks: tuple[DeliveredChunk, ...] = ()
+    graph: Graph, state: str, epochs: int, options: dict[str, Any], middle: int, leaves: bool = False
+) -> tuple[tuple[DeliveredChunk, ...], tuple[DeliveredChunk, ...], str]:
+    """All that comes after loading a state, its first ``middle`` chunks, and the state then; ``leaves``: by a break."""
+    chunks: list[DeliveredChunk] = []
+    half: tuple[DeliveredChunk, ...] = ()
+    again = state
     with graph.loader(epochs=epochs, **options) as loader:
         loader.load_state_dict(json.loads(state))
-        while loader.epoch < epochs:
-            left = None if limit is None else limit - len(chunks)
-            if left == 0:
-                return chunks, json.dumps(loader.state_dict())
-            outcome = run_pass(loader, left)
-            assert outcome.error is None, f"a restored pass failed: {outcome.error}"
-            chunks += outcome.chunks
-            if left is not None and len(outcome.chunks) == left:
-                return chunks, json.dumps(loader.state_dict())
-        return chunks, json.dumps(loader.state_dict())
+        while loader.epoch < epochs and not (leaves and len(chunks) == middle):
+            for chunk in loader.chunks():
+                chunks.append(DeliveredChunk.of(chunk))
+                if len(chunks) == middle:
+                    if leaves:
+                        break
+                    half, again = tuple(chunks), json.dumps(loader.state_dict())
+        if leaves:
+            half, again = tuple(chunks), json.dumps(loader.state_dict())
+    return tuple(chunks), half, again
