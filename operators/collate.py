@@ -33,6 +33,8 @@ from pipegraph.tree import is_dataclass_value, is_namedtuple, rebuilt, with_fiel
 SCALARS: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64}
 ARRAYS = frozenset({np.ndarray, np.memmap})
 _NUMERIC = "biufc"
+_AS_IN_TORCH = frozenset(map(np.dtype, "?bBhHiIlLqQefdFD"))
+"""Not those of another byte order, nor the long ones."""
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 
 
@@ -235,22 +237,40 @@ def stacked_at_once(items: Sequence[Any]) -> torch.Tensor | None:
 
     What that call does not take, the long way finds out, and says where.
     """
+    if items[0].__class__ is torch.Tensor:
+        return stacked_tensors(items)
+    array = array_of_all(items)
+    try:
+        return None if array is None else torch.from_numpy(array)
+    except TypeError:  # unsigned long long, which NumPy holds for equal to unsigned long
+        return None
+
+
+def stacked_tensors(items: Sequence[Any]) -> torch.Tensor | None:
+    """As :func:`stacked_at_once`, of tensors."""
+    if set(map(type, items)) != {torch.Tensor} or len(set(map(_dtype, items))) > 1:
+        return None
+    try:
+        return torch.stack(list(items))
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def array_of_all(items: Sequence[Any]) -> np.ndarray | None:
+    """As :func:`stacked_at_once`, of arrays or numbers, as an array of its own memory (samples, ...)."""
     kinds = set(map(type, items))
     kind = kinds.pop()
     if kinds:
         return None
     try:
-        if kind is torch.Tensor:
-            return torch.stack(list(items)) if len(set(map(_dtype, items))) == 1 else None
         if kind in ARRAYS:
             shapes, dtypes = set(map(_shape, items)), set(map(_dtype, items))
-            if len(shapes) > 1 or len(dtypes) > 1 or dtypes.pop().kind not in "biufc":
+            if len(shapes) > 1 or len(dtypes) > 1 or dtypes.pop() not in _AS_IN_TORCH:
                 return None
             shape = shapes.pop()
-            rows = np.concatenate(items).reshape(len(items), *shape) if shape else np.array(items)
-            return torch.from_numpy(np.asarray(rows))
+            return np.concatenate(items).reshape(len(items), *shape) if shape else np.array(items)
         if kind in SCALARS:
-            return torch.from_numpy(np.fromiter(items, SCALARS[kind], len(items)))
+            return np.fromiter(items, SCALARS[kind], len(items))
     except (TypeError, ValueError, RuntimeError, OverflowError):
         pass
     return None

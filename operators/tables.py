@@ -11,7 +11,6 @@ from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from pipegraph.errors import GraphError, MissingExtraError
 from pipegraph.integers import integer
@@ -256,9 +255,7 @@ class FromTokens(OrderedSource):
         step = tokens.strides[0]
         shape, strides = (self.layout(), self.window), (self.stride * step, step)
         windows = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
-        return Columns(
-            dict, {"tokens": Columns(np.ndarray, torch.from_numpy(windows[np.asarray(indices, np.int64)]))}
-        )
+        return Columns(dict, {"tokens": Columns(np.ndarray, windows[np.asarray(indices, np.int64)])})
 
 
 class _Mapped:
