@@ -14,6 +14,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import perf_counter_ns
+from typing import Protocol
+
+
+class Wakes(Protocol):
+    """How often a thread has resumed after a wait, and how long after it was woken: for want of a core, or of the
+    interpreter lock."""
+
+    wakes: int
+    late_ns: int
+
+
+_own = threading.local()
+
+
+def count_wakes(counts: Wakes) -> None:
+    """From now on the calling thread counts its wakes there."""
+    _own.counts = counts
 
 
 class Cancelled(BaseException):
@@ -31,10 +48,6 @@ class Activity:
         self._lock = threading.Lock()
         self._running = 0
         self._started = 0  # threads that were attached or woken so far
-        self.wakes = 0  # threads that have resumed after a wait,
-        self.late_ns = (
-            0  # and how long after they were woken: they waited for a core, or for the interpreter lock
-        )
         self.on_idle: Callable[[], None] = lambda: None
 
     def attach(self, threads: int = 1) -> None:
@@ -55,12 +68,6 @@ class Activity:
             idle = self._running == 0
         if idle:
             self.on_idle()
-
-    def resumed(self, late_ns: int) -> None:
-        """The calling thread runs again, so long after it was woken."""
-        with self._lock:
-            self.wakes += 1
-            self.late_ns += late_ns
 
     def resume(self) -> None:
         """A waiting thread is about to be woken by the caller."""
@@ -83,7 +90,10 @@ class Waiter:
         """Blocks until woken. Interruptible in the main thread."""
         activity.pause()
         self.lock.acquire()
-        activity.resumed(perf_counter_ns() - self.woken_ns)
+        counts = getattr(_own, "counts", None)
+        if counts is not None:
+            counts.wakes += 1
+            counts.late_ns += perf_counter_ns() - self.woken_ns
 
     def wake(self, activity: Activity) -> None:
         """Called once, by whoever took this waiter out of its queue."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Totals = Counter[tuple[Any, ...]]
 """Nanoseconds or numbers under ``("elapsed",)``, ``("busy", stage)``, ``("items", stage)``,
 ``("cpu", stage)`` (of its threads), ``("worked", stage)`` (of its workers, busy or not),
-``("process",)`` (of all threads of this process), ``("late",)`` (between a
-thread's wake and its next step) and ``("wakes",)``,
+``("process",)`` (of all threads of this process), ``("late", stage)`` (between the
+wake of one of its threads and that thread's next step) and ``("wakes", stage)``,
 ``("memory", stage)`` (waits for room under ``memory_limit``), and for the edge into input ``index`` of
 ``consumer`` (``""`` is the training loop) ``("put", consumer, index)`` and ``("get", consumer, index)``:
 waits summed over threads."""
@@ -128,8 +128,9 @@ class PassTotals:
             found["items", stage] = sum(meter.items for meter in meters)
             found["worked", stage] = self._runtime.staffing.worked_ns(stage, now_ns)
             found["cpu", stage] = sum(meter.cpu_ns() for meter in meters)
+            found["wakes", stage] = sum(meter.wakes for meter in meters)
+            found["late", stage] = sum(meter.late_ns for meter in meters)
         found["process",] = process_time_ns()
-        found["wakes",], found["late",] = run.activity.wakes, run.activity.late_ns
         for account in run.account.stages:
             found["memory", account.name] = account.wait_ns
         for (consumer, index), channel in run.channels.items():

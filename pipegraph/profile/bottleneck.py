@@ -24,11 +24,14 @@ STARTING = 0.1
 it is far busier than all above it, since much of a short pass goes by before queues are full."""
 
 LATE_S = 1e-3
-"""Threads that take this long to continue once they are woken wait for something: tens of microseconds are usual, and
-the interpreter lock changes hands every 5 ms where many want it."""
+"""Threads that take this long to continue once they are woken, with a core at hand, wait for the interpreter lock: tens
+of microseconds are usual, and the lock changes hands every 5 ms where many want it."""
 
 MUCH = 0.1
-"""Cores that a stage must keep running for the others to wait because of it."""
+"""Cores that a stage must run on or wait for, for the others to wait because of it."""
+
+LOCKED_OUT = 0.05
+"""Share of its work that a stage neither runs nor lacks a core, where it waits for the lock."""
 
 SATURATED = 0.9
 """Share of the cores in use from which on another worker finds none."""
@@ -36,8 +39,8 @@ SATURATED = 0.9
 CORELESS = 0.2
 """Share of its work that a stage waits for a core from which on cores, and not its own cost, hold it back."""
 
-COMPUTES = 0.05
-"""Share of its work that a stage must run on a core to be held back by cores."""
+COMPUTES = 0.5
+"""Share of its work, but for the time without a core, that a stage which is held back by cores runs on one."""
 
 Cause = Literal["unknown", "consumer", "stage", "storage", "cores", "lock", "memory"]
 """Why the bottleneck is one: training itself, the stage's own work, reading, too few cores, the interpreter lock, or
@@ -134,7 +137,7 @@ def find_lock_holder(
         busy: how many of each stage's workers were busy on average.
         cores: how many cores each stage's threads kept running on average.
         coreless: how many of its threads were ready to run and had no core; that is not waiting for the lock.
-        wake_s: mean seconds between a thread's being woken and its resumption.
+        wake_s: mean seconds between a thread's being woken and its resumption, with a core at hand.
 
     >>> find_lock_holder("light", {"heavy": 2.0, "light": 1.0}, {"heavy": 0.95, "light": 0.02}, {}, 4e-3)
     'heavy'
@@ -144,7 +147,8 @@ def find_lock_holder(
     holder = max(cores, key=lambda name: cores[name])
     waits = busy[bottleneck] - cores[bottleneck] - coreless.get(bottleneck, 0.0)
     others = holder != bottleneck and cores[bottleneck] > cores[holder] / 2
-    if cores[holder] < MUCH or waits < busy[bottleneck] / 4 or others:
+    wanted = cores[holder] + coreless.get(holder, 0.0)
+    if wanted < MUCH or waits < busy[bottleneck] * LOCKED_OUT or others:
         return None
     return holder
 
@@ -183,7 +187,7 @@ def find_cause(stage: StageFacts, cores_used: float, cores: float) -> Cause:
         return "memory"
     # A stage that waits for something else inside its work gains little from a core; on a machine that is overloaded it
     # too is late to continue.
-    computes = stage.running + stage.coreless > stage.busy / 2 and stage.running > stage.busy * COMPUTES
+    computes = stage.running > (stage.busy - stage.coreless) * COMPUTES
     if computes and (stage.coreless > stage.busy * CORELESS or cores_used > cores * SATURATED):
         return "cores"
     if stage.reads and stage.running < stage.busy / 2:

@@ -72,7 +72,7 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
     waits = _edge_waits(plan, totals)
     stages = {name: _stage(stage, plan, measured, waits, elapsed_ns) for name, stage in plan.stages.items()}
     stall_ns = waits["", 0][0]
-    wake_s = totals["late",] / 1e9 / max(1, totals["wakes",])
+    wake_s = _wake_s(measured)
     cores_used = measured.process_ns / elapsed_ns
     bottleneck = CONSUMER
     cause: Cause = "unknown"
@@ -155,6 +155,19 @@ def _cause(
         reads=isinstance(operator, Source) or operator.reads,
     )
     return bottleneck, find_cause(facts, cores_used, cores)
+
+
+def _wake_s(measured: Measured) -> float:
+    """Mean seconds between a thread's wake and its next step, without those in which it had no core.
+
+    Threads that mostly wait are without a core right after a wake. What others do, who wait for one in their work, is
+    no measure of the interpreter lock.
+    """
+    late_ns = wakes = 0
+    for name, counts in measured.stages.items():
+        late_ns += max(0, measured.totals["late", name] - counts.coreless_ns)
+        wakes += measured.totals["wakes", name]
+    return late_ns / 1e9 / max(1, wakes)
 
 
 def _workers(stage: StagePlan) -> int:

@@ -1,11 +1,15 @@
 """Planted bottlenecks, without threads: the facts come from an exact simulation of queues in a row."""
 
 import random
+from collections import Counter
 
 import pytest
 
+from pipegraph.durations import Durations
 from pipegraph.profile import CONSUMER, EdgeFacts, find_bottleneck, find_lock_holder
 from pipegraph.profile.bottleneck import StageFacts, find_cause
+from pipegraph.profile.collect import _wake_s
+from pipegraph.profile.measured import Measured, StageCounts
 
 
 def line(costs, workers, capacity, items=400):
@@ -156,6 +160,20 @@ def test_threads_that_have_no_core_do_not_wait_for_the_lock():
     assert find_lock_holder("burn", busy, cores, {"burn": 3.3}, 5e-3) is None
 
 
+def test_the_lock_is_found_also_where_other_programs_leave_few_cores():
+    assert find_lock_holder("loops", {"loops": 1.96}, {"loops": 0.08}, {"loops": 1.5}, 6e-3) == "loops"
+
+
+def test_a_wake_that_was_late_for_want_of_a_core_says_nothing_of_the_lock():
+    stages = {"idle": StageCounts(coreless_ns=9_000_000), "busy": StageCounts(coreless_ns=90_000_000)}
+    totals = Counter(
+        {("late", "idle"): 10_000_000, ("wakes", "idle"): 4, ("late", "busy"): 5, ("wakes", "busy"): 1}
+    )
+    none = (0, 0, 0)
+    measured = Measured(totals, stages, {}, {}, Durations(), 0, 0, 1, 0, 2.0, none)
+    assert _wake_s(measured) == pytest.approx(0.2e-3)
+
+
 def test_the_busiest_stage_may_have_waited_for_its_first_items():
     busy = {"read": 0.43, "zip": 0.01, "slow": 0.92, CONSUMER: 0.2}
     edges = [
@@ -189,6 +207,8 @@ def test_filling_the_queues_at_the_start_is_no_waiting():
         ({"busy": 1.0, "running": 0.02, "coreless": 0.3}, 1.9, "stage"),
         ({"busy": 1.0, "running": 0.01, "coreless": 0.51, "reads": True}, 0.3, "storage"),
         ({"busy": 0.3, "running": 0.3, "memory": 0.6}, 0.5, "memory"),
+        # Other programs leave it a twentieth of a core per thread.
+        ({"busy": 3.85, "running": 0.15, "coreless": 3.66}, 0.16, "cores"),
     ],
 )
 def test_the_cause_follows_from_where_the_workers_were(facts, used, expected):

@@ -1,7 +1,4 @@
-"""200 generated pipelines with a planted bottleneck, and predictions checked against runs. Slow: about ten minutes.
-
-What computes (planted cores and locks) needs the machine for itself: beside other load more is held back by cores.
-"""
+"""200 generated pipelines with a planted bottleneck, and predictions checked against runs. Slow: about ten minutes."""
 
 import pytest
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Operator, Source
 from pipegraph.durations import BATCH, Stopwatch
-from pipegraph.engine.activity import Activity
+from pipegraph.engine.activity import Activity, count_wakes
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Account, Buffers
 from pipegraph.engine.stage.failure_policy import Failures, not_a_chunk, open_substitutes
@@ -52,9 +52,11 @@ class Meter:
         "dropped",
         "failed",
         "items",
+        "late_ns",
         "nbytes",
         "retried",
         "samples",
+        "wakes",
         "watch",
     )
 
@@ -77,6 +79,8 @@ class Meter:
         self.dropped = 0
         self.failed = 0
         self.retried = 0
+        self.wakes = 0
+        self.late_ns = 0
 
     @property
     def busy_ns(self) -> int:
@@ -99,6 +103,7 @@ class Meter:
         return (
             *(self.busy_ns, self.calls, self.items, self.samples, self.nbytes),
             *(self.dropped, self.failed, self.retried, self.cpu_ns(), self.waited_ns()),
+            *(self.wakes, self.late_ns),
         )
 
     @staticmethod
@@ -106,7 +111,8 @@ class Meter:
         """A meter that shows these."""
         meter = Meter()
         meter._busy_ns, meter.calls, meter.items, meter.samples, meter.nbytes = values[:5]
-        meter.dropped, meter.failed, meter.retried, meter._cpu_ns, meter._waited_ns = values[5:]
+        meter.dropped, meter.failed, meter.retried, meter._cpu_ns, meter._waited_ns = values[5:10]
+        meter.wakes, meter.late_ns = values[10:]
         return meter
 
     def thread_begins(self) -> None:
@@ -117,6 +123,7 @@ class Meter:
         if hasattr(time, "pthread_getcpuclockid"):
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
         self._thread = threading.get_native_id()
+        count_wakes(self)
 
     def thread_ends(self) -> None:
         """Called by the worker's own thread, whose clock ends with it."""
