@@ -11,6 +11,8 @@ from contextlib import contextmanager
 def connected(cpus: int, object_store_memory: int) -> Iterator[None]:
     """A cluster of this machine with so many logical CPUs and no process that is not needed."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Threads that Ray Data leaves behind would start another cluster.
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     import ray
 
     ray.init(

@@ -9,12 +9,15 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.contracts import Context
+from pipegraph.engine.actors.actor_host import ActorHost
+from pipegraph.engine.process.contract import Died
 from pipegraph.testing.outcome import DeliveredChunk, placed, run_pass
 
 QUICK_TO_NOTICE = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
-    "health_check_timeout_ms": 500,
+    "health_check_timeout_ms": 10_000,
     "health_check_failure_threshold": 3,
     "enable_worker_prestart": False,
     "prestart_worker_first_driver": False,
@@ -96,3 +99,17 @@ def test_a_node_that_is_killed_at_random_moments_changes_nothing_that_is_deliver
     with pipeline("ray", items).loader() as loader:
         loader.load_state_dict(json.loads(state))
         assert run_pass(loader).chunks == whole[count:]
+
+
+def test_actors_that_end_with_their_nodes_as_they_start_are_no_reason_to_give_up(monkeypatch):
+    ends = ["has died: The actor died because its node has died. Node Id: 1bc9"] * 9
+    ends += ["has died: The actor is dead because its worker process has died."] * 3
+
+    def start(host):
+        raise Died(ends.pop(0), -1, "")
+
+    monkeypatch.setattr(ActorHost, "_start", start)
+    host = ActorHost({}, None, [Context("work")], (None, -1), None)
+    with pytest.raises(Died, match="its worker process has died., each time that it was started"):
+        host.start()
+    assert not ends

@@ -44,6 +44,9 @@ again in parts."""
 PATIENCE_S = 30.0
 """How long an actor may take to be there before the log says what it may be waiting for."""
 
+NODE_DIED = "its node has died"
+"""What Ray says of an actor that has ended with its node. One that starts meanwhile waits for room on another."""
+
 LOOK_S = 5.0
 """How long an actor may take to say where it stands; one whose code holds the interpreter lock never does."""
 
@@ -101,15 +104,17 @@ class ActorHost:
 
         Raises:
             Exception: what ``open`` raised there.
-            Died: it ended as it started, several times.
+            Died: it ended as it started, several times, and not with its node.
             Cancelled: the trainer stops.
         """
-        for _ in range(STARTS):
+        ends = 0
+        while ends < STARTS:
             try:
                 with self._context.stopping.ending(self.cancel):
                     return self._start()
             except Died as died:
                 last = died
+                ends += NODE_DIED not in died.reason
         raise Died(f"{last.reason}, each time that it was started", NOTHING, "")
 
     def _start(self) -> None:
