@@ -1,8 +1,10 @@
 """Who runs and who waits."""
 
 import threading
+from time import perf_counter_ns
 
 from pipegraph.engine.activity import Activity, Waiter
+from pipegraph.engine.stage.stage_run import Meter
 
 
 def test_idle_is_told_once_when_the_last_running_thread_waits():
@@ -34,3 +36,25 @@ def test_a_wait_returns_at_once_after_an_early_wake():
     waiter = Waiter(0)
     waiter.wake(activity)
     waiter.wait(activity)
+
+
+def test_a_worker_counts_how_often_it_was_woken_and_how_late_it_continued():
+    activity, meter, idle = Activity(), Meter(), threading.Event()
+    activity.on_idle = idle.set
+    waiter = Waiter(perf_counter_ns())
+
+    def work():
+        meter.thread_begins()
+        waiter.wait(activity)
+        meter.thread_ends()
+
+    activity.attach()
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert idle.wait(10)
+    assert meter.wakes == 0
+    waiter.wake(activity)
+    worker.join(10)
+    assert meter.wakes == 1 and meter.late_ns > 0
+    shown = Meter.of(meter.values())
+    assert (shown.wakes, shown.late_ns) == (1, meter.late_ns)
