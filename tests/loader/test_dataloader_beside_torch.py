@@ -228,7 +228,9 @@ def outcome(kind: Any, configuration: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, PER_TEST))
-def test_random_arguments_give_what_torchs_loader_gives(first: int) -> None:
+def test_random_arguments_give_what_torchs_loader_gives(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Torch waits so long for each of its workers that has failed.
+    monkeypatch.setattr(data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of more workers than cores
         for seed in range(first, first + PER_TEST):
