@@ -20,6 +20,7 @@ import heapq
 import math
 import os
 import tempfile
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +32,7 @@ from pipegraph.order import BlockOrder, LaneOrder, Order, PartOrder, StridedOrde
 from pipegraph.reader.next_use import NextUseIndex
 from pipegraph.reader.uses import RankSteps
 from pipegraph.storage import Manifest, Part
-from pipegraph.storage.eviction import CacheEntry, NextUse, UsePlan, eviction_order
+from pipegraph.storage.eviction import CacheEntry, NextUse, eviction_order
 from pipegraph.storage.formats import Block
 from pipegraph.storage.manifest import PartIndex
 from pipegraph.storage.node_cache import Cacheable, NodeCache
@@ -88,6 +89,26 @@ def two_jobs() -> Plan:
     one, other = (recorded(LaneOrder(lanes=48), 8, range(8), seed) for seed in (1, 2))
     uses = [use for pair in zip(one.uses, other.uses, strict=False) for use in pair]
     return Plan(uses, [2 * s for s in one.starts], [0] * len(uses), None)
+
+
+class UsePlan:
+    """The next uses of entries, from the sequence in which they will be read."""
+
+    def __init__(self, uses: Sequence[str]) -> None:
+        self._positions: dict[str, list[int]] = {}
+        for position, name in enumerate(uses):
+            self._positions.setdefault(name, []).append(position)
+        self._now = 0
+
+    def advance(self, position: int) -> None:
+        """Everything before `position` has been used."""
+        self._now = position
+
+    def next_use(self, name: str) -> float:
+        """Steps from now to the next use of an entry, ``math.inf`` if there is none."""
+        positions = self._positions.get(name, ())
+        at = bisect_left(positions, self._now)
+        return positions[at] - self._now if at < len(positions) else math.inf
 
 
 def simulate(plan: Plan, capacity: int, next_uses: Callable[[int], NextUse]) -> int:

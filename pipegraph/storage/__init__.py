@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pipegraph.errors import StoreError as StoreError
 
-from .eviction import UsePlan as UsePlan
 from .indexing import IndexProgress as IndexProgress
 from .indexing import build_manifest as build_manifest
 from .local import LocalParts as LocalParts

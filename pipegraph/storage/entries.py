@@ -7,12 +7,9 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Protocol, final
+from typing import Protocol, final
 
 from .shard_files import LocalFile, ShardFile
-
-SOLE: Final = ".sole"
-"""Ends the file names of entries that exist nowhere else."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,6 @@ class Cacheable:
         part_nbytes: size of the part, if known.
         version: of the part, if known (`Part.version`). Of several versions of the same bytes a cache keeps the newest.
         crc32c: of the range's bytes, if known.
-        sole: it exists nowhere else: never evicted.
     """
 
     uri: str
@@ -35,7 +31,6 @@ class Cacheable:
     part_nbytes: int | None = None
     version: str | None = None
     crc32c: int | None = None
-    sole: bool = False
 
     @cached_property
     def place(self) -> str:
@@ -45,7 +40,7 @@ class Cacheable:
     @cached_property
     def name(self) -> str:
         """The entry's file name: hashes, so that nothing of a URI reaches the file system."""
-        return self.place + _hash([self.part_nbytes, self.version], 8) + (SOLE if self.sole else "")
+        return self.place + _hash([self.part_nbytes, self.version], 8)
 
 
 def place_of(name: str) -> str:

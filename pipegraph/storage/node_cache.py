@@ -51,7 +51,7 @@ class NodeCache:
     Args:
         folder: on a local disk; made if missing. Other users' files in it are left alone.
         limit: bytes, or a size such as ``"500 GB"``, for everything in the folder together.
-        next_use: steps until an entry's next use (`UsePlan.next_use`), for eviction;
+        next_use: steps until an entry's next use, for eviction;
             without it the least recently used entry goes first.
     """
 
@@ -155,11 +155,6 @@ class NodeCache:
         with self.fetch(what, lambda sink: sink.write_at(0, data)) as file:
             self._commits.wait(what.name)
             file.read_at(0, 0)  # raises what the disk said
-
-    def remove(self, what: Cacheable) -> bool:
-        """Remove an entry, also an only copy; False if it is being read or not there."""
-        self._commits.wait(what.name)
-        return self._space.remove(self._path(what))
 
     def flush(self) -> None:
         """Wait until everything that was fetched is on disk, for all processes to see."""

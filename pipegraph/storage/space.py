@@ -16,7 +16,7 @@ from typing import final
 
 from pipegraph.units import format_bytes
 
-from .entries import SOLE, Cacheable, place_of
+from .entries import Cacheable, place_of
 from .eviction import CacheEntry, NextUse, eviction_order
 from .filelock import is_at, try_exclusive
 
@@ -90,7 +90,7 @@ class Space:
             there = []
             for entry in _scan(self.objects):
                 # Another version of the same bytes will not be asked for again.
-                old = place_of(entry.name) == what.place and entry.name != what.name and not entry.sole
+                old = place_of(entry.name) == what.place and entry.name != what.name
                 if not old or not self.remove(os.path.join(self.objects, entry.name)):
                     there.append(entry)
             mine = os.fstat(fd).st_size
@@ -182,7 +182,5 @@ def _scan(folder: str) -> list[CacheEntry]:
             # Another process may remove it between the two.
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
-                found.append(
-                    CacheEntry(entry.name, status.st_size, status.st_mtime_ns, entry.name.endswith(SOLE))
-                )
+                found.append(CacheEntry(entry.name, status.st_size, status.st_mtime_ns))
     return found

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import math
 import os
 import pickle
 import signal
@@ -15,7 +16,7 @@ import pytest
 
 from pipegraph.errors import ChecksumError, GraphError, LoaderClosedError
 from pipegraph.storage.checksum import crc32c_extend
-from pipegraph.storage.eviction import UsePlan
+from pipegraph.storage.eviction import NextUse
 from pipegraph.storage.node_cache import DOWNLOADS, Cacheable, NodeCache, Sink
 
 
@@ -78,9 +79,8 @@ def test_entries_differ_by_uri_range_version_size_and_checksum() -> None:
         Cacheable("s3://b/a", 10, version="x"),
         Cacheable("s3://b/a", 10, part_nbytes=11),
         Cacheable("s3://b/a", 10, crc32c=0),
-        Cacheable("s3://b/a", 10, sole=True),
     ]
-    assert len({e.name for e in [one, *others]}) == 8
+    assert len({e.name for e in [one, *others]}) == 7
 
 
 def test_names_in_the_folder_are_hashes_whatever_the_uri_holds(cache: NodeCache) -> None:
@@ -98,13 +98,23 @@ def test_usage_never_exceeds_the_limit(cache: NodeCache) -> None:
     assert cache.stats.evicted == 30
 
 
+def known_uses(names: list[str], now: list[int]) -> NextUse:
+    """Of names that are used one after the other; ``now[0]`` is the place of the current one."""
+
+    def next_use(name: str) -> float:
+        return next((float(at) for at, each in enumerate(names[now[0] :]) if each == name), math.inf)
+
+    return next_use
+
+
 def test_with_a_plan_the_farthest_use_is_evicted_and_without_one_the_oldest(tmp_path: Path) -> None:
     numbers = [0, 1, 2, 3, 0, 1, 2, 3]
-    plan = UsePlan([entry(n).name for n in numbers])
+    now = [0]
+    plan = known_uses([entry(n).name for n in numbers], now)
     for planned, hits in ((False, 0), (True, 3)):
-        cache = NodeCache(tmp_path / str(planned), 3000, next_use=plan.next_use if planned else None)
+        cache = NodeCache(tmp_path / str(planned), 3000, next_use=plan if planned else None)
         for at, number in enumerate(numbers):
-            plan.advance(at)
+            now[0] = at
             read(cache, number)
         assert hits == cache.stats.hits
 
@@ -133,24 +143,14 @@ def test_an_entry_larger_than_the_limit_is_an_error_and_leaves_nothing(cache: No
     assert files(cache) == []
 
 
-def test_the_only_copy_is_never_evicted(cache: NodeCache) -> None:
-    sole = entry(1, sole=True)
-    cache.put(sole, content(1))
-    for number in range(2, 30):
-        read(cache, number)
-    assert sole in cache
-    assert cache.remove(sole)
-    assert sole not in cache
-
-
 def test_a_far_prefetch_finds_no_room_rather_than_evict_what_comes_sooner(tmp_path: Path) -> None:
-    plan = UsePlan([entry(n).name for n in range(10)])
-    cache = NodeCache(tmp_path, 3000, next_use=plan.next_use)
+    now = [0]
+    cache = NodeCache(tmp_path, 3000, next_use=known_uses([entry(n).name for n in range(10)], now))
     for number in range(3):
         read(cache, number)
     with pytest.raises(OSError, match="needed sooner"):
         read(cache, 7)
-    plan.advance(2)
+    now[0] = 2
     read(cache, 7)
     assert entry(2) in cache
 

@@ -19,7 +19,6 @@ from pipegraph.storage import arrival, commits, filelock, space
 from pipegraph.storage import node_cache as cache_module
 from pipegraph.storage.node_cache import Cacheable, NodeCache
 from pipegraph.storage.checksum import crc32c_extend
-from pipegraph.storage.eviction import UsePlan
 
 folder, kills, seed, n, nbytes, limit = sys.argv[1], *map(int, sys.argv[2:])
 modules = {module.__file__ for module in (arrival, cache_module, commits, filelock, space)}
@@ -42,10 +41,11 @@ def live(rng):
     uses = [rng.randrange(n) for _ in range(1000)]
     threading.settrace(trace)  # of the thread that syncs and renames
     sys.settrace(trace)
-    plan = UsePlan([entries[i].name for i in uses])
-    cache = NodeCache(folder, limit, next_use=plan.next_use)
-    for at, i in enumerate(uses):
-        plan.advance(at)
+    names, now = [entries[i].name for i in uses], 0
+    def next_use(name):
+        return names.index(name, now) - now if name in names[now:] else float("inf")
+    cache = NodeCache(folder, limit, next_use=next_use)
+    for now, i in enumerate(uses):
         def download(sink):
             for start in range(0, nbytes, nbytes // 4):
                 sink.write_at(start, data(i)[start : start + nbytes // 4])

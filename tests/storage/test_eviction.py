@@ -8,17 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipegraph.storage.eviction import CacheEntry, UsePlan, eviction_order
+from pipegraph.storage.eviction import CacheEntry, NextUse, eviction_order
 
 
-def entry(name: str, used: int = 0, sole: bool = False) -> CacheEntry:
-    return CacheEntry(name, 1, used, sole)
+def entry(name: str, used: int = 0) -> CacheEntry:
+    return CacheEntry(name, 1, used)
+
+
+def plan_of(uses: Sequence[str], now: int) -> NextUse:
+    rest = list(uses[now:])
+    return lambda name: rest.index(name) if name in rest else math.inf
 
 
 def order(uses: Sequence[str], now: int, entries: list[CacheEntry], incoming: float = 0.0) -> str:
-    plan = UsePlan(uses)
-    plan.advance(now)
-    return "".join(e.name for e in eviction_order(entries, plan.next_use, incoming))
+    return "".join(e.name for e in eviction_order(entries, plan_of(uses, now), incoming))
 
 
 def test_the_entry_whose_next_use_lies_farthest_ahead_goes_first() -> None:
@@ -35,32 +38,18 @@ def test_without_a_plan_the_least_recently_used_goes_first() -> None:
     assert [e.name for e in eviction_order(entries, lambda name: math.inf)] == ["b", "c", "a"]
 
 
-def test_the_only_copy_never_goes() -> None:
-    assert order("", 0, [entry("a", 1, sole=True), entry("b", 2)]) == "b"
-
-
 def test_a_far_prefetch_does_not_drive_out_what_is_needed_sooner() -> None:
     assert order("abcd", 0, [entry("a"), entry("b"), entry("d")], incoming=2) == "d"
 
 
-@given(st.lists(st.sampled_from("abcde"), max_size=40), st.integers(0, 45))
-def test_next_use_is_the_distance_to_the_next_place_in_the_plan(uses: list[str], now: int) -> None:
-    plan = UsePlan(uses)
-    plan.advance(now)
-    for name in "abcdef":
-        rest = uses[now:]
-        assert plan.next_use(name) == (rest.index(name) if name in rest else math.inf)
-
-
 def hits(uses: Sequence[str], capacity: int, lru: bool) -> int:
     """Demand hits of a cache that evicts as ours does."""
-    plan, held, count = UsePlan(uses), dict[str, CacheEntry](), 0
+    held, count = dict[str, CacheEntry](), 0
     for now, name in enumerate(uses):
-        plan.advance(now)
         if name in held:
             count += 1
         elif len(held) == capacity:
-            first = eviction_order(held.values(), (lambda n: math.inf) if lru else plan.next_use)[0]
+            first = eviction_order(held.values(), (lambda n: math.inf) if lru else plan_of(uses, now))[0]
             del held[first.name]
         held[name] = entry(name, used=now)
     return count
