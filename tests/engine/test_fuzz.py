@@ -11,11 +11,11 @@ import warnings
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_graphs.recipes import recipes, row_recipes
 
 import pipegraph as pg
 from pipegraph.engine.stage import bundle_size as pace
 from pipegraph.errors import LoaderClosedError, PipegraphWarning
-from pipegraph.testing.graphs import recipes, row_recipes
 from pipegraph.testing.outcome import DeliveredChunk, Outcome, assert_equal_chunks, run_pass, samples
 
 EXAMPLES = int(os.environ.get("PIPEGRAPH_FUZZ_EXAMPLES", "30"))

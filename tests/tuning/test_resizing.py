@@ -7,6 +7,8 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_graphs.recipes import recipes
+from random_graphs.resizing import resized_loader
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -14,9 +16,7 @@ from pipegraph.contracts import Operator
 from pipegraph.engine.activity import Activity
 from pipegraph.errors import GraphError
 from pipegraph.testing import Gate
-from pipegraph.testing.graphs import recipes
 from pipegraph.testing.outcome import DeliveredChunk, assert_equal_chunks, placed, run_pass
-from pipegraph.testing.resizing import resized_loader
 from tests.engine.test_fuzz import fast_switching as fast_switching
 from tests.engine.test_fuzz import fuzzed, prefetch_of, start_deadline
 from tests.engine.test_resume import CASES

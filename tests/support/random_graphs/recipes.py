@@ -18,7 +18,7 @@ from pipegraph.graph import Graph, Node
 from pipegraph.order import StridedOrder
 from pipegraph.policies import Policy, Retry, Skip
 from pipegraph.stage_spec import Backend
-from pipegraph.testing.stage_functions import (
+from random_graphs.stage_functions import (
     Flaky,
     Rough,
     RunningSum,
