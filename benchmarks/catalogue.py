@@ -119,6 +119,12 @@ SET = (
     ),
     Entry("measuring_overhead", "what measuring and tracing cost", "measuring_overhead"),
     Entry("autotune", "the tuner beside a grid search", "autotune"),
+    Entry(
+        "autotune_images",
+        "the tuner on photographs, beside a grid search and tuned peers",
+        "autotune_images",
+        images=True,
+    ),
 )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pipegraph.errors import MissingExtraError
 
-from .bottleneck import CONSUMER
+from .bottleneck import CONSUMER, STARTING
 from .values import Profile
 
 if TYPE_CHECKING:
@@ -68,15 +68,15 @@ class Live:
         self._last = loader.profile()
         self._begun = 0.0
         self._epoch = 0
+        self._frame: tuple[RenderableType, int] | None = None  # as it was drawn last, and for what width
 
     def __enter__(self) -> Self:
         self._begun = perf_counter()
         if self._in_place:
             from rich.live import Live as View
 
-            self._view = View(
-                self._draw(), console=self._console, auto_refresh=False, transient=False
-            ).__enter__()
+            self._view = View(console=self._console, auto_refresh=False, transient=False).__enter__()
+            self._show()
         self._thread = threading.Thread(target=self._watch, name="pipegraph-live", daemon=True)
         self._thread.start()
         return self
@@ -88,11 +88,12 @@ class Live:
         if self._thread is not None:
             self._thread.join()
         if self._view is not None:
-            self._view.update(self._draw(whole=True), refresh=True)
+            self._show(whole=True)
             self._view.__exit__(kind, error, trace)
         else:
+            prefix = "done: " if kind is None else "stopped: "
             self._console.print(
-                line(self._loader.profile(), "done: "), markup=False, soft_wrap=True, emoji=False
+                line(self._loader.profile(), prefix), markup=False, soft_wrap=True, emoji=False
             )
 
     def __iter__(self) -> Iterator[Any]:
@@ -108,11 +109,28 @@ class Live:
     def _watch(self) -> None:
         while not self._over.wait(REDRAW_S if self._in_place else LINE_S):
             if self._in_place:
-                self._view.update(self._draw(), refresh=True)
+                self._show()
             else:
                 found = self._loader.profile(self._last)
                 self._last = self._loader.profile()
                 self._console.print(line(found, self._words()), markup=False, soft_wrap=True, emoji=False)
+
+    def _show(self, whole: bool = False) -> None:
+        """Draw anew in place of the last frame."""
+        from rich.control import Control
+        from rich.segment import ControlType
+
+        frame, width = self._draw(whole), self._console.width
+        if self._frame is not None and width < self._frame[1]:
+            # The terminal has wrapped the last frame's lines, and rich goes up by as many as it has drawn.
+            last, before = self._frame
+            lines = self._console.render_lines(last, self._console.options.update(width=before), pad=False)
+            more = sum((max(1, sum(part.cell_length for part in each)) - 1) // width for each in lines)
+            self._console.control(
+                *[Control((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))] * more
+            )
+        self._view.update(frame, refresh=True)
+        self._frame = frame, width
 
     def _words(self) -> str:
         done, total = self._done()
@@ -175,12 +193,13 @@ def queue_bar(profile: Profile, stage: str) -> str:
 
 
 def line(profile: Profile, prefix: str = "") -> str:
-    """A profile in one line; who sets the pace is left out where the passes do not say."""
+    """A profile in one line; who sets the pace is left out where the passes do not say, as while queues first fill."""
     stall = profile.stall_s / profile.elapsed_s if profile.elapsed_s else 0.0
     words = f"{prefix}{profile.samples_per_s:,.0f} samples/s, waited {100 * stall:.0f} %"
-    if not profile.conclusive:
+    trains = profile.bottleneck == CONSUMER
+    if not profile.conclusive or (trains and stall > STARTING):
         return words
-    return f"{words}, {'training' if profile.bottleneck == CONSUMER else profile.bottleneck} sets the pace"
+    return f"{words}, {'training' if trains else profile.bottleneck} sets the pace"
 
 
 def shorten(name: str, room: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipegraph.errors import shown
 from pipegraph.units import format_bytes
 
-from .bottleneck import CONSUMER
+from .bottleneck import CONSUMER, SATURATED
 from .values import Profile, StageProfile, run_busy
 
 WIDTH = 100
@@ -65,9 +65,12 @@ def _why(profile: Profile, stage: StageProfile) -> str:
     others = f", {_share(own)} with this stage," if own < in_all else ""
     busy = f"{workers} busy {_share(in_all)} of the time{others} while what follows waits for it"
     if profile.cause == "cores":
+        used = f"{profile.cores_used:.1f} of {profile.cores:g} are in use"
+        if profile.cores_used < SATURATED * profile.cores:
+            used = f"this program gets {profile.cores_used:.1f} of {profile.cores:g}, others the rest"
         return (
-            f"{busy}, and no core is free: {profile.cores_used:.1f} of {profile.cores:g} are in use, and its work "
-            f"waits {_share(stage.coreless)} of the time for one; more workers do not help"
+            f"{busy}, and no core is free: {used}, and its work waits {_share(stage.coreless)} of the time for one; "
+            "more workers do not help"
         )
     if profile.cause == "storage":
         return (

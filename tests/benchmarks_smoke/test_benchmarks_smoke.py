@@ -26,6 +26,7 @@ PEERS = (
 )
 PEERS += (
     "autotune.py",
+    "autotune_images.py",
     "measuring_overhead.py",
     "report.py",
     "run_all.py",

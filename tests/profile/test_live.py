@@ -96,3 +96,39 @@ def test_bars_and_names_are_cut_to_size():
     assert queue_bar(full, "b") == ""
     assert shorten("two\nlines", 20) == "two lines"
     assert shorten("abcdefgh", 5) == "abcd…"
+
+
+def test_what_a_narrower_terminal_has_wrapped_is_erased(monkeypatch):
+    monkeypatch.setattr("pipegraph.profile.live.REDRAW_S", 1e6)
+    screen = console()
+
+    def drawn():
+        shown, screen.file = screen.file.getvalue(), io.StringIO()
+        return shown
+
+    with graph().loader() as loader, Live(loader, screen) as live:
+        drawn()
+        live._show()
+        same = drawn()
+        wrapped = sum(len(each.rstrip("\r")) > 40 for each in plain(same).replace("\r", "\n").split("\n"))
+        screen.width = 40
+        live._show()
+        assert wrapped >= 2
+        assert drawn().count("\x1b[1A") == same.count("\x1b[1A") + wrapped
+        live._show()
+        assert drawn().count("\x1b[1A") == same.count("\x1b[1A")
+
+
+def test_the_last_line_does_not_say_that_training_waited_and_set_the_pace():
+    with graph().loader() as loader:
+        list(loader)
+        found = dataclasses.replace(loader.profile(), bottleneck="consumer", elapsed_s=10.0, stall_s=6.0)
+    assert line(found).endswith("waited 60 %")
+    assert line(dataclasses.replace(found, stall_s=0.2)).endswith("waited 2 %, training sets the pace")
+
+
+def test_a_pipe_is_told_that_the_block_was_left_by_an_exception():
+    screen = console(terminal=False)
+    with pytest.raises(KeyError), graph().loader() as loader, Live(loader, screen):
+        raise KeyError("mine")
+    assert screen.file.getvalue().startswith("stopped: ")
