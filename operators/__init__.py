@@ -3,7 +3,11 @@
 if __name__ != "pipegraph.operators":
     raise ImportError("import pipegraph.operators: the top-level folder 'operators' is not a module")
 
-from typing import TYPE_CHECKING
+import copyreg
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from pipegraph.lazy_names import lazy_names
 
@@ -47,6 +51,15 @@ if TYPE_CHECKING:
     from pipegraph.operators.to_device import Scatter as Scatter
     from pipegraph.operators.windows import Bucket as Bucket
     from pipegraph.operators.windows import Shuffle as Shuffle
+
+
+def _torch_ops(module: Any) -> tuple[Any, ...]:
+    return import_module, ("torch.ops",)
+
+
+# For cloudpickle, Ray's too, a function that uses torch and a name ``ops`` uses torch.ops: a module of a class of its
+# own, which it cannot pickle.
+copyreg.pickle(type(torch.ops), _torch_ops)
 
 # Imported at first use: a pipeline waits for the operators that it uses, not for those it does not.
 _MODULES = {

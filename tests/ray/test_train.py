@@ -1,6 +1,9 @@
 """Inside Ray Train: ranks found by themselves, states in checkpoints, another number of workers."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,56 +69,15 @@ def test_a_data_set_that_is_not_materialised_is_refused(cluster):
         ops.FromRayData(ray.data.range(3))
 
 
-def train(data, folder, workers, stop_after):
-    """Run a ``TorchTrainer``, from the last checkpoint of its name; each worker writes down what it gets."""
-    import ray.train
-    from ray.train.torch import TorchTrainer
-
-    def loop(config):
-        import tempfile
-
-        def double(batch):
-            return {"id": batch["id"], "double": 2 * batch["id"]}
-
-        graph = pg.Graph("train", seed=5)
-        source = graph.add(ops.FromRayData(config["data"], shuffle=True))
-        source.then(ops.Batch(5)).then(ops.Map(double), name="double", backend="ray")
-        context, got = ray.train.get_context(), []
-        with graph.loader() as loader:
-            if (saved := ray.train.get_checkpoint()) is not None:
-                with saved.as_directory() as place:
-                    loader.load_state_dict(json.loads((Path(place) / "state.json").read_text()))
-            for step, batch in enumerate(loader, 1):
-                assert (batch["double"] == 2 * batch["id"]).all()
-                got += batch["id"].tolist()
-                if step == config["stop_after"]:
-                    break
-            state = loader.state_dict()
-        name = f"{context.get_world_size()}-{context.get_world_rank()}.json"
-        (Path(config["folder"]) / name).write_text(json.dumps(got))
-        with tempfile.TemporaryDirectory() as place:
-            (Path(place) / "state.json").write_text(json.dumps(state))
-            first = context.get_world_rank() == 0
-            ray.train.report({}, checkpoint=ray.train.Checkpoint.from_directory(place) if first else None)
-
-    trainer = TorchTrainer(
-        loop,
-        train_loop_config={"data": data, "folder": str(folder), "stop_after": stop_after},
-        scaling_config=ray.train.ScalingConfig(num_workers=workers, use_gpu=False),
-        run_config=ray.train.RunConfig(name="run", storage_path=str(folder / "storage")),
+def test_a_trainer_with_two_workers_continues_with_three(tmp_path):
+    script = Path(__file__).parents[2] / "examples" / "trainers" / "with_ray.py"
+    for arguments in (["--trainers", "2", "--stop-after", "5"], ["--trainers", "3"]):
+        environment = {**os.environ, "PYTHONPATH": str(script.parents[2])}
+        subprocess.run(
+            [sys.executable, script, tmp_path, *arguments], env=environment, check=True, timeout=300
+        )
+    got = {path.stem: path.read_text().splitlines() for path in tmp_path.glob("*.jsonl")}
+    assert {rank: len(steps) for rank, steps in got.items()} == {"rank0": 7, "rank1": 7, "rank2": 2}
+    assert sorted(row for steps in got.values() for step in steps for row in json.loads(step)) == list(
+        range(64)
     )
-    trainer.fit()
-
-
-def test_a_trainer_with_two_workers_continues_with_three(rows, tmp_path):
-    train(rows, tmp_path, 2, stop_after=3)
-    train(rows, tmp_path, 3, stop_after=None)
-    got = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
-    assert {name: len(ids) for name, ids in got.items()} == {
-        "2-0": 15,
-        "2-1": 15,
-        "3-0": 10,
-        "3-1": 10,
-        "3-2": 10,
-    }
-    assert sorted(i for ids in got.values() for i in ids) == list(range(60))
