@@ -13,9 +13,9 @@ from typing import Any
 
 from pipegraph.engine.pass_totals import Totals
 from pipegraph.engine.process.sidecar import Sidecar
-from pipegraph.engine.run import Resume, Run
+from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
-from pipegraph.engine.stage.restore import restarts
+from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.engine.stage.stage_run import Meter
 from pipegraph.planning.isolation import Elsewhere, Isolation

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Set
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipegraph import global_generators
-from pipegraph.chunk import Lineage
-from pipegraph.contracts import Context, FanIn, FanOut, History, Regroup, Source
+from pipegraph.contracts import Context, FanIn, FanOut, Regroup, Source
 from pipegraph.engine.activity import Activity, Cancelled
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Account
@@ -21,7 +20,7 @@ from pipegraph.engine.stage.cursors import earlier
 from pipegraph.engine.stage.epoch_limit import Horizon
 from pipegraph.engine.stage.loops import loop_for
 from pipegraph.engine.stage.restore import (
-    Path,
+    Resume,
     expands_below,
     may_filter,
     restarts,
@@ -385,21 +384,3 @@ def _depths(plan: Plan) -> dict[str, int]:
         for edge in stage.upstream:
             depths[edge.stage] = max(depths.get(edge.stage, 0), depths[stage.name] + 1)
     return depths
-
-
-class Resume:
-    """Where a run starts inside its first epoch."""
-
-    def __init__(
-        self,
-        cursor: Any = None,
-        delivered: Mapping[Path, Set[Lineage]] | None = None,
-        history: History = (),
-        stream: tuple[int, int] | None = None,
-        iterators: Mapping[str, tuple[int, Any]] | None = None,
-    ) -> None:
-        self.cursor = cursor
-        self.delivered = delivered or {}
-        self.history = history
-        self.iterators = iterators or {}
-        self.stream = stream  # (rank, world size) whose part of the epoch is run, where it is not this rank's

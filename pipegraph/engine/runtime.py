@@ -38,11 +38,12 @@ from typing import TYPE_CHECKING, Any
 from pipegraph.contracts import Context, Operator, Source, history_of
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.pass_totals import PassTotals, Totals
-from pipegraph.engine.run import Resume, Run
+from pipegraph.engine.run import Run
 from pipegraph.engine.staffing import Staffing
 from pipegraph.engine.stage.cache_wiring import wire_cache
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.loops import loop_for
+from pipegraph.engine.stage.restore import Resume
 from pipegraph.engine.stage.stage_run import FirstMeter, Meter, Worker
 from pipegraph.engine.tracing import Tracer
 from pipegraph.errors import PipegraphWarning, StuckWorker, described, note

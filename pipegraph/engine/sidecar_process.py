@@ -27,10 +27,11 @@ from pipegraph.engine.process import zygote
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import unseal
 from pipegraph.engine.process.wire import Port, Unreadable
-from pipegraph.engine.run import Resume, Run
+from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.engine.stage.ledger import Ledger
+from pipegraph.engine.stage.restore import Resume
 from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.planning.plan import Plan
 

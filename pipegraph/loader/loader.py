@@ -20,6 +20,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from math import inf
 from time import perf_counter_ns
 from types import TracebackType
@@ -196,7 +197,7 @@ class Loader:
         epoch, run = place.epoch, runtime.run
         horizon = inf if self._epochs is None else max(epoch, self._epochs - 1)
         if run is not None and run.error is None and self._progress.continues_to(place):
-            run.horizon.raise_to(horizon if place.stream is None else epoch)
+            run.horizon.raise_to(horizon if place.start.stream is None else epoch)
             return run
         progress = self._progress
         delivered = progress.idle or not progress.untouched
@@ -205,7 +206,7 @@ class Loader:
             progress.broken(failed=False)
             progress.rest_at(place)  # first: a state of the pass before needs what the ledger now forgets
             self._ledger.begin(epoch, place.begun, delivered)
-            if place.stream is not None:
+            if place.start.stream is not None:
                 horizon = epoch
             elif place.nothing:
                 horizon = epoch - 1  # nothing is read
@@ -259,9 +260,9 @@ class Loader:
         place = progress.place if self._running() is not None else progress.next_place()
         if place.nothing:
             return 0
-        if place.stream is not None or place.later:
+        if place.start.stream is not None or place.later:
             raise TypeError("this loader has no length in this epoch: it continues with other ranks' parts")
-        length = self.plan.lengths(self.epoch, rank, world_size, place.history)[self.plan.output.stage]
+        length = self.plan.lengths(self.epoch, rank, world_size, place.start.history)[self.plan.output.stage]
         if length is None:
             names = ", ".join(map(repr, self.plan.unknown_counts()))
             raise TypeError(f"this loader has no length: stages {names} make it depend on the data")
@@ -350,7 +351,8 @@ class Loader:
         place.restored = True
         if isinstance(state, Mapping) and state["world_size"] == world_size:
             found = state.get(f"rank{rank}", {}).get("iterators", {})
-            place.iterators = {name: (step, snapshot) for name, (step, snapshot) in found.items()}
+            iterators = {name: (step, snapshot) for name, (step, snapshot) in found.items()}
+            place.start = replace(place.start, iterators=iterators)
         self._progress.broken(failed=False)
         self._progress.rest_at(place)
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import length_hint
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
-from pipegraph.contracts import History, Source
+from pipegraph.contracts import Source
 from pipegraph.durations import Stopwatch
-from pipegraph.engine.run import Resume, Run
+from pipegraph.engine.run import Run
 from pipegraph.engine.stage.ledger import Ledger
-from pipegraph.engine.stage.restore import restarts
+from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.loader import state as states
 from pipegraph.planning.plan import Plan
@@ -70,11 +71,10 @@ class Place:
     Attributes:
         hand: which has what is delivered now; None where that is not rows that came together.
         delivered: sample by sample, where a stage above finishes in any order.
-        stream: (rank, world size) whose part of the epoch this is, where it is not this rank's own.
+        start: the position at which the epoch was entered; its ``stream`` is None for this rank's own part.
         later: other ranks' parts that this one takes over afterwards.
         nothing: there are more ranks now than parts to continue with.
         restored: it comes from a state.
-        iterators: ``(step, state)`` of each source's iterator from which a restart continues, as restored.
         snapshots: of the sources of the run that resumes from here.
         floors: per source, the step before which that run's samples are forgotten.
     """
@@ -85,26 +85,22 @@ class Place:
         "epoch",
         "floors",
         "hand",
-        "history",
-        "iterators",
         "later",
         "nothing",
         "restored",
         "snapshots",
-        "stream",
+        "start",
     )
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, start: Resume = Resume()) -> None:  # noqa: B008 (frozen)
         self.epoch = epoch
-        self._cursor: Cursor = None
+        self.start = start
+        self._cursor = start.cursor
         self.hand: Hand | None = None
-        self.delivered: states.Delivered | None = None
-        self.history: History = ()
-        self.stream: tuple[int, int] | None = None
-        self.later: tuple[states.RankRemainder, ...] = ()
+        self.delivered = states.Delivered(start.cursor, start.delivered) if start.delivered else None
+        self.later: tuple[Resume, ...] = ()
         self.nothing = False
         self.restored = False
-        self.iterators: Mapping[str, tuple[int, Any]] = {}
         self.snapshots: Mapping[str, Snapshots] | None = None
         self.floors: dict[str, int] = {}
 
@@ -120,17 +116,11 @@ class Place:
         self.hand = None
 
     @staticmethod
-    def within(epoch: int, streams: Sequence[states.RankRemainder], own: tuple[int, int]) -> Place:
+    def within(epoch: int, streams: Sequence[Resume], own: tuple[int, int]) -> Place:
         """Inside an epoch: at the first of some streams, with the others after it; none: nothing is left."""
-        place = Place(epoch)
-        if not streams:
-            place.nothing = True
-            return place
-        first = streams[0]
-        place.cursor, place.history = first.cursor, first.history
-        if first.delivered:
-            place.delivered = states.Delivered(first.cursor, first.delivered)
-        place.stream = None if first.place == own else first.place
+        first = streams[0] if streams else Resume()
+        place = Place(epoch, replace(first, stream=None) if first.stream == own else first)
+        place.nothing = not streams
         place.later = tuple(streams[1:])
         return place
 
@@ -143,12 +133,12 @@ class Place:
     def begun(self) -> bool:
         """Whether a pass from here is something else than a whole epoch of this rank."""
         cursor, rows = self.reached()
-        return cursor is not None or bool(rows or self.history or self.stream or self.nothing)
+        return cursor is not None or bool(rows or self.start.history or self.start.stream or self.nothing)
 
     def resume(self) -> Resume:
         """Where a run starts that resumes from here."""
         cursor, rows = self.reached()
-        return Resume(cursor, rows, self.history, self.stream, self.iterators)
+        return replace(self.start, cursor=cursor, delivered=rows)
 
 
 class Progress:
@@ -294,7 +284,7 @@ class Progress:
         """The pass over this epoch has run to its end."""
         following = Place(place.epoch + 1)
         self._items_before = self.items
-        self._standing = following if place.stream is None and not place.nothing else None
+        self._standing = following if place.start.stream is None and not place.nothing else None
         self.rest_at(self.chosen or following)
 
     def count(self, place: Place, chunk: Chunk, run: Run) -> None:
@@ -312,7 +302,7 @@ class Progress:
     def following(self, place: Place, own: tuple[int, int]) -> Place:
         """The next of other ranks' parts, once this one is delivered."""
         nobody = (-1, 0)  # this rank's own part came first
-        return Place.within(place.epoch, place.later, nobody if place.stream is None else own)
+        return Place.within(place.epoch, place.later, nobody if place.start.stream is None else own)
 
     # -- the state -----------------------------------------------------------------------------
 
@@ -323,9 +313,9 @@ class Progress:
         return {
             "epoch": place.epoch,
             "cursor": cursor,
-            "history": place.history,
-            "stream": () if place.nothing else place.stream or own,
-            "later": [stream.encode() for stream in place.later],
+            "history": place.start.history,
+            "stream": () if place.nothing else place.start.stream or own,
+            "later": list(map(states.encode_part, place.later)),
             "delivered": states.encode_delivered(rows),
             "ledger": self._ledger_state(place, cursor),
             "iterators": self._iterator_states(place, cursor),
@@ -341,7 +331,7 @@ class Progress:
         """``[step, state]`` of each source's iterator from which a restart here would continue."""
         snapshots = place.snapshots
         if snapshots is None:
-            return {name: list(each) for name, each in place.iterators.items()}
+            return {name: list(each) for name, each in place.start.iterators.items()}
         steps = restarts(self._plan, cursor).steps if any(each.taken for each in snapshots.values()) else {}
         found = {name: snapshots[name].newest(place.epoch, step) for name, step in steps.items()}
         return {name: list(each) for name, each in found.items() if each is not None}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
-from pipegraph.contracts import History
 from pipegraph.engine.stage.consumed import Taken, Unknown, consumed, entry, stands_alone
 from pipegraph.engine.stage.cursors import freeze
-from pipegraph.engine.stage.restore import Path, restarts
+from pipegraph.engine.stage.restore import Path, Resume, restarts
 from pipegraph.errors import GraphError, StateError
 from pipegraph.order.left import check_history
 from pipegraph.planning.plan import Plan
@@ -112,28 +111,15 @@ def decode_delivered(encoded: Iterable[Any]) -> dict[Path, set[Lineage]]:
     return found
 
 
-@dataclass(frozen=True)
-class RankRemainder:
-    """What is left of one rank's part of an epoch.
+def encode_part(part: Resume) -> list[Any]:
+    """JSON of what is left of a rank's part of an epoch, which names the rank."""
+    return [part.stream, part.cursor, part.history, encode_delivered(part.delivered)]
 
-    Attributes:
-        place: ``(rank, world size)`` it was dealt to.
-    """
 
-    place: tuple[int, int]
-    cursor: Cursor
-    history: History = ()
-    delivered: LineagesByPath = field(default_factory=dict)
-
-    def encode(self) -> list[Any]:
-        """JSON."""
-        return [self.place, self.cursor, self.history, encode_delivered(self.delivered)]
-
-    @staticmethod
-    def decode(encoded: Any) -> RankRemainder:
-        """The inverse of :meth:`encode`."""
-        place, cursor, history, delivered = encoded
-        return RankRemainder(tuple(place), freeze(cursor), freeze(history), decode_delivered(delivered))
+def decode_part(encoded: Any) -> Resume:
+    """The inverse of :func:`encode_part`."""
+    stream, cursor, history, delivered = encoded
+    return Resume(freeze(cursor), decode_delivered(delivered), freeze(history), tuple(stream))
 
 
 @dataclass(frozen=True)
@@ -143,7 +129,7 @@ class Restored:
     seed: int | None
     epoch: int
     ledger: Any
-    streams: tuple[RankRemainder, ...]
+    streams: tuple[Resume, ...]
 
 
 def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bool = True) -> Restored:
@@ -183,7 +169,7 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
     ledger = part["ledger"]
     if all(_is_whole(each) for each in parts.values()):
         # A whole epoch: there is nothing to deal anew.
-        return Restored(first["seed"], part["epoch"], ledger, (RankRemainder((rank, world_size), None),))
+        return Restored(first["seed"], part["epoch"], ledger, (Resume(stream=(rank, world_size)),))
     missing = [r for r in range(saved) if f"rank{r}" not in parts]
     found = _consumed(parts, saved, first["seed"], plan)
     taken = found if isinstance(found, dict) else {}
@@ -199,7 +185,7 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
         if any(one != (0, "") for each in by_rank for one in each.values()):
             history = (*history, entry(saved, by_rank))
         return Restored(
-            first["seed"], part["epoch"], ledger, (RankRemainder((rank, world_size), None, history),)
+            first["seed"], part["epoch"], ledger, (Resume(history=history, stream=(rank, world_size)),)
         )
     left = [stream for r in range(saved) for stream in _streams(parts[f"rank{r}"])]
     if equal_steps and len(left) % world_size:
@@ -347,11 +333,11 @@ def _damaged(what: str, value: Any) -> StateError:
     return StateError(f"the state is damaged: {what} is {shown}; load it as it was saved")
 
 
-def _streams(part: Mapping[str, Any]) -> tuple[RankRemainder, ...]:
+def _streams(part: Mapping[str, Any]) -> tuple[Resume, ...]:
     if not part["stream"]:
         return ()
-    own = RankRemainder.decode((part["stream"], part["cursor"], part["history"], part["delivered"]))
-    return (own, *(RankRemainder.decode(later) for later in part["later"]))
+    own = decode_part((part["stream"], part["cursor"], part["history"], part["delivered"]))
+    return (own, *(decode_part(later) for later in part["later"]))
 
 
 def _is_whole(part: Mapping[str, Any]) -> bool:

@@ -118,7 +118,7 @@ def test_a_state_saved_before_a_seed_was_drawn_is_a_whole_epoch() -> None:
 
 @pytest.mark.parametrize(("rank", "world_size"), [("0", "2"), (0.0, 1), (True, 2)])
 def test_a_rank_that_is_no_int_is_refused(rank: Any, world_size: Any) -> None:
-    with pytest.raises(pg.errors.GraphError, match="rank must be in 0..world_size-1"):
+    with pytest.raises(pg.errors.GraphError, match="rank must be|world_size must be"):
         make().loader(rank=rank, world_size=world_size)
 
 

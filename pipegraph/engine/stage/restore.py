@@ -18,7 +18,7 @@ from typing import Any
 
 from pipegraph.batches import select_rows
 from pipegraph.chunk import Chunk, Cursor, Lineage
-from pipegraph.contracts import FanIn, FanOut, Operator, Regroup, Source
+from pipegraph.contracts import FanIn, FanOut, History, Operator, Regroup, Source
 from pipegraph.engine.stage.cursors import earlier
 from pipegraph.engine.stage.stage_run import Restart
 from pipegraph.planning.plan import Plan, StagePlan
@@ -26,6 +26,25 @@ from pipegraph.planning.plan import Plan, StagePlan
 Path = tuple[int, ...]
 EdgeKey = tuple[str, int]
 """``(consuming stage, input index)``; the loader's own edge is ``("", 0)``."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A position inside an epoch: where a run starts in its first one, or what is left of a rank's part.
+
+    Attributes:
+        cursor: of what was delivered last; None: nothing was.
+        delivered: samples delivered beyond it, by the way on which they came.
+        history: what ranks of other world sizes have consumed before.
+        stream: (rank, world size) whose part of the epoch it is; None: this rank's own.
+        iterators: ``(step, state)`` of each source's iterator from which a restart continues.
+    """
+
+    cursor: Cursor = None
+    delivered: Mapping[Path, Set[Lineage]] = field(default_factory=dict)
+    history: History = ()
+    stream: tuple[int, int] | None = None
+    iterators: Mapping[str, tuple[int, Any]] = field(default_factory=dict)
 
 
 @dataclass
