@@ -23,10 +23,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import torch
+
+from pipegraph.closing import Closing
 
 MemoryKind = Literal["pageable", "pinned", "device"]
 
@@ -125,7 +126,7 @@ class DeviceFacts:
     multiprocessors: int
 
 
-class Backend(ABC):
+class Backend(Closing, ABC):
     """Streams, events and memory of one device. Its maker closes it.
 
     All methods are thread-safe.
@@ -192,11 +193,3 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the streams; work not yet begun is dropped and its events fail. May be called twice."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

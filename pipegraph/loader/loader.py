@@ -23,10 +23,10 @@ from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from time import perf_counter_ns
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.chunk import Chunk
+from pipegraph.closing import Closing
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.isolated import IsolatedRuntime
 from pipegraph.engine.run import Run
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from pipegraph.tuning.tuner import Tuner
 
 
-class Loader:
+class Loader(Closing):
     """A running pipeline. Made by :meth:`pipegraph.Graph.loader`, which documents the arguments."""
 
     def __init__(
@@ -472,14 +472,6 @@ class Loader:
         self._left_behind, self._runtime = self._runtime, None
         if self._finalizer is not None:
             self._finalizer.detach()
-
-    def __enter__(self) -> Loader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "running" if self._running() is not None else "waiting"

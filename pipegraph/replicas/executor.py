@@ -5,13 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import Module
 
+from pipegraph.closing import Closing
 from pipegraph.device import Slot, every_device, normalised, slots_on
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.buckets import deal_owners
@@ -34,7 +34,7 @@ from pipegraph.replicas.update import Update
 from pipegraph.replicas.usage import Usage
 
 
-class ReplicaExecutor:
+class ReplicaExecutor(Closing):
     """A model on several device slots of this process, trained as if on one device.
 
     Replicas live on between steps and are equal by construction; gradients are summed in buckets while
@@ -397,14 +397,6 @@ class ReplicaExecutor:
     def __getattr__(self, name: str) -> Any:
         where = f": it is the model's, executor.module.{name}" if hasattr(Module, name) else ""
         raise AttributeError(f"ReplicaExecutor has no attribute {name!r}{where}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._usage.closed is not None else "ready"

@@ -21,6 +21,7 @@ import threading
 from dataclasses import replace
 from typing import Final, final
 
+from pipegraph.closing import Closing
 from pipegraph.errors import ChecksumError, LoaderClosedError
 from pipegraph.units import format_bytes, parse_bytes
 
@@ -42,7 +43,7 @@ DOWNLOADS: Final = 4
 
 
 @final
-class NodeCache:
+class NodeCache(Closing):
     """A folder of at most `limit` bytes that any number of processes share.
 
     Thread-safe. Making room looks at every file in the folder, so
@@ -166,12 +167,6 @@ class NodeCache:
             self._closed = True
         self._waits.close()
         self._commits.close()
-
-    def __enter__(self) -> NodeCache:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy in another process is the same cache; it gets its plan there."""

@@ -11,6 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from typing import Final, final
 
+from pipegraph.closing import Closing
 from pipegraph.errors import ShardError
 
 # One pread of this size keeps both the page-cache copy and the slices taken
@@ -18,7 +19,7 @@ from pipegraph.errors import ShardError
 STREAM_NBYTES: Final = 1 << 18
 
 
-class ShardFile(ABC):
+class ShardFile(Closing, ABC):
     """The bytes of one shard.
 
     `read_at` is thread-safe.
@@ -62,12 +63,6 @@ class ShardFile(ABC):
                 f"{self.name}: bytes {offset}..{offset + nbytes} asked for, but the shard has {self.size}; "
                 "it is truncated or its index belongs to another file"
             )
-
-    def __enter__(self) -> ShardFile:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}: {self.size} bytes>"

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar, final
 
+from pipegraph.closing import Closing
 from pipegraph.errors import LoaderClosedError, MissingExtraError, StoreError
 from pipegraph.forks import lock_free_after_fork
 
@@ -64,7 +65,7 @@ class _RequestCounts:
 
 
 @final
-class StoreClient:
+class StoreClient(Closing):
     """Reads objects by URL. Thread-safe.
 
     After a fork it is an error to use one that was made before (its thread is not there any
@@ -280,12 +281,6 @@ class StoreClient:
             thread, self._loop, self._thread = self._thread, None, None
         if thread is not None:
             thread.join()
-
-    def __enter__(self) -> StoreClient:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         with self._lock:  # names of options only: values may be secrets

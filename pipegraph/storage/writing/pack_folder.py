@@ -10,8 +10,9 @@ import contextlib
 import fcntl
 import json
 import os
-from typing import IO, Any, Final, Self, final
+from typing import IO, Any, Final, final
 
+from pipegraph.closing import Closing
 from pipegraph.errors import DataError
 from pipegraph.storage.manifest import Manifest, PartIndex, write_atomically
 
@@ -26,7 +27,7 @@ _NAMES: Final = {"tar": "shard-{:06d}.tar", "parquet": "shard-{:06d}.parquet", "
 
 
 @final
-class PackFolder:
+class PackFolder(Closing):
     """A folder under construction; one process at a time writes to it.
 
     Attributes:
@@ -197,9 +198,3 @@ class PackFolder:
         journal, self._journal = self._journal, None
         if journal is not None:
             journal.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
