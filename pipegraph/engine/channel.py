@@ -61,6 +61,9 @@ class ChannelStats:
 class Pump(Protocol):
     """An inline stage: whoever waits for its output drives it."""
 
+    more: bool
+    """Whether the next step waits for nobody."""
+
     def try_enter(self) -> bool:
         """Become the driver; False while another thread is."""
 
@@ -284,18 +287,7 @@ class Channel:
                     return -1, None
                 ticket, ready, may = self._tickets, self._contents.ready, self.may_take
                 if ready and (may is None or may(ticket)):
-                    item = self._contents.pop(rows, self.share)
-                    self._gets += item.count if item.__class__ is Bundle else 1
-                    self._tickets += 1
-                    if self.on_take is not None:
-                        self.on_take(ticket, item)
-                    if self._putters:
-                        self._let_in()
-                    if self._getters and ready:
-                        self._wake_getter()  # it may have waited for the window, or for the rest of a bundle
-                    if self._watchers:
-                        self._notify_watchers()
-                    return ticket, item
+                    return self._pop(rows)
                 if not ready and self.pump is not None and self.pump.try_enter():
                     pump = self.pump
                 else:
@@ -314,6 +306,41 @@ class Channel:
             if self.starved is not None:
                 self.starved(needed)
             self._wait(waiter, self._getters)
+
+    def take_ahead(self, rows: int | None = None) -> tuple[int, Any] | None:
+        """As :meth:`take` for a thread that has something in work still; None where there is nothing to spare.
+
+        Never waits. Each reader finds as much when it comes, and a token stays: it has its turn after what is in work.
+        """
+        pump = self.pump
+        if pump is not None and pump.more and not self._contents.ready and pump.try_enter():
+            try:
+                if pump.more:
+                    pump.step()
+            finally:
+                pump.leave()
+        with self._lock:
+            ready, may = self._contents.ready, self.may_take
+            if self._cancelled or not ready or not isinstance(ready[0], Chunk):
+                return None
+            if pump is None and self._contents.ahead()[0] < self.readers * (rows or 1):
+                return None
+            return self._pop(rows) if may is None or may(self._tickets) else None
+
+    def _pop(self, rows: int | None) -> tuple[int, Any]:
+        ticket = self._tickets
+        item = self._contents.pop(rows, self.share)
+        self._gets += item.count if item.__class__ is Bundle else 1
+        self._tickets += 1
+        if self.on_take is not None:
+            self.on_take(ticket, item)
+        if self._putters:
+            self._let_in()
+        if self._getters and self._contents.ready:
+            self._wake_getter()  # it may have waited for the window, or for the rest of a bundle
+        if self._watchers:
+            self._notify_watchers()
+        return ticket, item
 
     def peek(self) -> None:
         """Blocks until there is an item, and leaves it."""

@@ -160,6 +160,14 @@ class Account:
             raise Cancelled
         return 1, request.reserved
 
+    def try_reserve(self, stage: StageAccount, rows: int, first: First | None, ticket: int) -> int | None:
+        """As :meth:`reserve_rows` for all of the items, without waiting: the bytes, or None where they do not fit."""
+        with self._lock:
+            if self._cancelled or self._fitting(stage, first, ticket, rows) < rows:
+                return None
+            self._use(rows * stage.largest)
+            return rows * stage.largest
+
     def _fitting(self, stage: StageAccount, first: First | None, ticket: int, rows: int) -> int:
         """How many of so many items fit; below 1: none."""
         free = self.limit - stage.headroom - self.used

@@ -27,7 +27,7 @@ from pipegraph.engine.stage.restore import (
     unique_paths,
     was_delivered,
 )
-from pipegraph.engine.stage.source_loops import positions_loop
+from pipegraph.engine.stage.source_loops import MORE, positions_loop
 from pipegraph.engine.stage.stage_run import StageRun, Worker
 from pipegraph.errors import MemoryLimitError, PipegraphError
 from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
@@ -52,6 +52,7 @@ class StagePump:
         self._lock = threading.Lock()
         self._busy = False
         self._over = False
+        self.more = False
 
     def try_enter(self) -> bool:
         """Become the driver."""
@@ -63,9 +64,11 @@ class StagePump:
 
     def step(self) -> None:
         """One unit of work."""
+        self.more = False
         entered = global_generators.enter()  # the consumer's thread has numbers of its own
         try:
-            for _ in self._loop:
+            for more in self._loop:
+                self.more = more is MORE
                 return
         finally:
             if entered:

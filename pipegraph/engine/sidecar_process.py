@@ -119,9 +119,9 @@ class _Port(Port):
         super().__init__(sock)
         self._slabs_lock = threading.Lock()  # while it is held no slab comes to be
 
-    def send(self, message: Any) -> int:
+    def send(self, message: Any, wait: bool = True) -> int:
         with self._slabs_lock:
-            return super().send(message)
+            return super().send(message, wait)
 
     def slab(self, nbytes: int) -> Any:
         with self._slabs_lock:

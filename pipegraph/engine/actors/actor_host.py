@@ -30,7 +30,7 @@ from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.actors.actor import NAMESPACE, StageActor
 from pipegraph.engine.actors.parcel import Parcel, Received
-from pipegraph.engine.process.contract import Died, Overdue
+from pipegraph.engine.process.contract import Call, Died, Overdue
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.process_host import GRACE_S, STARTS
 from pipegraph.engine.process.worker import NOTHING
@@ -75,6 +75,7 @@ class ActorHost:
     """Of no process of this machine."""
     place = "actor"
     gave_up = "its actor was ended"
+    ahead: Callable[[], Call | None] | None = None  # not asked: one call at a time
 
     def __init__(
         self,

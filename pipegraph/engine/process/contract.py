@@ -8,8 +8,11 @@ policies, ledger, cursors, states) stays where it is and does not know. Hosts ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+
+Call = tuple[Any, ...]
+"""The name of a ``ProcessWorker``'s method, and its arguments."""
 
 
 class Died(Exception):
@@ -67,6 +70,9 @@ class Host(Protocol):
     """Where the operator is, in words: ``"process"``."""
     gave_up: str
     """What is done with a worker that hangs, in words: ``"its process was ended"``."""
+    ahead: Callable[[], Call | None] | None
+    """Asked, once a call is on its way, for the one that will follow, so that the worker has that at hand as it is
+    done; a host may leave it unasked. Neither the answers nor what is blamed depend on it."""
 
     @property
     def pid(self) -> int | None:

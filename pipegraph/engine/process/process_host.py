@@ -7,6 +7,9 @@ Behaviour contract (what differs from this is a bug):
 * A process that ends by itself is noticed by its sentinel, not by a timeout: the call raises :class:`Died`, with the
   reason and the row that was in work. The next call finds a new process, with the operator opened anew.
 * Past the deadline of a row the process is asked for its stack, ended, and the call raises :class:`Overdue`.
+* One more call may be sent ``ahead``, before the one in work is answered. It is that of the caller's next ``call`` with
+  the very same first argument and equal others; the answers to calls that come between are told apart from its own.
+  What ends the process before its turn costs it nothing: it is sent again, and nothing of it is blamed.
 * ``close`` waits a grace for the process to close its operator, then ends it, also in the middle of an item.
 
 Waiting is one ``poll`` on three descriptors: the answer, the process's end, the trainer's wish to stop.
@@ -28,7 +31,7 @@ from typing import Any
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process import zygote
-from pipegraph.engine.process.contract import Died, Overdue
+from pipegraph.engine.process.contract import Call, Died, Overdue
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.segments import anonymous_file
@@ -92,6 +95,9 @@ class ProcessHost:
         self._stack = -1
         self._poll = select.poll()
         self._unanswered = 0
+        self.ahead: Callable[[], Call | None] | None = None
+        self._next: Call | None = None  # sent ahead
+        self._outcome: tuple[Any, Exception | None] | None = None  # of that, where it was answered early
         self.deaths = 0
         _hosts.add(self)
 
@@ -153,30 +159,71 @@ class ProcessHost:
             Exception: what it raised there, with the text of its traceback as cause.
             Died, Overdue, Cancelled: see the module docstring.
         """
+        called = (name, *args)
+        if self._next is not None and _same(self._next, called):
+            self._next, outcome, self._outcome = None, self._outcome, None
+            if outcome is not None:
+                if outcome[1] is not None:
+                    raise outcome[1]
+                return outcome[0]
+            self._look_ahead()
+            return self._result(self._timeout_s)
         if self._port is None:
             self.start()
         assert self._port is not None
-        while self._unanswered:  # of a call that was cancelled
+        expected = self._next is not None and self._outcome is None
+        while self._unanswered > expected:  # of a call that was cancelled
             with contextlib.suppress(Exception):
                 self._result(self._timeout_s)
         if self._port is None:  # it died of that
             self.start()
+            expected = False
         try:
             self._port.send((name, args))
         except (BrokenPipeError, ConnectionResetError):
             raise self._died() from None
         self._unanswered += 1
+        if expected:
+            self._answer_early()
+        self._look_ahead()
         return self._result(self._timeout_s)
+
+    def _look_ahead(self) -> None:
+        """Send what will be called next."""
+        if self.ahead is None or (found := self.ahead()) is None:
+            return
+        assert self._port is not None
+        self._next = self._outcome = None
+        try:
+            self._port.send((found[0], found[1:]), wait=False)
+        except Exception:  # its own call will say so
+            return
+        self._next = found
+        self._unanswered += 1
+
+    def _answer_early(self) -> None:
+        """Another call was made than the one that is in work there: keep the answer of that.
+
+        Raises:
+            Died: the other call was lost with the process.
+        """
+        try:
+            self._outcome = self._result(self._timeout_s), None
+        except Died as died:
+            raise Died(died.reason, NOTHING, died.stack, 0, died.pid, died.status) from None
+        except Overdue as late:  # of an item that has its turn later, and its deadline then
+            raise Died(self.gave_up, NOTHING, late.stack) from None
+        except Exception as error:
+            self._outcome = None, error
 
     def _result(self, timeout_s: float | None) -> Any:
         self._await(timeout_s)
         assert self._port is not None
         try:
-            result, counts = self._port.receive()
+            result, counts = self._receive()
         except (EOFError, ConnectionResetError):
             raise self._died() from None
         except Unreadable as bad:
-            self._unanswered -= 1
             bad.error.add_note(
                 "pipegraph: what the function returned cannot be read in the trainer's process"
             )
@@ -184,12 +231,28 @@ class ProcessHost:
         except BaseException:  # Ctrl-C in the middle of a message: what is left of it looks like the next
             self._kill()
             raise
-        self._unanswered -= 1
         for (member, name), n in counts.items():
             self._count(member, name, n)
         if result.__class__ is Carried:
             raise result.error()
         return result
+
+    def _receive(self) -> Any:
+        """The next answer. Then the worker reads on, so that what is left of the next call finds room."""
+        assert self._port is not None
+        unreadable = None
+        try:
+            answer = self._port.receive()
+        except Unreadable as bad:
+            unreadable = bad
+        self._unanswered -= 1
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # whoever waits for the next one sees
+            self._port.flush()
+        if unreadable is not None:
+            raise unreadable
+        return answer
 
     def _await(self, timeout_s: float | None) -> None:
         """Blocks until there is an answer."""
@@ -202,6 +265,7 @@ class ProcessHost:
         while True:
             ready = {fd for fd, _ in self._poll.poll(left_ms)}
             if self._wake in ready:
+                self._next = self._outcome = None  # nobody asks for it any more
                 raise Cancelled
             if sock in ready:
                 return
@@ -263,6 +327,8 @@ class ProcessHost:
         self._child = self._port = self._page = None
         self._stack = -1
         self._unanswered = 0
+        if self._outcome is None:
+            self._next = None  # it is lost with the process
 
     def abandon(self) -> None:
         """In a forked child: the process is the parent's, and would not see it end while our socket is open."""
@@ -314,17 +380,23 @@ class ProcessHost:
         self._poll.unregister(self._wake)
         deadline = time.monotonic() + grace_s
         try:
-            self._port.send(("close", ()))
-            self._unanswered += 1
-            while self._unanswered:
+            closing = False
+            while self._unanswered or not closing:
+                if not self._unanswered:
+                    self._port.send(("close", ()))
+                    self._unanswered, closing = 1, True
                 if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                     return None  # it is in the middle of a long item, which nobody waits for: it is killed
                 with contextlib.suppress(Unreadable):
-                    result, _ = self._port.receive()
-                self._unanswered -= 1
+                    result, _ = self._receive()
             return result.error() if isinstance(result, Carried) else None
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return None  # it was dead already
+
+
+def _same(sent: Call, called: Call) -> bool:
+    """Whether a call is the one that was sent: not only an equal one, for what is compared may be arrays."""
+    return sent[0] == called[0] and sent[1] is called[1] and sent[2:] == called[2:]
 
 
 _hosts: weakref.WeakSet[ProcessHost] = weakref.WeakSet()

@@ -9,13 +9,13 @@ the process ends the run.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator
-from pipegraph.engine.process.contract import Died, Host, Overdue
+from pipegraph.engine.process.contract import Call, Died, Host, Overdue
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.worker import NOTHING
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
@@ -77,6 +77,14 @@ class _Remote:
     def close(self) -> None:
         """End the process."""
         self._host.close()
+
+    def look_ahead(self, ahead: Callable[[], Call | None]) -> None:
+        """Whom the host asks for the call that follows."""
+        self._host.ahead = ahead
+
+    def call_for(self, chunk: Chunk) -> Call | None:
+        """The call that will be made for a chunk; None where that is not known."""
+        return None
 
     def cancel(self) -> None:
         """End a call that waits."""
@@ -147,6 +155,10 @@ class _Remote:
 
 class RemoteMap(_Remote):
     """One to one, and filters."""
+
+    def call_for(self, chunk: Chunk) -> Call | None:
+        """See :meth:`process`."""
+        return "process", chunk
 
     def process(self, chunk: Chunk) -> Any:
         """One item."""
@@ -259,6 +271,7 @@ class RemoteSource(_Remote):
         self.group = operator.group
         self._snapshot: Any = None
         self._restored: Any = None
+        self._prepared: tuple[Any, int, Sequence[Any]] | None = None  # of the position that is next
 
     def open(self, context: Context) -> None:
         """Open the operator here too, for what it knows of positions."""
@@ -292,10 +305,21 @@ class RemoteSource(_Remote):
         """The operator's."""
         return self._operator.index_of(position, epoch)
 
+    def call_for(self, chunk: Chunk) -> Call | None:
+        """See :meth:`read`."""
+        indices = self.indices_of([chunk.data], chunk.epoch)
+        self._prepared = chunk.data, chunk.epoch, indices
+        return "read", indices, 0, 1
+
     def read(self, position: Any, epoch: int) -> Any:
         """The item at a position."""
         found: list[Any] = []
-        self.read_into(found, self.indices_of([position], epoch), 0)
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] is position and prepared[1] == epoch:
+            indices = prepared[2]
+        else:
+            indices = self.indices_of([position], epoch)
+        self.read_into(found, indices, 0)
         return found[0]
 
     def read_many(self, positions: Sequence[Any], epoch: int) -> list[Any]:

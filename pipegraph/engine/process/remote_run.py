@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipegraph.bundle import UNNAMED, Bundle, named
 from pipegraph.chunk import Chunk
-from pipegraph.engine.process.contract import Died, Host, Overdue
+from pipegraph.engine.process.contract import Call, Died, Host, Overdue
 from pipegraph.engine.process.remote_operator import Deaths, RemoteMap, RemoteSource, clamped
 from pipegraph.engine.process.run_worker import FailedRow, Figures
 
@@ -105,6 +105,10 @@ class ProcessRun:
             known[at : at + len(names)] = names
             bundle.names = known
         self._count(figures, None)
+
+    def call_for(self, chunk: Chunk) -> Call | None:
+        """A batch goes as it is; what is sent of a row is not known before its turn."""
+        return ("whole", chunk) if chunk.batched else None
 
     def process(self, chunk: Chunk) -> Chunk:
         """One item."""

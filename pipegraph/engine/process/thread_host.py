@@ -17,12 +17,13 @@ import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Callable
 from time import monotonic, monotonic_ns
 from typing import Any
 
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.process.contract import Overdue
+from pipegraph.engine.process.contract import Call, Overdue
 from pipegraph.engine.process.process_host import GRACE_S
 from pipegraph.engine.process.worker import NOTHING, ProcessWorker
 from pipegraph.errors import StuckWorker
@@ -169,6 +170,7 @@ class ThreadHost:
     """Of no process."""
     place = "thread"
     gave_up = "its thread was left alone"
+    ahead: Callable[[], Call | None] | None = None  # a thread of this process waits for nobody
 
     def __init__(self, operator: Any, context: Context, timeout_s: float) -> None:
         self._plain = operator

@@ -181,7 +181,7 @@ class _Slabs:
 
 
 class Port:
-    """One end of a connection. One thread at a time; the two ends take turns.
+    """One end of a connection. One thread at a time.
 
     Args:
         sock: a connected stream socket (``AF_UNIX``), which the port owns.
@@ -198,11 +198,16 @@ class Port:
         self._forgotten: list[int] = []
         self._lease = 0
         self._slab_number = -1
+        self._unsent = memoryview(b"")  # of a message for which the socket had no room
 
     # -- sending -------------------------------------------------------------------------------
 
-    def send(self, message: Any) -> int:
+    def send(self, message: Any, wait: bool = True) -> int:
         """Send a message; returns the bytes written to shared memory.
+
+        Args:
+            wait: whether to wait for room in the socket; else what finds none is sent by :meth:`flush`, which must be
+                called before the answer is waited for.
 
         Raises:
             BrokenPipeError, ConnectionResetError: the other end is gone.
@@ -233,7 +238,7 @@ class Port:
         about = marshal.dumps((leases, spans, inline, back, self._forgotten))
         self._forgotten = []
         head = _HEADER.pack(len(about), stream.nbytes if inline else 0, len(fds))
-        self._send([head, about, *([stream] if inline else [])], fds)
+        self._send([head, about, *([stream] if inline else [])], fds, wait)
         for segment in new:
             segment.close()  # what it was kept for
         return written
@@ -248,12 +253,22 @@ class Port:
         new.append(segment)
         return self._lease, segment.number, segment.nbytes
 
-    def _send(self, parts: Sequence[Any], fds: list[int]) -> None:
+    def _send(self, parts: Sequence[Any], fds: list[int], wait: bool) -> None:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         whole = b"".join(parts)
-        sent = self.sock.sendmsg([whole], ancillary)
-        if sent < len(whole):
-            self.sock.sendall(memoryview(whole)[sent:])
+        try:
+            sent = self.sock.sendmsg([whole], ancillary, 0 if wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:  # the message before is still in it, and will be read
+            sent = self.sock.sendmsg([whole[:1]], ancillary)
+        self._unsent = memoryview(whole)[sent:]
+        if wait:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is left of the last message."""
+        if self._unsent:
+            self.sock.sendall(self._unsent)
+            self._unsent = memoryview(b"")
 
     def _ended(self, leases: Sequence[int]) -> None:
         for number in leases:

@@ -16,6 +16,8 @@ from typing import Any
 from pipegraph.bundle import DROPPED, UNNAMED, Bundle, named
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Operator, RowOperator, Source
+from pipegraph.engine.process.contract import Call
+from pipegraph.engine.stage.ahead import Ahead
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.row_parallel import whole_batches
 from pipegraph.engine.stage.stage_run import StageRun, Worker
@@ -27,7 +29,7 @@ from pipegraph.tree import ATOMS, copy_containers
 _FAILED = object()
 """In place of a row whose failure has left by itself."""
 
-Loop = Iterator[None]
+Loop = Iterator[bool]
 Process = Callable[[Chunk], Any]
 
 
@@ -50,23 +52,26 @@ def map_loop(stage: StageRun, worker: Worker) -> Loop:
     unit = kind(stage, worker)
     bundles = reads or stage.plan.operator.bundles
     account = stage.run.account
+    ahead = Ahead(stage, worker, None if reads else rows, unit.call)
+    if stage.plan.remote and (stage.plan.followers or not isinstance(stage.plan.operator, RowOperator)):
+        operator.look_ahead(ahead)
     while True:
-        ticket, item = take(None if reads else rows(), sender.demand())
+        ticket, item, granted = ahead.take() or (*take(None if reads else rows(), sender.demand()), None)
         worker.ticket = ticket
         if item.__class__ is Bundle:
             if bundles:
-                unit.work(ticket, item, process)
+                unit.work(ticket, item, process, granted)
             else:
                 ones = rows_of(item, account)
                 for row, one in enumerate(ones):
                     single(ticket, one, row, row == len(ones) - 1)
                 del ones, one
         elif item.__class__ is Chunk:
-            single(ticket, item, 0, True)
+            single(ticket, item, 0, True, granted)
         else:
             sender.token(ticket, item)
         del item
-        yield
+        yield ahead.holds
 
 
 def _reading(source: Source) -> Process:
@@ -82,12 +87,21 @@ def _reading(source: Source) -> Process:
 
 
 def _single(
-    stage: StageRun, worker: Worker, process: Process, ticket: int, item: Chunk, row: int, last: bool
+    stage: StageRun,
+    worker: Worker,
+    process: Process,
+    ticket: int,
+    item: Chunk,
+    row: int,
+    last: bool,
+    granted: int | None = None,
 ) -> None:
-    """Do one chunk, row ``row`` of what was taken."""
+    """Do one chunk, row ``row`` of what was taken; ``granted`` bytes are reserved for it."""
     meter, leaving, memory, sender = worker.meter, worker.leaving, stage.account, stage.sender
     held = item.buffers
-    reserved = stage.run.account.reserve(memory, sender.first, ticket) if memory.guarded else 0
+    reserved = granted
+    if reserved is None:
+        reserved = stage.run.account.reserve(memory, sender.first, ticket) if memory.guarded else 0
     start = perf_counter_ns()
     try:
         out = process(item)
@@ -128,16 +142,27 @@ class _Mapping(Unit):
         self._filters = isinstance(operator, Operator) and not operator.one_to_one
         self._drops = False
         self._keys: dict[int, Any] = {}  # of substitutes
+        self._prepared: tuple[Bundle, Any] | None = None  # what is given of the bundle that is next
 
-    def work(self, ticket: int, bundle: Bundle, process: Process) -> None:
+    def call(self, item: Chunk) -> Call | None:
+        """What an operator elsewhere will be called with for an item whose turn is next; None: not known yet."""
+        if item.__class__ is not Bundle:
+            return None if self._retries else self.operator.call_for(item)
+        given = self.give(item)
+        self._prepared = item, given
+        return self.calls_with(given)
+
+    def work(self, ticket: int, bundle: Bundle, process: Process, granted: int | None = None) -> None:
         """Do the samples of a bundle and send what becomes of them.
 
         Args:
             process: does one sample, for another try.
+            granted: bytes that are reserved for what is made; None: none yet.
         """
-        self.begin(ticket, bundle.buffers)
+        self.begin(ticket, bundle.buffers, granted)
         self.bundle, self._drops, self._keys = bundle, False, {}
-        self.start_with(bundle)
+        prepared, self._prepared = self._prepared, None
+        self.start_with(bundle, None if prepared is None else prepared[1])
         made, count, spent, meter = self.made, bundle.count, 0, self.worker.meter
         while len(made) < count:
             stop = len(made) + self.reserve(count - len(made))
@@ -153,21 +178,23 @@ class _Mapping(Unit):
         self.send(last=True)
         self.pace.note(count, spent, self.nbytes)
 
-    def start_with(self, bundle: Bundle) -> None:
-        """A bundle is begun."""
+    def give(self, bundle: Bundle) -> Any:
+        """What the operator is given of a bundle."""
         # Identity stays with the sample, whatever the function drops.
         bundle.names = named(bundle.data, bundle.names)
-        if self._retries:  # a function that fails half-way may have changed its containers
-            self._given = Bundle(
-                [copy_containers(item) for item in bundle.data],
-                bundle.lineages,
-                bundle.epoch,
-                bundle.before,
-                bundle.names,
-                bundle.places,
-            )
-        else:
-            self._given = bundle
+        if not self._retries:
+            return bundle
+        # A function that fails half-way may have changed its containers.
+        data = [copy_containers(item) for item in bundle.data]
+        return Bundle(data, bundle.lineages, bundle.epoch, bundle.before, bundle.names, bundle.places)
+
+    def calls_with(self, given: Any) -> Call:
+        """The call of an operator elsewhere that does all that it is given."""
+        return "work", given, 0, given.count
+
+    def start_with(self, bundle: Bundle, given: Any) -> None:
+        """A bundle is begun; ``given``: what :meth:`give` has made of it, if that is known."""
+        self._given = self.give(bundle) if given is None else given
 
     def extend(self, made: list[Any], stop: int) -> None:
         """Append what is made of the samples up to ``stop``, until one fails."""
@@ -233,8 +260,14 @@ class _Mapping(Unit):
 class _Reading(_Mapping):
     """The positions of a bundle, in the hands of a random-access source."""
 
-    def start_with(self, bundle: Bundle) -> None:
-        self._indices: Any = None
+    def give(self, bundle: Bundle) -> Any:
+        return self.operator.indices_of(bundle.data, bundle.epoch)
+
+    def calls_with(self, given: Any) -> Call:
+        return "read", given, 0, len(given)
+
+    def start_with(self, bundle: Bundle, given: Any) -> None:
+        self._indices = given
         self._gathered: Any = None
         self._bundles = self.stage.plan.operator.bundles or self.stage.plan.remote
         self._draws = Draws(self.stage.run.seed, self.stage.name)
@@ -248,7 +281,7 @@ class _Reading(_Mapping):
                 add(source.read(place, epoch))
             return
         if self._indices is None:
-            self._indices = source.indices_of(bundle.data, bundle.epoch)
+            self._indices = self.give(bundle)
         if not made and stop == bundle.count and self._gathers(stop):
             made += repeat(None, stop)
             return
@@ -278,15 +311,22 @@ class _Reading(_Mapping):
 class _Running(_Mapping):
     """The rows of a bundle, in the hands of a run of stages in one process."""
 
-    def start_with(self, bundle: Bundle) -> None:
-        self._given: Any = None
+    def give(self, bundle: Bundle) -> Any:
+        given = bundle.part(0, len(bundle.lineages))
+        self.operator.fill(given)
+        return given
+
+    def calls_with(self, given: Any) -> Call:
+        return "run", given, 0
+
+    def start_with(self, bundle: Bundle, given: Any) -> None:
+        self._given = given
         self.operator.begin_bundle()
 
     def extend(self, made: list[Any], stop: int) -> None:
         bundle = self.bundle
         if self._given is None:
-            self._given = bundle.part(0, len(bundle.lineages))
-            self.operator.fill(self._given)
+            self._given = self.give(bundle)
         try:
             self.operator.run_into(made, self._given, stop)
         finally:

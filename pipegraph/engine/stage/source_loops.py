@@ -19,7 +19,10 @@ from pipegraph.engine.stage.unit import Unit
 from pipegraph.errors import note
 from pipegraph.global_generators import Draws
 
-Loop = Iterator[None]
+Loop = Iterator[Any]
+
+MORE = object()
+"""Given between two steps of ``positions_loop`` if the next one waits for nobody."""
 
 SNAPSHOT_EVERY = 64
 """Items between two snapshots of an iterator that can give one."""
@@ -181,7 +184,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
             filled += 1
             if filled == room:
                 filled = 0
-                yield
+                yield None if source.waits else MORE
         inner.put(EndOfEpoch(epoch))
         epoch, step, began = epoch + 1, 0, 0
         yield

@@ -74,14 +74,16 @@ class Unit:
         self._left: list[Chunk] = []  # made by another thread, which found no room for it
         self._lock = threading.Lock()
         self._sending = False
+        self._granted: int | None = None  # bytes that were reserved for all of it before it began
         self._rest: Any = iter(())  # through which the worker runs
         self._channel = self.sender.channels[0] if len(self.sender.channels) == 1 else None
         if self._channel is not None:
             self.sender.units.append(weakref.ref(self))
 
-    def begin(self, ticket: int, held: Buffers = ()) -> None:
-        """Another unit begins; ``held`` are the buffers that it is made of."""
+    def begin(self, ticket: int, held: Buffers = (), granted: int | None = None) -> None:
+        """Another unit begins; ``held`` are the buffers that it is made of, ``granted`` bytes are reserved for it."""
         with self._lock:
+            self._granted = granted
             self.made, self.sent, self.ticket = [], 0, ticket
             self.nbytes = self.away_ns = self._reserved = self._expected = 0
             self._held = held
@@ -89,6 +91,10 @@ class Unit:
     def reserve(self, rows: int) -> int:
         """Room for as many of the next rows as fit now, at least one; returns how many. Sends what is finished."""
         stage = self.stage
+        if self._granted is not None:
+            with self._lock:
+                self._reserved, self._expected, self._granted = self._granted, rows, None
+            return rows
         if not stage.account.guarded:
             return rows
         if self.made:

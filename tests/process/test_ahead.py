@@ -1,0 +1,157 @@
+"""Two calls in flight: a process has its next item at hand while it works."""
+
+import os
+import signal
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.engine.process import process_host
+from pipegraph.engine.process.process_host import ProcessHost
+from pipegraph.engine.process.wire import Port
+from pipegraph.engine.stage import ahead
+from tests.process.process_pipelines import pipeline
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Counts calls sent ahead, those that were the right ones, and those answered before another."""
+    counts = {"sent": 0, "right": 0, "early": 0}
+    look, same, early = ProcessHost._look_ahead, process_host._same, ProcessHost._answer_early
+
+    def looking(host):
+        before = host._next
+        look(host)
+        counts["sent"] += host._next is not before
+
+    def compared(sent, called):
+        counts["right"] += same(sent, called)
+        return same(sent, called)
+
+    def answered(host):
+        counts["early"] += 1
+        early(host)
+
+    monkeypatch.setattr(ProcessHost, "_look_ahead", looking)
+    monkeypatch.setattr(ProcessHost, "_answer_early", answered)
+    monkeypatch.setattr(process_host, "_same", compared)
+    monkeypatch.setattr(ahead, "QUICK_NS", 1 << 62)  # however long items take here
+    return counts
+
+
+class Squares:
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        return np.full(3, index**2)
+
+
+def rows(fn=lambda x: x + 1, items=200, **options):
+    return pipeline(fn, items=range(items), capacity=16, **options).tail.then(ops.Batch(8)).graph
+
+
+def one_by_one():
+    return pipeline(lambda x: x + 1, items=range(200), capacity=16)
+
+
+def source(batched):
+    graph = pg.Graph("g", seed=3)
+    data = graph.add(ops.FromSequence(Squares(), shuffle=True), workers=2, backend="process")
+    if batched:
+        data.then(ops.Batch(8))
+    return graph
+
+
+def run():
+    tail = pipeline(lambda x: x + 1, items=range(200), capacity=16).tail
+    return tail.then(lambda x: x * 2, workers=2, backend="process").then(ops.Batch(8)).graph
+
+
+def outcome(graph, passes=2):
+    with graph.loader() as loader:
+        return [[np.asarray(item).tolist() for item in loader] for _ in range(passes)]
+
+
+@pytest.mark.parametrize("make", [rows, one_by_one, lambda: source(True), lambda: source(False), run])
+def test_the_next_item_is_there_before_it_is_called_for(make, seen, monkeypatch):
+    found = outcome(make())
+    assert seen["right"] > 20
+    assert seen["right"] >= 0.9 * seen["sent"]
+    monkeypatch.setattr(ahead, "QUICK_NS", -1)
+    sent = seen["sent"]
+    assert outcome(make()) == found
+    assert seen["sent"] == sent
+
+
+def test_a_row_that_is_tried_again_while_the_next_bundle_is_there(seen, tmp_path):
+    def fails_once(x):
+        mark = tmp_path / str(x)
+        if x % 5 == 0 and not mark.exists():
+            mark.touch()
+            raise ValueError(x)
+        return x
+
+    found = outcome(rows(fails_once, on_error=pg.Retry(2)), passes=1)
+    assert sum(found[0], []) == list(range(200))
+    assert seen["early"]
+
+
+def test_what_kills_the_process_ahead_of_its_turn_is_blamed_and_nothing_else(seen, tmp_path):
+    def work(x):
+        mark = tmp_path / str(x)
+        if x % 50 == 20 and not mark.exists():  # its row is tried again, and finds the next bundle at the worker
+            mark.touch()
+            raise ValueError(x)
+        if x % 50 in (22, 27, 33):  # which ends the process, every time
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    graph = rows(work, on_error=pg.Retry(3, then=pg.Skip(0.5)), workers=1)
+    with graph.loader() as loader:
+        found = sum([batch.tolist() for batch in loader], [])
+        lost = sorted(each.position for each in loader.profile().quarantined)
+    dead = [x for x in range(200) if x % 50 in (22, 27, 33)]
+    assert found == [x for x in range(200) if x not in dead]
+    assert lost == dead
+    assert seen["right"]
+
+
+def test_a_pass_that_is_left_early_leaves_nothing_to_the_next_one(seen):
+    with rows().loader() as loader:
+        for stop in (1, 2, 5, 0, 3):
+            for step, batch in enumerate(loader):
+                assert batch[0] == step * 8 + 1
+                if step == stop:
+                    break
+        assert sum([batch.tolist() for batch in loader], []) == list(range(1, 201))
+    assert seen["sent"]
+
+
+def test_a_message_for_which_the_socket_has_no_room_does_not_wait(no_leaks):
+    ours, theirs = (Port(each) for each in socket.socketpair())
+    for port in (ours, theirs):
+        port.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    # More arrays than the socket can hold the places of, in both directions at once.
+    many = [np.full(1024, n) for n in range(3000)]
+
+    def worker():
+        for _ in range(2):
+            theirs.send(theirs.receive())
+
+    thread = threading.Thread(target=worker)
+    ours.send(many[:1])
+    ours.send(many, wait=False)
+    thread.start()
+    assert len(ours.receive()) == 1
+    ours.flush()
+    assert all(np.array_equal(a, b) for a, b in zip(ours.receive(), many, strict=True))
+    thread.join()
+    ours.close()
+    theirs.close()
