@@ -1,5 +1,6 @@
 """Two calls in flight: a process has its next item at hand while it works."""
 
+import itertools
 import os
 import signal
 import socket
@@ -99,14 +100,16 @@ def test_a_row_that_is_tried_again_while_the_next_bundle_is_there(seen, tmp_path
         return x
 
     found = outcome(rows(fails_once, on_error=pg.Retry(2)), passes=1)
-    assert sum(found[0], []) == list(range(200))
+    assert list(itertools.chain(*found[0])) == list(range(200))
     assert seen["early"]
 
 
 def test_what_kills_the_process_ahead_of_its_turn_is_blamed_and_nothing_else(seen, tmp_path):
     def work(x):
         mark = tmp_path / str(x)
-        if x % 50 == 20 and not mark.exists():  # its row is tried again, and finds the next bundle at the worker
+        if (
+            x % 50 == 20 and not mark.exists()
+        ):  # its row is tried again, and finds the next bundle at the worker
             mark.touch()
             raise ValueError(x)
         if x % 50 in (22, 27, 33):  # which ends the process, every time
@@ -115,7 +118,7 @@ def test_what_kills_the_process_ahead_of_its_turn_is_blamed_and_nothing_else(see
 
     graph = rows(work, on_error=pg.Retry(3, then=pg.Skip(0.5)), workers=1)
     with graph.loader() as loader:
-        found = sum([batch.tolist() for batch in loader], [])
+        found = [x for batch in loader for x in batch.tolist()]
         lost = sorted(each.position for each in loader.profile().quarantined)
     dead = [x for x in range(200) if x % 50 in (22, 27, 33)]
     assert found == [x for x in range(200) if x not in dead]
@@ -130,7 +133,7 @@ def test_a_pass_that_is_left_early_leaves_nothing_to_the_next_one(seen):
                 assert batch[0] == step * 8 + 1
                 if step == stop:
                     break
-        assert sum([batch.tolist() for batch in loader], []) == list(range(1, 201))
+        assert [x for batch in loader for x in batch.tolist()] == list(range(1, 201))
     assert seen["sent"]
 
 
