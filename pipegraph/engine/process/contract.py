@@ -72,7 +72,7 @@ class Host(Protocol):
     """What is done with a worker that hangs, in words: ``"its process was ended"``."""
     ahead: Callable[[], Call | None] | None
     """Asked, once a call is on its way, for the one that will follow, so that the worker has that at hand as it is
-    done; a host may leave it unasked. Neither the answers nor what is blamed depend on it."""
+    done; not all hosts ask. Neither the answers nor what is blamed depend on it."""
 
     @property
     def pid(self) -> int | None:

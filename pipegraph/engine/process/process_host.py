@@ -8,7 +8,7 @@ Behaviour contract (what differs from this is a bug):
   reason and the row that was in work. The next call finds a new process, with the operator opened anew.
 * Past the deadline of a row the process is asked for its stack, ended, and the call raises :class:`Overdue`.
 * One more call may be sent ``ahead``, before the one in work is answered. It is that of the caller's next ``call`` with
-  the very same first argument and equal others; the answers to calls that come between are told apart from its own.
+  the very same first argument and equal others; the answers to calls that come between are not taken for its own.
   What ends the process before its turn costs it nothing: it is sent again, and nothing of it is blamed.
 * ``close`` waits a grace for the process to close its operator, then ends it, also in the middle of an item.
 
