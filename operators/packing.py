@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, final
 
 import numpy as np
@@ -15,7 +15,7 @@ from pipegraph.contracts import Regroup
 from pipegraph.errors import DataError, GraphError
 from pipegraph.integers import integer
 from pipegraph.operators.collate import SCALARS
-from pipegraph.operators.sequence_rows import BestFit, Document, DocumentSegment, EndToEnd, Filler
+from pipegraph.operators.sequence_rows import BestFit, Document, DocumentSegment, EndToEnd, FullRows
 
 TOKENS = "tokens"
 """The field of samples that are no dicts."""
@@ -101,7 +101,7 @@ class Pack(Regroup):
     def begin(self) -> None:
         size = self.length_of_row
         split = self.method == "split"
-        self._filler: Filler = EndToEnd(size) if split else BestFit(size, self.window)
+        self._filler: EndToEnd | BestFit = EndToEnd(size) if split else BestFit(size, self.window)
         self._last: Cursor = None
         self._count = np.arange(size, dtype=np.int32)
         self._padding: dict[str, Any] = {}
@@ -124,25 +124,26 @@ class Pack(Regroup):
         return BUNDLE
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
-        fields, count = self._like_the_last(chunk.data) or self._arrays(chunk.data)
-        document = Document(fields, count, chunk.lineages, chunk.before, chunk.after, chunk.paths)
-        return self._add(document, chunk.epoch)
+        made: list[Chunk] = []
+        self._epoch = chunk.epoch
+        self._take(made, chunk.data, chunk.lineages, chunk.before, chunk.after, chunk.paths)
+        return made + self._full()
 
     def take_bundle(self, bundle: Bundle) -> Sequence[Chunk]:
         self._raise_failed()
         made: list[Chunk] = []
         lineages = list(bundle.lineages)
+        self._epoch = bundle.epoch
         for index, item in enumerate(bundle.items()):
             try:
-                fields, count = self._like_the_last(item) or self._arrays(item)
-                document = Document(fields, count, (lineages[index],), *bundle.place(index))
-                made += self._add(document, bundle.epoch)
+                self._take(made, item, (lineages[index],), *bundle.place(index))
             except Exception as error:
                 self._failed = error, bundle.one(index)
+                made += self._full()
                 if not made:  # else these come first
                     self._raise_failed()
                 return made
-        return made
+        return made + self._full()
 
     def flush(self) -> Iterable[Chunk]:
         self._raise_failed()
@@ -158,49 +159,91 @@ class Pack(Regroup):
             self._failed, self.failing = None, (chunk,)
             raise error
 
-    def _add(self, document: Document, epoch: int) -> list[Chunk]:
-        made: list[Chunk] = []
-        self._epoch = epoch
-        if document.count:
-            if document.fields.__class__ is not _Alike:
+    def _take(
+        self,
+        made: list[Chunk],
+        data: Any,
+        lineages: Sequence[Lineage],
+        before: Cursor,
+        after: Cursor,
+        paths: tuple[tuple[int, ...], ...] | None = None,
+    ) -> None:
+        """Take one document; ``made`` gets rows that have to be made before it or with it."""
+        found = self._like_the_last(data)
+        fields, count = found or self._arrays(data)
+        document = Document(fields, count, lineages, before, after, paths)
+        if found is None and count:
+            flat = all(array.ndim == 1 for array in fields.values())
+            layout = {name: array.dtype for name, array in fields.items()} if flat else {}
+            if not layout or layout != self._layout:
+                made += self._full()  # it need only be like what is then held
                 held = self._filler.oldest()
                 if held is not None:
                     _check_alike(held, document)
-                flat = all(array.ndim == 1 for array in document.fields.values())
-                self._layout = {name: array.dtype for name, array in document.fields.items()} if flat else {}
-            self._inside.append(document)
-            filled = self._filler.add(document)
-            if not filled:
-                return made
-            made = [self._row(*each) for each in filled]
+                self._layout = layout
+        self._inside.append(document)
+        if not count:
+            return
+        if isinstance(
+            self._filler, BestFit
+        ):  # which chooses among all that it holds, so from one to the next
+            made += [self._row(*filled) for filled in self._filler.add(document)]
         else:
-            self._inside.append(document)
+            self._filler.add(document)
+
+    def _full(self) -> list[Chunk]:
+        """The rows of documents end to end that are complete; notes the samples that have left."""
+        made: list[Chunk] = []
+        while isinstance(self._filler, EndToEnd) and (rows := self._filler.full()) is not None:
+            made += self._rows(rows)
         # In the order in which they came: what is freed later than it could be is counted, never less than is held.
         while self._inside and not self._inside[0].left:
             self.spent += self._inside.popleft().lineages
         return made
 
+    def _rows(self, rows: FullRows) -> Iterator[Chunk]:
+        made = {}
+        shape = len(rows.begins), self.length_of_row
+        for name, array in rows.parts[0].document.fields.items():
+            joined = np.concatenate(
+                [part.document.fields[name][part.start : part.stop] for part in rows.parts]
+            )
+            made[name] = joined.reshape(*shape, *array.shape[1:])
+        made[SEGMENTS] = np.repeat(rows.numbers, rows.sizes).reshape(shape)
+        begins = np.cumsum(rows.sizes, dtype=np.int32) - rows.sizes
+        positions = np.arange(made[SEGMENTS].size, dtype=np.int32)
+        positions -= np.repeat(begins, rows.sizes)
+        made[POSITIONS] = positions.reshape(shape)
+        for document, start, stop in rows.parts:
+            document.left -= stop - start
+        names, to_tensor = tuple(made), torch.from_numpy
+        for (first, start), after, *arrays in zip(rows.begins, rows.afters, *made.values(), strict=True):
+            data = dict(zip(names, map(to_tensor, arrays), strict=True))
+            yield self._chunk(data, first, start, after)
+
     def _row(self, segments: list[DocumentSegment], after: Cursor) -> Chunk:
-        first = segments[0].document
-        # One lineage, and not those of all documents: a document may lie in several rows, a row has its own place.
-        lineage = (*first.lineages[0], segments[0].start)
-        row = Chunk(self._data(segments), (lineage,), self._epoch, self._last, after)
-        if first.paths is not None:
-            row.paths = first.paths[:1]
-        self._last = after
+        row = self._chunk(self._data(segments), segments[0].document, segments[0].start, after)
         for document, start, stop in segments:
             document.left -= stop - start
         return row
 
+    def _chunk(self, data: dict[str, Any], first: Document, start: int, after: Cursor) -> Chunk:
+        # One lineage, and not those of all documents: a document may lie in several rows, a row has its own place.
+        row = Chunk(data, ((*first.lineages[0], start),), self._epoch, self._last, after)
+        if first.paths is not None:
+            row.paths = first.paths[:1]
+        self._last = after
+        return row
+
     # -- data ----------------------------------------------------------------------------------------
 
-    def _like_the_last(self, data: Any) -> tuple[_Alike, int] | None:
+    def _like_the_last(self, data: Any) -> tuple[dict[str, Any], int] | None:
         """What :meth:`_arrays` gives, where that is plain: arrays with the names and dtypes of the last document."""
         layout = self._layout
         if not layout or data.__class__ is not dict or self.fields is not None:
             return None
         count = -1
-        fields = _Alike()
+        fields = {}
         for name, value in data.items():
             kind = value.__class__
             if kind is np.ndarray:
@@ -278,10 +321,6 @@ class Pack(Regroup):
                 )
             self._padding[name] = block
         return block
-
-
-class _Alike(dict[str, Any]):
-    """The fields of a document that were compared with those of the one before."""
 
 
 _SINGLE = frozenset((int, float, bool, str, bytes))

@@ -42,6 +42,8 @@ def _hands_over_rows(stage: StagePlan, planned: Mapping[str, StagePlan], output:
     operator = stage.operator
     if isinstance(operator, Source):
         return operator.bundles or operator.random_access
+    if operator.kind == "regroup":
+        return operator.bundles and not stage.marked and not stage.unordered_above
     return operator.kind == "expand" or (
         operator.kind == "map" and operator.bundles and not operator.stateful
     )

@@ -19,6 +19,7 @@ from pipegraph.engine.stage.ordinals import number_item
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun, Worker
 from pipegraph.errors import note
+from pipegraph.tree import buffers
 
 Loop = Iterator[None]
 
@@ -34,6 +35,7 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
     assert isinstance(planned, Regroup)
     in_order = planned.consecutive or operator.spent is not None
     held = HeldInOrder(account) if in_order else Held(account)
+    together = stage.plan.bundle_rows
     marks = _Marks(stage) if stage.plan.marked else None
     groups = Groups(stage.plan) if watched(operator) else None
     inbox, sender = stage.inboxes[0], stage.sender
@@ -41,17 +43,18 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
     numbered, flushing = stage.failures.numbered, stage.failures.flushing
     process = numbered(operator.process)
 
-    def send(made: Iterable[Any]) -> Loop:
-        for out in made:
+    def send(made: Sequence[Any]) -> Loop:
+        for out in made if together == 1 else bundled(made, together, stage.pace.nbytes):
             if groups is not None and out.__class__ is Chunk and (wrong := groups.check(out)) is not None:
                 out = Failure(wrong, out.epoch)
-            if out.__class__ is Chunk:
-                worker.meter.items += 1
-                worker.meter.samples += len(out.lineages)
+            if isinstance(out, Chunk):
+                rows = len(out.lineages)
+                worker.meter.items += rows if out.__class__ is Bundle else 1
+                worker.meter.samples += rows
                 if marks is not None:
                     marks.stamp(out)
             stage.settle(worker, 0, (), out)
-            if out.__class__ is Chunk and operator.spent is None:
+            if isinstance(out, Chunk) and operator.spent is None:
                 held.release(out.lineages)
             sender.send(0, out)
             yield
@@ -98,6 +101,26 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
         elif not isinstance(item, Mark):
             sender.send(0, item)
         yield
+
+
+def bundled(made: Sequence[Any], rows: int, nbytes: int) -> Iterator[Any]:
+    """What a call has made: its rows in bundles of up to so many, and of about so many bytes."""
+    waiting: list[Chunk] = []
+    for out in made:
+        if out.__class__ is not Chunk:
+            if waiting:
+                yield Bundle.of(waiting)
+            waiting = []
+            yield out
+            continue
+        if not waiting:
+            rows = min(rows, max(1, nbytes // max(1, sum([size for _, size in buffers(out.data)]))))
+        waiting.append(out)
+        if len(waiting) >= rows:
+            yield Bundle.of(waiting)
+            waiting = []
+    if waiting:
+        yield Bundle.of(waiting)
 
 
 def regrouped(
@@ -162,8 +185,8 @@ class Held:
     def release_all(self) -> None:
         """Nothing is held any more."""
         for waiting in self._rows.values():
-            for buffers in waiting:
-                self._account.release(buffers)
+            for each in waiting:
+                self._account.release(each)
         self._rows.clear()
 
 
