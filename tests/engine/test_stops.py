@@ -196,7 +196,8 @@ def test_cycles_leave_threads_descriptors_and_memory_where_they_were(cycles):
     grown = tracemalloc.get_traced_memory()[0] - start
     tracemalloc.stop()
     assert Resources.now().leaked_since(before) == []
-    assert grown < 200 * cycles, f"{grown} bytes more after {cycles} cycles"
+    # A table of weak references, shared with other tests, may grow once in between.
+    assert grown < 200 * cycles + 32_768, f"{grown} bytes more after {cycles} cycles"
 
 
 # -- in processes of their own ----------------------------------------------------------------------
