@@ -80,9 +80,11 @@ def _source_above(stage: StagePlan, edge: Edge, planned: Mapping[str, StagePlan]
 
 
 def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
-    """An inline reader before a ``Batch`` has no thread of its own: whoever works on the batch's rows reads them."""
+    """A reader before a ``Batch`` that is inline, or in processes or actors like those of the stage behind, has none of
+    its own: whoever works on the batch's rows reads them. So encoded bytes never cross between two processes.
+    """
     for below in list(planned.values()):
-        if below.bypassed is not None or below.backend != "thread" or len(below.upstream) != 1:
+        if below.bypassed is not None or below.backend == "inline" or len(below.upstream) != 1:
             continue
         batch = planned[below.upstream[0].stage]
         if not isinstance(batch.operator, Operator) or not batch.operator.collects:
@@ -90,7 +92,8 @@ def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
         reader = planned[batch.upstream[0].stage]
         alone = all(_only_reader(s, planned, output) for s in (reader, batch))
         careful = any(s.spec.on_error != "raise" or not s.spec.ordered for s in (reader, batch, below))
-        if not alone or careful or reader.backend != "inline" or not isinstance(below.operator, Operator):
+        same = reader.backend == "inline" or (below.away and _placement(reader) == _placement(below))
+        if not alone or careful or not same or not isinstance(below.operator, Operator):
             continue
         both = below.operator.take_in_reading(reader.operator, reader.name)
         if both is None:

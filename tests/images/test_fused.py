@@ -155,10 +155,12 @@ def files(folder):
     return made
 
 
-def reading(samples, load="inline", source=ops.FromSequence, field=None, **options) -> pg.Graph:
+def reading(
+    samples, load="inline", source=ops.FromSequence, field=None, decode="thread", **options
+) -> pg.Graph:
     made = pg.Graph("reading", seed=3)
     node = made.add(source(samples)).then(ops.Load(), backend=load, **options).then(ops.Batch(4))
-    node.then(ops.DecodeImage(32, field, crop=ops.RandomResizedCrop(), flip=0.5), workers=2)
+    node.then(ops.DecodeImage(32, field, crop=ops.RandomResizedCrop(), flip=0.5), workers=2, backend=decode)
     return made
 
 
@@ -176,6 +178,21 @@ def test_an_inline_load_is_done_by_those_who_decode_and_changes_nothing(tmp_path
     assert "bytes" not in ours[0]
 
 
+@pytest.mark.parametrize("options", [{}, {"load": "process", "workers": 2}])
+def test_processes_that_decode_read_too_and_change_nothing(tmp_path, options):
+    samples = files(tmp_path)
+    there = reading(samples, decode="process", **options)
+    assert there.plan().stages["load"].within == "decode"
+    ours, theirs = delivered(there), delivered(reading(samples, "thread"))
+    assert_same(ours, theirs)
+    assert "bytes" not in ours[0]
+
+
+def test_a_load_in_other_processes_than_the_decoders_reads_for_itself(tmp_path):
+    plan = reading(files(tmp_path), "process", decode="process", workers=1).plan()
+    assert plan.stages["load"].within is None
+
+
 def test_states_fit_whoever_reads(tmp_path):
     samples = files(tmp_path)
     for first, second in (("inline", "thread"), ("thread", "inline")):
@@ -189,10 +206,24 @@ def test_states_fit_whoever_reads(tmp_path):
             assert_same(list(loader), rest)
 
 
-def test_a_file_that_is_gone_is_told_as_the_load_stages_matter(tmp_path):
+def test_a_batch_of_which_no_row_is_left_is_left_out_in_processes_too():
+    samples = [
+        {**sample, "image": b"no image" if n < 4 else sample["image"]} for n, sample in enumerate(SAMPLES)
+    ]
+    found = {}
+    for backend in ("thread", "process"):
+        made = pg.Graph("empty", seed=3)
+        batches = made.add(ops.FromSequence(samples)).then(ops.Batch(4))
+        batches.then(ops.DecodeImage(32), workers=2, backend=backend, on_error=pg.Skip())
+        found[backend] = [batch["key"] for batch in delivered(made)]
+    assert found["process"] == found["thread"] == [["k4", "k5", "k6", "k7"], ["k8", "k9"]]
+
+
+@pytest.mark.parametrize("decode", ["thread", "process"])
+def test_a_file_that_is_gone_is_told_as_the_load_stages_matter(tmp_path, decode):
     samples = files(tmp_path)
     samples[6]["path"] += ".gone"
-    with reading(samples).loader() as loader:
+    with reading(samples, decode=decode).loader() as loader:
         iterator = iter(loader)
         next(iterator)
         with pytest.raises(FileNotFoundError) as caught:

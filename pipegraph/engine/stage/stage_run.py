@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipegraph.chunk import Chunk, Cursor
-from pipegraph.contracts import Context, Operator, Source
+from pipegraph.chunk import Chunk, Cursor, Failure
+from pipegraph.contracts import Context, Operator, RowOperator, Source
 from pipegraph.durations import BATCH, Stopwatch
 from pipegraph.engine.activity import Activity, count_wakes
 from pipegraph.engine.channel import Channel
@@ -332,8 +332,11 @@ class StageRun:
     def check_made(self, out: Any) -> None:
         """Raise TypeError unless a map stage may make this of an item."""
         operator = self.plan.operator
-        drops = isinstance(operator, Operator) and not operator.one_to_one
-        if not isinstance(out, Chunk) and not (out is None and drops):
+        rows = self.plan.remote and isinstance(
+            operator, RowOperator
+        )  # those of a batch have had their policy
+        drops = rows or (isinstance(operator, Operator) and not operator.one_to_one)
+        if not (isinstance(out, Chunk) or (drops and out is None) or (rows and isinstance(out, Failure))):
             raise not_a_chunk(out, self.name, "process", type(operator).__name__)
 
     # -- memory --------------------------------------------------------------------------------
