@@ -198,6 +198,19 @@ def test_neighbouring_stages_share_their_actors():
         assert loader.profile().stages["more"].items == 20
 
 
+def test_actors_that_decode_batches_read_the_files(tmp_path):
+    cv2 = pytest.importorskip("cv2")
+    for number in range(10):
+        cv2.imwrite(str(tmp_path / f"{number}.png"), np.full((40, 50, 3), 20 * number, np.uint8))
+    here = {"workers": 2, "backend": "ray"}
+    graph = pg.Graph("g", seed=3)
+    files = graph.add(ops.ListFiles(tmp_path, shuffle=True)).then(ops.Load(), name="load", **here)
+    crop = ops.RandomResizedCrop()
+    files.then(ops.Batch(4)).then(ops.DecodeImage(32, crop=crop, flip=0.5), name="decode", **here)
+    assert graph.plan().stages["load"].within == "decode"
+    assert outcome(graph) == outcome(placed(graph, "inline", 1))
+
+
 def test_stages_with_other_resources_have_actors_of_their_own():
     graph = pipeline(lambda x: x)
     graph["work"].then(lambda x: x, name="more", workers=2, backend="ray", resources={"num_cpus": 2})
