@@ -99,9 +99,9 @@ class IsolatedRuntime(Runtime):
         first = [stage for stage in self.plan.running if stage.upstream]
         self._first = (first[0].name if first else "", 0)  # the edge that crosses
 
-    def _operator(self, stage: StagePlan, index: int) -> Any:
+    def make_operator(self, stage: StagePlan, index: int) -> Any:
         if not isinstance(stage.operator, Elsewhere):
-            return super()._operator(stage, index)
+            return super().make_operator(stage, index)
         assert self._processes is not None
         facts = self._there, self.seed, self.rank, self.world_size
         self.sidecar = self._processes.sidecar(self.isolation.above, facts)

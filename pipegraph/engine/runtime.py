@@ -1,10 +1,10 @@
-"""Starts, stops and joins the threads of a run; the first failure wins.
+"""Starts and ends workers and runs; the first failure wins.
 
 Behaviour contract (what differs from this is a bug):
 
-* A ``Runtime`` owns every thread of a loader. They start with the first run and live until ``close``;
-  each worker opens its own copy of its operator once, in its own thread. Tuned stages gain and lose workers
-  meanwhile (``staffing``).
+* A ``Runtime`` owns every thread of a loader (``worker_threads``). They start with the first run and live until
+  ``close``; each worker opens its own copy of its operator once, in its own thread. Tuned stages gain and lose
+  workers meanwhile (``staffing``).
 * A ``Run`` is the wiring for consecutive epochs: fresh channels, account and stages. A pass that
   follows the one before continues the run; any other (after a ``break``, ``set_epoch`` or
   ``load_state_dict``) cancels it, waits until every worker has left it, and starts another.
@@ -16,22 +16,18 @@ Behaviour contract (what differs from this is a bug):
 * ``close`` may come from any thread at any moment. It cancels, wakes, and joins for ``GRACE_S``; what does not
   return by then is named with its stack in a ``StuckWorker`` warning and abandoned (its thread is a daemon).
 
-Invariants, all under ``_lock``: no run is published once ``_closed`` is set, so whoever sets it cancels the
-last one; all workers' threads are started in one turn, and only while ``_closed`` is not set; and nothing is closed
-while a thread is starting workers (it holds ``_starting``), which finds ``_closed`` and leaves.
+Invariants, beside those of ``worker_threads``: all workers' threads are started in one turn; and nothing is closed
+while a thread is starting workers (it holds ``_starting``), which finds that the threads are closed and leaves.
 """
 
 from __future__ import annotations
 
-import _thread
 import copy
-import logging
-import sys
 import threading
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +42,7 @@ from pipegraph.engine.stage.loops import loop_for
 from pipegraph.engine.stage.restore import Resume
 from pipegraph.engine.stage.stage_run import FirstMeter, Meter, Worker
 from pipegraph.engine.tracing import Tracer
+from pipegraph.engine.worker_threads import WorkerThreads, stack_of
 from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
 from pipegraph.global_generators import enter_worker
 from pipegraph.planning.isolation import Elsewhere
@@ -55,8 +52,6 @@ from pipegraph.stopping import Stopping
 if TYPE_CHECKING:
     from pipegraph.engine.actors.cluster import Cluster
     from pipegraph.engine.process.pool import Processes
-
-log = logging.getLogger("pipegraph")
 
 GRACE_S = 5.0
 """How long ``close`` waits for user code to return, and a new pass before it says for whom it waits."""
@@ -72,7 +67,7 @@ class Runtime:
         self.rank = rank
         self.world_size = world_size
         self.ledger = Ledger()
-        self.run: Run | None = None
+        self.threads = WorkerThreads(plan.graph_name)
         self.workers: dict[str, list[Worker]] = {}
         self.meters: dict[str, list[Meter]] = {}  # kept after close
         self.pass_totals = PassTotals(self)
@@ -85,26 +80,22 @@ class Runtime:
         self._actors: Cluster | None = None
         self._sharing = threading.RLock()
         self._shared: dict[tuple[str, str], Any] = {}
-        # Entered as itself: the condition's own ``__exit__`` is Python, in which Ctrl-C would leave it locked.
-        self._lock = threading.RLock()
-        self._condition = threading.Condition(self._lock)
         self._ending = (
             threading.RLock()
         )  # one thread closes what is open; a signal handler may begin anew inside
         # Held while a thread starts workers or a run: released in C, whatever interrupts that thread.
         self._starting = threading.RLock()
         self._starter: threading.Thread | None = None  # who held it last
-        self._threads: list[threading.Thread] = []
         self._opened: list[tuple[str, Worker | Source]] = []  # by the starter, and not in a worker's thread
-        self._run_number = 0
-        self._ready: set[threading.Thread] = set()  # workers that have opened their operator
-        self._inside: set[threading.Thread] = set()  # those of them that are in the current run
-        self._ended: set[threading.Thread] = set()  # those whose threads have nothing left to do
         self._to_open: dict[str, int] = {}  # workers that a stage waits for before the first run
         self._open_error: BaseException | None = None
         self._close_errors: list[str] = []
-        self._closed = False
         self.staffing = Staffing(self)
+
+    @property
+    def run(self) -> Run | None:
+        """The current one."""
+        return self.threads.run
 
     # -- facts for runs --------------------------------------------------------------------------
 
@@ -121,7 +112,7 @@ class Runtime:
         counters = self.counters.setdefault(stage, {})
 
         def count(name: str, n: int) -> None:
-            with self._lock:
+            with self.threads.lock:
                 counters[name] = counters.get(name, 0) + n
 
         def share(name: str, make: Callable[[], Any]) -> Any:
@@ -156,17 +147,6 @@ class Runtime:
         """What stages of the run that are not in this process have counted."""
         return Counter()
 
-    def thread_names(self) -> dict[int, str]:
-        """``stage worker`` by the identity of each worker's thread."""
-        with self._lock:
-            threads = list(self._threads)
-        prefix = f"pipegraph-{self.plan.graph_name}-"
-        return {
-            thread.ident: " ".join(thread.name.removeprefix(prefix).rsplit("-", 1))
-            for thread in threads
-            if thread.ident is not None
-        }
-
     def shared(self, stage: str) -> dict[str, Any]:
         """What a stage's workers share, by name; also after ``close``."""
         with self._sharing:
@@ -184,8 +164,8 @@ class Runtime:
         self.end_run()
         with self._starting:
             self._starter = threading.current_thread()
-            with self._lock:
-                if self._closed:
+            with self.threads.lock:
+                if self.threads.closed:
                     raise Cancelled
             return self._start_run(epoch, horizon, resume)
 
@@ -202,17 +182,11 @@ class Runtime:
         for stage in self.plan.running:
             if stage.backend == "inline":
                 run.pumps(stage, self.workers[stage.name][0])
-        with self._lock:
-            if self._closed:
-                raise Cancelled
-            if self._open_error is not None:  # of a worker that came late, when there was no run
+        with self.threads.lock:
+            if self._open_error is not None and not self.threads.closed:  # of a worker that came late
                 raise self._open_error
-            run.activity.attach(len(self._ready))
-            self._inside = set(self._ready)
             self.staffing.enter(run)
-            self.run = run
-            self._run_number += 1
-            self._condition.notify_all()
+            self.threads.publish(run)
         return run
 
     def _make_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
@@ -224,19 +198,8 @@ class Runtime:
         if run is None:
             return
         self._cancel(run)
-        with self._lock:
-            left = self._condition.wait_for(lambda: not self._inside or self._closed, GRACE_S)
-            stuck = [] if left else list(self._inside)
-        for thread in stuck:
-            log.warning(
-                "stage %r: a new pass waits for its worker, which is still in the one before; it stands at:\n%s",
-                *(self._stage_of(thread), _stack_of(thread)),
-            )
-        with self._lock:
-            self._condition.wait_for(lambda: not self._inside or self._closed)
-            if self._closed:
-                return
-            self.run = None
+        if not self.threads.await_left(GRACE_S):
+            return
         run.end_inline()
         for workers in self.workers.values():
             for worker in workers:
@@ -260,7 +223,7 @@ class Runtime:
 
             self._actors = Cluster(self.plan)
         operators = {
-            stage.name: [self._operator(stage, index) for index in range(stage.workers)]
+            stage.name: [self.make_operator(stage, index) for index in range(stage.workers)]
             for stage in self.plan.running
         }
         for stage in self.plan.running:
@@ -283,15 +246,11 @@ class Runtime:
         for stage in self.plan.running:
             for worker in workers[stage.name]:
                 if stage.backend == "inline":
-                    self._open(stage.name, worker)
+                    self.open_operator(stage.name, worker)
                     self._opened.append((stage.name, worker))
                     continue
-                name = f"pipegraph-{self.plan.graph_name}-{stage.name}-{worker.index}"
-                threads.append(
-                    threading.Thread(
-                        target=self.live, args=(self._work, stage, worker), name=name, daemon=True
-                    )
-                )
+                life = partial(self._work, stage, worker)
+                threads.append(self.threads.make(stage.name, worker.index, life))
         # Each in one assignment: another thread may look at them.
         self.workers = workers
         self.meters = meters
@@ -302,32 +261,22 @@ class Runtime:
             for stage in self.plan.running
             if stage.backend != "inline"
         }
-        # Ctrl-C is raised in the main thread only, and in the middle of a Thread.start it would leave one of which
-        # nobody knows whether it will ever run. This call, of C, has either happened or not.
-        _thread.start_new_thread(self._launch, (threads,))
-        with self._lock:
-            while any(self._to_open.values()) and self._open_error is None and not self._closed:
-                self._condition.wait()
-            error, closed = self._open_error, self._closed
+        self.threads.launch(threads, lambda thread, error: self._note_open_error(error))
+        with self.threads.lock:
+            while any(self._to_open.values()) and self._open_error is None and not self.threads.closed:
+                self.threads.condition.wait()
+            error, closed = self._open_error, self.threads.closed
         if error is not None:
             raise error
         if closed:  # what a source was to find in `open` must not be looked for again, where nothing ends it
             raise Cancelled
 
-    def _launch(self, threads: list[threading.Thread]) -> None:
-        """Start all workers at once, or none if the runtime was closed before. Runs in a thread of its own."""
-        with self._lock:
-            if self._closed:
-                return
-            try:
-                for thread in threads:
-                    thread.start()
-                    self._threads.append(thread)
-            except BaseException as error:
-                self._open_error = error
-            self._condition.notify_all()
+    def _note_open_error(self, error: BaseException) -> None:
+        """The first of them is what the start, or the next run, raises; under the threads' lock."""
+        self._open_error = error if self._open_error is None else self._open_error
+        self.threads.condition.notify_all()
 
-    def _operator(self, stage: StagePlan, index: int) -> Any:
+    def make_operator(self, stage: StagePlan, index: int) -> Any:
         """What a worker of the stage holds: a copy of the operator, or what stands for one in a process."""
         if not stage.remote:
             return copy.copy(stage.operator)
@@ -348,7 +297,7 @@ class Runtime:
         worker.follow(stage, [first, *(Meter(each.name, self.tracer) for each in stage.followers)])
         return worker
 
-    def _open(self, stage: str, worker: Worker) -> None:
+    def open_operator(self, stage: str, worker: Worker) -> None:
         try:
             worker.operator.open(self.context(stage, worker.index))
         except BaseException as error:
@@ -361,15 +310,6 @@ class Runtime:
             show_ranges(worker.operator, stage, self.tracer)
         worker.opened = True
 
-    def live(self, life: Callable[[StagePlan, Worker], None], stage: StagePlan, worker: Worker) -> None:
-        """What a worker's thread runs."""
-        try:
-            life(stage, worker)
-        finally:
-            with self._lock:
-                self._ended.add(threading.current_thread())
-                self._condition.notify_all()
-
     def _work(self, stage: StagePlan, worker: Worker) -> None:
         """The life of a worker's thread."""
         worker.meter.thread_begins()
@@ -377,93 +317,61 @@ class Runtime:
         if stage.backend == "ray" and worker.index and not self._others_have_begun(stage.name):
             return
         try:
-            self._open(stage.name, worker)
+            self.open_operator(stage.name, worker)
         except BaseException as error:
-            with self._lock:
-                self._open_error = error if self._open_error is None else self._open_error
-                late = None if self._closed else self.run
-                self._condition.notify_all()
+            with self.threads.lock:
+                self._note_open_error(error)
+                late = None if self.threads.closed else self.run
             if late is not None and not isinstance(error, Cancelled):
                 late.fail(error)
             return
-        seen = self._join(stage.name)
+        with self.threads.lock:
+            self._to_open[stage.name] = max(0, self._to_open[stage.name] - 1)
+            seen = self.threads.enter()
         try:
             self.serve(stage, worker, seen)
         finally:
             worker.meter.thread_ends()
-            self._close_operators(stage.name, worker)
+            self.close_operators(stage.name, worker)
             if worker.leaves:
                 self.staffing.gone(stage.name, worker)
 
     def serve(self, stage: StagePlan, worker: Worker, seen: int) -> None:
         """Work in every run after number ``seen``, until the end or until the worker is to leave."""
-        me, leaves = threading.current_thread(), False
-        while not leaves:
-            with self._lock:
-                while self._run_number == seen and not self._closed and not worker.leaves:
-                    self._condition.wait()
-                if self._closed:
-                    return
-                if self._run_number == seen:
-                    self._left(me, worker)
-                    return
-                seen, run = self._run_number, self.run
-            assert run is not None
-            try:
-                loop = loop_for(run.stages[stage.name], worker)
-                if "workers" in stage.tuned:
-                    self.staffing.work(loop, worker)
-                else:
-                    for _ in loop:
-                        pass
-            except Cancelled:
-                pass
-            except BaseException as error:
-                note(error, f"pipegraph: in stage {stage.name!r}")
-                run.fail(error)
-            finally:
-                loop = None  # type: ignore[assignment]
-                with self._lock:
-                    self._inside.discard(me)
-                    leaves = worker.leaves
-                    if leaves:
-                        self._left(me, worker)
-                    self._condition.notify_all()
-                if leaves:
-                    self.staffing.tell(run, stage.name)
-                run.activity.pause()
-                run = None
+        self.threads.serve(
+            worker,
+            seen,
+            partial(self._work_in, stage, worker),
+            lambda run: self.staffing.tell(run, stage.name),
+        )
 
-    def _left(self, thread: threading.Thread, worker: Worker) -> None:
-        """The worker takes part in no further run; under the lock."""
-        self._ready.discard(thread)
-        worker.opened = False
+    def _work_in(self, stage: StagePlan, worker: Worker, run: Run) -> None:
+        try:
+            loop = loop_for(run.stages[stage.name], worker)
+            if "workers" in stage.tuned:
+                self.staffing.work(loop, worker)
+            else:
+                for _ in loop:
+                    pass
+        except Cancelled:
+            raise
+        except BaseException as error:
+            note(error, f"pipegraph: in stage {stage.name!r}")
+            raise
+        finally:
+            loop = run = None  # type: ignore[assignment]  # an error's traceback keeps this frame
 
     def _others_have_begun(self, stage: str) -> bool:
         """Blocks until every other stage has a worker: in a small cluster the second actor of one could take the room
         that the first of another needs. False where the start has failed."""
-        with self._lock:
+        with self.threads.lock:
             while any(n for name, n in self._to_open.items() if name != stage):
-                if self._closed or self._open_error is not None:
+                if self.threads.closed or self._open_error is not None:
                     return False
-                self._condition.wait()
+                self.threads.condition.wait()
         return True
 
-    def _join(self, stage: str) -> int:
-        """The calling worker is ready: it enters the run that there is, if it comes late. Returns the last run that it
-        has nothing to do with."""
-        with self._lock:
-            self._ready.add(threading.current_thread())
-            self._to_open[stage] = max(0, self._to_open[stage] - 1)
-            self._condition.notify_all()
-            run = self.run
-            if run is None:
-                return self._run_number
-            run.activity.attach()
-            self._inside.add(threading.current_thread())
-            return self._run_number - 1
-
-    def _close_operators(self, stage: str, opened: Worker | Source) -> None:
+    def close_operators(self, stage: str, opened: Worker | Source) -> None:
         """Close what was opened, each once; what that raises is warned of at the end."""
         operators = [opened.operator, *opened.substituting] if isinstance(opened, Worker) else [opened]
         for operator in operators:
@@ -476,10 +384,10 @@ class Runtime:
 
     def signal_close(self) -> None:
         """Notify every worker to end; joins nobody. Thread-safe, also for the garbage collector."""
-        with self._lock:
-            self._closed = True
+        with self.threads.lock:
+            self.threads.closed = True
             run = self.run
-            self._condition.notify_all()
+            self.threads.condition.notify_all()
         self.stopping.set()
         if run is not None:
             self._cancel(run)
@@ -498,7 +406,7 @@ class Runtime:
             starter = self._starter
             warnings.warn(
                 f"the thread that starts the pipeline did not return within {grace_s:g} s; it closes what it has "
-                f"opened when it does; it stands at:\n{_stack_of(starter) if starter is not None else ''}",
+                f"opened when it does; it stands at:\n{stack_of(starter)}",
                 StuckWorker,
                 stacklevel=3,
             )
@@ -508,21 +416,16 @@ class Runtime:
             self._end(grace_s, deadline)
 
     def _end(self, grace_s: float, deadline: float) -> None:
-        warned = []
-        while self._threads:
-            thread = self._threads[-1]
-            if not self._joined(thread, deadline):
-                warned.append(
-                    f"stage {self._stage_of(thread)!r}: a worker did not return within {grace_s:g} s and was "
-                    f"abandoned; it stands at:\n{_stack_of(thread)}"
-                )
-            if thread in self._threads:
-                self._threads.remove(thread)
+        warned = [
+            f"stage {stage!r}: a worker did not return within {grace_s:g} s and was abandoned; it stands at:\n"
+            f"{stack_of(thread)}"
+            for stage, thread in self.threads.join(deadline)
+        ]
         if self.run is not None:
             self.run.end_inline()
         while self._opened:
             stage, opened = self._opened.pop()
-            self._close_operators(stage, opened)
+            self.close_operators(stage, opened)
         if self._processes is not None:
             self._processes.close()
             self._processes = None
@@ -530,29 +433,9 @@ class Runtime:
             self._actors.close()
             self._actors = None
         self.workers, self.readers = {}, {}
-        self.run = None
+        self.threads.run = None
         for message in warned:  # last: where warnings are errors the rest is done
             warnings.warn(message, StuckWorker, stacklevel=4)
         errors, self._close_errors = self._close_errors, []
         for message in errors:
             warnings.warn(message, PipegraphWarning, stacklevel=4)
-
-    def _stage_of(self, thread: threading.Thread) -> str:
-        return thread.name.removeprefix(f"pipegraph-{self.plan.graph_name}-").rpartition("-")[0]
-
-    def _joined(self, thread: threading.Thread, deadline: float) -> bool:
-        """Whether a worker's thread has ended, waited for until ``deadline``."""
-        if thread is threading.current_thread():
-            return True
-        # Not by a join: one that Ctrl-C breaks off leaves a thread that runs marked as stopped (CPython 90882).
-        with self._lock:
-            left = max(0.0, deadline - monotonic())
-            ended = self._condition.wait_for(lambda: thread in self._ended or not thread.is_alive(), left)
-        if ended:
-            thread.join()
-        return ended
-
-
-def _stack_of(thread: threading.Thread) -> str:
-    frame = sys._current_frames().get(thread.ident or 0)
-    return "".join(traceback.format_stack(frame)) if frame is not None else "(no stack)\n"

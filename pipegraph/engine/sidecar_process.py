@@ -90,16 +90,16 @@ class HostRuntime(Runtime):
 
     def open(self) -> None:
         """Start the workers before the first run, so that what cannot start is said then."""
-        with self._condition:
-            if self._closed:
+        with self.threads.condition:
+            if self.threads.closed:
                 raise Cancelled
             self._starter = threading.current_thread()
         try:
             self._start_workers()
         finally:
-            with self._condition:
+            with self.threads.condition:
                 self._starter = None
-                self._condition.notify_all()
+                self.threads.condition.notify_all()
 
     def _make_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
         run = super()._make_run(epoch, horizon, resume)

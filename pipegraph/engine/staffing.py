@@ -10,10 +10,10 @@ index is taken by no other. One that joins a run is counted in by ``activity`` a
 
 from __future__ import annotations
 
-import _thread
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
@@ -76,12 +76,12 @@ class Staffing:
 
     def count(self, stage: str) -> int:
         """How many there are, those included that are opening and those that have not left yet."""
-        with self._runtime._lock:
+        with self._runtime.threads.lock:
             return len(self._runtime.workers.get(stage, ())) + len(self._joining[stage])
 
     def settled(self) -> bool:
         """Whether nobody is joining or leaving."""
-        with self._runtime._lock:
+        with self._runtime.threads.lock:
             return not any(self._joining.values()) and not any(
                 worker.leaves for name in self._tuned for worker in self._runtime.workers.get(name, ())
             )
@@ -93,7 +93,7 @@ class Staffing:
 
     def refused(self) -> dict[str, BaseException]:
         """Per stage the error with which a worker could not be started, each reported once."""
-        with self._runtime._lock:
+        with self._runtime.threads.lock:
             found, self._refused = self._refused, {}
         return found
 
@@ -102,9 +102,9 @@ class Staffing:
     def resize(self, stage: str, workers: int) -> None:
         """Let a tuned stage have so many workers, at least one. Returns at once; they come and go by themselves."""
         runtime = self._runtime
-        coming = []
-        with runtime._lock:
-            if runtime._closed or not runtime.workers:
+        coming: dict[threading.Thread, Worker] = {}
+        with runtime.threads.lock:
+            if runtime.threads.closed or not runtime.workers:
                 return
             here, joining = runtime.workers[stage], self._joining[stage]
             staying = [worker for worker in (*here, *joining) if not worker.leaves]
@@ -116,23 +116,25 @@ class Staffing:
                 taken.add(index)
                 worker = Worker(index, None, self._meter(stage, index))
                 joining.append(worker)
-                name = f"pipegraph-{runtime.plan.graph_name}-{stage}-{index}"
-                args = (self._join, self._tuned[stage], worker)
-                coming.append(
-                    (worker, threading.Thread(target=runtime.live, args=args, name=name, daemon=True))
-                )
-            runtime._condition.notify_all()
+                life = partial(self._join, self._tuned[stage], worker)
+                coming[runtime.threads.make(stage, index, life)] = worker
+            runtime.threads.condition.notify_all()
             run = runtime.run
         if run is not None and workers < len(staying):
             for channel in run.stages[stage].inboxes:
                 channel.nudge_all()
         if coming:
-            _thread.start_new_thread(self._launch, (stage, coming))  # for the reason given in Runtime
+
+            def failed(thread: threading.Thread, error: BaseException) -> None:
+                self._refused[stage] = error
+                self._joining[stage].remove(coming[thread])
+
+            runtime.threads.launch(list(coming), failed)
 
     def set_capacity(self, stage: str, capacity: int) -> None:
         """Let a tuned stage's queues hold so many items, at least one bundle of rows."""
         runtime = self._runtime
-        with runtime._lock:
+        with runtime.threads.lock:
             self._capacities[stage] = max(capacity, self._tuned[stage].bundle_rows)
             run = runtime.run
         if run is not None:
@@ -159,7 +161,7 @@ class Staffing:
         """Give a stage of a run its size."""
         runtime = self._runtime
         with self._sizing:
-            with runtime._lock:
+            with runtime.threads.lock:
                 workers, capacity = self._taking_part(stage), runtime.capacity(stage)
                 self._present[stage].change(workers)
             run.stages[stage].staff(max(1, workers), capacity)
@@ -180,10 +182,10 @@ class Staffing:
     def gone(self, stage: str, worker: Worker) -> None:
         """A worker has left and closed its operator."""
         runtime = self._runtime
-        with runtime._lock:
-            if not runtime._closed:
+        with runtime.threads.lock:
+            if not runtime.threads.closed:
                 runtime.workers[stage] = [each for each in runtime.workers[stage] if each is not worker]
-            runtime._condition.notify_all()
+            runtime.threads.condition.notify_all()
 
     # -- joining -------------------------------------------------------------------------------
 
@@ -199,22 +201,6 @@ class Staffing:
         self._runtime.meters[stage] = [*meters, meter]
         return meter
 
-    def _launch(self, stage: str, coming: list[tuple[Worker, threading.Thread]]) -> None:
-        runtime = self._runtime
-        with runtime._lock:
-            if runtime._closed:
-                return
-            runtime._threads = [thread for thread in runtime._threads if thread not in runtime._ended]
-            runtime._ended.clear()
-            for worker, thread in coming:
-                try:
-                    thread.start()
-                except RuntimeError as error:  # no more threads are to be had
-                    self._refused[stage] = error
-                    self._joining[stage].remove(worker)
-                else:
-                    runtime._threads.append(thread)
-
     def _join(self, stage: StagePlan, worker: Worker) -> None:
         """The life of a worker that comes later."""
         runtime, name = self._runtime, stage.name
@@ -222,17 +208,17 @@ class Staffing:
         enter_worker(runtime.seed, name)
         try:
             with self._opening:
-                if runtime._closed or worker.leaves:
+                if runtime.threads.closed or worker.leaves:
                     raise Cancelled
-                worker.operator = runtime._operator(stage, worker.index)
-                runtime._open(name, worker)
+                worker.operator = runtime.make_operator(stage, worker.index)
+                runtime.open_operator(name, worker)
         except BaseException as error:
             worker.meter.thread_ends()
-            with runtime._lock:
+            with runtime.threads.lock:
                 if not isinstance(error, Cancelled):
                     self._refused[name] = error
                 self._joining[name].remove(worker)
-                runtime._condition.notify_all()
+                runtime.threads.condition.notify_all()
             return
         try:
             found = self._admitted(stage, worker)
@@ -242,12 +228,12 @@ class Staffing:
                 del run, found
                 runtime.serve(stage, worker, seen)
         except BaseException as error:  # what a source does as a run begins
-            with runtime._lock:
+            with runtime.threads.lock:
                 self._refused[name] = error
         finally:
             worker.meter.thread_ends()
-            runtime._close_operators(name, worker)
-            with runtime._lock, suppress(ValueError):
+            runtime.close_operators(name, worker)
+            with runtime.threads.lock, suppress(ValueError):
                 self._joining[name].remove(worker)
             self.gone(name, worker)
 
@@ -255,22 +241,20 @@ class Staffing:
         """The run that an opened worker has joined, and the number of the one before; None if it is wanted no more."""
         runtime, name = self._runtime, stage.name
         while True:
-            with runtime._lock:
-                while not (runtime._closed or worker.leaves) and (runtime.run is None or runtime.run.over):
-                    runtime._condition.wait()
-                if runtime._closed or worker.leaves:
+            with runtime.threads.lock:
+                while not (runtime.threads.closed or worker.leaves) and (
+                    runtime.run is None or runtime.run.over
+                ):
+                    runtime.threads.condition.wait()
+                if runtime.threads.closed or worker.leaves:
                     return None
                 run = runtime.run
                 assert run is not None
             if isinstance(stage.operator, Source):
                 worker.operator.begin_run(run.first_epoch, history_of(run.history, name))
-            with runtime._lock:
-                if runtime.run is not run or run.over or runtime._closed or worker.leaves:
+            with runtime.threads.lock:
+                if runtime.run is not run or run.over or runtime.threads.closed or worker.leaves:
                     continue
-                me = threading.current_thread()
                 self._joining[name].remove(worker)
                 runtime.workers[name] = [*runtime.workers[name], worker]
-                runtime._ready.add(me)
-                runtime._inside.add(me)
-                run.activity.attach()
-                return run, runtime._run_number - 1
+                return run, runtime.threads.enter()

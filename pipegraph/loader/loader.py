@@ -376,7 +376,7 @@ class Loader(Closing):
         self._tracer.on = False
         events = self._tracer.take()
         self._tracer.on = on
-        return events, {} if self._runtime is None else self._runtime.thread_names()
+        return events, {} if self._runtime is None else self._runtime.threads.names()
 
     def _show_ranges(self, on: bool) -> None:
         """Stages are ranges in torch.profiler from now on, or no more."""

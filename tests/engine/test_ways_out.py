@@ -9,6 +9,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.engine import runtime
+from pipegraph.engine.worker_threads import WorkerThreads
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -134,25 +135,25 @@ def test_a_close_that_was_interrupted_is_finished_by_the_next():
     graph.add(ops.FromIterable(range(3))).then(Slow(), workers=2).then(Slow(), backend="inline")
     loader = graph.loader()
     list(loader)
-    joined = runtime.Runtime._joined
+    joined = WorkerThreads._joined
 
     def interrupted(self, thread, deadline):
-        runtime.Runtime._joined = joined
+        WorkerThreads._joined = joined
         raise KeyboardInterrupt
 
-    runtime.Runtime._joined = interrupted
+    WorkerThreads._joined = interrupted
     try:
         with pytest.raises(KeyboardInterrupt):
             loader.close()
     finally:
-        runtime.Runtime._joined = joined
+        WorkerThreads._joined = joined
     loader.close()
     assert len(closed) == 3
 
 
 def test_a_close_that_is_interrupted_while_a_worker_runs_leaves_that_worker_to_the_next(monkeypatch):
     waits, returns = threading.Event(), threading.Event()
-    joined = runtime.Runtime._joined
+    joined = WorkerThreads._joined
 
     def joining(self, thread, deadline):
         waits.set()
@@ -165,7 +166,7 @@ def test_a_close_that_is_interrupted_while_a_worker_runs_leaves_that_worker_to_t
             returns.wait()
         return x
 
-    monkeypatch.setattr(runtime.Runtime, "_joined", joining)
+    monkeypatch.setattr(WorkerThreads, "_joined", joining)
     graph = pg.Graph("g")
     graph.add(ops.FromIterable(range(3))).then(work)
     loader = graph.loader()
