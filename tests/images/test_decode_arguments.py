@@ -20,6 +20,7 @@ from pipegraph import operators as ops
         ({"size": "32"}, "size must be an int .* got '32'"),
         ({"size": None}, "size must be an int .* got None"),
         ({"size": (32, 32.0)}, "size must be an int"),
+        ({"field": 3}, "field must be a field's name or None, got 3"),
         ({"flip": "yes"}, "flip is a probability in 0..1, got 'yes'"),
     ],
 )

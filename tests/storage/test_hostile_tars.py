@@ -1,5 +1,8 @@
 """Tar archives made to do harm, or broken: refused, or harmless."""
 
+import bz2
+import gzip
+import lzma
 import tarfile
 from collections import deque
 from collections.abc import Callable
@@ -161,3 +164,13 @@ def test_a_million_tiny_members_need_little_memory(tmp_path: Path, count: int) -
         assert sum(b.samples for b in format_of(path.name).index(file)) == count
         last = deque(islice(format_of(path.name).samples(file), 20_000), maxlen=1)
     assert last[0]["key"] == "0019999"
+
+
+@pytest.mark.parametrize(
+    ("pack", "tool"), [(gzip.compress, "gzip"), (bz2.compress, "bzip2"), (lzma.compress, "xz")]
+)
+def test_a_packed_tar_under_another_name_is_said_to_be_one(pack: Callable[[bytes], bytes], tool: str) -> None:
+    refuse_tar(
+        pack(sized(0) + bytes(10240)), f"packed with {tool}; tars are read in place, so unpack it first"
+    )
+    refuse_tar(pack(np.random.default_rng(0).bytes(2048)), f"packed with {tool}")

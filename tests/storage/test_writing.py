@@ -351,6 +351,16 @@ def test_a_writer_resumes_behind_its_last_whole_shard(tmp_path: Path) -> None:
         ("parquet", {"x": np.zeros((2, 2))}, None, r"not arrays of shape \(2, 2\)"),
         ("parquet", {"x": np.zeros(2, np.float32)}, {"x": np.zeros(2)}, "an array of float64"),
         ("mds", [1, 2], None, "a sample is a dict of fields, got list"),
+        ("tar", {"key": "a\ud800", "x": 1}, None, "a tar keeps keys in the names of files, as UTF-8"),
+        ("tar", {"key": b"\xff", "x": 1}, None, "a tar keeps keys in the names of files, as UTF-8"),
+        ("mds", {"x": "\ud800"}, None, "field 'x': 'utf-8' codec can't encode"),
+        (
+            "mds",
+            {"x": torch.ones(2).bfloat16()},
+            None,
+            r"field 'x' has no place in a shard: .*BFloat16.*\.float\(\)",
+        ),
+        ("parquet", {"x": torch.ones(2).bfloat16()}, None, "field 'x' has no place in a shard: .*BFloat16"),
     ],
 )
 def test_what_has_no_place_in_a_format_is_named(
@@ -364,6 +374,13 @@ def test_what_has_no_place_in_a_format_is_named(
         if second is not None:
             writer.write(second)
     assert not list((tmp_path / "out").glob("*shard*"))
+
+
+def test_a_key_of_bytes_is_the_text_that_it_is(tmp_path: Path) -> None:
+    with pg.ShardWriter(tmp_path / "out", "tar") as writer:
+        writer.write({"key": b"abc", "x": b"1"})
+    with LocalFile(tmp_path / "out" / "shard-000000.tar") as file:
+        assert list(format_of("a.tar").samples(file)) == [{"key": "abc", "x": b"1"}]
 
 
 def test_tensors_and_null_columns_can_be_written(tmp_path: Path) -> None:

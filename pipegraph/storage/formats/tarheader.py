@@ -32,12 +32,21 @@ _REFUSED: Final = {
     ord("S"): "a sparse file (GNU tar: leave out --sparse)",
 }
 
+_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd", b"BZ": "bzip2", b"\xfd7": "xz", b"PK": "zip"}
+"""The first two bytes of files that are packed."""
+
 Read = Callable[[int, int], bytes]
 
 
 # Name, start of its first header (extensions included), start of its data, size;
 # a plain tuple: a named one costs a tenth of the whole walk.
 Member = tuple[str, int, int, int]
+
+
+def _refuse_packed(read: Read, offset: int, stop: int, file_name: str) -> None:
+    """Say so where a file that does not begin with a tar header is a packed one."""
+    if offset == 0 and stop > 1 and (tool := _PACKED.get(bytes(read(0, 2)))) is not None:
+        raise ShardError(f"{file_name}: packed with {tool}; tars are read in place, so unpack it first")
 
 
 def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) -> Iterator[Member]:
@@ -66,6 +75,7 @@ def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) 
     long_size: int | None = None
     while offset < stop:
         if stop - offset < HEADER_NBYTES:
+            _refuse_packed(read, offset, stop, file_name)
             raise ShardError(f"{file_name}: truncated: {stop - offset} bytes of a tar header at {offset}")
         header = read(offset, HEADER_NBYTES)
         sum_field = header[148:156]
@@ -79,6 +89,7 @@ def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) 
                 if marker:
                     _check_rest(read, offset, stop, file_name)
                 return
+            _refuse_packed(read, offset, stop, file_name)
             raise ShardError(f"{file_name}: not a tar header at byte {offset}: its checksum does not match")
         try:
             size = int(header[124:136].strip(b" \0"), 8)

@@ -49,7 +49,7 @@ def kinds_of(samples: Iterable[Mapping[str, Any]]) -> Kinds:
     """
     found: Kinds = {}
     for number, sample in enumerate(samples):
-        kinds = {name: kind_of(value) for name, value in sample.items()}
+        kinds = {name: _kind_in(name, value) for name, value in sample.items()}
         if number and kinds.keys() != found.keys():
             odd = ", ".join(sorted(map(str, kinds.keys() ^ found.keys())))
             raise DataError(
@@ -59,6 +59,15 @@ def kinds_of(samples: Iterable[Mapping[str, Any]]) -> Kinds:
         for name, kind in kinds.items():
             found[name] = _joined(found[name], kind, name) if number else kind
     return found
+
+
+def _kind_in(field: str, value: Any) -> str:
+    try:
+        return kind_of(value)
+    except (TypeError, RuntimeError) as error:  # of a tensor without a twin in NumPy
+        raise DataError(
+            f"field {field!r} has no place in a shard: {error}; convert it, as with .float()"
+        ) from error
 
 
 def _joined(one: str, other: str, field: str) -> str:
@@ -84,7 +93,7 @@ def fitted(value: Any, kind: str, field: str) -> Any:
     """
     if value is None:
         return None
-    found = kind_of(value)
+    found = _kind_in(field, value)
     name, _, dtype = kind.partition(":")
     try:
         if name == "array" and (found.startswith("array:") or isinstance(value, list | tuple)):

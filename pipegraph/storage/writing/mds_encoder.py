@@ -132,7 +132,10 @@ def _value(value: Any, kind: str, field: str) -> bytes:
     if kind == "bool":
         return bytes([value])
     if kind in ("text", "json"):
-        return bytes(value.encode())
+        try:
+            return bytes(value.encode())
+        except UnicodeEncodeError as error:
+            raise DataError(f"field {field!r}: {error}") from error
     if kind == "bytes":
         return bytes(value)
     if not value.size or not 1 <= value.ndim < 64:

@@ -46,6 +46,18 @@ def header(name: str, nbytes: int) -> bytes:
     return b"".join((raw.ljust(100, b"\0"), _MODE, size, _TIME, checksum, _REST))
 
 
+def _text(key: Any) -> str:
+    """A key in a file's name; bytes as the text that they are."""
+    try:
+        text = key.decode() if isinstance(key, bytes) else str(key)
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeError as error:
+        raise DataError(
+            f"a tar keeps keys in the names of files, as UTF-8, and {key!r} is none: {error}"
+        ) from error
+    return text
+
+
 @final
 class TarEncoder(Encoder):
     """One file per field: ``KEY.FIELD``.
@@ -64,7 +76,7 @@ class TarEncoder(Encoder):
 
     def encode(self, sample: Sample, number: int) -> Encoded:
         key = sample.get("key")
-        key = f"{number:09d}" if key is None else str(key)
+        key = f"{number:09d}" if key is None else _text(key)
         pieces: list[bytes] = []
         total = 0
         for field, value in sample.items():
