@@ -1,10 +1,12 @@
 """Shards made for harm, through ``Load`` under each policy: refused or harmless, said, and in bounded memory and time."""
 
+import functools
 import gzip
 import io
 import json
 import struct
 import tarfile
+import tempfile
 import tracemalloc
 import warnings
 import zipfile
@@ -112,6 +114,15 @@ HOSTILE: list[tuple[str, Callable[[Path], None]]] = [
 ]
 
 
+@functools.cache
+def hostile(make: Callable[[Path], None], form: str) -> bytes:
+    """A part made for harm; packing one takes longer than reading it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"b.{form}"
+        make(path)
+        return path.read_bytes()
+
+
 def good(path: Path) -> None:
     """A part of the format that its name says."""
     form = path.name.partition(".")[2]
@@ -172,7 +183,7 @@ def test_a_hostile_part_is_refused_by_name_and_under_skip_the_others_are_read(
     folder.mkdir()
     for name in ("a", "c"):
         good(folder / f"{name}.{form}")
-    make(folder / f"b.{form}")
+    (folder / f"b.{form}").write_bytes(hostile(make, form))
     tracemalloc.reset_peak()
     graph = graph_of(folder, pg.order.PartOrder(shuffle=False), policy)
     with graph.loader() as loader:
@@ -204,7 +215,7 @@ def test_where_parts_are_indexed_or_read_in_blocks_it_fails_under_the_policy(
     folder = tmp_path / "shards"
     folder.mkdir()
     good(folder / f"a.{form}")
-    make(folder / f"b.{form}")
+    (folder / f"b.{form}").write_bytes(hostile(make, form))
     tracemalloc.reset_peak()
     for policy in ("raise", pg.Skip(5)):
         graph = graph_of(folder, pg.order.LaneOrder(), policy)
