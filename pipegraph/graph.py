@@ -319,7 +319,8 @@ class Graph:
             output: the node whose chunks are delivered; may be left out when there is one sink.
             epochs: how many passes will come, so that prefetching crosses their boundaries; None is endless.
             memory_limit: bytes (or ``"4 GB"``) in flight; by default half of what the machine has available.
-            equal_steps: with several ranks and unknown lengths, whether the ranks agree on their steps.
+            equal_steps: True: the ranks agree, in a group of ``torch.distributed``, to end at the same step. False:
+                they may differ. One of the two is needed with several ranks where the lengths are unknown.
             autotune: find workers and capacities of all stages during training, beginning with those of the graph;
                 :meth:`Loader.tuning` says what was found. Not with ``isolate=True``.
             isolate: run all stages above those that move chunks to pinned memory or devices in one process of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
 from time import perf_counter_ns
 from typing import Any, NoReturn, Protocol
@@ -13,7 +14,7 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.pass_totals import Interval
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
-from pipegraph.errors import LoaderClosedError
+from pipegraph.errors import LoaderClosedError, PipegraphWarning
 from pipegraph.loader.equal_steps import Agreement, Sure, minimum_over
 from pipegraph.loader.position import Hand, Progress
 from pipegraph.tree import buffers
@@ -221,11 +222,25 @@ class Pass:
         if agreement.may_deliver(self._step, self):
             self._step += 1
             return
+        if not (agreement.allowed or self._place.restored):
+            self._warn_of_no_steps()
         self._run.discard_output(self.epoch)
         if self._rows is not None:
             self._release(self._rows.buffers)
             self._rows = None
         self._finish()
+
+    def _warn_of_no_steps(self) -> None:
+        rank, world_size = self._own
+        whose = f"another rank has no step in it, this one (rank {rank} of {world_size}) has"
+        if not self._ahead()[0]:
+            whose = f"rank {rank} of {world_size} has no step in it"
+        warnings.warn(
+            f"epoch {self.epoch} delivers nothing on any rank: {whose}, and equal_steps=True ends all ranks with the "
+            "first that ends; give each rank at least one batch, or say equal_steps=False",
+            PipegraphWarning,
+            stacklevel=4,
+        )
 
     def _finish(self) -> NoReturn:
         self.over = "finished"

@@ -13,6 +13,7 @@ One ``for`` is one pass over one epoch. The loader's methods belong to one threa
 from __future__ import annotations
 
 import _thread
+import logging
 import os
 import sys
 import threading
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipegraph.chunk import Chunk
 from pipegraph.closing import Closing
+from pipegraph.contracts import History
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.isolated import IsolatedRuntime
 from pipegraph.engine.run import Run
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from pipegraph.tuning import Tuning
     from pipegraph.tuning.tuner import Tuner
 
+logger = logging.getLogger("pipegraph")
+
 
 class Loader(Closing):
     """A running pipeline. Made by :meth:`pipegraph.Graph.loader`, which documents the arguments."""
@@ -73,6 +77,8 @@ class Loader(Closing):
     ) -> None:
         if epochs is not None:
             epochs = integer(epochs, "epochs", 1, "must be >= {} or None (endless)")
+        if equal_steps not in (None, True, False):
+            raise GraphError(f"equal_steps must be True, False or None, got {equal_steps!r}")
         if rank is not None or world_size is not None:
             resolve(rank, world_size)
         self.plan = tune_all(graph.plan(output)) if autotune else graph.plan(output)
@@ -175,6 +181,8 @@ class Loader(Closing):
             # so that a close ends the search.
             with suppress(Exception):  # the caller gets the error
                 self._digests()
+                if not progress.started_ns and self._equal_steps is None:
+                    self._warn_of_unequal(place.epoch, runtime.world_size)
             interval = runtime.pass_totals.begin(run)
             progress.pass_begins(place, run)
             if not progress.started_ns:
@@ -222,15 +230,14 @@ class Loader(Closing):
     def _start(self) -> Runtime:
         if self._runtime is None:
             rank, world_size = resolve(*self._asked)
-            if world_size > 1 and not self.plan.counts_known:
+            if world_size > 1 and self._equal_steps is None and not self.plan.counts_known:
                 unknown = ", ".join(map(repr, self.plan.unknown_counts()))
-                if self._equal_steps is None:
-                    raise GraphError(
-                        f"stages {unknown} make the number of steps depend on the data: with {world_size} ranks say "
-                        "loader(equal_steps=True) to let the ranks agree, or equal_steps=False if they may differ"
-                    )
-                if self._equal_steps:
-                    self._group = own_group(world_size)
+                raise GraphError(
+                    f"stages {unknown} make the number of steps depend on the data: with {world_size} ranks say "
+                    "loader(equal_steps=True) to let the ranks agree, or equal_steps=False if they may differ"
+                )
+            if world_size > 1 and self._equal_steps:
+                self._group = own_group(world_size)
             self._seed = agree_on_seed(self._seed, rank, world_size)
             limit = self._memory_limit if self._memory_limit is not None else max(1, available_memory() // 2)
             runtime = (
@@ -247,10 +254,29 @@ class Loader(Closing):
         self._refuse_closed()
         return self._runtime
 
+    def _warn_of_unequal(self, epoch: int, world_size: int) -> None:
+        """Say it where the first and the last rank do not make the same number of steps."""
+        first, last = (self._steps(epoch, rank, world_size) for rank in (0, world_size - 1))
+        if first != last:
+            logger.warning(
+                "graph %r: epoch %d has %s steps on rank 0 and %s on rank %d, and ranks that wait for each other in "
+                "every step hang at the end; loader(equal_steps=True) ends all at the same step, equal_steps=False "
+                "says that they may differ",
+                self._graph.name,
+                epoch,
+                first,
+                last,
+                world_size - 1,
+            )
+
+    def _steps(self, epoch: int, rank: int, world_size: int, history: History = ()) -> int | None:
+        return self.plan.lengths(epoch, rank, world_size, history)[self.plan.output.stage]
+
     # -- length --------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Chunks per epoch on this rank; of an epoch that resumes at another world size, those that were left then.
+        """Chunks per epoch on this rank, with ``equal_steps=True`` on the rank that has the fewest; of an epoch that
+        resumes at another world size, those that were left then.
 
         Raises:
             TypeError: the data decides (a filter, a flat map, a source without a length ...).
@@ -262,11 +288,12 @@ class Loader(Closing):
             return 0
         if place.start.stream is not None or place.later:
             raise TypeError("this loader has no length in this epoch: it continues with other ranks' parts")
-        length = self.plan.lengths(self.epoch, rank, world_size, place.start.history)[self.plan.output.stage]
-        if length is None:
+        ranks = range(world_size) if self._equal_steps else (rank,)
+        lengths = [self._steps(self.epoch, each, world_size, place.start.history) for each in ranks]
+        if None in lengths:
             names = ", ".join(map(repr, self.plan.unknown_counts()))
             raise TypeError(f"this loader has no length: stages {names} make it depend on the data")
-        return length
+        return min(length for length in lengths if length is not None)
 
     # -- state ---------------------------------------------------------------------------------
 
