@@ -2,7 +2,7 @@
 
 Claim: at least 1.2 times the batches per second of ``iter_torch_batches`` at the same cores and the same function.
 
-    python benchmarks/ray_decode.py --images FOLDER --rounds 5     # make test-ray makes an environment with Ray
+    python benchmarks/ray_decode.py --images FOLDER     # make test-ray makes an environment with Ray
 
 Both read, decode and resize the same files in as many workers of one CPU each and deliver batches of float-free
 uint8 tensors in order. Each has a cluster of its own, with as many CPUs as there are workers: Ray Data's tasks go on
@@ -135,7 +135,7 @@ def added_mb(contestant: Contestant, alone_mb: float) -> float:
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__ or "")
+    parser = harness.arguments(__doc__ or "", rounds=2)
     add_images_option(parser)
     options = parser.parse_args()
     paths = photographs(options.images)

@@ -1,6 +1,7 @@
 """Stages whose operators live in Ray actors: the same data, errors and policies as everywhere, and no actor left."""
 
 import os
+import threading
 import time
 
 import numpy as np
@@ -215,6 +216,31 @@ def test_stages_with_other_resources_have_actors_of_their_own():
     graph = pipeline(lambda x: x)
     graph["work"].then(lambda x: x, name="more", workers=2, backend="ray", resources={"num_cpus": 2})
     assert "more: in 2 Ray actors of its own" in str(graph.plan())
+
+
+def test_no_rank_waits_for_anothers_stragglers_and_each_sample_is_made_once(tmp_path):
+    held = str(tmp_path / "held")
+    os.mkfifo(held)
+
+    def work(x):
+        if x == 1:  # of rank 1
+            with open(held, "rb"):  # until somebody opens it to write
+                pass
+        return x
+
+    with (
+        pipeline(work).loader(rank=0, world_size=2) as first,
+        pipeline(work).loader(rank=1, world_size=2) as second,
+    ):
+        straggler = iter(second)
+        waiting = threading.Thread(target=lambda: found.append(next(straggler)))
+        found = []
+        waiting.start()
+        assert list(first) == list(range(0, 20, 2))
+        assert not found
+        with open(held, "wb"):
+            waiting.join()
+        assert [*found, *straggler] == list(range(1, 20, 2))
 
 
 def test_a_broken_off_pass_and_the_next_one():

@@ -1,6 +1,8 @@
 """Nodes, actors and memory that are lost in the middle of an epoch: the same batches, and exact states."""
 
+import itertools
 import json
+import os
 import random
 import warnings
 
@@ -99,6 +101,22 @@ def test_a_node_that_is_killed_at_random_moments_changes_nothing_that_is_deliver
     with pipeline("ray", items).loader() as loader:
         loader.load_state_dict(json.loads(state))
         assert run_pass(loader).chunks == whole[count:]
+
+
+def test_an_actor_for_which_a_node_comes_later_joins_in_the_middle_of_an_epoch(two_nodes):
+    graph = pg.Graph("g")
+    numbers = graph.add(ops.FromIterable(itertools.count))
+    numbers.then(ops.Map(lambda x: (x, os.getpid())), name="work", workers=2, backend="ray")
+    pids = set()
+    with graph.loader() as loader:
+        for expected, (x, pid) in enumerate(loader):  # one actor has room, until the node is there
+            assert x == expected
+            if not pids:
+                two_nodes.add_node(num_cpus=1, object_store_memory=100_000_000)
+            pids.add(pid)
+            if len(pids) == 2:
+                break
+    assert len(pids) == 2
 
 
 def test_actors_that_end_with_their_nodes_as_they_start_are_no_reason_to_give_up(monkeypatch):
