@@ -103,7 +103,11 @@ def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
         return arrow.Table.from_batches([given]), None
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(given, pandas.DataFrame):
-        return arrow.Table.from_pandas(given, preserve_index=False), None
+        try:
+            return arrow.Table.from_pandas(given, preserve_index=False), None
+        except arrow.ArrowException as error:  # it has the column's name
+            said = "; ".join(map(str, error.args))
+            raise GraphError(f"FromTable: {said}; give its values one type, or use FromSequence") from error
     if datasets is not None and isinstance(given, datasets.Dataset):
         picked = given._indices
         return given.data.table, None if picked is None else picked.column(0).to_numpy().astype(np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import sqlite3
 import threading
@@ -188,6 +189,68 @@ def test_two_passes_at_once() -> None:
     assert [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)] == [
         (x, x) for x in numbers(loader)
     ]
+
+
+def paired(batch: list[int]) -> list[int]:
+    return [*batch, -1]
+
+
+def draw_first(worker: int) -> None:
+    torch.rand(worker + 1)
+
+
+class Noisy(Squares):
+    def __getitem__(self, index: int) -> Any:
+        return index, float(torch.rand(()))
+
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "dataset": {"dataset": data.ConcatDataset([Squares(), data.Subset(Squares(), [3, 1])])},
+    "batch_size": {"batch_size": 4},
+    "shuffle": {"shuffle": True},
+    "sampler": {"sampler": [5, 1, 1]},
+    "batch_sampler": {"batch_sampler": [[5, 1], (1,), [2, 3, 4]]},
+    "num_workers": {"num_workers": 3, "dataset": Noisy()},
+    "collate_fn": {"collate_fn": paired, "batch_size": 3},
+    "pin_memory": {"pin_memory": True},
+    "drop_last": {"drop_last": True, "batch_size": 3},
+    "timeout": {"timeout": 60, "num_workers": 1},
+    "worker_init_fn": {"worker_init_fn": draw_first, "num_workers": 2, "dataset": Noisy()},
+    "multiprocessing_context": {"multiprocessing_context": "fork", "num_workers": 1},
+    "generator": {"generator": 7, "shuffle": True, "num_workers": 2, "dataset": Noisy()},
+    "prefetch_factor": {"prefetch_factor": 1, "num_workers": 2},
+    "persistent_workers": {"persistent_workers": True, "num_workers": 2, "dataset": Noisy()},
+    "pin_memory_device": {"pin_memory_device": "", "pin_memory": True},
+    "in_order": {"in_order": False, "num_workers": 1, "batch_size": 2},
+}
+"""Each argument that torch documents, in use."""
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory", "ignore:This DataLoader will create")
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_each_documented_argument_has_torchs_effect(name: str) -> None:
+    def two_epochs(kind: Any) -> list[Any]:
+        torch.manual_seed(3)
+        options = dict(ARGUMENTS[name])
+        if "generator" in options:
+            options["generator"] = torch.Generator().manual_seed(options["generator"])
+        loader = kind(**{"dataset": Squares(), **options})
+        kept = (
+            getattr(loader, name)
+            if name not in ("shuffle", "generator", "sampler", "batch_sampler")
+            else name
+        )
+        return [
+            str(kept).split(" object")[0],
+            len(loader),
+            *[str(batch) for _ in range(2) for batch in loader],
+        ]
+
+    assert two_epochs(data.DataLoader) == two_epochs(pg.DataLoader)
+
+
+def test_no_argument_of_torchs_is_left_out() -> None:
+    assert ARGUMENTS.keys() == inspect.signature(data.DataLoader).parameters.keys()
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,8 @@ def test_columns_are_checked() -> None:
 
 def test_data_frames_are_tables() -> None:
     pandas = pytest.importorskip("pandas", reason="the extra test brings it")
+    with pytest.raises(GraphError, match=r"FromTable: .*column odd .*; give its values one type"):
+        ops.FromTable(pandas.DataFrame({"odd": [{"a": 1}, [1]]}))
     frame = pandas.DataFrame({"n": [1, 2, 3], "name": ["a", "b", "c"]}, index=[7, 8, 9])
     (found,) = batches(ops.FromTable(frame))
     assert found["n"].tolist() == [1, 2, 3]
