@@ -225,7 +225,7 @@ def test_the_slowest_stage_of_a_run_is_named_and_what_it_would_bring():
 
         return work
 
-    with pipeline(spin(0.3), spin(3), spin(0.6), items=range(400)).loader() as loader:
+    with pipeline(spin(0.1), spin(6), spin(2), items=range(200)).loader() as loader:
         list(loader)
         profile = loader.profile()
     assert profile.bottleneck == "s1"
