@@ -6,7 +6,6 @@ import contextlib
 import os
 import threading
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
@@ -27,19 +26,13 @@ Value = tuple[tuple[Any, ...] | None, Any]
 """A sample's keys, None where its position is its key, and its data."""
 
 
-class _Store(ABC):
-    """Values by (digest of what made them, index). Thread-safe."""
-
-    @abstractmethod
-    def get(self, digest: str, index: int) -> Value | None: ...
-
-    @abstractmethod
-    def put(self, digest: str, index: int, value: Value) -> None:
-        """Keep a value if there is room; what is kept stays, so that a scan larger than the limit still hits."""
-
-
 @final
-class _Memory(_Store):
+class _Memory:
+    """Values by (digest of what made them, index). Thread-safe, as is :class:`_Folder`.
+
+    What is kept stays, so that a scan larger than the limit still hits.
+    """
+
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = lock_free_after_fork()
@@ -70,7 +63,7 @@ def _own(leaf: Any) -> Any:
 
 
 @final
-class _Folder(_Store):
+class _Folder:
     """A file per value, written aside and renamed: a reader sees all of it or nothing."""
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -143,14 +136,14 @@ class Cache(Memo):
     def __init__(self, where: str | os.PathLike[str], limit: int | str) -> None:
         self.limit = parse_bytes(limit, "Cache: limit")
         self.where = os.fspath(where)
-        self._store: _Store | None = None
+        self._store: _Memory | _Folder | None = None
         self._index_of: Callable[[int, int], int] | None = None
         self._digest = ""
 
     def config(self) -> dict[str, Any]:
         return {}  # it never changes what is delivered
 
-    def _make_store(self) -> _Store:
+    def _make_store(self) -> _Memory | _Folder:
         return _Memory(self.limit) if self.where == "memory" else _Folder(Path(self.where), self.limit)
 
     def open(self, context: Context) -> None:

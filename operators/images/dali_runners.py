@@ -23,7 +23,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -45,13 +45,14 @@ class DaliError(DataError):
         self.index = index
 
 
-class DaliRunner(Protocol):
-    """Runs one chunk at a time; belongs to one worker."""
+class DaliRunner(ABC):
+    """Runs one chunk at a time; belongs to one worker.
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The fields that the definition names."""
-        ...
+    Attributes:
+        inputs: the fields that the definition names.
+    """
+
+    inputs: tuple[str, ...] = ()
 
     def run(self, fields: Fields, count: int, rng: np.random.Generator) -> dict[str, Any]:
         """Process one chunk; blocks until its outputs are there.
@@ -71,11 +72,19 @@ class DaliRunner(Protocol):
             DaliError: DALI failed; the runner continues with the next chunk.
             GraphError: a field that the definition names is missing.
         """
-        ...
+        inputs = {name: _for_dali(_field(fields, name)) for name in self.inputs}
+        try:
+            return self._run(inputs, count, rng)
+        except RuntimeError as error:
+            raise _failure(error, _culprit(self._run, inputs, count)) from error
 
+    @abstractmethod
+    def _run(self, inputs: Fields, count: int, rng: np.random.Generator) -> dict[str, Any]:
+        """One chunk of ``count`` samples."""
+
+    @abstractmethod
     def close(self) -> None:
         """End DALI's threads. Idempotent."""
-        ...
 
 
 def open_dali(
@@ -110,32 +119,9 @@ def open_dali(
     return DynamicRunner(definition, outputs, num_threads, device_id)
 
 
-class _Runner(ABC):
-    """What both forms share: how fields are fed, and how a failure is explained. See ``DaliRunner``."""
-
-    _inputs: tuple[str, ...] = ()
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """See ``DaliRunner.inputs``."""
-        return self._inputs
-
-    def run(self, fields: Fields, count: int, rng: np.random.Generator) -> dict[str, Any]:
-        """See ``DaliRunner.run``."""
-        inputs = {name: _for_dali(_field(fields, name)) for name in self._inputs}
-        try:
-            return self._run(inputs, count, rng)
-        except RuntimeError as error:
-            raise _failure(error, _culprit(self._run, inputs, count)) from error
-
-    @abstractmethod
-    def _run(self, inputs: Fields, count: int, rng: np.random.Generator) -> dict[str, Any]:
-        """One chunk of ``count`` samples."""
-
-
 @final
-class StaticRunner(_Runner):
-    """A ``@pipeline_def`` pipeline. See ``DaliRunner``."""
+class StaticRunner(DaliRunner):
+    """A ``@pipeline_def`` pipeline."""
 
     def __init__(
         self, definition: Callable[..., Any], outputs: Sequence[str], num_threads: int, device_id: int | None
@@ -164,7 +150,6 @@ class StaticRunner(_Runner):
         return {name: _from_list(result) for name, result in zip(self._outputs, results, strict=True)}
 
     def close(self) -> None:
-        """See ``DaliRunner.close``."""
         self._pipeline = None
 
     def _build(self, batch_size: int) -> None:
@@ -212,12 +197,12 @@ class StaticRunner(_Runner):
                     )
         pipeline.build()
         self._pipeline, self._batch_size = pipeline, batch_size
-        self._inputs, self._states = tuple(inputs), tuple(states)
+        self.inputs, self._states = tuple(inputs), tuple(states)
 
 
 @final
-class DynamicRunner(_Runner):
-    """A function on ``nvidia.dali.experimental.dynamic`` batches. See ``DaliRunner``."""
+class DynamicRunner(DaliRunner):
+    """A function on ``nvidia.dali.experimental.dynamic`` batches."""
 
     def __init__(
         self, function: Callable[..., Any], outputs: Sequence[str], num_threads: int, device_id: int | None
@@ -229,8 +214,8 @@ class DynamicRunner(_Runner):
         self._outputs = tuple(outputs)
         names = list(inspect.signature(function).parameters)
         self._wants_rng = "rng" in names
-        self._inputs = tuple(name for name in names if name != "rng")
-        if not self._inputs:
+        self.inputs = tuple(name for name in names if name != "rng")
+        if not self.inputs:
             raise GraphError("Dali: the function's parameters name the fields that it gets, and it has none")
         self._context: Any = ndd.EvalContext(num_threads=num_threads, device_id=device_id)
 
@@ -247,7 +232,6 @@ class DynamicRunner(_Runner):
             return {name: _from_batch(batch) for name, batch in result.items()}
 
     def close(self) -> None:
-        """See ``DaliRunner.close``."""
         self._context = None
 
     def _named(self, result: Any) -> dict[str, Any]:
