@@ -178,7 +178,7 @@ def shift(step_s: float, seconds: float) -> dict[str, Any]:
 def budgets(seconds: float) -> dict[str, Any]:
     """Large samples, an expensive stage and a small memory limit: the most that was ever held and at work."""
     Waits.most = 0
-    with graph_of([Waits(0.2, MEGABYTE)]).loader(autotune=True, memory_limit=LIMIT) as loader:
+    with graph_of([Waits(0.1, MEGABYTE)]).loader(autotune=True, memory_limit=LIMIT) as loader:
         train(loader, 0.0, seconds)
         found, workers = loader.profile(), loader.tuning().settings["stage-0"]["workers"]
     most = Limits(cores()).threads
@@ -186,7 +186,7 @@ def budgets(seconds: float) -> dict[str, Any]:
     assert Waits.most <= most
     result = {"bytes held": found.memory_peak_bytes, "limit": LIMIT, "workers": workers}
     Waits.most = 0
-    with planted((1.0, 0.5)).loader(autotune=True) as loader:
+    with planted((0.06, 0.03)).loader(autotune=True) as loader:
         train(loader, 0.0, seconds)
     assert Waits.most <= most
     return result | {"at work at once": Waits.most, "workers allowed": most}

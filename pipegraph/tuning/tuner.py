@@ -160,10 +160,11 @@ def facts_of(
             capacity="capacity" in planned.tuned,
             computes=running + coreless > COMPUTES,
             locked=thread
-            and running > HOLDS
-            and coreless < 1 - HOLDS
-            and busy > HOLDS
-            and found.wake_s > LATE_S,
+            and found.wake_s > LATE_S
+            and (
+                (running > HOLDS and coreless < 1 - HOLDS and busy > HOLDS)
+                or (found.cause == "lock" and found.bottleneck == name)
+            ),
             process=planned.backend == "process",
             inline=planned.backend == "inline",
             least=(places_per_worker(planned), planned.capacity),
