@@ -55,23 +55,29 @@ def load_object(target: str, kind: type | None = None) -> Any:
 def _run(path: Path) -> ModuleType:
     if not path.is_file():
         raise GraphError(f"there is no file {str(path)!r}")
-    # Under its own name, as if imported from its folder, so that what it imports beside it is found.
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # Under its own name, as if imported from its folder, so that what it imports beside it is found; in a package under
+    # the package's name too, as with ``python -m``.
+    folder, name = path.resolve().parent, path.stem
+    folders = [folder]
+    while (folder / "__init__.py").is_file():
+        folder, name = folder.parent, f"{folder.name}.{name}"
+        folders.append(folder)
+    sys.path[:0] = [
+        str(each) for each in dict.fromkeys((folders[0], folders[-1])) if str(each) not in sys.path
+    ]
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise GraphError(f"{str(path)!r} is not a Python file (.py)")
     module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(path.stem)
-    sys.modules[path.stem] = module
+    before = sys.modules.get(name)
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         if before is None:
-            del sys.modules[path.stem]
+            del sys.modules[name]
         else:
-            sys.modules[path.stem] = before
+            sys.modules[name] = before
         raise GraphError(f"{path} could not be run: {_where(error, str(path))}") from error
     return module
 

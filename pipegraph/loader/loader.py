@@ -399,7 +399,13 @@ class Loader(Closing):
         return profile_of(self, since)
 
     def _trace(self, on: bool) -> tuple[Events, dict[int, str]]:
-        """Trace from now on, or no more; returns the events since then and the names of the workers' threads."""
+        """Trace from now on, or no more; returns the events since then and the names of the workers' threads.
+
+        Raises:
+            GraphError: it is traced already.
+        """
+        if on and self._tracer.on:
+            raise GraphError("record: this loader is traced by another recording; one at a time has trace=")
         self._tracer.on = False
         events = self._tracer.take()
         self._tracer.on = on

@@ -44,6 +44,8 @@ def profile_of(loader: Loader, since: Profile | None = None) -> Profile:
     """
     plan, runtime, progress = loader.plan, loader._runtime, loader._progress
     quarantined = loader._ledger.shown()
+    if since is not None and not isinstance(since, Profile):
+        raise GraphError(f"since must be an earlier profile of this loader, got {since!r}")
     if runtime is None:
         stages = {
             name: StageProfile(workers=_workers(stage), backend=stage.backend)
@@ -52,7 +54,11 @@ def profile_of(loader: Loader, since: Profile | None = None) -> Profile:
         return Profile(stages, CONSUMER, 0.0, 0.0, quarantined, graph=plan.graph_name)
     measured = known = measure(loader, runtime)
     if since is not None:
-        if since.graph != plan.graph_name or list(since.stages) != list(plan.stages):
+        # One that was pickled has no counters any more.
+        other = (
+            bool(since.items) if since.measured is None else since.measured.identity is not measured.identity
+        )
+        if other or since.graph != plan.graph_name or list(since.stages) != list(plan.stages):
             raise GraphError(f"since must be an earlier profile of this loader, got {since!r}")
         quarantined = quarantined[len(since.quarantined) :]
         if since.measured is not None:

@@ -13,7 +13,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pipegraph.errors import MissingExtraError
+from pipegraph.errors import GraphError, MissingExtraError
 
 from .bottleneck import CONSUMER, STARTING
 from .values import Profile
@@ -52,6 +52,7 @@ class Live:
         console: where; by default the standard error, so that what a program prints stays apart.
 
     Raises:
+        GraphError: ``loader`` is none.
         MissingExtraError: rich is not installed.
     """
 
@@ -60,6 +61,8 @@ class Live:
             from rich.console import Console
         except ModuleNotFoundError as missing:
             raise MissingExtraError("rich", "cli", "the live view") from missing
+        if not hasattr(loader, "profile"):
+            raise GraphError(f"live: expected a loader, as graph.loader() makes it, got {loader!r}")
         self._loader = loader
         self._console = console or Console(stderr=True, highlight=False)
         self._over = threading.Event()

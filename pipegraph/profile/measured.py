@@ -74,6 +74,7 @@ class Measured:
         process_ns: how long this process and its workers' ran on a core.
         cores: how many it may use.
         memory: bytes that chunks hold now, the most that they held, and the limit.
+        identity: of the loader.
     """
 
     totals: Totals
@@ -87,6 +88,7 @@ class Measured:
     process_ns: int
     cores: float
     memory: tuple[int, int, int]
+    identity: object = None
 
     def since(self, earlier: Measured) -> Measured:
         """What was counted after an earlier look at the same loader."""
@@ -133,6 +135,7 @@ def measure(loader: Loader, runtime: Runtime) -> Measured:
         process_ns=totals["process",] + sum(counts.child_ns for counts in stages.values()),
         cores=cores(),
         memory=(*gauges.memory, runtime.memory_limit),
+        identity=runtime.pass_totals.identity,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -43,7 +44,8 @@ class Recording:
         every: seconds between two looks, at least 0.05.
 
     Raises:
-        GraphError: ``every`` is too short; in ``__enter__``, ``ranges=True`` and the loader has been iterated already.
+        GraphError: ``loader`` is none, ``every`` is too short, or a file cannot be written; in ``__enter__``,
+            ``ranges=True`` and the loader has been iterated already, or another recording traces it.
         MissingExtraError: the report needs a package that is not installed.
 
     ::
@@ -62,6 +64,8 @@ class Recording:
         ranges: bool = False,
         every: float = 1.0,
     ) -> None:
+        if not hasattr(loader, "profile"):
+            raise GraphError(f"record: expected a loader, as graph.loader() makes it, got {loader!r}")
         if not every >= 0.05:
             raise GraphError(f"record: every must be at least 0.05 seconds, got {every!r}")
         if report is not None:
@@ -69,8 +73,10 @@ class Recording:
 
             require_jinja()
         self._loader = loader
-        self._report = None if report is None else Path(report)
-        self._trace = None if trace is None else Path(trace)
+        self._report = None if report is None else _file("report", report)
+        self._trace = None if trace is None else _file("trace", trace)
+        if self._report is not None and self._report == self._trace:
+            raise GraphError(f"record: report= and trace= are the same file, {str(report)!r}")
         self._log = log
         self._ranges = ranges
         self._every = every
@@ -87,10 +93,10 @@ class Recording:
             raise GraphError("record: a recording is used in one with block")
         if self._ranges:
             self._loader._show_ranges(True)
-        self._begun = self._at = perf_counter()
-        self._first = self._last = self._loader.profile()
         if self._trace is not None:
             self._loader._trace(True)
+        self._begun = self._at = perf_counter()
+        self._first = self._last = self._loader.profile()
         self._thread = threading.Thread(target=self._watch, name="pipegraph-recorder", daemon=True)
         self._thread.start()
         return self
@@ -135,6 +141,21 @@ class Recording:
             except Exception:
                 logger.exception("record: log= raised, and is called no more")
                 self._log = None
+
+
+def _file(what: str, where: str | Path) -> Path:
+    """The file to write at the end. That it cannot be written is said now, and not after an hour of training."""
+    path = Path(where)
+    why = None
+    if path.is_dir():
+        why = "is a folder"
+    elif not path.parent.is_dir():
+        why = f"lies in {str(path.parent)!r}, which is no folder"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "cannot be written"
+    if why is not None:
+        raise GraphError(f"record: {what}={str(where)!r} {why}")
+    return path
 
 
 def record(

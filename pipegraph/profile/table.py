@@ -12,6 +12,9 @@ WIDTH = 100
 NAME_WIDTH = 22
 SHOWN_QUARANTINED = 5
 
+HAND_OVER = 0.2
+"""Share of its time for which training waits where hand-overs set the pace, twice what all stages work or more."""
+
 KEEPS_UP = 0.05
 """A training loop that waits for less than this share of its time is said to be kept up with."""
 
@@ -43,6 +46,13 @@ def conclude(profile: Profile) -> str:
     waited = profile.stall_s / profile.elapsed_s if profile.elapsed_s else 0.0
     stall = f"training waited for data {_share(waited)} of the time"
     if profile.bottleneck == CONSUMER:
+        worked = sum(stage.busy * stage.workers for stage in profile.stages.values())
+        if waited > max(HAND_OVER, 2 * worked):
+            return (
+                f"No stage sets the pace: {stall}, and all stages together worked {_share(worked)} of it. "
+                "Handing items from thread to thread takes longer than the work: larger batches help, or "
+                "backend='inline' for cheap stages."
+            )
         keeps_up = ", the pipeline keeps up" if waited < KEEPS_UP else ""
         return f"Training sets the pace{keeps_up}: {stall}."
     name, stage = profile.bottleneck, profile.stages[profile.bottleneck]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipegraph.engine.stage.budgets import Quarantined
 
-from .bottleneck import Cause
+from .bottleneck import STARTING, Cause
 
 if TYPE_CHECKING:
     from .measured import Measured
@@ -239,8 +239,10 @@ class Profile:
     def __repr__(self) -> str:
         holds = ""
         if self.conclusive:
-            training = self.bottleneck == "consumer"
-            holds = ", training sets the pace" if training else f", {self.bottleneck!r} holds back"
+            if self.bottleneck != "consumer":
+                holds = f", {self.bottleneck!r} holds back"
+            elif self.stall_s <= STARTING * self.elapsed_s:
+                holds = ", training sets the pace"
         return (
             f"<Profile {self.graph}: {self.samples_per_s:,.0f} samples/s, waited {self.stall_s:.2f} s{holds}>"
         )

@@ -45,6 +45,10 @@ SPARE = 0.6
 SHIFT = 0.25
 """A change of rate or of a stage's work from which on everything is looked at again."""
 
+SLOWER = 0.05
+"""A loss since the search settled from which on it is opened again, if two windows show it: full queues had carried the
+last steps further than their sizes do."""
+
 REST = 8
 """Windows after which a settled search tries again; doubled each time."""
 
@@ -69,6 +73,7 @@ class Search:
         self._holders: set[str] = set()  # stages that were no faster with more threads: they hold the lock
         self._rest, self._resting = REST, 0
         self._calm: Facts | None = None  # as it was when the search settled
+        self._slower = 0  # windows in a row that were slower than that
         self._unlucky: set[tuple[tuple[str, Size], ...]] = set()
         self._again = False  # steps that were taken back have their second trial
         self._rates: deque[float] = deque(maxlen=3)
@@ -165,7 +170,7 @@ class Search:
     # -- resting -------------------------------------------------------------------------------
 
     def _settle(self, facts: Facts) -> None:
-        self.settled, self._calm, self._resting = True, facts, self._rest
+        self.settled, self._calm, self._resting, self._slower = True, facts, self._rest, 0
         self._rest *= 2
 
     def _rests(self, facts: Facts) -> bool:
@@ -174,9 +179,12 @@ class Search:
             return False
         assert self._calm is not None
         self._resting -= 1
-        if not _shifted(self._calm, facts, self.sizes) and self._resting > 0:
+        slower = facts.stall >= NO_STALL and facts.rate < self._calm.rate * (1 - SLOWER)
+        self._slower = self._slower + 1 if slower else 0
+        shifted = _shifted(self._calm, facts, self.sizes)
+        if not shifted and self._slower < 2 and self._resting > 0:
             return True
-        if _shifted(self._calm, facts, self.sizes):
+        if shifted:
             self._rest = REST
             self._kept_needless.clear()
         self.settled, self._distance, self._bold, self._again = False, 1, False, False

@@ -190,7 +190,7 @@ def test_profile_runs_for_the_seconds_given_and_prints_the_table(pipeline, capsy
     assert main(["profile", f"{pipeline}:graph", "--seconds", "0.3"]) == 0
     out = printed(capsys).out
     assert "profile of 'squares'" in out
-    assert "holds training back" in out or "Training sets the pace" in out
+    assert "holds training back" in out or "sets the pace" in out
 
 
 def test_profile_with_a_simulated_step_names_training_and_writes_the_report(pipeline, capsys, tmp_path):
@@ -377,3 +377,27 @@ def test_ctrl_c_ends_with_130_and_no_traceback(pipeline):
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, (out, err)
     assert err == "pipegraph: interrupted\n"
+
+
+def test_a_file_of_a_package_may_import_its_neighbours_by_relative_names(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.path", list(sys.path))
+    inner = tmp_path / "some_package" / "inner"
+    inner.mkdir(parents=True)
+    (inner.parent / "__init__.py").write_text("")
+    (inner / "__init__.py").write_text("")
+    (inner.parent / "numbers_of.py").write_text("NUMBERS = range(3)\n")
+    (inner / "train.py").write_text(
+        "import pipegraph as pg\nfrom ..numbers_of import NUMBERS\n"
+        "graph = pg.Graph('inner')\ngraph.add(pg.operators.FromSequence(NUMBERS))\n"
+    )
+    assert main(["plan", f"{inner / 'train.py'}:graph"]) == 0
+    assert "plan of graph 'inner'" in printed(capsys).out
+
+
+@pytest.mark.parametrize("option", ["--report", "--trace"])
+def test_where_a_profile_cannot_be_written_is_said_before_it_runs(pipeline, capsys, tmp_path, option):
+    (tmp_path / "folder").mkdir()
+    for where, said in (("folder", "is a folder"), ("none/x.html", "which is no folder")):
+        target = str(tmp_path / where)
+        assert main(["profile", f"{pipeline}:graph", "--seconds", "600", option, target]) == 2
+        assert said in printed(capsys).err

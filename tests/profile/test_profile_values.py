@@ -110,3 +110,16 @@ def test_a_stage_that_holds_the_lock_is_told_the_line_to_write():
         profile(), stages={"work": stage}, bottleneck="work", cause="lock", items=10, elapsed_s=10.0
     )
     assert 'more threads do not help: give it backend="process"' in conclude(held)
+
+
+def test_where_handing_over_takes_longest_nobody_is_said_to_set_the_pace():
+    idle = {"read": pg.StageProfile(busy=0.1, workers=1), "decode": pg.StageProfile(busy=0.05, workers=2)}
+    found = profile(stages=idle, bottleneck="consumer", stall_s=8.4, elapsed_s=10.0)
+    assert found.conclusion.startswith("No stage sets the pace: training waited for data 84 % of the time")
+    assert "backend='inline'" in found.conclusion
+
+
+def test_cores_that_other_programs_use_are_not_said_to_be_ours():
+    stages = {"decode": pg.StageProfile(busy=0.95, running=0.05, coreless=0.9, workers=4)}
+    found = profile(stages=stages, bottleneck="decode", cause="cores", cores_used=0.2, cores=2.0)
+    assert "this program gets 0.2 of 2, others the rest" in found.conclusion

@@ -139,3 +139,13 @@ def test_a_step_taken_back_because_of_one_disturbed_window_gets_a_second_trial()
     search, _ = tuned([Work("a", 0.02)], windows=12, rate_of=rate)
     assert "taken back" in {decision.outcome for decision in search.decisions}
     assert search.sizes["a"].workers >= 2
+
+
+def test_a_settled_search_opens_again_where_full_queues_had_carried_its_last_step():
+    works = [Work("a", 0.004)]
+    search = Search({"a": Size(4, 8)})
+    sizes = search.next(facts(works, search.sizes, 1_000.0, stall=0.0))
+    assert search.settled
+    for rate in (900.0, 1_000.0, 900.0):
+        assert search.next(facts(works, sizes, rate, stall=0.2)) == sizes and search.settled
+    assert search.next(facts(works, sizes, 900.0, stall=0.2))["a"].workers == 5
