@@ -71,7 +71,7 @@ class PassTotals:
         self._gauges = Gauges()
         self.passes = 0
         self.identity = object()
-        """By which counters of one loader are told from those of another."""
+        """Distinguishes the counters of one loader from those of another."""
 
     def begin(self, run: Run) -> Interval:
         """A pass over ``run`` begins; ends the one before."""

@@ -41,6 +41,7 @@ class Work:
     Attributes:
         work_s: of a worker that waits neither for input nor for room.
         core_s: of these, on a core.
+        size: as planned; it stays so where the tuner may change neither.
         workers, capacity: the tuner may change them.
         computes: it works rather than waits, so that each of its workers needs a core.
         locked: it holds the interpreter lock while it works: more threads do not help.
@@ -53,6 +54,7 @@ class Work:
     name: str
     work_s: float
     core_s: float = 0.0
+    size: Size = Size(1, 1)
     workers: bool = True
     capacity: bool = True
     computes: bool = False
@@ -62,6 +64,10 @@ class Work:
     least: tuple[int, int] = (1, 1)
     item_bytes: int = 0
     pinned: bool = False
+
+    def among(self, sizes: Sizes) -> Size:
+        """What it has where these are the sizes of the tuned stages."""
+        return sizes.get(self.name, self.size)
 
     def queue_for(self, workers: int) -> int:
         """The least capacity for so many workers."""
@@ -123,7 +129,7 @@ def fits(facts: Facts, now: Sizes, then: Sizes) -> str | None:
             return f"{name!r} computes, and there are {budget.cores:g} cores"
         if stage.process and then[name].workers > 2 * most:
             return f"{name!r} would have more than two processes per core"
-    total = sum(size.workers for size in then.values())
+    total = sum(stage.among(then).workers for stage in stages.values() if not stage.inline)
     if grown and total > budget.threads:
         return f"{total} workers are more than {budget.threads}"
     more = {
@@ -134,11 +140,11 @@ def fits(facts: Facts, now: Sizes, then: Sizes) -> str | None:
     if budget.held + sum(more.values()) > budget.memory and any(more.values()):
         return f"memory_limit leaves {max(0, budget.memory - budget.held):,} bytes"
     pinned = sum(
-        stage.item_bytes * (then[name].workers + then[name].capacity)
-        for name, stage in stages.items()
+        stage.item_bytes * (stage.among(then).workers + stage.among(then).capacity)
+        for stage in stages.values()
         if stage.pinned
     )
-    if pinned > budget.pinned and any(more[name] for name in stages if stages[name].pinned):
+    if pinned > budget.pinned and any(more.get(name) for name in stages if stages[name].pinned):
         return f"pinned memory is limited to {budget.pinned:,} bytes"
     new = sum(then[name].workers - now[name].workers for name in grown if stages[name].process)
     if new and new * budget.process[0] > budget.process[1]:

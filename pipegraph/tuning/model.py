@@ -43,7 +43,7 @@ def period_s(facts: Facts, sizes: Sizes) -> float:
     periods: dict[str, float] = {}
     own: dict[str, float] = {}
     for name, stage in facts.stages.items():
-        share = stage.work_s / (1 if stage.inline else sizes[name].workers)
+        share = stage.work_s / (1 if stage.inline else stage.among(sizes).workers)
         waits = [_wait(share, above, periods, own, facts, sizes) for above in inputs.get(name, ())]
         own[name] = share
         periods[name] = share + max(waits, default=0.0)
@@ -62,7 +62,7 @@ def _wait(
     period = periods[above]
     if facts.stages[above].inline:
         return period
-    return p_empty(share, period, sizes[above].capacity) * period
+    return p_empty(share, period, facts.stages[above].among(sizes).capacity) * period
 
 
 def predicted_rate(facts: Facts, now: Sizes, then: Sizes) -> float:

@@ -254,7 +254,7 @@ def _raised(facts: Facts, sizes: Sizes, distance: int) -> dict[str, Size] | None
     then = dict(sizes)
     for _ in range(distance):
         periods = {
-            name: stage.work_s / (then[name].workers if name in then else 1)
+            name: stage.work_s / stage.among(then).workers
             for name, stage in facts.stages.items()
             if not stage.inline
         }
@@ -274,7 +274,7 @@ def _shifted(calm: Facts, now: Facts, sizes: Sizes) -> bool:
     """Whether the work of a stage that matters, or the training step, has changed since."""
     period = max(period_s(now, sizes), period_s(calm, sizes))
     for name, stage in now.stages.items():
-        workers = 1 if stage.inline or name not in sizes else sizes[name].workers
+        workers = 1 if stage.inline else stage.among(sizes).workers
         before, after = calm.stages[name].work_s / workers, stage.work_s / workers
         if abs(after - before) > SHIFT * max(before, after) and max(before, after) > period / 2:
             return True

@@ -156,6 +156,7 @@ def facts_of(
             name,
             need.seconds,
             need.core_s,
+            size=Size(planned.workers, planned.capacity),
             workers="workers" in planned.tuned,
             capacity="capacity" in planned.tuned,
             computes=running + coreless > COMPUTES,

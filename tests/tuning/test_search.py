@@ -149,3 +149,15 @@ def test_a_settled_search_opens_again_where_full_queues_had_carried_its_last_ste
     for rate in (900.0, 1_000.0, 900.0):
         assert search.next(facts(works, sizes, rate, stall=0.2)) == sizes and search.settled
     assert search.next(facts(works, sizes, 900.0, stall=0.2))["a"].workers == 5
+
+
+def test_stages_of_fixed_size_bound_those_that_are_tuned():
+    fixed = Work("fixed", 0.02, size=Size(4, 8), workers=False, capacity=False, pinned=True, item_bytes=1)
+    works = [fixed, Work("auto", 0.04)]
+    search = Search({"auto": Size(1, 8)})
+    sizes = search.sizes
+    for _ in range(40):
+        slowest = max(0.02 / 4, 0.04 / sizes["auto"].workers)
+        found = facts(works, {**sizes, "fixed": fixed.size}, 1 / slowest)
+        sizes = search.next(found)
+    assert 8 <= search.sizes["auto"].workers <= 10 and set(search.sizes) == {"auto"}

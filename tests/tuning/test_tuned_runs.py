@@ -127,3 +127,12 @@ def test_a_shift_of_cost_in_the_middle_of_a_run_is_followed():
         run_until(loader, items, lambda tuning: tuning.sizes["a"].workers >= 3)
         costs.update(a=0.0005, b=0.006)
         run_until(loader, items, lambda tuning: tuning.sizes["b"].workers >= 3)
+
+
+def test_one_stage_is_tuned_beside_stages_of_fixed_size():
+    workers, graph = Workers(), pg.Graph("mixed")
+    node = graph.add(ops.FromIterable(range(10**6)), name="read").then(waits(0.001), name="fixed", workers=2)
+    node.then(Costs(workers, waits(0.006)), name="auto", workers="auto").then(ops.Batch(2), name="batch")
+    with graph.loader() as loader:
+        run_until(loader, iter(loader), lambda tuning: tuning.sizes["auto"].workers >= 3)
+        assert set(loader.tuning().sizes) == {"auto"}
