@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError, PipegraphWarning
+from pipegraph.operators import sequence_rows
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -321,3 +322,25 @@ def test_a_batch_of_rows_has_a_row_for_each():
         assert len(list(loader)) == 4
         with pytest.raises(TypeError):
             len(loader)
+
+
+@pytest.mark.parametrize("at_once", [1, 12, 1 << 16])
+@pytest.mark.parametrize("backend", ["thread", "inline"])
+def test_rows_are_the_same_however_many_are_cut_at_once(monkeypatch, at_once, backend):
+    monkeypatch.setattr(sequence_rows, "AT_ONCE", at_once)
+    lengths = np.random.default_rng(5).integers(0, 40, 200).tolist()
+    tokens = np.concatenate([np.full(length, number) for number, length in enumerate(lengths)])
+    graph = pg.Graph("packed")
+    source = graph.add(ops.FromSequence([np.full(n, i) for i, n in enumerate(lengths)]), backend=backend)
+    source.then(ops.Pack(6), name="pack", backend=backend).then(ops.Batch(5), name="batch")
+    assert (backend == "thread") == (graph.plan().stages["pack"].bundle_rows > 1)
+    with graph.loader() as loader:
+        rows = [row for batch in loader for row in zip(*(batch[k] for k in batch), strict=True)]
+    flat, segments, positions = (torch.cat(part).numpy() for part in zip(*rows, strict=True))
+    assert np.array_equal(flat[: len(tokens)], tokens) and not flat[len(tokens) :].any()
+    for row in range(len(rows)):
+        of_row = slice(6 * row, min(6 * row + 6, len(tokens)))
+        begins = np.flatnonzero(np.diff(tokens[of_row], prepend=-1))
+        sizes = np.diff(np.append(begins, len(tokens[of_row])))
+        assert np.array_equal(np.repeat(np.arange(1, len(sizes) + 1), sizes), segments[of_row])
+        assert np.array_equal(np.concatenate([np.arange(size) for size in sizes]), positions[of_row])
