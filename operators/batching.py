@@ -17,7 +17,7 @@ from pipegraph.contracts import Context, Operator, Regroup, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
-from pipegraph.integers import integer
+from pipegraph.integers import amount, integer
 from pipegraph.operators.collate import collate as stack
 from pipegraph.operators.collate import only_fills
 from pipegraph.operators.columns import batch_of, pack
@@ -75,6 +75,7 @@ class Batch(Regroup):
             plain_function(collate, "Batch: collate", "a list of samples")
         if cost is not None:
             plain_function(cost, "Batch: cost", "a sample")
+            amount(limit, "Batch: limit", refusal=GraphError)
         self.size = None if size is None else integer(size, "Batch: size")
         self.global_size = None if global_size is None else integer(global_size, "Batch: global_size")
         self.drop_last = bool(drop_last)
@@ -192,7 +193,7 @@ class Batch(Regroup):
         if self.cost is None:
             open_chunks.append(chunk)
             return self._close() if len(open_chunks) == self.size else ()
-        cost = self.cost(chunk.data)
+        cost = amount(self.cost(chunk.data), "Batch: cost(sample)")
         assert self.limit is not None
         if cost > self.limit:
             raise DataError(f"Batch: one sample costs {cost}, more than limit={self.limit}")

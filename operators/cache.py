@@ -117,7 +117,8 @@ class _Folder:
 class Cache(Memo):
     """Later epochs take samples from here and skip the stages above.
 
-    It follows a random-access source by one-to-one stages without randomness. What does not fit into the
+    It follows a random-access source by one-to-one stages without randomness; a draw from torch's generators shows when
+    it is made, and is then an error (in worker processes it does not show). What does not fit into the
     limit is made anew each time; what is in stays in. Entries are known by the stages above: their parameters, and the
     names and code of their functions, but not what these call, nor what is in the data set. Another data set of
     the same length, or a change further down in your code, needs another folder.

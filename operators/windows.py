@@ -5,14 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from math import inf
 from typing import Any, final
-
-import numpy as np
 
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Regroup
 from pipegraph.errors import DataError, GraphError
-from pipegraph.integers import integer
+from pipegraph.integers import amount, integer
 from pipegraph.parameters import function_name, plain_function
 from pipegraph.randomness import generator
 
@@ -166,7 +165,9 @@ class Bucket(Regroup):
         cost: Callable[[Any], float] | None = None,
         limit: float | None = None,
     ) -> None:
-        bounds = [each.item() if isinstance(each, np.generic) else each for each in boundaries]
+        if not isinstance(boundaries, Iterable):
+            raise GraphError(f"Bucket: boundaries must be numbers that grow, got {boundaries!r}")
+        bounds = [amount(each, "Bucket: each boundary", -inf, GraphError) for each in boundaries]
         plain_function(length, "Bucket: length", "a sample")
         if bounds != sorted(set(bounds)):
             raise GraphError(f"Bucket: boundaries must grow, got {bounds}")
@@ -178,6 +179,8 @@ class Bucket(Regroup):
             raise GraphError(f"Bucket: cost must be a function of a sample, got {cost!r}")
         if cost is not None and size is not None:
             raise GraphError("Bucket: give size, or cost with limit, not both")
+        if cost is not None:
+            amount(limit, "Bucket: limit", refusal=GraphError)
         self.measure = length
         self.boundaries = bounds
         self.size = integer(32 if size is None else size, "Bucket: size")
@@ -222,13 +225,13 @@ class Bucket(Regroup):
         return start
 
     def _number(self, sample: Any) -> int:
-        return bisect_right(self.boundaries, self.measure(sample))
+        return bisect_right(self.boundaries, amount(self.measure(sample), "Bucket: length(sample)", -inf))
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
         number = self._number(chunk.data)
         cost: float = 0
         if self.cost is not None:
-            cost = self.cost(chunk.data)
+            cost = amount(self.cost(chunk.data), "Bucket: cost(sample)")
             assert self.limit is not None
             if cost > self.limit:
                 raise DataError(f"Bucket: one sample costs {cost}, more than limit={self.limit}")

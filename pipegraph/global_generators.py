@@ -75,7 +75,7 @@ class Draws:
         self._epoch = 0
         self._lineages: Sequence[Any] = ((),)
         self._made: list[Any] | None = None
-        self._first = self._row = 0
+        self._first, self._row = 0, -1  # the row that has drawn last, of those in work; -1: none has
         self._generators: dict[torch.device, torch.Generator] = {}
         self._begun: set[torch.device] = set()
 
@@ -165,6 +165,12 @@ class Draws:
             lineage = self._lineages[row]
             found.manual_seed(key(self._seed, self._epoch, lineage, self._stage, "torch") & ((1 << 63) - 1))
         return found
+
+
+def drew() -> bool:
+    """Whether what is in work in this thread has drawn from torch's generators so far."""
+    draws = _current.get()
+    return draws is not None and draws._row >= 0
 
 
 def drawing(call: Callable[[Chunk], Any], draws: Draws) -> Callable[[Chunk], Any]:

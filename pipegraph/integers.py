@@ -1,10 +1,12 @@
-"""Integers that users give: of any type, NumPy's too, but no bools."""
+"""Numbers that users give: of any type, NumPy's too. Integers are no bools."""
 
 from __future__ import annotations
 
+import math
 import operator
+from numbers import Real
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import DataError, GraphError
 
 
 def integer(value: object, what: str, least: int = 1, rule: str = "must be an int >= {}") -> int:
@@ -20,3 +22,21 @@ def integer(value: object, what: str, least: int = 1, rule: str = "must be an in
     if found < least:
         raise GraphError(f"{what} {rule.format(least)}, got {value!r}")
     return found
+
+
+def amount(value: object, what: str, least: float = 0, refusal: type[Exception] = DataError) -> int | float:
+    """``value``, also a tensor or an array of one number, as an int or a float.
+
+    Raises:
+        DataError: (or ``refusal``) it is none, not a number (NaN), or below ``least``; says ``what`` it is.
+    """
+    found = value
+    if hasattr(value, "item"):
+        try:
+            found = value.item()
+        except (TypeError, ValueError, RuntimeError):  # of several numbers
+            found = None
+    if not isinstance(found, Real) or not found >= least:
+        floor = "" if least == -math.inf else f" >= {least}"
+        raise refusal(f"{what} must be a number{floor}, got {value!r}")
+    return found if isinstance(found, int) else float(found)

@@ -382,6 +382,8 @@ def _check_cache(plan: Plan, stage: StagePlan) -> None:
             why = f"{above.name!r} ({operator.name}) is not one-to-one"
         elif operator.random:
             why = f"{above.name!r} ({operator.name}) draws random numbers, and every epoch must draw anew"
+        elif drawn := draws_from(operator.functions()):
+            why = f"{above.name!r} ({operator.name}) draws from {' and '.join(drawn)}, and every epoch must draw anew"
         elif operator.stateful or isinstance(operator, Memo):
             why = f"{above.name!r} ({operator.name}) keeps state of its own"
         if why is None and isinstance(final_policy(above.spec.on_error), Replace):

@@ -13,6 +13,7 @@ import torch
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError
+from pipegraph.testing import assert_resumes_exactly
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -501,3 +502,54 @@ def test_an_inline_stage_with_several_items_at_once_needs_room_for_one(kind, pol
     node.then(ops.Batch(4, collate=list))
     with graph.loader() as loader:
         assert [x for batch in loader for x in batch] == list(range(40))
+
+
+@pytest.mark.parametrize("value", [float("nan"), -1, "a", None, torch.ones(2)])
+@pytest.mark.parametrize(
+    ("operator", "what"),
+    [
+        (lambda value: ops.Batch(cost=lambda x: value, limit=9), "Batch: cost"),
+        (lambda value: ops.Bucket(lambda x: x, [3], cost=lambda x: value, limit=9), "Bucket: cost"),
+    ],
+)
+def test_a_cost_that_is_no_number_of_at_least_0_is_named(operator, what, value):
+    """A batch of NaN took one sample each, one of negative costs the whole epoch."""
+    graph = pg.Graph("costs")
+    graph.add(ops.FromSequence(range(8))).then(operator(value))
+    with (
+        graph.loader() as loader,
+        pytest.raises(DataError, match=rf"{what}\(sample\) must be a number >= 0, got"),
+    ):
+        list(loader)
+
+
+def test_a_length_that_is_no_number_is_named():
+    graph = pg.Graph("lengths")
+    graph.add(ops.FromSequence(range(8))).then(ops.Bucket(lambda x: float("nan"), [3]))
+    with (
+        graph.loader() as loader,
+        pytest.raises(DataError, match=r"length\(sample\) must be a number, got nan"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "text"),
+    [("ab", "each boundary must be a number, got 'a'"), (5, "must be numbers that grow, got 5")],
+)
+def test_boundaries_that_are_no_numbers_are_named(boundaries, text):
+    with pytest.raises(GraphError, match=text):
+        ops.Bucket(len, boundaries)
+
+
+def test_costs_of_other_libraries_are_numbers_in_the_state():
+    def build():
+        graph = pg.Graph("costs")
+        numbers = graph.add(ops.FromSequence(range(30)))
+        kept = numbers.then(
+            ops.Bucket(lambda x: np.float32(x % 7), np.array([2, 4]), None, lambda x: torch.tensor(x % 5), 12)
+        )
+        kept.then(ops.Batch(cost=lambda x: np.int64(x % 5), limit=np.int64(12), collate=list))
+        return graph
+
+    assert_resumes_exactly(build)

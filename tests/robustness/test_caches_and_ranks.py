@@ -15,6 +15,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.errors import GraphError
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
 
@@ -163,3 +164,56 @@ def test_ranks_of_any_number_share_any_number_of_samples(
         steps.add(len(chunks))
         seen += [chunk.data for chunk in chunks if int(chunk.positions[0]) < n]
     assert sorted(seen) == list(range(n)) and len(steps) == 1
+
+
+class Drawing:
+    """A data set that draws when it is read."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> float:
+        return index + float(torch.empty(()).uniform_())
+
+
+async def draw_in_a_task(x: Any) -> float:
+    return float(torch.rand(()))
+
+
+@pytest.mark.parametrize("backend", ["thread", "inline"])
+@pytest.mark.parametrize(
+    ("data", "function", "stage"),
+    [
+        (range(5), lambda x: x + float(torch.randn(())), "function"),
+        (range(5), draw_in_a_task, "function"),
+        (Drawing(), lambda x: x, "source"),
+    ],
+)
+def test_a_cache_below_a_draw_from_torch_is_refused(
+    data: Any, function: Callable[[Any], Any], stage: str, backend: Any
+) -> None:
+    """It would give an epoch the numbers of another, or not, as the stages happen to be ahead of each other."""
+    graph = pg.Graph("cached", seed=1)
+    values = graph.add(ops.FromSequence(data), name="source").then(function, name="function", backend=backend)
+    values.then(ops.Cache("memory", "1 MB"))
+    text = f"stage 'cache': Cache cannot stand here: '{stage}' draws random numbers from torch's generators"
+    with graph.loader(epochs=2) as loader, pytest.raises(GraphError, match=text):
+        list(loader)
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_a_cache_below_what_draws_nothing_or_from_its_own_generator_is_not_refused(backend: Any) -> None:
+    def own(x: int) -> float:
+        return float(torch.rand((), generator=torch.Generator().manual_seed(x)))
+
+    graph = pg.Graph("cached", seed=1)
+    own_numbers = graph.add(ops.FromSequence(range(5))).then(own, name="own", backend=backend)
+    own_numbers.then(ops.Cache("memory", "1 MB"))
+    with graph.loader(epochs=2) as loader:
+        assert list(loader) == list(loader) == list(map(own, range(5)))
+
+
+def test_a_cache_below_a_draw_from_numpys_generator_is_refused_by_the_plan() -> None:
+    text = r"stage 'cache': Cache cannot stand here: 'function' \(map\) draws from numpy.random, and every epoch must"
+    with pytest.raises(GraphError, match=text):
+        cached(lambda x: x + np.random.rand(), "memory").plan()

@@ -17,6 +17,8 @@ from typing import Any
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Drawn, Memo, Operator, Source
+from pipegraph.errors import GraphError
+from pipegraph.global_generators import drew
 from pipegraph.planning.plan import Plan, StagePlan, lineage_above
 
 
@@ -79,11 +81,40 @@ def _constant(value: Any) -> Any:
     return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
 
 
-def skip_hits(process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
+class _Random:
+    """Whether a stage above a cache has drawn random numbers, which shows when it does: the cache refuses from then on.
+
+    Attributes:
+        stage: the first that did. Set before its sample reaches the cache, so that no such sample is kept.
+    """
+
+    def __init__(self) -> None:
+        self.stage: str | None = None
+
+    def refusing(self, process: Callable[[Chunk], Any], cache: str) -> Callable[[Chunk], Any]:
+        """``process`` of the cache."""
+
+        def refuse(chunk: Chunk) -> Any:
+            if self.stage is not None:
+                raise GraphError(
+                    f"stage {cache!r}: Cache cannot stand here: {self.stage!r} draws random numbers from torch's "
+                    "generators, and every epoch must draw anew; move it up, or leave it out"
+                )
+            return process(chunk)
+
+        return refuse
+
+
+def skip_hits(process: Callable[[Chunk], Any], stage: str, random: _Random) -> Callable[[Chunk], Any]:
     """``process`` for a stage between a source and its cache."""
 
     def skipping(chunk: Chunk) -> Any:
-        return chunk if chunk.data.__class__ is Hit else process(chunk)
+        if chunk.data.__class__ is Hit:
+            return chunk
+        made = process(chunk)
+        if drew():
+            random.stage = stage
+        return made
 
     return skipping
 
@@ -123,7 +154,7 @@ class _Misses:
 
 
 def read_cached(
-    source: Source, lookup: Callable[[int], Hit | None], misses: _Misses
+    source: Source, lookup: Callable[[int], Hit | None], misses: _Misses, stage: str, random: _Random
 ) -> Callable[[Any, int], Any]:
     """``read`` for a source whose samples a cache may know."""
     read, index_of = source.read, source.index_of
@@ -134,7 +165,10 @@ def read_cached(
             return hit
         if isinstance(place, Drawn):
             misses.note(place, epoch)
-        return read(place, epoch)
+        made = read(place, epoch)
+        if drew():
+            random.stage = stage
+        return made
 
     return reading
 
@@ -149,8 +183,9 @@ def wire_cache(plan: Plan, operators: dict[str, list[Operator | Source]], reader
         reader.group = 1
         digest = upstream_digest(plan, stage)
         caches = [each for each in operators[stage.name] if isinstance(each, Memo)]
-        misses = _Misses()
+        misses, random = _Misses(), _Random()
         for cache in caches:
+            vars(cache)["process"] = random.refusing(cache.process, stage.name)
             cache.attach(misses.index_of if reader.draws else reader.index_of, digest)
             if reader.draws:
                 vars(cache)["process"] = misses.forgetting(cache.process)
@@ -161,6 +196,8 @@ def wire_cache(plan: Plan, operators: dict[str, list[Operator | Source]], reader
             for operator in operators[above.name]:
                 if isinstance(above.operator, Source):
                     operator.group = 1
-                    vars(operator)["read"] = read_cached(operator, caches[0].lookup, misses)
+                    vars(operator)["read"] = read_cached(
+                        operator, caches[0].lookup, misses, above.name, random
+                    )
                 else:
-                    vars(operator)["process"] = skip_hits(operator.process)
+                    vars(operator)["process"] = skip_hits(operator.process, above.name, random)
