@@ -36,7 +36,9 @@ def amount(value: object, what: str, least: float = 0, refusal: type[Exception] 
             found = value.item()
         except (TypeError, ValueError, RuntimeError):  # of several numbers
             found = None
-    if not isinstance(found, Real) or not found >= least:
+    if isinstance(found, Real) and not isinstance(found, int):
+        found = float(found)
+    if not isinstance(found, int | float) or not found >= least:
         floor = "" if least == -math.inf else f" >= {least}"
         raise refusal(f"{what} must be a number{floor}, got {value!r}")
-    return found if isinstance(found, int) else float(found)
+    return found

@@ -19,7 +19,7 @@ from pipegraph.errors import DataError, GraphError, LoaderClosedError, Pipegraph
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part, StoreClient, StoreError, build_manifest, expand_parts
 from pipegraph.storage.indexing import IndexProgress
-from pipegraph.storage.parts import is_url
+from pipegraph.storage.parts import file_version, is_url
 
 T = TypeVar("T")
 
@@ -271,7 +271,7 @@ def local_manifest(parts: Sequence[Part], stopping: Stopping | None = None) -> M
     for part in parts:
         status = os.stat(part.uri)
         stamp.update(
-            f"{os.path.abspath(part.uri)}\0{part.uri}\0{status.st_size}\0{status.st_mtime_ns}\n".encode()
+            f"{os.path.abspath(part.uri)}\0{part.uri}\0{status.st_size}\0{file_version(status)}\n".encode()
         )
     build = partial(
         build_manifest, list(parts), checksums=False, progress=partial(_progress, stopping), broken=_warn_of

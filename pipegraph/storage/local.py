@@ -20,7 +20,7 @@ LOOK_EVERY = 16
 """Reads between two looks at whether an open file was written over: a look costs as much as a small read."""
 
 Identity = tuple[int, int, int, int]
-"""Device, inode, size and modification time in ns: what shows that a file is unchanged."""
+"""Device, inode, size and modification time in ns: a file that differs in one of them was changed."""
 
 
 class Reopenable(ShardFile):
@@ -97,7 +97,7 @@ class LocalParts:
         limit = max_open or max(4, open_files_limit() // 8)
         self.parts, self.entries = OpenFiles(limit), OpenFiles(limit)
         self._lock = threading.Lock()  # guards the table of checksums
-        self._verified: dict[tuple[str, int, int, int], Identity] = {}
+        self._verified: dict[tuple[str, int, int, int], tuple[Identity, int]] = {}
 
     def open(self, part: Part) -> PartFile:
         """A part for reading; the caller closes it.
@@ -113,14 +113,15 @@ class LocalParts:
         What was found right is not read again for as long as the file is the same.
         """
         what = (file.name, block.offset, block.nbytes, crc32c)
+        now = file.identity, file.changed_ns()
         with self._lock:
-            if self._verified.get(what) == file.identity:
+            if self._verified.get(what) == now:
                 return None
         found = file_crc32c(file, block.offset, block.nbytes)
         if found != crc32c:
             return found
         with self._lock:
-            self._verified[what] = file.identity
+            self._verified[what] = now
         return None
 
 
@@ -147,6 +148,12 @@ class PartFile(Reopenable):
         if not self._reads % LOOK_EVERY and _mtime_ns(file) != self.identity[3]:
             raise self._changed()
         return data
+
+    def changed_ns(self) -> int:
+        """When anything of the file was changed last, which a program cannot set back as it can the time of a write."""
+        file = self.opened()
+        assert isinstance(file, LocalFile)
+        return os.fstat(file.fileno()).st_ctime_ns
 
     def _open_again(self) -> LocalFile:
         opened = _opened(self._part)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pipegraph.errors import DataError
 
 from .object_file import RemoteFile
-from .parts import Part, file_version
+from .parts import Part, file_version, written_again
 from .shard_files import LocalFile, ShardFile
 from .stores import StoreClient, safe_url
 
@@ -64,7 +64,7 @@ def _check(part: Part, status: os.stat_result) -> None:
         raise DataError(
             f"part {part.uri!r}: has {status.st_size} bytes, its manifest says {part.size}; it was changed, index again"
         )
-    if part.version is not None and file_version(status) != part.version:
+    if part.version is not None and written_again(part.version, status):
         raise DataError(
             f"part {part.uri!r}: was written again since it was looked up; index the parts again, and make the graph "
             "and its loader anew"

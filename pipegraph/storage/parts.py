@@ -39,7 +39,8 @@ class Part:
         uri: a local path as the user gave it, or a URL.
         size: bytes, or None where nobody has asked the store yet.
         version: identifies these bytes under their name, where that is known: an object's etag, a file's
-            inode and modification time. Part of what is read, not of what the part is: parts are equal without it.
+            inode, modification and change time. Part of what is read, not of what the part is: parts are equal
+            without it.
     """
 
     uri: str
@@ -60,8 +61,17 @@ class Part:
 
 
 def file_version(status: os.stat_result) -> str:
-    """The `Part.version` of a local file."""
-    return f"{status.st_ino}-{status.st_mtime_ns}"
+    """The `Part.version` of a local file: inode, modification time, change time.
+
+    The last shows a write that was followed by setting the modification time back. A link or a change of mode moves
+    it too: what only reads again for it may go by it, and an error goes by `written_again`.
+    """
+    return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_ctime_ns}"
+
+
+def written_again(version: str, status: os.stat_result) -> bool:
+    """Whether a local file is another one than that of this version, or was written to since."""
+    return version.split("-")[:2] != file_version(status).split("-")[:2]
 
 
 def _local(path: str, status: os.stat_result) -> Part:

@@ -142,6 +142,40 @@ def test_a_local_file_that_was_overwritten_does_not_come_from_the_cache_as_it_wa
     assert read(Part(str(path)), cache=cache) == NEW
 
 
+def test_a_local_part_written_over_in_place_with_its_old_time_is_fetched_again(
+    tmp_path: Path, cache: NodeCache
+) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(OLD)
+    before = os.stat(path)
+    assert read(Part(str(path)), cache=cache) == OLD
+    write_in_place(path, NEW, before)
+    assert read(Part(str(path)), cache=cache) == NEW
+
+
+def write_in_place(path: Path, data: bytes, before: os.stat_result) -> None:
+    """As ``rsync --inplace --times`` does. The change time alone shows it, at the next tick of the file system's clock."""
+    while os.stat(path).st_ctime_ns == before.st_ctime_ns:
+        with open(path, "r+b") as file:
+            file.write(data)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = os.stat(path)
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (
+        before.st_ino,
+        before.st_size,
+        before.st_mtime_ns,
+    )
+
+
+def test_a_link_to_a_local_part_is_no_change_of_it(tmp_path: Path, cache: NodeCache) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(OLD)
+    (part,) = expand_parts(path)
+    os.link(path, tmp_path / "b.tar")
+    path.chmod(0o600)
+    assert read(part) == read(part, cache=cache) == OLD
+
+
 def test_files_of_the_same_relative_name_in_two_folders_are_two(
     tmp_path: Path, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
