@@ -432,6 +432,12 @@ class Loader(Closing):
             GraphError: nothing of this loader is tuned.
         """
         if self._tuner is None:
+            asked = [stage.name for stage in self.plan.stages.values() if stage.spec.tuned]
+            if asked:
+                raise GraphError(
+                    f"this loader is not tuned: 'auto' cannot be kept in {', '.join(map(repr, asked))}; "
+                    "print(graph.plan()) says why"
+                )
             raise GraphError(
                 "this loader is not tuned: make it with graph.loader(autotune=True), or give stages workers='auto'"
             )

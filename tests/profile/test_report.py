@@ -1,6 +1,7 @@
 """The HTML report: what it holds, and how it stands in a browser."""
 
 import html.parser
+import random
 import re
 from pathlib import Path
 
@@ -53,11 +54,13 @@ def hostile_profile():
 
 
 def hour(profile):
-    """An hour of looks, one per second."""
-    series = Series()
-    depths = tuple(float(index) for index in range(len(profile.channels)))
+    """An hour of looks, one per second, no two alike."""
+    series, rng = Series(), random.Random(3)
     for second in range(3600):
-        series.add(Moment(second, second + 1, 5, 20, 0.3, depths, (1,)))
+        depths = tuple(64 * rng.random() for _ in profile.channels)
+        series.add(
+            Moment(second, second + 1, rng.randint(1, 9), rng.randint(10, 99), rng.random(), depths, (1,))
+        )
     return series.all()
 
 

@@ -253,6 +253,11 @@ def test_auto_is_refused_where_the_tuner_cannot_reach():
         graph.loader(isolate=True)
     with pytest.raises(GraphError, match="workers must be >= 1 or 'auto', got 'many'"):
         graph.add(ops.FromSequence(range(9)), workers="many")
+    graph = pg.Graph("in sequence")
+    graph.add(ops.FromIterable(range(4)), name="read", workers="auto")
+    with graph.loader() as loader, pytest.raises(GraphError, match=r"'auto' cannot be kept in 'read'; print"):
+        loader.tuning()
+    assert "can only be read in sequence" in str(graph.plan())
 
 
 def test_a_worker_that_waits_for_an_item_leaves_at_once():
