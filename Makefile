@@ -47,8 +47,8 @@ test: $(VENV)/.installed-test
 # Transforms in a process of their own, which has no other threads yet: its worker processes are forks of it and know the
 # operators that the test names in place of torchvision's compiled ones.
 test-interop: $(INTEROP)/.installed
-	PIPEGRAPH_TORCHVISION=$(CURDIR)/$(INTEROP)/vision $(INTEROP)/bin/python -m pytest -n 0 tests/interop/test_transforms.py $(ARGS)
-	$(INTEROP)/bin/python -m pytest -n 0 tests/interop --ignore tests/interop/test_transforms.py $(ARGS)
+	PIPEGRAPH_TORCHVISION=$(CURDIR)/$(INTEROP)/vision $(INTEROP)/bin/python -m pytest -n 0 -o faulthandler_timeout=600 tests/interop/test_transforms.py $(ARGS)
+	$(INTEROP)/bin/python -m pytest -n 0 -o faulthandler_timeout=600 tests/interop --ignore tests/interop/test_transforms.py $(ARGS)
 
 # In one process: each test file starts a cluster of its own.
 test-ray: $(RAY)/.installed
