@@ -266,9 +266,16 @@ class Graph:
             settings: stage -> ``{"workers": n, "capacity": n}``, of which one may be left out.
 
         Raises:
-            GraphError: there is no such stage, or a number is less than 1.
+            GraphError: there is no such stage, a number is less than 1, or it is no such mapping.
         """
         stages = dict(self.stages)
+        if not isinstance(settings, Mapping) or not all(
+            isinstance(each, Mapping) for each in settings.values()
+        ):
+            raise GraphError(
+                "resize: expected stage -> {'workers': n, 'capacity': n}, such as loader.tuning().settings, "
+                f"got {settings!r}"
+            )
         for name, given in settings.items():
             if name not in stages:
                 raise GraphError(

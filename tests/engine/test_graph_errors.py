@@ -369,3 +369,11 @@ def test_numpys_integers_are_integers_everywhere():
     ) as loader:
         assert list(loader) == ["0", "2", "4"]
         json.dumps(loader.state_dict())
+
+
+@pytest.mark.parametrize("settings", [3, {"numbers": 2}, [("numbers", {"workers": 2})]])
+def test_resizing_by_anything_but_settings_says_what_they_look_like(settings):
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(3)), name="numbers")
+    with pytest.raises(GraphError, match=r"resize: expected stage -> .* loader.tuning\(\).settings, got"):
+        graph.resize(settings)
