@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pipegraph.errors import LoaderClosedError
 from pipegraph.storage import Cacheable, CachedFile, NodeCache, StoreClient
 from pipegraph.storage.node_cache import Download, Sink
 from pipegraph.storage.open_blocks import BlockCache
+from pipegraph.storage.space import NO_ROOM
 from pipegraph.storage.stores import StoreStats
 
 
@@ -73,7 +73,7 @@ class Fetcher:
         try:
             file = self._cache.fetch(what, run)
         except OSError as error:
-            if error.errno == errno.ENOSPC:
+            if error.errno in NO_ROOM:
                 self._spills = True
                 self._count("blocks without room in the cache", 1)
             raise

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Final, final
 
 from pipegraph.closing import Closing
-from pipegraph.errors import ChecksumError, LoaderClosedError
+from pipegraph.errors import ChecksumError, DataError, LoaderClosedError
 from pipegraph.units import format_bytes, parse_bytes
 
 from .arrival import FileArrival
@@ -62,13 +62,19 @@ class NodeCache(Closing):
         self.folder = os.path.abspath(folder)
         self.limit = parse_bytes(limit, "NodeCache(limit=...)")
         self._next_use: NextUse = next_use or (lambda name: math.inf)
-        self._space = Space(self.folder, self.limit)
         self._waits, self._commits = LockWaits(), Commits()
         self._lock = threading.Lock()
         self._stats = CacheStats()
         self._verified: set[tuple[str, int]] = set()
         self._closed = False
-        self._space.tidy(self._next_use)
+        try:
+            self._space = Space(self.folder, self.limit)
+            self._space.tidy(self._next_use)
+        except OSError as error:
+            raise DataError(
+                f"NodeCache: the folder {self.folder!r} cannot be used ({error.strerror}): choose one that can be "
+                "written to, or leave cache= out"
+            ) from error
 
     def plan(self, next_use: NextUse) -> None:
         """Use another plan for eviction from now on."""

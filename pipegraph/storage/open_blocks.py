@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +17,7 @@ from .node_cache import DOWNLOADS, Cacheable, Download, Sink
 from .opening import identify, open_part
 from .parts import Part
 from .shard_files import OverlayFile, ShardFile
+from .space import NO_ROOM
 from .stores import StoreClient, safe_url
 
 
@@ -87,7 +87,7 @@ def open_block(
                 entry = CachedEntry(cache.fetch(what, bring), partial(cache.fetch, what, bring), local)
                 return _FetchedBlock(base, block, entry)
             except OSError as error:
-                if error.errno != errno.ENOSPC:
+                if error.errno not in NO_ROOM:
                     raise
         return _FetchedBlock(base, block, _into_memory(what, bring))
     except BaseException:

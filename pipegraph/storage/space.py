@@ -20,6 +20,9 @@ from .entries import Cacheable, place_of
 from .eviction import CacheEntry, NextUse, eviction_order
 from .filelock import is_at, try_exclusive
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""What a disk says that takes no more of this user's bytes: it is full, or the user's quota is."""
+
 
 @final
 class Space:
@@ -120,7 +123,7 @@ class Space:
                     os.ftruncate(fd, what.nbytes)
                     return None
                 except OSError as error:
-                    if error.errno != errno.ENOSPC:
+                    if error.errno not in NO_ROOM:
                         raise
                     os.ftruncate(fd, 0)
                     need = 1  # others fill this disk: the limit is lower than it says

@@ -1,6 +1,8 @@
 """Stores that fail, through whole pipelines: every sample once with the right bytes, or a clear error, and never a hang."""
 
+import errno
 import itertools
+import os
 import socket
 import threading
 from collections import Counter
@@ -205,14 +207,17 @@ def test_a_cache_smaller_than_one_block_reads_through_memory(
     assert cache.usage() <= 1_000
 
 
-def test_a_full_disk_reads_through_memory(
-    bucket: Bucket, s3_port: int, s3_options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_or_quota_reads_through_memory(
+    number: int,
+    bucket: Bucket,
+    s3_port: int,
+    s3_options: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import errno
-    import os
-
     def full(fd: int, offset: int, nbytes: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     cache = pg.NodeCache(tmp_path / "cache", "1 MB")

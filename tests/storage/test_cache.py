@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pipegraph.errors import ChecksumError, GraphError, LoaderClosedError
+from pipegraph.errors import ChecksumError, DataError, GraphError, LoaderClosedError
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.eviction import NextUse
 from pipegraph.storage.node_cache import DOWNLOADS, Cacheable, NodeCache, Sink
@@ -384,3 +384,11 @@ def test_a_pickled_cache_is_the_same_folder_and_limit(cache: NodeCache) -> None:
     copy = pickle.loads(pickle.dumps(cache))
     assert (copy.folder, copy.limit) == (cache.folder, cache.limit)
     assert entry(1) in copy
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(
+        DataError, match=r"NodeCache: the folder '.*/file' cannot be used \(Not a directory\): choose"
+    ):
+        NodeCache(tmp_path / "file", "1 MB")
