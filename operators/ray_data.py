@@ -42,7 +42,8 @@ class FromRayData(OrderedSource):
 
     Args:
         dataset: ``ray.data.Dataset.materialize()``'s. One that is not materialised would be executed by every rank, and
-            Ray Data's own splits between ranks differ from run to run.
+            Ray Data's own splits between ranks differ from run to run. One made anew for a resumed run must have the
+            same rows in the same blocks: set ``execution_options.preserve_order`` of Ray Data's ``DataContext`` first.
         order: which row at which position; with ``LaneOrder`` a rank reads some blocks at a time.
         shuffle: True for ``LaneOrder()``; by default rows come as they lie.
 

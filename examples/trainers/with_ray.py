@@ -67,6 +67,8 @@ def report(parts, rank):
 def main(folder, trainers, stop_after):
     # A CPU for each trainer and each of its actors.
     ray.init(num_cpus=None if "RAY_ADDRESS" in os.environ else 3 * trainers, include_dashboard=False)
+    # A resumed run counts on the same rows in the same blocks. Ray Data takes blocks as they come, if not told so.
+    ray.data.DataContext.get_current().execution_options.preserve_order = True
     data = ray.data.range(ROWS, override_num_blocks=4).materialize()
     ray.train.torch.TorchTrainer(
         train,
