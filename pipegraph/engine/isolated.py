@@ -95,6 +95,7 @@ class IsolatedRuntime(Runtime):
         self.sidecar: Sidecar | None = None
         self.runs = 0
         self._reports: dict[str, dict[str, Any]] = {}
+        self._starting_run: IsolatedRun | None = None  # which the sidecar may have begun before anybody looks
         self._last: tuple[int, Totals] = 0, Counter()  # run and totals, as the sidecar reported them last
         first = [stage for stage in self.plan.running if stage.upstream]
         self._first = (first[0].name if first else "", 0)  # the edge that crosses
@@ -108,7 +109,10 @@ class IsolatedRuntime(Runtime):
         return self.sidecar
 
     def _make_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
-        return IsolatedRun(self, epoch, horizon, resume)
+        run = IsolatedRun(self, epoch, horizon, resume)
+        self.look_elsewhere(run)
+        self._starting_run = run
+        return run
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -118,8 +122,11 @@ class IsolatedRuntime(Runtime):
         return self.isolation.whole.stages[stage] if found is None else found
 
     def look_elsewhere(self, run: Run) -> Totals:
-        """What the sidecar's stages have counted; asks it."""
+        """What the sidecar's stages have counted; asks it, but for the first look at a run: that is from before it."""
         assert isinstance(run, IsolatedRun)
+        if self._starting_run is run:
+            self._starting_run = None
+            return self._seen(run)
         found = None if self.sidecar is None else self.sidecar.ask("profile")
         if found is None:
             return self._seen(run)

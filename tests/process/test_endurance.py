@@ -16,10 +16,13 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from tests.process.process_pipelines import hosts
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_leaks")]
 
 PARENTS = 100
+IN_FLIGHT = 150
+"""Rows that a loader of these has in hand at any time, at most."""
 CYCLES = 500
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -54,29 +57,32 @@ def pipeline(fn=busy, items=2000, workers=2, batch=None):
     return graph
 
 
-def pids_of(loader):
-    return [pid for each in loader._runtime.workers["work"] if (pid := each.operator._host.pid)]
-
-
 @pytest.mark.parametrize("batch", [None, 32], ids=["rows alone", "rows in bundles"])
 def test_a_random_worker_killed_every_200_ms_costs_no_sample(batch):
-    draw, over, kills = random.Random(7), threading.Event(), []
+    draw, over, kills, found = random.Random(7), threading.Event(), [], []
 
-    def kill_now_and_then(loader):
+    def kill_now_and_then(hosts):
+        spared = dict.fromkeys(
+            hosts, 0
+        )  # until so many rows are there: a row that is hit twice is blamed, by design
         while not over.wait(0.2):
-            pid = draw.choice(pids_of(loader) or [0])
-            if pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                    kills.append(pid)
+            there = len(found) * (batch or 1)
+            hit = [host for host in hosts if host.pid and there >= spared[host]]
+            if hit:
+                host = draw.choice(hit)
+                spared[host] = there + IN_FLIGHT
+                with contextlib.suppress(ProcessLookupError, TypeError):  # it has ended already
+                    os.kill(host.pid, signal.SIGKILL)
+                    kills.append(host)
 
     with pipeline(items=5000, batch=batch).loader() as loader:
         running = iter(loader)
-        found = [next(running)]
-        killer = threading.Thread(target=kill_now_and_then, args=(loader,))
+        found.append(next(running))
+        killer = threading.Thread(target=kill_now_and_then, args=(hosts(loader),))
         killer.start()
         try:
-            found += running
+            for rows in running:
+                found.append(rows)
         finally:
             over.set()
             killer.join()

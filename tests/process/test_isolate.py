@@ -12,6 +12,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.engine.pass_totals import PassTotals
 from pipegraph.engine.process import zygote
 from pipegraph.errors import GraphError, LoaderClosedError, WorkerDiedError
 from pipegraph.testing import assert_resumes_exactly
@@ -364,6 +365,22 @@ def test_the_profile_shows_the_stages_of_the_sidecar():
         }
         assert profile.passes == 2
     assert after.stages["map"].nbytes == 40 * 800
+
+
+def test_what_the_sidecar_has_done_before_the_pass_is_looked_at_counts_too(monkeypatch):
+    """A short pass is over there before the trainer asks for the first time."""
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(8))).then(lambda x: x, name="work", capacity=16)
+    begin = PassTotals.begin
+
+    def late(totals, run):
+        run.terminal.wait_until(lambda stats: stats.depth >= 1)  # the sidecar has worked
+        return begin(totals, run)
+
+    monkeypatch.setattr(PassTotals, "begin", late)
+    with graph.loader(isolate=True) as loader:
+        assert list(loader) == list(range(8))
+        assert loader._runtime.pass_totals.totals()["items", "work"] == 8
 
 
 def test_ranks_read_their_own_part():
