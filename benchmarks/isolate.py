@@ -9,8 +9,8 @@ it in Python, which holds the interpreter lock. So one worker is always ahead, a
 lock, to wake-ups and to what the loader itself does in its thread.
 
 All loaders are open at once and stand still but for one; the loop runs for some tens of steps with each in turn, and
-without one before and after. The hand-written process shows what two cores allow. So each ratio is of neighbours in time, and a busy machine spreads the ratios and moves
-their median little.
+without one before and after. So each ratio is of neighbours in time, and a busy machine spreads the ratios and moves
+their median little. The hand-written process shows what the machine's cores allow.
 """
 
 from __future__ import annotations
