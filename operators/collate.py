@@ -85,6 +85,7 @@ def _kind_of_all(items: Sequence[Any], field: str) -> Any:
         raise DataError(
             f"{_where(field)}: None in all samples: a batch has no place for None; fill or drop it with a Map "
             "before Batch, or use Batch(..., collate=list)"
+            + ("" if field else " (does the function before it end without a return?)")
         )
     arrays = kind == "number" or isinstance(items[0], np.ndarray)  # whose kind is more than their type
     seen = {type(items[0])}

@@ -29,6 +29,21 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
         return False
 
 
+def _cannot_take(function: Callable[..., Any]) -> TypeError | None:
+    """Why a call with one item would fail, as far as the signature of what is called shows it."""
+    try:
+        # Not that of what a decorator has wrapped: the decorator may pass other arguments on.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # builtins without a signature
+        return None
+    given = {"rng": None} if _takes_rng(function) else {}
+    try:
+        signature.bind(None, **given)
+    except TypeError as error:
+        return error
+    return None
+
+
 def _stem(function: Any) -> str:
     name = function_name(function).partition("(")[0].rpartition(".")[2]
     return name if name.isidentifier() else "map"
@@ -159,6 +174,13 @@ class _Function(Operator):
             raise GraphError(
                 f"{type(self).__name__}: {_stem(function)} is a generator function, whose items would get lost; place "
                 "it as ops.FlatMap(function), or let it return a value"
+            )
+        why = _cannot_take(function)
+        if why is not None:
+            raise GraphError(
+                f"{type(self).__name__}: {_stem(function)} cannot be called with one item ({why}): a stage gives its "
+                "function the sample or the batch; unpack a tuple with lambda item: function(*item), and bind what "
+                "else it needs with functools.partial"
             )
         self.function = function
         self.random = _takes_rng(function)

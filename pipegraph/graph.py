@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pipegraph.contracts import Component, FanOut, Operator, Source
 from pipegraph.errors import GraphError
@@ -199,7 +200,15 @@ class Graph:
                 f"got the class {function.__name__}: place an instance, {function.__name__}(...)"
             )
         if not callable(function):
-            raise GraphError(f"an operator, a source or a function is needed, got {function!r}")
+            data = isinstance(function, Iterable)
+            raise GraphError(
+                f"an operator, a source or a function is needed, got {reprlib.repr(function)}"
+                + (
+                    "; data becomes a source with ops.FromSequence(data) or ops.FromIterable(data)"
+                    if data
+                    else ""
+                )
+            )
         from pipegraph.operators import Map
 
         return Map(function)
@@ -242,10 +251,18 @@ class Graph:
                 )
         elif count != operator.inputs:
             wanted = "one upstream node" if operator.inputs == 1 else f"{operator.inputs} upstream nodes"
-            raise GraphError(
-                f"stage {name!r}: {operator.name} takes exactly {wanted}, got {count}; "
+            remedy = (
                 "join several with Zip(), Concat(), Mix(weights) or Merge() first"
+                if count
+                else "a pipeline begins with a source such as ops.FromSequence(dataset), and source.then(...) goes on"
             )
+            raise GraphError(f"stage {name!r}: {operator.name} takes exactly {wanted}, got {count}; {remedy}")
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            f"graph {self.name!r} describes a pipeline and does not run it: iterate its loader, "
+            "with graph.loader() as loader: for batch in loader: ..."
+        )
 
     def __getitem__(self, name: str) -> Node:
         """The node of a stage, to hang others on.

@@ -35,8 +35,10 @@ def check_normalisation(mean: Sequence[float], std: Sequence[float], dtype: torc
     Raises:
         GraphError: lengths differ, a ``std`` is not above 0, or ``dtype`` or ``layout`` is unknown.
     """
-    if not mean or len(mean) != len(std):
-        raise GraphError(f"Normalize: mean and std need one value per channel, got {mean} and {std}")
+    if isinstance(mean, int | float) or isinstance(std, int | float) or not mean or len(mean) != len(std):
+        raise GraphError(
+            f"Normalize: mean and std need one value per channel, such as (127.5,), got {mean} and {std}"
+        )
     if not all(value > 0 for value in std):
         raise GraphError(f"Normalize: every std must be > 0, got {std}")
     if dtype not in DTYPES:

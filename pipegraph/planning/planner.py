@@ -256,7 +256,7 @@ def _check_level(spec: StageSpec, operator: Operator, levels: list[str], upstrea
             "batches": "put MicroBatches() behind it",
             "batch": "put Unbatch() between them",
             "sample": "put Batch(n) between them",
-        }.get(level, "put Load() between them")
+        }.get(level, "put Load() behind the source of shards")
         plural = {"sample": "samples", "batch": "batches", "batches": "lists of batches", "part": "shards"}
         wanted = " or ".join(plural[need] for need in operator.needs.split("|"))
         raise GraphError(

@@ -162,6 +162,11 @@ def _expand_one(pattern: str, store: StoreClient | None) -> Iterator[Part]:
     if is_url(pattern):
         yield from _expand_url(pattern, store)
         return
+    if pattern.startswith("pipe:"):
+        raise DataError(
+            f"parts {pattern!r}: WebDataset's pipe: is not supported, because a shard is read from any place in it and "
+            "a command's output from its start only; give the file's path, or its s3://, gs:// or https:// URL"
+        )
     if pattern.lower().startswith("file://"):
         pattern = unquote(re.sub("^file://[^/]*", "", pattern, flags=re.IGNORECASE))
     # A file of exactly this name is meant, whatever characters are in it.

@@ -1,5 +1,6 @@
 """What is wrong with a description is said at ``add`` or ``plan()``: the rule, the value, the remedy."""
 
+import functools
 import json
 import re
 import sys
@@ -88,7 +89,7 @@ def test_wrong_arity_names_the_way_to_join(graph, numbers):
         GraphError, match=r"identity takes exactly one upstream node, got 2; join several with Zip\(\)"
     ):
         graph.add(identity, numbers, numbers)
-    with pytest.raises(GraphError, match="takes exactly one upstream node, got 0"):
+    with pytest.raises(GraphError, match="got 0; a pipeline begins with a source such as ops.FromSequence"):
         graph.add(identity)
     with pytest.raises(GraphError, match="a source takes no upstream node, got 1"):
         graph.add(ops.FromIterable([]), numbers)
@@ -103,8 +104,74 @@ def test_nodes_of_other_graphs_and_other_things_are_refused(graph, numbers):
         graph.add(identity, 3)
     with pytest.raises(GraphError, match=r"got the class Batch: place an instance, Batch\(...\)"):
         numbers.then(ops.Batch)
-    with pytest.raises(GraphError, match="an operator, a source or a function is needed, got 5"):
+    with pytest.raises(GraphError, match="an operator, a source or a function is needed, got 5$"):
         numbers.then(5)
+    with pytest.raises(
+        GraphError, match=r"got range\(0, 9\); data becomes a source with ops.FromSequence\(data\)"
+    ):
+        graph.add(range(9))
+
+
+def test_a_graph_is_not_iterated(graph):
+    with pytest.raises(
+        TypeError, match="graph 'g' describes a pipeline and does not run it: iterate its loader"
+    ):
+        iter(graph)
+
+
+def test_a_function_that_one_item_is_not_enough_for_is_refused_where_it_is_placed(numbers):
+    def augment(image, target):
+        return image, target
+
+    class Preset:
+        def __call__(self, image, target):
+            return image, target
+
+    def scaled(image, *, by, rng):
+        return image * by
+
+    message = r"Map: augment cannot be called with one item \(missing a required argument: 'target'\)"
+    with pytest.raises(GraphError, match=message + r".* lambda item: function\(\*item\)"):
+        numbers.then(augment)
+    with pytest.raises(GraphError, match="Map: Preset cannot be called"):
+        numbers.then(Preset())
+    with pytest.raises(
+        GraphError, match="missing a required (keyword-only )?argument: 'by'.*functools.partial"
+    ):
+        numbers.then(scaled)
+    with pytest.raises(GraphError, match="Filter: .* cannot be called"):
+        numbers.then(ops.Filter(lambda: True))
+    numbers.then(functools.partial(scaled, by=2))
+    numbers.then(lambda item, by=2: item)
+
+    @functools.wraps(augment)
+    def unpacking(pair):
+        return augment(*pair)
+
+    numbers.then(unpacking)
+    numbers.then(functools.wraps(augment)(lambda *args: args))
+
+
+def test_a_missing_field_is_answered_with_those_that_there_are(graph):
+    graph.add(ops.FromIterable([{"key": "a", "jpg": 1}])).then(lambda sample: sample["cls"], name="label")
+    with graph.loader() as loader, pytest.raises(KeyError) as caught:
+        list(loader)
+    assert caught.value.__notes__ == [
+        "pipegraph: stage 'label', sample 'a' at position 0, epoch 0; its fields are key, jpg"
+    ]
+
+
+def test_a_key_error_about_other_things_is_left_as_it_is(graph):
+    graph.add(ops.FromIterable([{"key": "a"}])).then(lambda sample: {1: 2}[3], name="table")
+    with graph.loader() as loader, pytest.raises(KeyError) as caught:
+        list(loader)
+    assert caught.value.__notes__ == ["pipegraph: stage 'table', sample 'a' at position 0, epoch 0"]
+
+
+def test_shards_that_were_not_loaded_are_sent_to_the_source(graph, tmp_path):
+    graph.add(ops.ShardSelect(str(tmp_path))).then(identity).then(ops.Batch(2))
+    with pytest.raises(GraphError, match=r"gives shards; put Load\(\) behind the source of shards"):
+        graph.plan()
 
 
 def test_an_empty_graph_and_several_sinks_say_what_is_needed(graph):

@@ -332,3 +332,29 @@ def test_a_data_set_that_keeps_the_global_generator_draws_the_same_in_the_traini
     second = pg.DataLoader(made(), 3, collate_fn=list, **options)
     second.load_state_dict(state)
     assert flat(second) == rest
+
+
+@pytest.mark.parametrize(
+    "place", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2, "workers": "thread"}]
+)
+def test_a_script_that_saves_the_next_epoch_s_number_gets_the_rest_of_this_one(place: Any) -> None:
+    def make() -> tuple[Any, pg.DataLoader]:
+        sampler: Any = data.DistributedSampler(Squares(), 2, 0, seed=3)
+        return sampler, pg.DataLoader(Squares(), 3, sampler=sampler, **place)
+
+    sampler, loader = make()
+    sampler.set_epoch(1)
+    passing = iter(loader)
+    next(passing)
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = flat(passing)
+
+    sampler, again = make()
+    sampler.set_epoch(2)
+    again.load_state_dict(state)
+    with pytest.warns(
+        UserWarning, match="middle of epoch 1 and its sampler was set to epoch 2: the rest of epoch 1"
+    ):
+        assert flat(again) == rest
+    sampler.set_epoch(2)  # the next pass is the script's own again
+    assert flat(again) == list(sampler)

@@ -101,6 +101,13 @@ def test_a_folder_without_shards_says_how_to_name_those_of_its_subfolders(tmp_pa
         expand_parts(tmp_path)
 
 
+def test_a_command_s_output_is_no_shard() -> None:
+    with pytest.raises(
+        DataError, match=r"parts 'pipe:aws s3 cp s3://b/a.tar -': WebDataset's pipe: is not supported"
+    ):
+        expand_parts("pipe:aws s3 cp s3://b/a.tar -")
+
+
 def test_an_empty_list_is_an_error() -> None:
     with pytest.raises(DataError, match="at least one shard"):
         expand_parts([])

@@ -31,8 +31,18 @@ def explain(error: BaseException, stage: str, chunk: Chunk) -> BaseException:
         wrapped = RuntimeError(f"stage {stage!r}: the function raised {type(error).__name__}")
         wrapped.__cause__ = error
         error = wrapped
-    note(error, f"pipegraph: stage {stage!r}, {where(chunk)}")
+    note(error, f"pipegraph: stage {stage!r}, {where(chunk)}{_fields(error, chunk)}")
     return error
+
+
+def _fields(error: BaseException, chunk: Chunk) -> str:
+    """The fields that there are, where a function asked for one that there is not."""
+    if type(error) is not KeyError or not isinstance(chunk.data, dict):
+        return ""
+    asked = error.args[0] if len(error.args) == 1 else None
+    if not isinstance(asked, str) or asked in chunk.data:
+        return ""
+    return f"; its fields are {', '.join(map(str, islice(chunk.data, 20)))}"
 
 
 def where(chunk: Chunk) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import copy
+import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
@@ -34,7 +35,8 @@ class BatchProgress:
         base_seed: of the workers, once the pass has begun.
         finished: whether the loop has run to its end.
         before: the random states at the beginning of a pass that has not begun.
-        order: the random state that the epoch's order is drawn from, once it is known.
+        order: the random state that the epoch's order is drawn from, once it is known, and the sampler's own number of
+            the epoch where it has one (``set_epoch``).
         copies: for each worker the batches delivered, and where its copy stands, if it says so.
         turn: the worker whose batch is next, where copies have states.
     """
@@ -116,6 +118,7 @@ class Indices:
     def __next__(self) -> Any:
         if self._drawn is None:
             progress = self._progress
+            restore_epoch(self._sampler, progress.order)
             restore_random_state(self._sampler, progress.order)
             with global_generator(progress.order.get("global")):
                 if not progress.order:
@@ -171,17 +174,42 @@ def keeps_state(thing: Any) -> bool:
 def random_state(sampler: Any) -> dict[str, Any]:
     """What a sampler would draw its order from now: its generator, its own state, or the global generator."""
     found: dict[str, Any] = {}
+    epoch: dict[str, int] = {}
     plain = False
     while sampler is not None:
         if keeps_state(sampler):
             found["sampler"] = copy.deepcopy(sampler.state_dict())
         if isinstance(getattr(sampler, "generator", None), torch.Generator):
             found["generator"] = text_of(sampler.generator.get_state())
+        if _has_epoch(sampler):
+            epoch = {"epoch": sampler.epoch}
         plain = type(sampler) in (SequentialSampler, DistributedSampler, list, tuple, range)
         sampler = getattr(sampler, "sampler", None)
-    if found or plain:
-        return found or {"none": ""}
-    return {"global": text_of(torch.get_rng_state())}
+    if not found and not plain:
+        found = {"global": text_of(torch.get_rng_state())}
+    return found | epoch or {"none": ""}
+
+
+def _has_epoch(sampler: Any) -> bool:
+    return callable(getattr(sampler, "set_epoch", None)) and type(getattr(sampler, "epoch", None)) is int
+
+
+def restore_epoch(sampler: Any, order: dict[str, Any]) -> None:
+    """Set a sampler to the epoch that a state is of: a script whose checkpoint says ``epoch + 1`` sets another.
+
+    With that one the sampler would draw another order, of which the batches that are left out are not those that
+    were delivered.
+    """
+    while sampler is not None and "epoch" in order:
+        if _has_epoch(sampler) and sampler.epoch != order["epoch"]:
+            warnings.warn(
+                f"the state of this pg.DataLoader is of the middle of epoch {order['epoch']} and its sampler was set "
+                f"to epoch {sampler.epoch}: the rest of epoch {order['epoch']} is delivered. A checkpoint that is "
+                "saved within an epoch keeps `epoch`, and not `epoch + 1`",
+                stacklevel=2,
+            )
+            sampler.set_epoch(order["epoch"])
+        sampler = getattr(sampler, "sampler", None)
 
 
 def restore_random_state(sampler: Any, order: dict[str, Any]) -> None:
