@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import rich  # noqa: F401  a missing one is reported before any command starts
@@ -33,6 +34,15 @@ Target = Annotated[
 Output = Annotated[
     str | None, typer.Option(help="The stage to deliver from, where the graph has several sinks.")
 ]
+
+
+def _file_to_write(path: str | None) -> str | None:
+    """Refuse a path that nothing can be written to, before a run and not behind it."""
+    if path is not None and not Path(path).parent.is_dir():
+        raise typer.BadParameter(
+            f"there is no folder {str(Path(path).parent)!r} to write {Path(path).name!r} to"
+        )
+    return path
 
 
 def _show_version(wanted: bool) -> None:
@@ -86,7 +96,9 @@ def demo(
 def plan(
     graph: Target,
     output: Output = None,
-    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Draw it, as an SVG picture.")] = None,
+    svg: Annotated[
+        str | None, typer.Option(metavar="FILE", callback=_file_to_write, help="Draw it, as an SVG picture.")
+    ] = None,
 ) -> None:
     """Check a graph and print what would run: operators, workers, queues, rewrites, decoders. Runs no stage."""
     from pipegraph.cli.plan_command import run_plan

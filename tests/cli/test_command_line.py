@@ -79,9 +79,11 @@ def test_plan_draws_a_picture_where_it_is_asked_to(pipeline, capsys, tmp_path):
     assert "square" in (tmp_path / "plan.svg").read_text()
 
 
-def test_a_picture_that_cannot_be_written_is_one_line(pipeline, capsys, tmp_path):
-    assert main(["plan", f"{pipeline}:graph", "--svg", str(tmp_path / "nowhere" / "plan.svg")]) == 1
-    assert "plan.svg" in printed(capsys).err
+def test_a_picture_that_cannot_be_written_is_refused_first(pipeline, capsys, tmp_path):
+    assert main(["plan", f"{pipeline}:graph", "--svg", str(tmp_path / "nowhere" / "plan.svg")]) == 2
+    said = printed(capsys)
+    assert "'--svg': there is no folder" in said.err and "'plan.svg'" in said.err
+    assert not said.out
 
 
 def test_plan_says_which_decoder_this_machine_chooses_and_why(pipeline, capsys):
