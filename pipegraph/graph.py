@@ -254,7 +254,7 @@ class Graph:
             remedy = (
                 "join several with Zip(), Concat(), Mix(weights) or Merge() first"
                 if count
-                else "a pipeline begins with a source such as ops.FromSequence(dataset), and source.then(...) hangs stages on it"
+                else "a pipeline begins with a source such as ops.FromSequence(dataset), to hang others on with then()"
             )
             raise GraphError(f"stage {name!r}: {operator.name} takes exactly {wanted}, got {count}; {remedy}")
 
