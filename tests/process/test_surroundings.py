@@ -1,9 +1,12 @@
 """Where worker processes must also work: with a small /dev/shm, and in a notebook."""
 
+import multiprocessing
 import subprocess
 import sys
 
 import pytest
+
+from tests.process.process_pipelines import delivered, pipeline
 
 CROSSING = """
 import numpy as np, torch, pipegraph as pg
@@ -70,3 +73,13 @@ def test_a_notebook_with_lambdas_in_process_stages():
         "".join(out.get("text", "") for out in cell.outputs if out.get("name") == "stdout") for cell in cells
     ]
     assert texts == ["", "[10, 20, 30, 40, 50, 60]\n", "[0, 100, 200]\n"]
+
+
+def test_a_pool_in_a_function_ends():
+    """Its processes end by SIGTERM, which those that it is forked from survive."""
+
+    def pooled(x):
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            return pool.apply(abs, (-x,))
+
+    assert delivered(pipeline(pooled, items=range(4), timeout=60)) == [0, 1, 2, 3]

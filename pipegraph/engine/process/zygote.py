@@ -390,6 +390,11 @@ def _caught(signum: int, frame: Any) -> None:
     pass
 
 
+def _end_by_sigterm() -> None:
+    with contextlib.suppress(ValueError):  # forked by another thread than the main one, which cannot
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
     code = 1
     try:
@@ -398,6 +403,9 @@ def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
         if os.getppid() != parent:
             return
         zygote.close()
+        signal.signal(signal.SIGTERM, _caught)
+        # What a user's function forks ends by it: multiprocessing's pools wait for that.
+        os.register_at_fork(after_in_child=_end_by_sigterm)
         module, _, name = entry.partition(":")
         with socket.socket(fileno=fds[0]) as sock:
             code = getattr(importlib.import_module(module), name)(sock, *fds[1:]) or 0
