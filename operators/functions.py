@@ -243,7 +243,16 @@ class _Function(Operator):
 
 @final
 class Map(_Function):
-    """One item to one item: ``Map(fn)``."""
+    """One item to one item: ``Map(fn)``.
+
+    Args:
+        function: gets the plain item (a sample or a batch); with a parameter ``rng`` also the item's own
+            ``numpy.random.Generator``. An ``async def`` function runs on the stage's event loop, as many at once as the
+            stage has workers.
+
+    Raises:
+        GraphError: it is none, is a generator function, or cannot be called with one item.
+    """
 
     default_name = "map"
 
@@ -281,7 +290,11 @@ class Map(_Function):
 
 @final
 class Filter(_Function):
-    """One item to none or one: those for which ``predicate`` is true."""
+    """One item to none or one: those for which ``function`` is true.
+
+    Args:
+        function: as of :class:`Map`; what it returns is taken as true or false.
+    """
 
     one_to_one = False
 

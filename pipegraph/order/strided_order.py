@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import final
 
@@ -20,6 +21,9 @@ from pipegraph.order.visits import Visits
 # Eight ImageNet-sized permutations (4 bytes * 1.28 M) and some: enough for
 # several loaders in one process, little beside the data they feed.
 _permutations: BoundedMemo[npt.NDArray[np.integer]] = BoundedMemo(64 << 20, lambda array: array.nbytes)
+
+# From here on drawing takes longer than a user waits without asking why.
+LARGE = 1 << 28
 
 
 @final
@@ -67,6 +71,13 @@ class StridedOrder(Order):
 def _randperm(total: int, seed: int) -> npt.NDArray[np.integer]:
     import torch  # other orders do without
 
+    if total >= LARGE:
+        logging.getLogger("pipegraph").warning(
+            "StridedOrder draws a permutation of %s samples as torch does, which takes minutes and %d GB in each "
+            "epoch; order=pg.order.BlockOrder() shuffles without a table",
+            f"{total:,}",
+            total * 12 >> 30,
+        )
     generator = torch.Generator()
     generator.manual_seed(seed)
     order: Int64Array = torch.randperm(total, generator=generator).numpy()

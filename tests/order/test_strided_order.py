@@ -101,3 +101,14 @@ def test_orders_are_values_with_a_config_and_a_repr():
     assert len({StridedOrder(), StridedOrder(), StridedOrder(drop_last=True)}) == 2
     assert StridedOrder().config() == {"order": "StridedOrder", "shuffle": True, "drop_last": False}
     assert repr(StridedOrder()) == "StridedOrder(shuffle=True, drop_last=False)"
+
+
+def test_a_permutation_that_takes_minutes_says_so_and_names_an_order_that_does_not(caplog, monkeypatch):
+    monkeypatch.setattr("pipegraph.order.strided_order.LARGE", 1000)
+    StridedOrder().indices(999, seed=41, rank=0, world_size=1)
+    StridedOrder(shuffle=False).indices(1000, seed=41, rank=0, world_size=1)
+    assert not caplog.records
+    StridedOrder().indices(1000, seed=41, rank=0, world_size=1)
+    (record,) = caplog.records
+    assert "a permutation of 1,000 samples" in record.getMessage()
+    assert "order=pg.order.BlockOrder()" in record.getMessage()
