@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -23,6 +24,8 @@ from pipegraph.tree import copy_containers
 
 
 def _takes_rng(function: Callable[..., Any]) -> bool:
+    if isinstance(function, functools.partial) and "rng" in function.keywords:
+        return False  # its user's own
     try:
         return "rng" in inspect.signature(function).parameters
     except (TypeError, ValueError):  # builtins without a signature

@@ -26,6 +26,8 @@ def resolve(rank: int | None, world_size: int | None, mesh: Any = None) -> tuple
 
 
 def _from_mesh(mesh: Any) -> tuple[int, int]:
+    if not hasattr(mesh, "get_local_rank"):
+        raise GraphError(f"mesh must be one dimension of a DeviceMesh, such as mesh['dp'], got {mesh!r}")
     if getattr(mesh, "ndim", 1) != 1:
         raise GraphError(
             f"mesh must be one dimension of a DeviceMesh, such as mesh['dp'], got {mesh.ndim} dimensions"

@@ -60,6 +60,7 @@ def gather(outputs: Sequence[Any], output_device: torch.device | str | int, dim:
 
     Raises:
         ValueError: dicts with unequal keys, or nothing to gather.
+        TypeError: outputs of several kinds, or of one that cannot be joined.
     """
     if not outputs:
         raise ValueError("gather: there are no outputs")
@@ -68,6 +69,10 @@ def gather(outputs: Sequence[Any], output_device: torch.device | str | int, dim:
 
 def _gather(outputs: list[Any], device: torch.device, dim: int) -> Any:
     first = outputs[0]
+    kinds = (torch.Tensor, type(None), Mapping, (tuple, list))
+    if len({tuple(isinstance(output, kind) for kind in kinds) for output in outputs}) > 1:
+        found = ", ".join(type(output).__name__ for output in outputs)
+        raise TypeError(f"gather: all replicas must return the same kind of output, got {found}")
     if isinstance(first, torch.Tensor):
         return _gather_tensors(outputs, device, dim)
     if first is None:

@@ -20,7 +20,7 @@ from .entries import Cacheable, place_of
 from .eviction import CacheEntry, NextUse, eviction_order
 from .filelock import is_at, try_exclusive
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a disk says that takes no more of this user's bytes: it is full, or the user's quota is."""
 
 

@@ -173,3 +173,8 @@ def test_two_processes_of_a_gloo_group_share_the_data_and_a_drawn_seed(tmp_path)
     with graph.loader(rank=0, world_size=1) as loader:
         whole = list(loader)
     assert whole[0::2] == found[0]["found"] and whole[1::2] == found[1]["found"]
+
+
+def test_a_mesh_that_is_none_is_named():
+    with pytest.raises(GraphError, match=r"mesh must be one dimension of a DeviceMesh.*'dp'.*got 'x'"):
+        resolve(None, None, "x")

@@ -1,6 +1,7 @@
 """What the engine's operators deliver."""
 
 import asyncio
+import functools
 import itertools
 import threading
 from collections import Counter, namedtuple
@@ -553,3 +554,15 @@ def test_costs_of_other_libraries_are_numbers_in_the_state():
         return graph
 
     assert_resumes_exactly(build)
+
+
+def test_a_generator_that_a_partial_brings_is_the_users_own():
+    mine = object()
+
+    def drawn(x, rng=None):
+        return rng is mine
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(4))).then(functools.partial(drawn, rng=mine))
+    with graph.loader() as loader:
+        assert list(loader) == [True] * 4

@@ -183,3 +183,12 @@ def test_own_types_register_how_they_are_cut() -> None:
     assert [len(row) for row in second["r"].rows] == [2]
     with pytest.raises(ValueError, match=r"inputs\[0\] has 3 and inputs\[1\] has 2"):
         scatter((ragged, torch.zeros(2)), cpus(2))
+
+
+@pytest.mark.parametrize("others", [None, {"a": torch.zeros(1)}, [torch.zeros(1)], 3])
+def test_replicas_that_return_different_kinds_are_named(others: Any) -> None:
+    kind = type(others).__name__
+    with pytest.raises(TypeError, match=f"same kind of output, got Tensor, {kind}"):
+        gather([torch.zeros(1), others], "cpu")
+    with pytest.raises(TypeError, match=f"same kind of output, got {kind}, Tensor"):
+        gather([{"x": others}, {"x": torch.zeros(1)}], "cpu")
