@@ -223,10 +223,11 @@ def exported(package):
 def test_the_exported_names_are_the_documented_ones():
     import pipegraph
 
-    first, second, third = re.split(r"^`from pipegraph import .*$", API, flags=re.M)
+    first, second, third, fourth = re.split(r"^`from pipegraph import .*$", API, flags=re.M)
     assert exported("pipegraph") | set(pipegraph._LATER) == documented(first)
     assert exported("operators") == set(pipegraph.operators._LATER) == documented(second)
     assert exported("pipegraph/testing") == documented(third)
+    assert exported("pipegraph/order") == documented(fourth)
 
 
 @pytest.mark.parametrize("name", sorted(documented(API.split("`from pipegraph import operators as ops`")[0])))
