@@ -150,7 +150,8 @@ class Search:
             self._distance = 1 if self._bold else 2 * self._distance
             self._bold = False
             self._unlucky.add(_key(then))
-            self._explain(decision, before, facts)
+            if not _shifted(before, facts, then):
+                self._explain(decision, before, facts)
         else:
             self._kept_needless |= set(decision.changes)
         return kept
@@ -187,6 +188,9 @@ class Search:
         if shifted:
             self._rest = REST
             self._kept_needless.clear()
+            for name in self._holders:
+                self.advice.pop(name, None)
+            self._holders.clear()
         self.settled, self._distance, self._bold, self._again = False, 1, False, False
         self._unlucky.clear()
         return False

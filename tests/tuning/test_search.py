@@ -128,6 +128,17 @@ def test_a_stage_found_to_hold_the_lock_by_trial_is_not_tried_again():
     assert search.sizes["a"].workers == 1 and search.settled
 
 
+def test_work_that_shifts_in_the_middle_of_a_trial_is_not_taken_for_the_lock():
+    search = Search({"a": Size(1, 8)})
+    sizes = search.sizes
+    for work_s in (0.02, *[0.08] * 20):  # the first step is on trial when it grows
+        works = [Work("a", work_s, core_s=0.001, computes=True)]
+        sizes = search.next(facts(works, sizes))
+    assert search.decisions[0].outcome == "taken back"
+    assert not search.tuning.advice
+    assert search.sizes["a"].workers > 2
+
+
 def test_a_step_taken_back_because_of_one_disturbed_window_gets_a_second_trial():
     disturbed = set()
 
