@@ -5,7 +5,6 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import ShardError
-from pipegraph.storage import formats
 from pipegraph.storage.formats import Block, Format, register_format
 
 RECORD = 10
@@ -41,9 +40,6 @@ class Short(Lenient):
 def registered():
     for form in (Lenient(), Short()):
         register_format(form)
-    yield
-    for form in (Lenient, Short):
-        formats._formats.pop(form.suffixes[0])
 
 
 def graph(path):
