@@ -51,9 +51,29 @@ def test_resuming_that_loses_a_state_is_found():
         assert_resumes_exactly(forgetful)
 
 
+class Numbered(pg.Operator):
+    """Tells which worker it is; where there are several, the first sample is held until another worker has one."""
+
+    def open(self, context):
+        self.worker = context.worker
+        self.another = context.share("another", threading.Event)
+
+    def process(self, chunk):
+        if chunk.data == 0 and threading.current_thread() is not threading.main_thread():
+            self.another.wait()
+        else:
+            self.another.set()
+        return chunk.replace(self.worker)
+
+
 def test_a_dependence_on_workers_is_found():
+    def numbered():
+        graph = pg.Graph("g")
+        graph.add(ops.FromIterable(range(8))).then(Numbered(), name="n")
+        return graph
+
     with pytest.raises(AssertionError, match="epoch 0 with 4 workers per stage"):
-        assert_same_everywhere(forgetful, workers=(4,))
+        assert_same_everywhere(numbered, workers=(4,), processes=0)
 
 
 def test_fingerprints_tell_bytes_types_and_shapes_apart():
