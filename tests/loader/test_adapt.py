@@ -281,6 +281,32 @@ def test_a_route_whose_branch_was_changed_keeps_the_order():
         assert head + rest(make(), state, ["f"]) == list(range(COUNT))
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_window_that_only_marks_have_passed_restarts_where_its_two_readers_stand(ordered):
+    def make(*names):
+        def made():
+            graph = pg.Graph("windows", seed=0)
+            source = graph.add(numbers(0, 14), name="numbers")
+            for name in names:
+                source = source.then(same, name=name)
+            routed = source.then(ops.Route(lambda x: (0, 2, 2, 1, 0)[x % 5], 3), name="route")
+            window = routed[0].then(ops.Shuffle(4), name="window")
+            short = routed[1].then(same, name="f").then(ops.Shuffle(1), name="short")
+            merged = graph.add(ops.Merge(), window, short, routed[2], name="merge")
+            graph.add(ops.Concat(), merged, window, name="both").then(same, name="end", ordered=ordered)
+            return graph
+
+        return made
+
+    with make()().loader() as loader:
+        expected = list(loader)
+    for steps in (0, 1, 2, 5, 9, 15):
+        for before, after in ((["extra"], []), ([], ["extra"])):
+            head, state = saved(make(*before), steps)
+            found = head + rest(make(*after), state, ["extra"])
+            assert found == expected if ordered else sorted(found) == sorted(expected)
+
+
 def test_every_rank_of_an_elastic_graph_resumes_at_another_size_with_a_changed_function():
     def make(function):
         return chain(("f", function), ("batch", ops.Batch(2, collate=list)))
