@@ -9,6 +9,7 @@
 #   make test-interop            the trainers' examples (Lightning, Accelerate, Hugging Face, DDP, FSDP2) and other people's
 #                                transforms, in an environment of their own
 #   make test-ray                stages on a local Ray cluster, with Ray installed for it in .venv-ray
+#   make test-migration          both sides of docs/migration.md, with the other loaders (4 GB) in an environment of their own
 #   make notebook                worker processes in a notebook, with Jupyter's kernel (60 MB) installed for it
 #   make browser                 the report of a profile in headless Chromium; skipped where there is none
 #   make bench                   the benchmarks against other loaders, in an environment of their own;
@@ -22,6 +23,7 @@ BENCH := .venv-bench
 DOCS := .venv-docs
 INTEROP := .venv-interop
 RAY := .venv-ray
+MIGRATION := .venv-migration
 # The machine's own Python where it is 3.11 or later, else a later one that is here.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	if command -v $$p >/dev/null && $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
@@ -29,7 +31,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STATED := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-interop test-ray lint fuzz notebook browser bench docs docs-serve clean
+.PHONY: help demo test test-interop test-ray test-migration lint fuzz notebook browser bench docs docs-serve clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -53,6 +55,9 @@ test-interop: $(INTEROP)/.installed
 # In one process: each test file starts a cluster of its own.
 test-ray: $(RAY)/.installed
 	$(RAY)/bin/python -m pytest -o faulthandler_timeout=600 tests/ray tests/docs/test_examples.py -k "ray" $(ARGS)
+
+test-migration: $(MIGRATION)/.installed
+	$(MIGRATION)/bin/python -m pytest tests/docs/test_migration.py $(ARGS)
 
 lint: $(VENV)/.installed-lint
 	$(VENV)/bin/ruff check .
@@ -85,9 +90,9 @@ docs-serve: docs
 	$(DOCS)/bin/python -m http.server 8000 --bind 127.0.0.1 --directory site
 
 clean:
-	rm -rf $(VENV) $(BENCH) $(DOCS) $(INTEROP) $(RAY) site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(DOCS) $(INTEROP) $(RAY) $(MIGRATION) site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(VENV)/.made $(BENCH)/.made $(DOCS)/.made $(INTEROP)/.made $(RAY)/.made:
+$(VENV)/.made $(BENCH)/.made $(DOCS)/.made $(INTEROP)/.made $(RAY)/.made $(MIGRATION)/.made:
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or later with its venv module is needed: install it, or say make PYTHON=..." >&2; exit 2; fi
 	$(PYTHON) -m venv $(@D)
 	@touch $@
@@ -126,6 +131,11 @@ $(BENCH)/.installed: $(STATED) benchmarks/requirements.txt | $(BENCH)/.made
 $(INTEROP)/.installed: $(STATED) tests/interop/requirements.txt | $(INTEROP)/.made
 	$(INTEROP)/bin/python $(PIP) -e ".[test]" -r tests/interop/requirements.txt
 	$(INTEROP)/bin/python $(PIP) --no-deps --upgrade --target $(INTEROP)/vision torchvision==0.28.0
+	@touch $@
+
+$(MIGRATION)/.installed: $(STATED) tests/docs/requirements.txt | $(MIGRATION)/.made
+	@echo "installing pipegraph and the loaders of docs/migration.md into $(MIGRATION), once: this takes minutes and 4 GB"
+	$(MIGRATION)/bin/python $(PIP) -e ".[images,cli]" -r tests/docs/requirements.txt
 	@touch $@
 
 # Reads the sources, so it needs neither torch nor the package itself.
