@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -94,7 +95,7 @@ def _note(batch: Any, values: Sequence[Any], transposed: bool, top: bool) -> Not
 
 
 def _are(batch: Sequence[Any], values: Sequence[Any]) -> bool:
-    return len(batch) == len(values) and all(a is b for a, b in zip(batch, values, strict=True))
+    return len(batch) == len(values) and all(map(is_, batch, values))
 
 
 def _at(values: Sequence[Any], name: Any) -> list[Any]:

@@ -72,8 +72,13 @@ class Bundle(Chunk):
         self.packed: Any = None
 
     @staticmethod
+    def takes(chunk: Chunk) -> bool:
+        """Whether a chunk may travel with others: it is of one sample, and has only data, keys and cursors."""
+        return not (chunk.batched or len(chunk.lineages) > 1 or chunk.paths is not None or chunk.ready)
+
+    @staticmethod
     def of(chunks: Sequence[Chunk]) -> Bundle:
-        """Chunks of one sample each, which have nothing else than data, keys and cursors."""
+        """Chunks that it takes."""
         first = chunks[0]
         names = None
         if any(chunk._keys is not None for chunk in chunks):

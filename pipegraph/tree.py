@@ -207,7 +207,7 @@ def _collect(data: Any, found: dict[int, int]) -> None:
     elif isinstance(data, list | tuple):
         if len(data) >= MANY:
             _collect_many(data, data, found)
-        else:
+        elif not ATOMS.issuperset(map(type, data)):
             for value in data:
                 _collect(value, found)
     elif isinstance(data, bytearray | memoryview):

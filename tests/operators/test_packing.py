@@ -344,3 +344,22 @@ def test_rows_are_the_same_however_many_are_cut_at_once(monkeypatch, at_once, ba
         sizes = np.diff(np.append(begins, len(tokens[of_row])))
         assert np.array_equal(np.repeat(np.arange(1, len(sizes) + 1), sizes), segments[of_row])
         assert np.array_equal(np.concatenate([np.arange(size) for size in sizes]), positions[of_row])
+
+
+def test_rows_of_a_source_that_is_read_by_two_ways_resume_below_a_completion_order_stage():
+    def make():
+        graph = pg.Graph("twice")
+        source = graph.add(ops.FromSequence([{"tokens": list(range(i, i + 3))} for i in range(5)]))
+        packed = graph.add(ops.Concat(), source, source).then(ops.Pack(1), capacity=2)
+        packed.then(lambda row: int(row["tokens"][0]), ordered=False)
+        return graph
+
+    with make().loader() as loader:
+        everything = sorted(loader)
+    for steps in (1, 2, 7, 15, 16, 29):
+        with make().loader() as loader:
+            head = list(itertools.islice(loader, steps))
+            state = loader.state_dict()
+        with make().loader() as loader:
+            loader.load_state_dict(state)
+            assert sorted(head + list(loader)) == everything

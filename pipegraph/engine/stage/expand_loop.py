@@ -100,10 +100,7 @@ def _expand(
             continue
         child.before, child.after = ((before, index - 1), (before, index)) if nested else (before, before)
         child.epoch = epoch
-        alone = (
-            not together or child.batched or len(child.lineages) > 1 or child.paths is not None or child.ready
-        )
-        if alone:
+        if not together or not Bundle.takes(child):
             _send_alone(unit, child)
             yield HALFWAY  # whoever drives an inline stage may be the one who makes room
             continue

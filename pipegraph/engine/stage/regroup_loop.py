@@ -107,7 +107,7 @@ def bundled(made: Sequence[Any], rows: int, nbytes: int) -> Iterator[Any]:
     """What a call has made: its rows in bundles of up to so many, and of about so many bytes."""
     waiting: list[Chunk] = []
     for out in made:
-        if out.__class__ is not Chunk:
+        if out.__class__ is not Chunk or not Bundle.takes(out):
             if waiting:
                 yield Bundle.of(waiting)
             waiting = []
