@@ -407,8 +407,10 @@ def test_what_fails_in_a_pass_that_was_left_does_not_count_in_the_next():
         for _ in loader:
             break
         assert inside.acquire(timeout=20)  # the prefetching worker is in the item that will fail
-        threading.Timer(0, release.set).start()
+        releasing = threading.Thread(target=release.set)
+        releasing.start()
         assert list(loader) == [100]
+        releasing.join()
         assert [q.key for q in loader.profile().quarantined] == [1]
 
 

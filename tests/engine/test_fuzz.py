@@ -81,13 +81,13 @@ def long_bundles(monkeypatch):
 @given(recipes(), st.integers(1, 3), st.sampled_from([1, 2, 3, None]), st.integers(0, 5))
 def test_random_graphs_deliver_what_the_inline_reference_delivers(recipe, epochs, prefetch, turn):
     start_deadline()
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     prefetch = prefetch_of(recipe, prefetch)
     reference = all_passes(recipe.build(inline=True), recipe, epochs, prefetch)
     found = all_passes(recipe.build(turn=turn), recipe, epochs, prefetch)
     for epoch, (one, other) in enumerate(zip(reference, found, strict=True)):
         assert_same(one, other, recipe.ordered, f"epoch {epoch}")
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
 
 
 @fuzzed
@@ -104,7 +104,7 @@ def test_rows_in_bundles_come_and_resume_as_they_do_one_by_one(long_bundles, rec
 
 def check_resume(recipe, stops, turn):
     start_deadline()
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     epochs = 2
     reference = all_passes(recipe.build(inline=True), recipe, epochs, 1)
     got = [[] for _ in range(epochs)]
@@ -130,14 +130,14 @@ def check_resume(recipe, stops, turn):
     for epoch, expected in enumerate(reference):
         found = Outcome(tuple(got[epoch]), errors[epoch])
         assert_same(expected, found, recipe.ordered, f"epoch {epoch}, stopped after {stops}")
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
 
 
 @fuzzed
 @given(recipes(), st.integers(0, 12), st.integers(0, 5))
 def test_several_loaders_of_one_graph_deliver_as_if_each_were_alone(recipe, stop, turn):
     start_deadline()
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     expected = all_passes(recipe.build(inline=True), recipe, 2, 1)
     graph = recipe.build(turn=turn)
     beside = []
@@ -168,7 +168,7 @@ def test_several_loaders_of_one_graph_deliver_as_if_each_were_alone(recipe, stop
         thread.join(DEADLINE_S)
     for epoch in range(2):
         assert_same(expected[epoch], beside[epoch], recipe.ordered, f"the one in a thread, epoch {epoch}")
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
 
 
 @fuzzed
@@ -386,7 +386,7 @@ def at_line(number, call, run):
 )
 def test_a_loader_lives_as_its_model_does(recipe, actions, prefetch, turn):
     start_deadline()
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     life = Life(recipe, prefetch, turn)
     try:
         for action, argument in actions:
@@ -397,4 +397,4 @@ def test_a_loader_lives_as_its_model_does(recipe, actions, prefetch, turn):
     finally:
         life.close()
         life.reference.close()
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads

@@ -174,8 +174,10 @@ def test_a_close_that_is_interrupted_while_a_worker_runs_leaves_that_worker_to_t
     with pytest.raises(KeyboardInterrupt):
         loader.close()
     (worker,) = (thread for thread in threading.enumerate() if thread.name == "pipegraph-g-work-0")
-    threading.Thread(target=returns.set).start()
+    releasing = threading.Thread(target=returns.set)
+    releasing.start()
     loader.close()
+    releasing.join()
     assert worker not in threading.enumerate()
 
 

@@ -1,7 +1,15 @@
 """A graph whose one stage works in processes, and what it delivers."""
 
+import os
+import threading
+import time
+
+import pytest
+
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.engine.process import process_host
+from pipegraph.engine.process.worker import Page
 
 
 def pipeline(fn, items=range(20), workers=2, **options):
@@ -18,3 +26,24 @@ def delivered(graph, **options):
 
 def hosts(loader):
     return [worker.operator._host for worker in loader._runtime.workers["work"]]
+
+
+@pytest.fixture
+def tell_that_it_hangs(tmp_path, monkeypatch):
+    """What a function calls before it hangs. Only its row is overdue: on a busy machine any row may take long."""
+    hanging = tmp_path / "hanging"
+    hanging.mkdir()
+    awaits, look, asking = process_host.ProcessHost._await, Page.look, threading.local()
+
+    def noted(host, timeout_s):
+        asking.pid = host.pid
+        awaits(host, timeout_s)
+
+    def looks(page):
+        row, since_ns, member = look(page)
+        return row, since_ns if (hanging / str(asking.pid)).exists() else time.monotonic_ns(), member
+
+    monkeypatch.setattr(process_host, "STACK_S", 60)
+    monkeypatch.setattr(process_host.ProcessHost, "_await", noted)
+    monkeypatch.setattr(Page, "look", looks)
+    return lambda: (hanging / str(os.getpid())).touch()

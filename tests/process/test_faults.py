@@ -1,5 +1,6 @@
 """What goes wrong between the trainer and its worker processes, and costs no more than the item it happened to."""
 
+import contextlib
 import gc
 import os
 import random
@@ -136,7 +137,7 @@ def test_close_does_not_wait_for_an_open_that_hangs(tmp_path):
     with open(path):  # blocks until the process is inside
         pass
     loader.close()
-    runner.join(20)
+    runner.join(60)
     assert not runner.is_alive()
     assert "closed" in str(ended)
 
@@ -161,7 +162,7 @@ def test_close_does_not_wait_for_a_zygote_that_still_imports(tmp_path, monkeypat
     with open(inside):  # blocks until it is about to import
         pass
     loader.close()
-    runner.join(20)
+    runner.join(60)
     assert not runner.is_alive()
     assert "closed" in str(ended)
     assert zygote._shared is None
@@ -179,18 +180,22 @@ def test_a_zygote_that_is_killed_is_started_again():
 
 
 def test_random_workers_that_are_killed_lose_nothing():
-    draw = random.Random(5)
-    graph = pipeline(lambda x: [x] * 50, items=range(400), workers=2)
+    """A worker is killed again when the rows that it had then have come: a row that is hit twice is blamed, by design."""
+    draw, in_flight, items = random.Random(5), 150, 3000
+    graph = pipeline(lambda x: [x] * 50, items=range(items), workers=2)
     graph.add(ops.Batch(4, collate=list), graph.tail)
     with graph.loader() as loader:
-        found = []
+        found, spared, kills = [], {}, 0
         for batch in loader:
             found += [row[0] for row in batch]
-            if draw.random() < 0.2:
-                pid = draw.choice(hosts(loader)).pid
-                if pid:
+            host = draw.choice(hosts(loader))
+            if (pid := host.pid) and len(found) >= spared.get(host, 0):
+                with contextlib.suppress(ProcessLookupError):  # it has ended already, and is being replaced
                     os.kill(pid, signal.SIGKILL)
-    assert found == list(range(400))
+                    kills += 1
+                spared[host] = len(found) + in_flight
+    assert kills >= 10
+    assert found == list(range(items))
 
 
 def test_a_forked_child_leaves_its_parents_processes_alone():
@@ -323,11 +328,11 @@ def test_what_an_operator_held_is_never_begun_anew_unnoticed():
 
 def test_cycles_of_open_break_and_close_leave_nothing_behind():
     graph = pipeline(lambda x: x, items=range(100))
-    before = len(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     for _ in range(10):
         with graph.loader() as loader:
             for x in loader:
                 if x == 5:
                     break
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
     assert zygote._shared is None

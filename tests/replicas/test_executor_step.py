@@ -382,10 +382,10 @@ def test_a_step_keeps_nothing_of_its_batch(make_executor: MakeExecutor, mode: st
 def test_threads_are_started_once(make_executor: MakeExecutor) -> None:
     executor = make_executor(mlp(), 3, optimizer=sgd)
     executor.step(data(), square)
-    before = {thread.ident for thread in threading.enumerate()}
+    before = set(threading.enumerate())
     for step in range(5):
         executor.step(data(seed=step), square)
-    assert {thread.ident for thread in threading.enumerate()} == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_each_replica_has_its_share_of_the_cores(make_executor: MakeExecutor) -> None:
