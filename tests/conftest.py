@@ -5,10 +5,26 @@ import os
 # Several test processes share the machine: in each of them OpenMP's threads would spin while they wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Iterator
+
+import programs as programs_of_tests
 import pytest
 
 from pipegraph.storage import formats
 from pipegraph.testing import no_leaks as no_leaks
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # the environment of the Ray tests has none
+    pass
+else:  # the same examples every time, and none fails for being slow; `make fuzz` draws others
+    settings.register_profile(
+        "tests",
+        deadline=None,
+        derandomize="PIPEGRAPH_FUZZ_EXAMPLES" not in os.environ,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("tests")
 
 
 @pytest.fixture(autouse=True)
@@ -18,3 +34,10 @@ def formats_of_its_own():
     yield
     formats._formats.clear()
     formats._formats.update(before)
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[programs_of_tests.Server]:
+    """Runs programs in processes of their own, without their imports' time."""
+    with programs_of_tests.Server() as server:
+        yield server

@@ -1,10 +1,7 @@
 """Promise 6: back to nothing after a break, an error, Ctrl-C, garbage collection, the interpreter's exit."""
 
 import gc
-import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import tracemalloc
@@ -215,22 +212,19 @@ def graph(work=lambda x: x, **options):
 """
 
 
-def python(code, sigint=False, **options):
+@pytest.fixture
+def python(programs):
     """Runs code; sends SIGINT when it prints READY. Returns (exit code, output, errors)."""
-    process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-c", PRELUDE + textwrap.dedent(code)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=os.getcwd(),
-        **options,
-    )
-    with process:
-        if sigint:
-            assert process.stdout.readline() == "READY\n", process.communicate()
-            process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    return process.returncode, out, err
+
+    def run(code, sigint=False):
+        with programs.start(PRELUDE + textwrap.dedent(code)) as program:
+            if sigint:
+                assert program.stdout.readline() == "READY\n", program.communicate()
+                program.send_signal(signal.SIGINT)
+            out, err = program.communicate()
+        return program.returncode, out, err
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -240,7 +234,7 @@ def python(code, sigint=False, **options):
         "lambda x: x",  # it is busy
     ],
 )
-def test_ctrl_c_reaches_the_training_loop_and_everything_ends(waits):
+def test_ctrl_c_reaches_the_training_loop_and_everything_ends(waits, python):
     code, out, err = python(
         f"""
         import pipegraph.engine.runtime
@@ -267,7 +261,7 @@ def test_ctrl_c_reaches_the_training_loop_and_everything_ends(waits):
         assert out.splitlines()[1] == "['MainThread']"
 
 
-def test_ctrl_c_in_an_inline_stage_is_raised_at_once():
+def test_ctrl_c_in_an_inline_stage_is_raised_at_once(python):
     code, out, err = python(
         """
         def work(x):
@@ -290,7 +284,7 @@ def test_ctrl_c_in_an_inline_stage_is_raised_at_once():
     assert (code, out) == (0, "True\n"), err
 
 
-def test_the_interpreter_exits_with_a_loader_that_nobody_closed():
+def test_the_interpreter_exits_with_a_loader_that_nobody_closed(python):
     code, out, err = python(
         """
         loader = graph().loader(epochs=None)
@@ -302,7 +296,7 @@ def test_the_interpreter_exits_with_a_loader_that_nobody_closed():
     assert (code, out, err) == (0, "done\n", "")
 
 
-def test_the_interpreters_exit_does_not_wait_for_stuck_user_code():
+def test_the_interpreters_exit_does_not_wait_for_stuck_user_code(python):
     code, out, err = python(
         """
         import pipegraph.engine.runtime
@@ -324,7 +318,7 @@ def test_the_interpreters_exit_does_not_wait_for_stuck_user_code():
     assert "StuckWorker: stage 'work': a worker did not return" in err
 
 
-def test_sys_exit_in_the_training_loop():
+def test_sys_exit_in_the_training_loop(python):
     code, _, err = python(
         """
         for item in graph().loader(epochs=None):
@@ -332,11 +326,6 @@ def test_sys_exit_in_the_training_loop():
         """
     )
     assert (code, err) == (7, "")
-
-
-def test_importing_starts_nothing():
-    code, out, _ = python("print(threading.active_count())")
-    assert (code, out) == (0, "1\n")
 
 
 def test_a_gated_stage_stops_at_once():

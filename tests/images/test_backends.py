@@ -141,7 +141,7 @@ def test_all_fast_backends_give_the_same_bytes_on_photographs(fast, photographs)
         assert np.array_equal(decoded(opencv, data, window, 160, 160), decoded(fast, data, window, 160, 160))
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_all_fast_backends_give_the_same_bytes_for_any_region_and_scale(odd_files, data):
     name = data.draw(st.sampled_from([name for name in odd_files if name.endswith(".jpg")]))
@@ -257,7 +257,7 @@ def test_a_file_with_another_formats_name_is_decoded_by_what_it_is(backend, tmp_
     assert np.array_equal(decoded(backend, data, window, 93, 121), np.asarray(Image.open(path)))
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_broken_files_decode_or_are_refused_and_nothing_else(odd_files, data):
     name = data.draw(st.sampled_from(["sampling-420.jpg", "progressive.jpg", "colour.png", "alpha.webp"]))

@@ -77,7 +77,7 @@ def test_documents_longer_than_a_row_are_cut_and_none_without_tokens_comes():
     assert rows_of(documents([0, 0]), 4) == rows_of([], 4) == []
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.integers(0, 23), max_size=60),
     st.integers(1, 9),
@@ -141,7 +141,7 @@ def test_it_resumes_inside_long_documents_and_behind_empty_ones(method, lengths)
     assert_resumes_exactly(packed(method, window=2, lengths=lengths))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(st.integers(0, 24), max_size=10),
     st.integers(2, 9),

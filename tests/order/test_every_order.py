@@ -47,7 +47,7 @@ def is_uneven(order: Order) -> bool:
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     layout=LAYOUTS, world_size=st.integers(1, 12), seed=st.integers(0, 2**64 - 10), epoch=st.integers(0, 5)
 )
@@ -99,7 +99,7 @@ def test_another_epoch_and_another_seed_have_another_order(order):
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(layout=LAYOUTS, world_size=st.integers(1, 9), piece=st.integers(1, 50), consumed=st.integers(0, 60))
 def test_pieces_drawn_one_by_one_are_the_whole(order, layout, world_size, piece, consumed):
     history = [(4, min(consumed, order.length(layout, 4, seed=5)))]
@@ -129,7 +129,7 @@ def run_resized(order, layout, seed, epoch, sizes, draw):
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     layout=st.one_of(LAYOUTS, st.lists(st.integers(20, 90), min_size=20, max_size=40)),
     seed=st.integers(0, 2**32),
@@ -233,7 +233,7 @@ def test_what_is_returned_may_be_written_to(order):
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     layout=LAYOUTS,
     sizes=st.lists(st.integers(1, 6), min_size=2, max_size=4),

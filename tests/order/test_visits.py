@@ -49,7 +49,7 @@ def read(order: Order, layout: Layout, deal: Deal, rank: int) -> list[tuple[int,
     return [(step, int(block)) for step, (block, kept) in enumerate(zip(blocks, real, strict=True)) if kept]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(FORESEEN), layouts, st.integers(1, 4), st.integers(0, 3), st.integers(0, 2), st.data())
 def test_every_read_lies_in_a_visit_and_visits_begin_and_end_near_reads(
     order: Order, layout: Layout, world_size: int, seed: int, epoch: int, data: st.DataObject

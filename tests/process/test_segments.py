@@ -56,7 +56,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(trees=st.lists(TREES, max_size=3))
 def test_any_tree_arrives_as_it_was(trees):
     pair = [Port(each) for each in socket.socketpair()]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -25,7 +25,6 @@ CPU = torch.device("cpu")
 # The plan
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 500), st.sampled_from([torch.float32, torch.float64]), st.integers(0, 2))

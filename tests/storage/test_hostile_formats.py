@@ -249,7 +249,7 @@ def shard_of(suffix: str) -> bytes:
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".npy", ".npz", ".parquet"])
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data())
 def test_any_damage_is_a_shard_error_or_other_samples_and_never_another_error(
     suffix: str, data: st.DataObject

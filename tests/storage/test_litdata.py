@@ -224,7 +224,7 @@ def test_leaves_that_lie_are_refused(form: str, leaf: bytes) -> None:
         samples(chunk([(leaf,)]), index([form], LEAF))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data())
 def test_any_damage_is_a_shard_error_or_other_samples_and_never_another_error(data: st.DataObject) -> None:
     found = bytearray(chunk(rows()))

@@ -231,7 +231,7 @@ def test_arrays_that_lie_are_refused(value: bytes) -> None:
         samples(mds([("a", "ndarray", None)], [(value,)]))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data())
 def test_any_damage_is_a_shard_error_or_other_samples_and_never_another_error(data: st.DataObject) -> None:
     found = bytearray(shard())

@@ -74,7 +74,7 @@ def test_base_256_sizes_are_read() -> None:
     assert [{"key": "a", "bin": data}] == list(TAR.samples(BytesFile(archive)))
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     sizes=st.lists(st.lists(st.integers(0, 3000), min_size=1, max_size=3), max_size=30),
     form=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
