@@ -1,8 +1,11 @@
-"""Arguments of other libraries, and their equivalents here."""
+"""Arguments of other libraries and misspelt ones, and their equivalents here."""
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -46,20 +49,31 @@ HERE = {
 
 
 def names_ours(function: Function) -> Function:
-    """Let a call with an argument that is known from elsewhere fail with ours; the signature stays as it is.
+    """Let a call with an unknown argument fail with the one that is meant; the signature stays as it is.
 
     Raises:
-        TypeError: the call has such an argument.
+        TypeError: the call has an argument that is another library's, or that nobody knows, or too many by position.
     """
     code = getattr(function, "__code__")  # noqa: B009 (a Callable has none for mypy)
-    known = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    known = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    positional = sys.maxsize if code.co_flags & inspect.CO_VARARGS else code.co_argcount
+    owner = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def checked(*args: Any, **options: Any) -> Any:
-        for name in options.keys() - known:
-            if name in HERE:
-                owner = function.__qualname__.removesuffix(".__init__")
-                raise TypeError(f"{owner}() has no {name}=; here that is {HERE[name]}")
+        for name in options:
+            if name in known:
+                continue
+            # "epoch" is a misspelt "epochs", "num_workers" is not.
+            near = [] if name in HERE else difflib.get_close_matches(name, known, 1)
+            here = f"here that is {HERE[name]}" if name in HERE else f"there are {', '.join(known)}"
+            raise TypeError(f"{owner}() has no {name}=; " + (f"did you mean {near[0]}=?" if near else here))
+        if len(args) > positional:
+            chain = " and chain stages, node.then(a).then(b)" if owner == "Node.then" else ""
+            raise TypeError(
+                f"{owner}() takes {positional - 1} by position ({', '.join(known[: positional - 1])}), "
+                f"got {len(args) - 1}: give options by name{chain}"
+            )
         return function(*args, **options)
 
     return checked  # type: ignore[return-value]

@@ -60,7 +60,7 @@ class Node:
         resources: Mapping[str, float] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
     ) -> Node:
-        """``graph.add(operator, self, ...)``; see :meth:`Graph.add` for the options."""
+        """``graph.add(operator, self, ...)``; see :meth:`Graph.add` for the options and what it raises."""
         return self.graph.add(
             operator,
             self,

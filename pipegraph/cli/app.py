@@ -239,8 +239,8 @@ INTERRUPTED = 130
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command; returns the exit code."""
+    command = typer.main.get_command(app)
     try:
-        command = typer.main.get_command(app)
         with interrupts.kept():
             code = command.main(list(arguments), prog_name="pipegraph", standalone_mode=False)
         # typer turns a Ctrl-C inside a command into the exit code that it returns.
@@ -259,7 +259,10 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(_line(error), 1)
     except Exception as error:
         if isinstance(error, _USAGE_ERROR):
-            return _fail(error.format_message(), 2)  # type: ignore[attr-defined]
+            message: str = error.format_message()  # type: ignore[attr-defined]
+            if message.startswith("No such command") and message.endswith("'."):
+                message += f" There are {', '.join(command.list_commands(None))}."  # type: ignore[attr-defined]
+            return _fail(message, 2)
         return _fail(f"{type(error).__name__} at {_place(error)}: {_line(error)}", 1)
 
 

@@ -21,7 +21,9 @@ def load_graph(target: str) -> Graph:
     """
     found = load_object(target, Graph)
     if not isinstance(found, Graph):
-        raise GraphError(f"{target} is a {type(found).__name__}, not a graph nor a function that returns one")
+        raise GraphError(
+            f"{target} is of type {type(found).__name__}, no graph and no function that returns one"
+        )
     return found
 
 

@@ -6,6 +6,7 @@ Sample numbers are those of ``Order.indices``: through all parts in manifest ord
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +27,9 @@ class Quality:
         displacement: quantiles 0.1, 0.25, 0.5, 0.75, 0.9 of how far a sample moved from
             its number in the data, over the samples; ``displacement_expected`` likewise.
         met_again, met_expected: of the pairs that shared a batch, the share that shares
-            one in the next epoch too; NaN without a next epoch.
+            one in the next epoch too; NaN without a next epoch or without pairs.
         inflation: variance of batch means over that of a global shuffle, for a value
-            that is constant within a class, classes lying one after the other.
+            that is constant within a class, classes lying one after the other; NaN where all samples fit one batch.
     """
 
     parts_per_batch: float
@@ -40,14 +41,19 @@ class Quality:
     inflation: float
 
     def __str__(self) -> str:
+        def shown(value: float, digits: int) -> str:
+            return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+        unknown = math.isnan(self.met_again) or math.isnan(self.inflation)
         moved = ", ".join(f"{value:.2f}" for value in self.displacement)
         expected = ", ".join(f"{value:.2f}" for value in self.displacement_expected)
         return (
             f"{'measure':<40}{'this order':>30}{'global shuffle':>30}\n"
             f"{'distinct parts per batch':<40}{self.parts_per_batch:>30.2f}{self.parts_expected:>30.2f}\n"
             f"{'displacement, quantiles 10 25 50 75 90 %':<40}{moved:>30}{expected:>30}\n"
-            f"{'pairs of a batch that meet again':<40}{self.met_again:>30.6f}{self.met_expected:>30.6f}\n"
-            f"{'variance of batch means, class-sorted':<40}{self.inflation:>30.2f}{1:>30.2f}"
+            f"{'pairs of a batch that meet again':<40}{shown(self.met_again, 6):>30}{shown(self.met_expected, 6):>30}\n"
+            f"{'variance of batch means, class-sorted':<40}{shown(self.inflation, 2):>30}{1:>30.2f}"
+            + ("\n-: too few samples or batches for this measure" if unknown else "")
         )
 
 
@@ -65,6 +71,9 @@ def quality(
         batch: samples per batch.
         classes: of how many equal classes, one after the other, the data is taken to consist.
         following: the next epoch, for ``met_again``.
+
+    Raises:
+        GraphError: ``batch`` is not within 1..samples of the epoch.
     """
     total = int(part_samples.sum())
     label = (np.arange(total) * classes // max(total, 1)).astype(np.float64)

@@ -15,6 +15,9 @@ SHOWN_QUARANTINED = 5
 HAND_OVER = 0.2
 """Share of its time for which training waits where hand-overs set the pace, twice what all stages work or more."""
 
+IDLE = 0.5
+"""A training loop that waits for more than this share of its time does not set the pace."""
+
 KEEPS_UP = 0.05
 """A training loop that waits for less than this share of its time is said to be kept up with."""
 
@@ -51,6 +54,13 @@ def conclude(profile: Profile) -> str:
             return (
                 f"No stage sets the pace: {stall}, and all stages together worked {_share(worked)} of it. "
                 "Handing items from thread to thread takes longer than the work: larger batches help, or "
+                "backend='inline' for cheap stages."
+            )
+        if waited > IDLE:
+            busiest = max((stage.busy for stage in profile.stages.values()), default=0.0)
+            return (
+                f"No stage sets the pace: {stall}, and the busiest stage worked {_share(busiest)} of it. "
+                "Starting passes and handing items over take the rest: longer passes and larger batches help, or "
                 "backend='inline' for cheap stages."
             )
         keeps_up = ", the pipeline keeps up" if waited < KEEPS_UP else ""

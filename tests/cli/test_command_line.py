@@ -108,7 +108,7 @@ def test_plan_delivers_from_the_stage_that_is_named(pipeline, capsys):
         ("{file}", "expected FILE:GRAPH"),
         ("{file}:", "expected FILE:GRAPH"),
         ("{file}:absent", "has no 'absent'; graphs in it: graph, two, failing, images, nothing"),
-        ("{file}:number", "is a int, not a graph nor a function that returns one"),
+        ("{file}:number", "is of type int, no graph and no function that returns one"),
         ("{file}:takes", "failed: TypeError"),
         ("{file}:two", "has 2 sinks (left, right): name one with output="),
     ],
@@ -221,6 +221,26 @@ def test_an_error_in_the_users_function_is_told_with_its_sample_and_exit_code_1(
 def test_a_graph_that_delivers_nothing_does_not_run_for_ever(pipeline, capsys):
     assert main(["profile", f"{pipeline}:nothing", "--seconds", "60"]) == 2
     assert "delivered nothing in a whole epoch" in printed(capsys).err
+
+
+def test_an_unknown_command_is_answered_with_the_known_ones(capsys):
+    assert main(["porfile"]) == 2
+    assert "No such command 'porfile'. Did you mean 'profile'?" in printed(capsys).err
+    assert main(["fly"]) == 2
+    known = "demo, plan, profile, tune, index, pack, quality, doctor"
+    assert printed(capsys).err == f"pipegraph: No such command 'fly'. There are {known}.\n"
+
+
+def test_quality_of_data_that_is_too_small_says_so_instead_of_nan(tmp_path, capsys):
+    path = tmp_path / "tiny_pipeline.py"
+    path.write_text(
+        "import pipegraph as pg\nfrom pipegraph import operators as ops\n"
+        "graph = pg.Graph('one')\ngraph.add(ops.FromSequence(range(1)))\n"
+    )
+    assert main(["quality", f"{path}:graph"]) == 0
+    out = printed(capsys).out
+    assert "nan" not in out
+    assert "-: too few samples or batches for this measure" in out
 
 
 def test_quality_compares_the_order_with_a_global_shuffle(pipeline, capsys):

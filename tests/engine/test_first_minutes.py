@@ -55,9 +55,37 @@ def test_an_argument_known_from_elsewhere_is_answered_with_ours(call: Any, messa
         call(graph, node)
 
 
-def test_an_unknown_argument_is_pythons_own_error() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'wrokers'"):
-        pg.Graph("typo").add(ops.FromIterable([1]), wrokers=2)  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda g, n: g.add(ops.FromIterable([1]), wrokers=2),
+            r"^Graph.add\(\) has no wrokers=; did you mean workers=\?$",
+        ),
+        (lambda g, n: n.then(abs, worker=2), r"^Node.then\(\) has no worker=; did you mean workers=\?$"),
+        (lambda g, n: g.loader(epoch=2), r"^Graph.loader\(\) has no epoch=; did you mean epochs=\?$"),
+        (
+            lambda g, n: ops.Batch(2, droplast=True),
+            r"^Batch\(\) has no droplast=; did you mean drop_last=\?$",
+        ),
+        (
+            lambda g, n: ops.FromSequence([1], xyz=2),
+            r"^FromSequence\(\) has no xyz=; there are dataset, order",
+        ),
+        (
+            lambda g, n: n.then(abs, abs),
+            r"^Node.then\(\) takes 1 by position \(operator\), got 2: .* node.then\(a\).then\(b\)$",
+        ),
+        (
+            lambda g, n: g.loader(n, 2),
+            r"^Graph.loader\(\) takes 1 by position \(output\), got 2: give options by name$",
+        ),
+    ],
+)
+def test_a_misspelt_or_misplaced_argument_is_answered_with_the_right_one(call: Any, message: str) -> None:
+    graph = pg.Graph("typo")
+    with pytest.raises(TypeError, match=message):
+        call(graph, graph.add(ops.FromIterable(range(3))))
 
 
 def test_graph_plan_and_profile_are_tables_in_a_notebook() -> None:

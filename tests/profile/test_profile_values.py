@@ -119,6 +119,14 @@ def test_where_handing_over_takes_longest_nobody_is_said_to_set_the_pace():
     assert "backend='inline'" in found.conclusion
 
 
+def test_training_that_waits_most_of_the_time_is_not_said_to_set_the_pace():
+    stages = {"read": pg.StageProfile(busy=0.28, workers=2), "batch": pg.StageProfile(busy=0.15, workers=1)}
+    found = profile(stages=stages, bottleneck="consumer", stall_s=6.7, elapsed_s=10.0)
+    assert found.conclusion.startswith(
+        "No stage sets the pace: training waited for data 67 % of the time, and the busiest stage worked 28 % of it."
+    )
+
+
 def test_cores_that_other_programs_use_are_not_said_to_be_ours():
     stages = {"decode": pg.StageProfile(busy=0.95, running=0.05, coreless=0.9, workers=4)}
     found = profile(stages=stages, bottleneck="decode", cause="cores", cores_used=0.2, cores=2.0)
