@@ -1,9 +1,6 @@
 """Which rank this is: asked when iteration starts; the seed that all ranks share."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -147,21 +144,12 @@ dist.destroy_process_group()
 """
 
 
-def test_two_processes_of_a_gloo_group_share_the_data_and_a_drawn_seed(tmp_path):
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=os.getcwd(),
-        )
-        for rank in range(2)
-    ]
+def test_two_processes_of_a_gloo_group_share_the_data_and_a_drawn_seed(tmp_path, programs):
+    processes = [programs.start(WORKER, rank, tmp_path / "store") for rank in range(2)]
     found = []
     for process in processes:
         with process:
-            out, err = process.communicate(timeout=100)
+            out, err = process.communicate()
             assert process.returncode == 0, err
             found.append(json.loads(out))
     assert found[0]["seed"] == found[1]["seed"] > 0

@@ -5,8 +5,6 @@ import gc
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -256,13 +254,7 @@ def test_a_child_that_is_forked_after_the_end_of_all_processes_keeps_its_own_fil
         os.close(writer)
 
 
-def run(script, **options):
-    return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False, **options
-    )
-
-
-def test_a_trainer_that_ignores_the_end_of_its_children_can_have_processes():
+def test_a_trainer_that_ignores_the_end_of_its_children_can_have_processes(programs):
     script = """
 import signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -273,11 +265,11 @@ graph.add(ops.FromSequence(range(5))).then(lambda x: x + 1, backend="process")
 with graph.loader() as loader:
     print(list(loader))
 """
-    done = run(script)
+    done = programs.run(script)
     assert done.stdout == "[1, 2, 3, 4, 5]\n", done.stderr
 
 
-def test_a_trainer_that_takes_a_schedulers_sigterm_keeps_its_workers():
+def test_a_trainer_that_takes_a_schedulers_sigterm_keeps_its_workers(programs):
     script = """
 import os, signal
 import pipegraph as pg
@@ -295,7 +287,7 @@ with graph.loader() as loader:
             os.killpg(0, signal.SIGUSR1)
 print([x for x, _ in found] == list(range(50)), len({pid for _, pid in found}))
 """
-    done = run(script, start_new_session=True)
+    done = programs.run(script, start_new_session=True)
     assert sorted(done.stdout.split()) == sorted(["preempted", "soon", "True", "1"]), done.stderr
 
 

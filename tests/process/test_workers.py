@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import select
 import signal
 import sqlite3
 import subprocess
@@ -395,41 +396,25 @@ for x in graph.loader():
 @pytest.mark.parametrize(
     "threads", ["", "threading.Thread(target=threading.Event().wait, daemon=True).start()"]
 )
-def test_no_process_outlives_a_trainer_that_is_killed(threads):
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(threads=threads)], stdout=subprocess.PIPE, text=True
-    )
+def test_no_process_outlives_a_trainer_that_is_killed(threads, programs):
+    trainer = programs.start(SCRIPT.format(threads=threads))
     worker, zygote = map(int, trainer.stdout.readline().split())
     ends = [os.pidfd_open(pid) for pid in (worker, zygote)]
     trainer.kill()
-    trainer.communicate(timeout=30)
-    import select
-
+    trainer.communicate()
     for end in ends:
-        poll = select.poll()
-        poll.register(end, select.POLLIN)
-        assert poll.poll(10_000)
+        assert select.select([end], [], [], 60)[0]
         os.close(end)
 
 
-def test_ctrl_c_ends_the_trainer_and_its_processes():
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(threads="")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def test_ctrl_c_ends_the_trainer_and_its_processes(programs):
+    trainer = programs.start(SCRIPT.format(threads=""), start_new_session=True)
     worker, _ = map(int, trainer.stdout.readline().split())
     end = os.pidfd_open(worker)
     os.killpg(trainer.pid, signal.SIGINT)
-    _, errors = trainer.communicate(timeout=30)
+    _, errors = trainer.communicate()
     assert "KeyboardInterrupt" in errors
-    import select
-
-    poll = select.poll()
-    poll.register(end, select.POLLIN)
-    assert poll.poll(10_000)
+    assert select.select([end], [], [], 60)[0]
     os.close(end)
 
 

@@ -17,7 +17,7 @@ class Page:
 
     def __init__(self):
         self.console, self.requests = [], []
-        self._folder = tempfile.TemporaryDirectory()
+        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # its helpers may still write
         to_browser, self._write = os.pipe()
         self._read, from_browser = os.pipe()
 

@@ -1,4 +1,4 @@
-"""One rank of a real run under torchrun; see test_ranks.py. Not a test itself.
+"""One rank of a real run; see test_real_ranks.py. Not a test itself. Without torchrun GROUP_STORE names the group's file.
 
 Arguments: the job, the folder of shards, the folder for results, and the steps after which to stop (0: never).
 """
@@ -6,6 +6,7 @@ Arguments: the job, the folder of shards, the folder for results, and the steps 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,11 @@ def unequal(folder: Path, out: Path, limit: int) -> list[list[str]]:
 
 def main() -> None:
     job, folder, out, limit = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-    dist.init_process_group("gloo")
+    store = os.environ.get("GROUP_STORE")
+    where = {"init_method": f"file://{store}"} if store else {}
+    dist.init_process_group(
+        "gloo", **where, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+    )
     found = {"elastic": elastic, "resized": resized, "mesh": mesh, "unequal": unequal, "stateful": stateful}[
         job
     ](folder, out, limit)

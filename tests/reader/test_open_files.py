@@ -1,7 +1,5 @@
 """Few open files suffice, and what a low limit costs is not paid in bytes read."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +27,8 @@ with graph.loader(epochs=2) as loader:
 """Bytes are the process's own count of what its read calls gave."""
 
 
-def run(folder: Path, limit: int, cache: Path | str) -> tuple[int, int]:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), str(limit), str(cache)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def run(programs: Any, folder: Path, limit: int, cache: Path | str) -> tuple[int, int]:
+    done = programs.run(SCRIPT, folder, limit, cache)
     assert done.returncode == 0, done.stderr[-3000:]
     samples, nbytes = done.stdout.split()
     return int(samples), int(nbytes)
@@ -51,19 +43,21 @@ def write_parts(write_shards: Any, parts: int) -> Path:
     return path
 
 
-def test_blocks_read_in_turn_are_checked_once_though_few_files_may_be_open(write_shards: Any) -> None:
+def test_blocks_read_in_turn_are_checked_once_though_few_files_may_be_open(
+    write_shards: Any, programs: Any
+) -> None:
     folder = write_parts(write_shards, 80)
     data = sum(path.stat().st_size for path in folder.glob("part-*"))
-    samples, nbytes = run(folder, 64, "")
+    samples, nbytes = run(programs, folder, 64, "")
     assert samples == 2 * sum(2 + part for part in range(80))
     # Two epochs of samples, the blocks' checksums once, and their headers.
     assert nbytes < 6 * data
 
 
-def test_a_node_cache_goes_with_few_open_files(write_shards: Any, tmp_path: Path) -> None:
+def test_a_node_cache_goes_with_few_open_files(write_shards: Any, tmp_path: Path, programs: Any) -> None:
     folder = write_parts(write_shards, 40)  # of 128 files the cache may hold 16 open
     data = sum(path.stat().st_size for path in folder.glob("part-*"))
-    samples, nbytes = run(folder, 128, tmp_path / "cache")
+    samples, nbytes = run(programs, folder, 128, tmp_path / "cache")
     assert samples == 2 * sum(2 + part for part in range(40))
     # Two epochs of samples, what is copied and checked once, and headers: they are not walked again where a file was
     # closed and opened again.

@@ -1,8 +1,7 @@
-"""Real ranks: gloo processes under torchrun, with real shards and torch.distributed.checkpoint."""
+"""Real ranks: gloo processes with real shards and torch.distributed.checkpoint; once under torchrun itself."""
 
 import itertools
 import json
-import os
 import random
 import subprocess
 import sys
@@ -19,24 +18,31 @@ Run = Callable[..., list[list[list[str]]]]
 
 
 @pytest.fixture
-def run(write_shards: Any, tmp_path: Path) -> Run:
-    folder = write_shards("tar", 4, 60)
+def run(write_shards: Any, tmp_path: Path, programs: Any) -> Run:
+    folder, turns = write_shards("tar", 4, 60), itertools.count()
 
-    def torchrun(job: str, ranks: int, limit: int = 0, shards: Path = folder) -> list[list[list[str]]]:
+    def start(
+        job: str, ranks: int, limit: int = 0, shards: Path = folder, torchrun: bool = False
+    ) -> list[list[list[str]]]:
         """Each rank's steps, each a list of ``position:key``."""
-        done = subprocess.run(
-            [sys.executable, *OPTIONS, str(ranks), str(RANK), job, str(shards), str(tmp_path), str(limit)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        arguments = [job, shards, tmp_path, limit]
+        if torchrun:
+            command = [sys.executable, *OPTIONS, ranks, RANK, *arguments]
+            done = subprocess.run([str(each) for each in command], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[-3000:]
+        else:
+            program = f"import runpy; runpy.run_path({str(RANK)!r}, run_name='__main__')"
+            group = {"WORLD_SIZE": str(ranks), "GROUP_STORE": str(tmp_path / f"store-{next(turns)}")}
+            started = [
+                programs.start(program, *arguments, env={**group, "RANK": str(rank)}) for rank in range(ranks)
+            ]
+            written = [each.communicate() for each in started]
+            assert not any(each.returncode for each in started), written
         return [
             json.loads((tmp_path / f"{job}-{ranks}-{limit}-{rank}.json").read_text()) for rank in range(ranks)
         ]
 
-    return torchrun
+    return start
 
 
 def positions(ranks: list[list[list[str]]]) -> list[list[int]]:
@@ -88,7 +94,7 @@ def test_an_epoch_over_8_6_5_16_7_and_1_ranks_is_read_once(run: Run, write_shard
 
 @pytest.mark.slow
 def test_a_loader_is_stateful_for_distributed_checkpoints(run: Run) -> None:
-    first, rest = run("stateful", 2, 5), run("stateful", 2, 0)
+    first, rest = run("stateful", 2, 5, torchrun=True), run("stateful", 2, 0)
     for rank in range(2):
         steps = [*first[rank], *rest[rank]]
         assert [int(p.partition(":")[0]) for step in steps for p in step] == list(range(rank, 246, 2))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,31 +14,11 @@ SCENARIOS = re.findall(r"@scenario\ndef (\w+)", (HERE / "group_worker.py").read_
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+def results(tmp_path_factory: pytest.TempPathFactory, programs: Any) -> list[dict[str, str]]:
     folder = tmp_path_factory.mktemp("group")
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                str(HERE / "group_worker.py"),
-                str(rank),
-                str(folder / "store"),
-                str(folder / f"{rank}"),
-            ],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=300)[0] for process in processes]
-    except subprocess.TimeoutExpired:
-        for process in processes:
-            process.kill()
-        said = [process.communicate()[0] for process in processes]
+    program = f"import runpy; runpy.run_path({str(HERE / 'group_worker.py')!r}, run_name='__main__')"
+    processes = [programs.start(program, rank, folder / "store", folder / f"{rank}") for rank in range(2)]
+    said = [process.communicate()[1] for process in processes]
     found = []
     for rank in range(2):
         file = folder / f"{rank}"

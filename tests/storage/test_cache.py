@@ -6,11 +6,10 @@ import math
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -293,19 +292,16 @@ cache.fetch(Cacheable("s3://bucket/1", 1000, crc32c=int(sys.argv[2])), download)
 """
 
 
-def start_downloader(cache: NodeCache) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", DOWNLOADER, cache.folder, str(entry(1).crc32c)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"begun\n"
+def start_downloader(programs: Any, cache: NodeCache) -> Any:
+    process = programs.start(DOWNLOADER, cache.folder, entry(1).crc32c)
+    assert process.stdout.readline() == "begun\n"
     return process
 
 
-def test_when_the_downloading_process_is_killed_a_waiting_one_takes_over(cache: NodeCache) -> None:
-    process = start_downloader(cache)
+def test_when_the_downloading_process_is_killed_a_waiting_one_takes_over(
+    cache: NodeCache, programs: Any
+) -> None:
+    process = start_downloader(programs, cache)
     got: list[bytes] = []
     thread = threading.Thread(target=lambda: got.append(read(cache, 1)))
     thread.start()
@@ -317,8 +313,8 @@ def test_when_the_downloading_process_is_killed_a_waiting_one_takes_over(cache: 
     assert [entry(1).name] == files(cache)
 
 
-def test_of_many_that_wait_for_a_killed_process_one_takes_over(cache: NodeCache) -> None:
-    process, source = start_downloader(cache), Source(1)
+def test_of_many_that_wait_for_a_killed_process_one_takes_over(cache: NodeCache, programs: Any) -> None:
+    process, source = start_downloader(programs, cache), Source(1)
     gate = threading.Barrier(9)
 
     def want() -> None:
@@ -337,8 +333,10 @@ def test_of_many_that_wait_for_a_killed_process_one_takes_over(cache: NodeCache)
     assert source.calls == 1
 
 
-def test_what_a_killed_process_was_downloading_is_removed_at_the_next_start(cache: NodeCache) -> None:
-    process = start_downloader(cache)
+def test_what_a_killed_process_was_downloading_is_removed_at_the_next_start(
+    cache: NodeCache, programs: Any
+) -> None:
+    process = start_downloader(programs, cache)
     assert NodeCache(cache.folder, 10_000).usage() == 1000  # a living one's is left alone
     process.send_signal(signal.SIGKILL)
     process.communicate()

@@ -1,8 +1,7 @@
 """SIGKILL at any line of the cache: nothing corrupt, nothing locked, usage within the limit."""
 
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,9 +76,9 @@ while killed < kills or living:
 """
 
 
-def kill_readers(folder: Path, kills: int, seed: int) -> None:
-    numbers = [str(n) for n in (kills, seed, ENTRIES, ENTRY_NBYTES, LIMIT)]
-    subprocess.run([sys.executable, "-c", READERS, str(folder), *numbers], check=True)
+def kill_readers(programs: Any, folder: Path, kills: int, seed: int) -> None:
+    done = programs.run(READERS, folder, kills, seed, ENTRIES, ENTRY_NBYTES, LIMIT)
+    assert done.returncode == 0, done.stderr
     for place in ("objects", "partial", "quarantine"):
         for path in (folder / place).iterdir():
             with path.open("rb") as file:
@@ -95,5 +94,7 @@ def kill_readers(folder: Path, kills: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kills", [100, pytest.param(5000, marks=pytest.mark.slow)])
-def test_readers_killed_at_random_lines_leave_the_cache_whole(tmp_path: Path, kills: int) -> None:
-    kill_readers(tmp_path, kills, seed=kills)
+def test_readers_killed_at_random_lines_leave_the_cache_whole(
+    tmp_path: Path, kills: int, programs: Any
+) -> None:
+    kill_readers(programs, tmp_path, kills, seed=kills)

@@ -4,11 +4,10 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import tarfile
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,9 +160,9 @@ build_manifest(sys.argv[1] + "/*.tar", sys.argv[2], block_nbytes=10_000, workers
 """
 
 
-def test_a_killed_run_resumes_where_it_was(shards: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_where_it_was(shards: Path, tmp_path: Path, programs: Any) -> None:
     path = tmp_path / "index.json"
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(shards), str(path)], check=False)
+    killed = programs.run(KILLED, shards, path)
     assert killed.returncode == -signal.SIGKILL
     assert not path.exists()
     seen: list[IndexProgress] = []

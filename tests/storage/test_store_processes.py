@@ -4,8 +4,6 @@ import itertools
 import os
 import pickle
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -40,12 +38,13 @@ with StoreClient(options) as store, NodeCache(folder, "2 MB") as cache:
 
 
 def test_the_ranks_of_a_node_download_each_entry_once_between_them(
-    proxy: Any, url: str, tmp_path: Path
+    proxy: Any, url: str, tmp_path: Path, programs: Any
 ) -> None:
     (tmp_path / "data").write_bytes(DATA)
-    arguments = [str(tmp_path / "cache"), url, str(proxy.port), str(tmp_path / "data")]
-    ranks = [subprocess.Popen([sys.executable, "-c", RANK, *arguments]) for _ in range(4)]
-    assert [rank.wait() for rank in ranks] == [0] * 4
+    arguments = [tmp_path / "cache", url, proxy.port, tmp_path / "data"]
+    ranks = [programs.start(RANK, *arguments) for _ in range(4)]
+    assert [rank.communicate() for rank in ranks] == [("", "")] * 4
+    assert [rank.returncode for rank in ranks] == [0] * 4
     ranges = [seen for command, seen, _ in proxy.seen if command == "GET"]
     assert sorted(ranges) == sorted(f"bytes={s}-{s + 49_999}" for s in range(0, 1_000_000, 50_000))
 
@@ -92,5 +91,5 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
-def test_a_client_from_before_a_fork_is_an_error_and_no_hang() -> None:
-    assert subprocess.run([sys.executable, "-c", FORKED], check=False).returncode == 7
+def test_a_client_from_before_a_fork_is_an_error_and_no_hang(programs: Any) -> None:
+    assert programs.run(FORKED).returncode == 7

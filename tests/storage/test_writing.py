@@ -4,10 +4,6 @@ import io
 import itertools
 import json
 import multiprocessing
-import os
-import signal
-import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,17 +225,15 @@ pack_shards(sys.argv[1], sys.argv[2], format=sys.argv[3], size="30 kB", workers=
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_pack_that_is_killed_again_and_again_ends_with_the_same_shards(
-    photos: Path, tmp_path: Path, format: str
+    photos: Path, tmp_path: Path, format: str, programs: Any
 ) -> None:
     pack_shards(photos, tmp_path / "whole", format=format, size="30 kB", workers=1)
-    command = [sys.executable, "-c", KILLED, str(photos), str(tmp_path / "killed"), format]
     began = []
     for _ in range(3):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
+        with programs.start(KILLED, photos, tmp_path / "killed", format) as process:
             began.append(int(process.stdout.readline()))
             process.stdout.readline()
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
     assert began == sorted(began)
     assert began[-1] > 0
     assert (tmp_path / "killed" / "manifest.json.partial").exists()
