@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -20,18 +20,11 @@ from pipegraph.reader.uses import RankSteps
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part, expand_parts
 
+if TYPE_CHECKING:
+    from pipegraph.reader.block_reader import BlockReader
+
 DEALT_AT_ONCE = 64
 """Positions looked up in one call: drawing one sample of a ``LaneOrder`` alone costs as much as drawing them all."""
-
-
-class Listener(Protocol):
-    """What wants to know which blocks will be read: a ``BlockReader``."""
-
-    def new_run(self) -> None:
-        """Forget what was dealt."""
-
-    def dealt(self, deal: RankSteps) -> None:
-        """An epoch begins."""
 
 
 @final
@@ -46,7 +39,7 @@ class ShardFeed:
         self.seed, self.rank, self.world_size = context.seed, context.rank, context.world_size
         self._lock = threading.Lock()
         self._deals: list[RankSteps] = []
-        self._listeners: list[Listener] = []
+        self._listeners: list[BlockReader] = []
 
     def new_run(self) -> None:
         """What was dealt does not hold any more."""
@@ -62,7 +55,7 @@ class ShardFeed:
             for listener in self._listeners:
                 listener.dealt(deal)
 
-    def subscribe(self, listener: Listener) -> None:
+    def subscribe(self, listener: BlockReader) -> None:
         """Notify this one too, at once of what is being dealt."""
         with self._lock:
             if listener not in self._listeners:

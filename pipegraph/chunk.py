@@ -90,20 +90,8 @@ class Chunk:
     """
 
     __slots__ = (
-        "_keys",
-        "after",
-        "batched",
-        "before",
-        "buffers",
-        "data",
-        "epoch",
-        "layout",
-        "lineages",
-        "nbytes",
-        "packed",
-        "paths",
-        "ready",
-    )
+        "_keys after batched before buffers data epoch layout lineages nbytes packed paths ready"
+    ).split()
 
     def __init__(
         self,

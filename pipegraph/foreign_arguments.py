@@ -11,40 +11,29 @@ from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-HERE = {
-    **dict.fromkeys(
-        (
-            "num_workers",
-            "max_workers",
-            "num_parallel_calls",
-            "num_threads",
-            "concurrency",
-            "n_jobs",
-            "num_proc",
-        ),
-        "workers= of a stage: graph.add(operator, workers=4), node.then(function, workers=4)",
+_HERE = {
+    "num_workers max_workers num_parallel_calls num_threads concurrency n_jobs num_proc": (
+        "workers= of a stage: graph.add(operator, workers=4), node.then(function, workers=4)"
     ),
-    **dict.fromkeys(
-        ("prefetch_factor", "prefetch", "buffer_size", "queue_size", "maxsize"),
-        "capacity= of a stage, the items that its queue may hold",
+    "prefetch_factor prefetch buffer_size queue_size maxsize": (
+        "capacity= of a stage, the items that its queue may hold"
     ),
-    **dict.fromkeys(("batch_size", "batch"), "the operator ops.Batch(size)"),
-    **dict.fromkeys(("collate_fn", "collate"), "ops.Batch(size, collate=function)"),
+    "batch_size batch": "the operator ops.Batch(size)",
+    "collate_fn collate": "ops.Batch(size, collate=function)",
     "drop_last": "ops.Batch(size, drop_last=True)",
     "shuffle": "ops.FromSequence(dataset, shuffle=True), or ops.Shuffle(window) behind a stream",
     "sampler": "ops.FromSequence(dataset, sampler=sampler)",
     "pin_memory": "the operator ops.Pin()",
-    **dict.fromkeys(("in_order", "deterministic", "order"), "ordered= of a stage"),
-    **dict.fromkeys(("num_epochs", "repeat"), "epochs= of graph.loader()"),
-    **dict.fromkeys(("seed", "generator"), "pg.Graph(name, seed=1)"),
-    **dict.fromkeys(
-        ("executor", "mode", "multiprocessing_context"), "backend= of a stage: 'thread' or 'process'"
-    ),
+    "in_order deterministic order": "ordered= of a stage",
+    "num_epochs repeat": "epochs= of graph.loader()",
+    "seed generator": "pg.Graph(name, seed=1)",
+    "executor mode multiprocessing_context": "backend= of a stage: 'thread' or 'process'",
     "persistent_workers": "nothing: workers live until the loader is closed",
     "worker_init_fn": "a pg.Operator or pg.Source of your own with open(context), or pg.DataLoader",
-    **dict.fromkeys(("retries", "retry"), "on_error=pg.Retry(3) of a stage"),
-    **dict.fromkeys(("num_shards", "num_replicas"), "world_size= of graph.loader()"),
+    "retries retry": "on_error=pg.Retry(3) of a stage",
+    "num_shards num_replicas": "world_size= of graph.loader()",
 }
+HERE = {name: ours for names, ours in _HERE.items() for name in names.split()}
 """What stands for a foreign argument."""
 
 

@@ -24,18 +24,7 @@ class ImageBatch:
     Where the rows are read too, ``paths`` says from which files, and what to decode is known row by row.
     """
 
-    __slots__ = (
-        "beside",
-        "chunk",
-        "encoded",
-        "field",
-        "numbers",
-        "parts",
-        "paths",
-        "rows",
-        "slab",
-        "substitutes",
-    )
+    __slots__ = "beside chunk encoded field numbers parts paths rows slab substitutes".split()
 
     def __init__(
         self,

@@ -21,21 +21,7 @@ from pipegraph.operators.images.header import Header, check_size
 from pipegraph.operators.images.orientation import stored_region
 
 # Raster formats only: Pillow would hand EPS to Ghostscript, and WMF to the system.
-_FORMATS = (
-    "JPEG",
-    "MPO",
-    "PNG",
-    "WEBP",
-    "GIF",
-    "BMP",
-    "DIB",
-    "TIFF",
-    "PPM",
-    "JPEG2000",
-    "AVIF",
-    "ICO",
-    "TGA",
-)
+_FORMATS = tuple("JPEG MPO PNG WEBP GIF BMP DIB TIFF PPM JPEG2000 AVIF ICO TGA".split())
 
 # Values of PIL.Image.Transpose for the EXIF orientations, as PIL.ImageOps.exif_transpose has them.
 _TRANSPOSE = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}

@@ -14,22 +14,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-
-class Wakes(Protocol):
-    """How often a thread has resumed after a wait, and how long after it was woken: for want of a core, or of the
-    interpreter lock."""
-
-    wakes: int
-    late_ns: int
+if TYPE_CHECKING:
+    from pipegraph.engine.stage.stage_run import Meter
 
 
 _own = threading.local()
 
 
-def count_wakes(counts: Wakes) -> None:
-    """From now on the calling thread counts its wakes there."""
+def count_wakes(counts: Meter) -> None:
+    """From now on the calling thread counts there how often it has resumed after a wait, and how long after it was
+    woken: for want of a core, or of the interpreter lock."""
     _own.counts = counts
 
 

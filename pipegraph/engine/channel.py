@@ -28,13 +28,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch
 from pipegraph.engine.activity import Activity, Cancelled, Leaving, Waiter
 from pipegraph.engine.contents import Contents
 from pipegraph.engine.unwanted import Unwanted
+
+if TYPE_CHECKING:
+    from pipegraph.engine.run import StagePump
 
 NOBODY = sys.maxsize
 """Items that the waiting getters need, where none waits."""
@@ -56,22 +59,6 @@ class ChannelStats:
     putters_waiting: int
     getters_waiting: int
     grown: int
-
-
-class Pump(Protocol):
-    """An inline stage: whoever waits for its output drives it."""
-
-    more: bool
-    """Whether the next step waits for nobody."""
-
-    def try_enter(self) -> bool:
-        """Become the driver; False while another thread is."""
-
-    def step(self) -> None:
-        """Do one unit of work."""
-
-    def leave(self) -> None:
-        """Let another waiter drive."""
 
 
 class _Putter(Waiter):
@@ -118,6 +105,7 @@ class Channel:
         heavy_capacity: items that it holds of any weight; None: as many as ``capacity``.
 
     Attributes:
+        pump: of an inline stage, whose output whoever waits for it makes.
         readers: threads that get from it.
         demand: while all readers wait, how many items the one that needs the fewest can use; else ``NOBODY``.
         starved: called with that number by a getter that is about to wait, outside the lock.
@@ -137,7 +125,7 @@ class Channel:
         if capacity < 1:
             raise ValueError(f"capacity must be >= 1, got {capacity}")
         self.activity = activity or Activity()
-        self.pump: Pump | None = None
+        self.pump: StagePump | None = None
         self.on_take: Callable[[int, Any], None] | None = None
         self.may_take: Callable[[int], bool] | None = None
         self.starved: Callable[[int], None] | None = None

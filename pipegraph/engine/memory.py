@@ -44,17 +44,7 @@ class StageAccount:
         wait_ns: nanoseconds that its workers have waited for room.
     """
 
-    __slots__ = (
-        "call",
-        "depth",
-        "estimated",
-        "guarded",
-        "headroom",
-        "largest",
-        "name",
-        "reserves",
-        "wait_ns",
-    )
+    __slots__ = "call depth estimated guarded headroom largest name reserves wait_ns".split()
 
     def __init__(self, name: str, depth: int, reserves: bool) -> None:
         self.name = name

@@ -44,7 +44,11 @@ MIN_BYTES = 512
 
 
 class StagePump:
-    """Lets one waiting thread at a time step an inline stage. See ``channel.Pump``."""
+    """Lets one waiting thread at a time step an inline stage: whoever waits for its output drives it.
+
+    Attributes:
+        more: whether the next step waits for nobody.
+    """
 
     def __init__(self, loop: Iterator[Any], channels: list[Channel]) -> None:
         self._loop = loop
@@ -55,7 +59,7 @@ class StagePump:
         self.more = False
 
     def try_enter(self) -> bool:
-        """Become the driver."""
+        """Become the driver; False while another thread is."""
         with self._lock:
             if self._busy:
                 return False

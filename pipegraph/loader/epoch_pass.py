@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from time import perf_counter_ns
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
@@ -19,15 +19,8 @@ from pipegraph.loader.equal_steps import Agreement, Sure, minimum_over
 from pipegraph.loader.position import Hand, Progress
 from pipegraph.tree import buffers
 
-
-class Watcher(Protocol):
-    """Who is asked before each chunk is taken: the tuner."""
-
-    def begins(self, loader: Any, runtime: Runtime) -> None:
-        """A pass begins."""
-
-    def asked(self) -> None:
-        """The training loop wants the next chunk. In its thread."""
+if TYPE_CHECKING:
+    from pipegraph.tuning.tuner import Tuner
 
 
 class Pass:
@@ -302,7 +295,7 @@ class Pass:
 class WatchedPass(Pass):
     """A pass of a loader that is tuned; a class of its own, so that others pay nothing."""
 
-    def __init__(self, watcher: Watcher, *args: Any) -> None:
+    def __init__(self, watcher: Tuner, *args: Any) -> None:
         super().__init__(*args)
         self._watcher = watcher
 

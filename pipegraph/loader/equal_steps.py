@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipegraph.errors import GraphError
+
+if TYPE_CHECKING:
+    from pipegraph.loader.epoch_pass import Pass
 
 
 @dataclass(frozen=True)
@@ -32,16 +35,6 @@ class Sure:
         return Sure(value // 2, value % 2 == 0)
 
 
-class OwnQueue(Protocol):
-    """What an agreement asks of this rank."""
-
-    def sure(self) -> Sure:
-        """What this rank is sure of now."""
-
-    def wait_for_more(self) -> None:
-        """Wait for one chunk more than was delivered, or the end."""
-
-
 class Agreement:
     """The rounds of one pass. Every rank makes the same rounds, because it starts one only when the last is read.
 
@@ -55,7 +48,7 @@ class Agreement:
         self.allowed = 0
         self.over = False
 
-    def may_deliver(self, step: int, own: OwnQueue) -> bool:
+    def may_deliver(self, step: int, own: Pass) -> bool:
         """Whether chunk ``step`` may be delivered; makes as many rounds as it takes to know.
 
         ``own`` is given with every call and never kept: a pass that was left must go with its last reference.
@@ -72,7 +65,7 @@ class Agreement:
                 self._post(step, own)  # read when this window is used up
         return step < self.allowed
 
-    def _post(self, step: int, own: OwnQueue) -> None:
+    def _post(self, step: int, own: Pass) -> None:
         if own.sure().chunks <= step:
             own.wait_for_more()
         self._pending = self._begin(own.sure().encode())

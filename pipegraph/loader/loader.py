@@ -40,7 +40,7 @@ from pipegraph.graph import Graph, Node
 from pipegraph.integers import integer
 from pipegraph.loader import state as states
 from pipegraph.loader.adapt import Wiring, adapted_all, wiring
-from pipegraph.loader.epoch_pass import Pass, WatchedPass, Watcher
+from pipegraph.loader.epoch_pass import Pass, WatchedPass
 from pipegraph.loader.equal_steps import own_group
 from pipegraph.loader.position import Place, Progress
 from pipegraph.loader.ranks import agree_on_seed, resolve
@@ -105,12 +105,11 @@ class Loader(Closing):
         self._pass: weakref.ref[Pass] | None = None
         self._group: Any = None  # for the agreement on equal steps
         self._digest: tuple[dict[str, str], Wiring] | None = None
-        self._watcher: Watcher | None = None
         self._tuner: Tuner | None = None
         if any(stage.tuned for stage in self.plan.running):
             from pipegraph.tuning.tuner import Tuner
 
-            self._watcher = self._tuner = Tuner(self.plan)
+            self._tuner = Tuner(self.plan)
         self._closed = ""  # why
         self._turn = threading.RLock()  # who begins a pass or takes the next chunk
         self._left_behind: Runtime | None = None  # of the process that forked this one
@@ -188,11 +187,11 @@ class Loader(Closing):
             if not progress.started_ns:
                 progress.started_ns = started
             parts = self, self._turn, runtime, run, interval, progress, self._group, whole
-            if self._watcher is None:
+            if self._tuner is None:
                 current = Pass(*parts)
             else:
-                self._watcher.begins(self, runtime)
-                current = WatchedPass(self._watcher, *parts)
+                self._tuner.begins(self, runtime)
+                current = WatchedPass(self._tuner, *parts)
             self._pass = weakref.ref(current)
             return current
 

@@ -79,18 +79,7 @@ class Place:
         floors: per source, the step before which that run's samples are forgotten.
     """
 
-    __slots__ = (
-        "_cursor",
-        "delivered",
-        "epoch",
-        "floors",
-        "hand",
-        "later",
-        "nothing",
-        "restored",
-        "snapshots",
-        "start",
-    )
+    __slots__ = "_cursor delivered epoch floors hand later nothing restored snapshots start".split()
 
     def __init__(self, epoch: int, start: Resume = Resume()) -> None:  # noqa: B008 (frozen)
         self.epoch = epoch

@@ -34,21 +34,8 @@ class BlockEntry:
     """
 
     __slots__ = (
-        "asked",
-        "awaited",
-        "error",
-        "file",
-        "first",
-        "fresh",
-        "nbytes",
-        "number",
-        "pins",
-        "raised_at",
-        "state",
-        "there",
-        "value",
-        "wanted",
-    )
+        "asked awaited error file first fresh nbytes number pins raised_at state there value wanted"
+    ).split()
 
     def __init__(self, number: int, nbytes: int, first: int, asked: float) -> None:
         self.number = number

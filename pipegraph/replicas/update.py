@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -20,17 +19,10 @@ from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.replica_threads import note_once
 from pipegraph.replicas.runner import ReplicaRunner
 
+if TYPE_CHECKING:
+    from pipegraph.replicas.executor import ReplicaExecutor
+
 DIFFER = "the executor is closed: its replicas may differ after a failed optimizer step"
-
-
-class User(Protocol):
-    """The executor."""
-
-    def entered(self) -> AbstractContextManager[None]:
-        """A call: one at a time."""
-
-    def broken(self, failure: BaseException) -> None:
-        """Replicas may differ: nothing may be done with them any more."""
 
 
 class Update:
@@ -50,7 +42,7 @@ class Update:
 
     def __init__(
         self,
-        user: User,
+        user: ReplicaExecutor,
         runner: ReplicaRunner,
         replicas: Replicas,
         optimizers: ReplicaOptimizers,

@@ -15,12 +15,13 @@ import threading
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeVar, final
+from typing import Any, Final, Generic, TypeVar, final
 
 from pipegraph.closing import Closing
 from pipegraph.errors import LoaderClosedError, MissingExtraError, StoreError
 from pipegraph.forks import lock_free_after_fork
 
+from .entries import Sink
 from .failures import plain
 from .parts import Part
 from .requests import Requests
@@ -44,19 +45,6 @@ _memory_lock = lock_free_after_fork()
 class StoreStats:
     """Counts of one client: requests sent, tried again, asked twice, found stalled; bytes delivered."""
 
-    requests: int = 0
-    retried: int = 0
-    hedged: int = 0
-    stalled: int = 0
-    nbytes: int = 0
-
-
-class WritesAt(Protocol):
-    def write_at(self, offset: int, data: bytes) -> None: ...
-
-
-@dataclass
-class _RequestCounts:
     requests: int = 0
     retried: int = 0
     hedged: int = 0
@@ -98,7 +86,7 @@ class StoreClient(Closing):
         self.range_nbytes, self.parallel = range_nbytes, parallel
         self._lock = threading.Lock()
         self._stores: dict[str, Any] = {}
-        self._counts = _RequestCounts()
+        self._counts = StoreStats()
         self._versions = Versions()
         self._requests = Requests(
             self._obstore, self._retry, hedge or Hedge(), grace_s, range_nbytes, self._count, self._versions
@@ -122,8 +110,7 @@ class StoreClient(Closing):
     @property
     def stats(self) -> StoreStats:
         with self._lock:
-            c = self._counts
-            return StoreStats(c.requests, c.retried, c.hedged, c.stalled, c.nbytes)
+            return self._counts
 
     def head(self, url: str) -> ObjectInfo:
         """Size and version of an object.
@@ -212,7 +199,7 @@ class StoreClient(Closing):
         self.download(url, offset, nbytes, Into())
         return bytes(data)
 
-    def download(self, url: str, offset: int, nbytes: int, sink: WritesAt) -> None:
+    def download(self, url: str, offset: int, nbytes: int, sink: Sink) -> None:
         """Read a range in parallel pieces and hand each to `sink`, in this thread.
 
         At most `parallel` pieces are held. Positions given to the sink count from
@@ -310,8 +297,7 @@ class StoreClient(Closing):
 
     def _count(self, **more: int) -> None:
         with self._lock:
-            for name, n in more.items():
-                setattr(self._counts, name, getattr(self._counts, name) + n)
+            self._counts = replace(self._counts, **{k: getattr(self._counts, k) + n for k, n in more.items()})
 
     def _store(self, url: str) -> tuple[Any, str]:
         root, key = split_url(url)

@@ -11,54 +11,37 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipegraph.chunk import Chunk, Cursor, Failure
-from pipegraph.contracts import Context, Operator, RowOperator, Source
+from pipegraph.contracts import Operator, RowOperator, Source
 from pipegraph.durations import BATCH, Stopwatch
-from pipegraph.engine.activity import Activity, count_wakes
+from pipegraph.engine.activity import count_wakes
 from pipegraph.engine.channel import Channel
-from pipegraph.engine.memory import Account, Buffers
+from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.failure_policy import Failures, not_a_chunk, open_substitutes
-from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.ordinals import Ordinals
 from pipegraph.engine.stage.sender import AsFinished, ByTicket, Sender
 from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.engine.tracing import Tracer
 from pipegraph.machine import scheduled
 from pipegraph.planning.isolation import Elsewhere
-from pipegraph.planning.plan import Plan, StagePlan
+from pipegraph.planning.plan import StagePlan
 from pipegraph.policies import final_policy
 from pipegraph.tree import buffers
 
 if TYPE_CHECKING:
+    from pipegraph.engine.run import Run
     from pipegraph.engine.stage.bundle_size import Pace
-    from pipegraph.engine.stage.epoch_limit import Horizon
 
 
 class Meter:
     """One worker's counters. Written by that worker alone, read by anyone: a torn view is one item off."""
 
     __slots__ = (
-        "_busy_ns",
-        "_clock",
-        "_cpu_ns",
-        "_noted",
-        "_stage",
-        "_thread",
-        "_tracer",
-        "_waited_ns",
-        "calls",
-        "dropped",
-        "failed",
-        "items",
-        "late_ns",
-        "nbytes",
-        "retried",
-        "samples",
-        "wakes",
-        "watch",
-    )
+        "_busy_ns _clock _cpu_ns _noted _stage _thread _tracer _waited_ns calls dropped failed items "
+        "late_ns nbytes retried samples wakes watch"
+    ).split()
 
     def __init__(self, stage: str = "", tracer: Tracer | None = None) -> None:
         self._stage = stage
@@ -210,28 +193,6 @@ class Worker:
         return self.chain
 
 
-class RunFacts(Protocol):
-    """What a stage needs of its run."""
-
-    plan: Plan
-    account: Account
-    activity: Activity
-    horizon: Horizon
-    ledger: Ledger
-    seed: int
-    rank: int
-    world_size: int
-    first_epoch: int
-    stopping: threading.Event
-    tracer: Tracer
-
-    def fail(self, error: BaseException) -> None:
-        """End the run with this error."""
-
-    def context(self, stage: str, worker: int) -> Context:
-        """What a worker's operator is opened with."""
-
-
 @dataclass
 class Restart:
     """How a stage resumes from a state, in the run's first epoch only."""
@@ -258,7 +219,7 @@ class StageRun:
     pace: Pace
     sender: Sender
 
-    def __init__(self, plan: StagePlan, run: RunFacts, depth: int) -> None:
+    def __init__(self, plan: StagePlan, run: Run, depth: int) -> None:
         self.plan = plan
         self.name = plan.name
         self.run = run

@@ -57,10 +57,6 @@ class NpyFormat(Format):
     suffixes = (".npy",)
     in_place = True
 
-    def samples(self, file: ShardFile) -> Iterator[Sample]:
-        for block in self.index(file, file.stream_nbytes()):
-            yield from self.read(file, block)[:]
-
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
         header = _npy_header(file)
         step = max(1, block_nbytes // header.row_nbytes)
@@ -125,10 +121,6 @@ class TokenFormat(Format):
             )
         return max(0, (nbytes // self.dtype.itemsize - self.window) // self.stride + 1)
 
-    def samples(self, file: ShardFile) -> Iterator[Sample]:
-        for block in self.index(file, file.stream_nbytes()):
-            yield from self.read(file, block)[:]
-
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
         windows, itemsize = self._windows(file), self.dtype.itemsize
         step = max(1, block_nbytes // (self.stride * itemsize))
@@ -166,10 +158,6 @@ class NpzFormat(Format):
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         self.take_room(sum(header.nbytes for header in _npz_headers(file).values()), file.name)
         return _Columns(_npz_arrays(file))
-
-    def held_nbytes(self, samples: Sequence[Sample], block: Block) -> int:
-        assert isinstance(samples, _Columns)
-        return samples.nbytes
 
 
 @final

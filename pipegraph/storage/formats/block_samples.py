@@ -12,6 +12,9 @@ Row = TypeVar("Row")
 class BlockSamples(Sequence[Row]):
     """The samples of one block, each made when it is asked for. A format says how many, and how one is made."""
 
+    nbytes: int = -1
+    """What it holds in memory beside the file; -1 where that is what its format says."""
+
     @abstractmethod
     def sample(self, index: int) -> Row:
         """One sample, 0 <= ``index`` < ``len``.

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final, final
 
 from pipegraph.errors import ShardError
-from pipegraph.storage.shard_files import BytesFile, ShardFile
+from pipegraph.storage.shard_files import ShardFile
 
 from .block_samples import BlockSamples
 from .shard_format import BLOCK_NBYTES, Block, Format, Sample
-from .unpacking import CHUNK_NBYTES, unpacked
+from .unpacking import CHUNK_NBYTES, in_memory, unpacked
 
 # A line is held in memory whole; without this a bomb of one endless line grows
 # until the machine ends.
@@ -46,10 +45,6 @@ class JsonLinesFormat(Format):
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         return _Lines(file, block)
 
-    def held_nbytes(self, samples: Sequence[Sample], block: Block) -> int:
-        assert isinstance(samples, _Lines)
-        return samples.nbytes
-
 
 @final
 class PackedJsonLinesFormat(Format):
@@ -67,18 +62,11 @@ class PackedJsonLinesFormat(Format):
             yield Block(0, file.size, 0, count)
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
-        whole = io.BytesIO()
-        for piece in unpacked(file):
-            whole.write(piece)
-            self.take_room(whole.tell(), file.name)
-        data = whole.getvalue()
-        lines = _Lines(BytesFile(data, file.name), Block(0, len(data), 0, block.samples))
-        self.take_room(len(data) + lines.nbytes, file.name)
+        whole = in_memory(file, self.take_room)
+        lines = _Lines(whole, Block(0, whole.size, 0, block.samples))
+        lines.nbytes += whole.size
+        self.take_room(lines.nbytes, file.name)
         return lines
-
-    def held_nbytes(self, samples: Sequence[Sample], block: Block) -> int:
-        assert isinstance(samples, _Lines)
-        return samples.file.size + samples.nbytes
 
 
 @final

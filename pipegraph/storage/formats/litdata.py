@@ -28,50 +28,18 @@ INDEX: Final = "index.json"
 _MAX_INDEX_NBYTES: Final = 1 << 28
 _MAX_DEPTH: Final = 64
 
-TENSOR_DTYPES: Final = (
-    *(
-        "float32",
-        "float32",
-        "float64",
-        "float64",
-        "complex64",
-        "complex64",
-        "complex128",
-        "complex128",
-        "float16",
-    ),
-    *(
-        "float16",
-        "bfloat16",
-        "uint8",
-        "int8",
-        "int16",
-        "int16",
-        "int32",
-        "int32",
-        "int64",
-        "int64",
-        "bool",
-        "uint16",
-    ),
+TENSOR_DTYPES: Final = tuple(
+    (
+        "float32 float32 float64 float64 complex64 complex64 complex128 complex128 float16 float16 bfloat16 "
+        "uint8 int8 int16 int16 int32 int32 int64 int64 bool uint16"
+    ).split()
 )
 """torch's, by the number in a format or head; the order is LitData's."""
 
-ARRAY_DTYPES: Final = (
-    *(
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-    ),
-    *("complex64", "complex128", "bool"),
+ARRAY_DTYPES: Final = tuple(
+    (
+        "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 bool"
+    ).split()
 )
 
 Decoder = Callable[[bytes], Any]
@@ -113,10 +81,6 @@ class LitDataFormat(Format):
         given = index if index is None or isinstance(index, Mapping) else _load_index(os.fspath(index))
         self._layout = None if given is None else layout_of(given, INDEX)
 
-    def samples(self, file: ShardFile) -> Iterator[Sample]:
-        for block in self.index(file, file.stream_nbytes()):
-            yield from self.read(file, block)[:]
-
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
         self._layout_for(file)
         yield from blocks_of(read_offsets(file), block_nbytes)
@@ -124,10 +88,6 @@ class LitDataFormat(Format):
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         decode = _decoder(self._layout_for(file), file.name)
         return TableRows(file, read_offsets(file), block, decode)
-
-    def held_nbytes(self, samples: Sequence[Sample], block: Block) -> int:
-        assert isinstance(samples, TableRows)
-        return samples.nbytes
 
     def _layout_for(self, file: ShardFile) -> LitDataIndex:
         if self._layout is not None:
@@ -334,19 +294,7 @@ def _images(data: bytes) -> list[bytes]:
     return [data[start:stop] for start, stop in itertools.pairwise(ends)]
 
 
-_ENCODED: Final = (
-    "bytes",
-    "file",
-    "jpeg",
-    "image",
-    "tifffile",
-    "tiff",
-    "video",
-    "audio",
-    "pdf",
-    "mesh",
-    "nifti",
-)
+_ENCODED: Final = "bytes file jpeg image tifffile tiff video audio pdf mesh nifti".split()
 
 _PLAIN: Final[dict[str, Decoder]] = {
     "str": bytes.decode,

@@ -23,27 +23,10 @@ from .shard_format import BLOCK_NBYTES, Block, Format, Sample
 
 _MAX_HEAD_NBYTES: Final = 1 << 20
 
-SCALARS: Final = {
-    name: np.dtype(name).newbyteorder("<")
-    for name in (
-        *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
-        *("float16", "float32", "float64"),
-    )
-}
+_DTYPES: Final = "uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64".split()
+SCALARS: Final = {name: np.dtype(name).newbyteorder("<") for name in _DTYPES}
 
-ARRAY_DTYPES: Final = {
-    **{
-        8: "uint8",
-        9: "int8",
-        16: "uint16",
-        17: "int16",
-        18: "float16",
-        32: "uint32",
-        33: "int32",
-        34: "float32",
-    },
-    **{64: "uint64", 65: "int64", 66: "float64"},
-}
+ARRAY_DTYPES: Final = dict(zip((8, 16, 32, 64, 9, 17, 33, 65, 18, 34, 66), _DTYPES, strict=True))
 """The number by which an array says its dtype."""
 
 _ENCODED_IMAGES: Final = ("jpeg", "png")
@@ -90,10 +73,6 @@ class MdsFormat(Format):
             )
         return MdsFormat(columns)
 
-    def samples(self, file: ShardFile) -> Iterator[Sample]:
-        for block in self.index(file, file.stream_nbytes()):
-            yield from self.read(file, block)[:]
-
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
         offsets = read_offsets(file)
         read_columns(file, offsets)
@@ -102,10 +81,6 @@ class MdsFormat(Format):
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         offsets = read_offsets(file)
         return TableRows(file, offsets, block, self._decoder(read_columns(file, offsets), file.name))
-
-    def held_nbytes(self, samples: Sequence[Sample], block: Block) -> int:
-        assert isinstance(samples, TableRows)
-        return samples.nbytes
 
     def fields(self, file: ShardFile) -> Mapping[str, str]:
         columns = read_columns(file, read_offsets(file))

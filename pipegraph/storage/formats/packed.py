@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from pipegraph.errors import ShardError
-from pipegraph.storage.shard_files import BytesFile, ShardFile
+from pipegraph.storage.shard_files import ShardFile
 
 from .offset_table import TableRows
 from .shard_format import BLOCK_NBYTES, Block, Format, Sample
-from .unpacking import unpacked
+from .unpacking import in_memory
 
 
 @final
@@ -32,31 +31,23 @@ class PackedFormat(Format):
         return PackedFormat(self.inner.choosing(columns, filter), self.suffixes)
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
-        return self.inner.samples(self._unpacked(file))
+        return self.inner.samples(in_memory(file, self.take_room))
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
-        whole = self._unpacked(file)
+        whole = in_memory(file, self.take_room)
         count = sum(block.samples for block in self.inner.index(whole, whole.size))
         if count:
             yield Block(0, file.size, 0, count)
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
-        whole = self._unpacked(file)
+        whole = in_memory(file, self.take_room)
         found = next(iter(self.inner.index(whole, whole.size)), None)
         if found is None or found.samples != block.samples:
             raise ShardError(
                 f"{file.name}: it holds {found.samples if found else 0} samples, its index says {block.samples}; make "
                 "the index anew"
             )
-        return self.inner.read(whole, found)
-
-    def held_nbytes(self, samples: Sequence[Sample], block: Block) -> int:
-        assert isinstance(samples, TableRows)
-        return samples.file.size + samples.nbytes
-
-    def _unpacked(self, file: ShardFile) -> BytesFile:
-        data = io.BytesIO()
-        for piece in unpacked(file):
-            data.write(piece)
-            self.take_room(data.tell(), file.name)
-        return BytesFile(data.getvalue(), file.name)
+        rows = self.inner.read(whole, found)
+        assert isinstance(rows, TableRows)
+        rows.nbytes += whole.size
+        return rows

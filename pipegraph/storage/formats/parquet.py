@@ -105,10 +105,6 @@ class ParquetFormat(Format):
             )
         return held
 
-    def held_nbytes(self, samples: Sequence[Any], block: Block) -> int:
-        assert isinstance(samples, _Rows)
-        return samples.nbytes
-
     def fields(self, file: ShardFile) -> Mapping[str, str]:
         with self._open(file) as reader:
             schema = reader.schema_arrow

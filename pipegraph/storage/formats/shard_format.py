@@ -11,6 +11,8 @@ from typing import Any, Final, Self
 from pipegraph.errors import GraphError, ShardError
 from pipegraph.storage.shard_files import ShardFile
 
+from .block_samples import BlockSamples
+
 Sample = dict[str, Any]
 
 # One range of a store: as much throughput as with larger blocks, and a first batch, which needs a block of
@@ -65,13 +67,14 @@ class Format(ABC):
 
     _room: Room | None = None
 
-    @abstractmethod
     def samples(self, file: ShardFile) -> Iterator[Sample]:
-        """All samples in order, read as a stream.
+        """All samples in order, read as a stream: by default block by block.
 
         Raises:
             ShardError: the shard is broken or hostile; names file and place.
         """
+        for block in self.index(file, file.stream_nbytes()):
+            yield from self.read(file, block)[:]
 
     @abstractmethod
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
@@ -93,6 +96,8 @@ class Format(ABC):
 
     def held_nbytes(self, samples: Sequence[Sample], block: Block) -> int:
         """What the result of `read` holds in memory, beside the file."""
+        if isinstance(samples, BlockSamples) and samples.nbytes >= 0:
+            return samples.nbytes
         return 0 if self.in_place else block.nbytes
 
     def fields(self, file: ShardFile) -> Mapping[str, str] | None:

@@ -54,9 +54,6 @@ class TarFormat(Format):
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         return _TarBlock(file, block)
 
-    def held_nbytes(self, samples: Sequence[Sample], block: Block) -> int:
-        return 8 * (len(samples) + 1)
-
 
 @final
 class _TarBlock(BlockSamples[Sample]):
@@ -68,6 +65,7 @@ class _TarBlock(BlockSamples[Sample]):
         # Blocks end where their last sample does. One that ends with the file is what lies behind the last whole
         # block of a broken part, or has the archive's end in it: without its marker it was cut short.
         self._starts = array("q", _sample_starts(file, block.offset, stop, marker=stop == file.size))
+        self.nbytes = 8 * len(self._starts)
         if len(self) != block.samples:
             raise ShardError(
                 f"{file.name}: the block at byte {block.offset} holds {len(self)} samples, its index says "

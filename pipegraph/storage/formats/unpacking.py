@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from pipegraph.errors import MissingExtraError, ShardError, StoreError
-from pipegraph.storage.shard_files import ShardFile
+from pipegraph.storage.shard_files import BytesFile, ShardFile
 
 CHUNK_NBYTES: Final = 1 << 20
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
@@ -24,6 +25,15 @@ def unpacked(file: ShardFile) -> Iterator[bytes]:
     if file.size and file.read_at(0, min(4, file.size)) == _ZSTD_MAGIC:
         return _unzstd(file)
     return _gunzip(file)
+
+
+def in_memory(file: ShardFile, take_room: Callable[[int, str], None]) -> BytesFile:
+    """The whole of the stream; ``take_room`` as :meth:`Format.take_room`, called as it grows."""
+    whole = io.BytesIO()
+    for piece in unpacked(file):
+        whole.write(piece)
+        take_room(whole.tell(), file.name)
+    return BytesFile(whole.getvalue(), file.name)
 
 
 def _gunzip(file: ShardFile) -> Iterator[bytes]:
