@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CoroutineType
 from typing import Any, final
 
-import numpy as np
 import torch
 
 from pipegraph.batches import noted, resolved, take_row
@@ -22,7 +21,7 @@ from pipegraph.operators.collate import collate as stack
 from pipegraph.operators.collate import only_fills
 from pipegraph.operators.columns import batch_of, pack
 from pipegraph.parameters import function_name, not_awaited, plain_function
-from pipegraph.tree import map_leaves
+from pipegraph.tree import map_leaves, own_memory
 
 
 @final
@@ -306,10 +305,4 @@ class Unbatch(Operator):
         parts = resolved(chunk.data, chunk.layout, count)
         for index in range(count):
             # Copied: a view would keep the whole batch's memory for as long as one of its samples lives.
-            yield chunk.row(index, map_leaves(_own, take_row(chunk.data, parts, index)))
-
-
-def _own(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.clone()
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+            yield chunk.row(index, map_leaves(own_memory, take_row(chunk.data, parts, index)))

@@ -10,16 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
-import torch
-
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Memo
 from pipegraph.engine.stage.cache_wiring import Hit
 from pipegraph.errors import DataError, PipegraphWarning
 from pipegraph.forks import lock_free_after_fork
 from pipegraph.operators.row_packing import pack, unpack
-from pipegraph.tree import buffers, copy_containers, map_leaves
+from pipegraph.tree import buffers, copy_containers, map_leaves, own_memory
 from pipegraph.units import parse_bytes
 
 Value = tuple[tuple[Any, ...] | None, Any]
@@ -50,16 +47,9 @@ class _Memory:
             if self._used + size > self._limit or (digest, index) in self._values:
                 return
             self._used += size
-        own = map_leaves(_own, value[1])
+        own = map_leaves(own_memory, value[1])
         with self._lock:
             self._values[digest, index] = (value[0], own)
-
-
-def _own(leaf: Any) -> Any:
-    """A copy of its own memory: a kept view would keep all it is cut from, such as a whole batch."""
-    if isinstance(leaf, torch.Tensor):
-        return leaf.clone()
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 @final

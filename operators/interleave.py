@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 from pipegraph.contracts import Context, Source
@@ -14,15 +15,13 @@ from pipegraph.parameters import function_name
 from pipegraph.tree import copy_containers
 
 
+@dataclass(slots=True)
 class _Open:
     """A file that is being read."""
 
-    __slots__ = ("items", "number", "read")
-
-    def __init__(self, number: int, items: Iterator[Any], read: int) -> None:
-        self.number = number  # among those of this rank, in the order in which they are opened
-        self.items = items
-        self.read = read
+    number: int  # among those of this rank, in the order in which they are opened
+    items: Iterator[Any]
+    read: int
 
 
 @final

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -28,16 +29,12 @@ def _with_image(data: Any, image: torch.Tensor) -> Any:
     return {**data, "image": image} if isinstance(data, dict) else image
 
 
+@dataclass(slots=True, eq=False)
 class _PixelBatch:
-    __slots__ = ("chunk", "images", "out", "slab")
-
-    def __init__(
-        self, chunk: Chunk, images: torch.Tensor, out: torch.Tensor, slab: torch.Tensor | None
-    ) -> None:
-        self.chunk = chunk
-        self.images = images
-        self.out = out
-        self.slab = slab
+    chunk: Chunk
+    images: torch.Tensor
+    out: torch.Tensor
+    slab: torch.Tensor | None
 
 
 @final

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -21,6 +22,7 @@ AT_ONCE = 1 << 16
 """Tokens of rows that lie end to end in one piece of memory, at most."""
 
 
+@dataclass(slots=True, eq=False)
 class Document:
     """One sample: ``fields`` are arrays of ``count`` tokens each; the rest is as in its chunk.
 
@@ -28,23 +30,16 @@ class Document:
         left: tokens that have not left.
     """
 
-    __slots__ = ("after", "before", "count", "fields", "left", "lineages", "paths")
+    fields: dict[str, Any]
+    count: int
+    lineages: Sequence[Lineage]
+    before: Cursor
+    after: Cursor
+    paths: tuple[tuple[int, ...], ...] | None = None
+    left: int = field(init=False)
 
-    def __init__(
-        self,
-        fields: dict[str, Any],
-        count: int,
-        lineages: Sequence[Lineage],
-        before: Cursor,
-        after: Cursor,
-        paths: tuple[tuple[int, ...], ...] | None = None,
-    ) -> None:
-        self.fields = fields
-        self.count = self.left = count
-        self.lineages = lineages
-        self.before = before
-        self.after = after
-        self.paths = paths
+    def __post_init__(self) -> None:
+        self.left = self.count
 
 
 class DocumentSegment(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from typing import Any, final
@@ -122,17 +123,15 @@ def _spans(described: int | str) -> list[int]:
     return [(1 << stop) - (1 << start) for start, stop in pairwise(begins)]
 
 
+@dataclass(slots=True, eq=False)
 class _Held:
     """A sample that a bucket holds, and how things stood when it came."""
 
-    __slots__ = ("chunk", "counts", "emitted", "start", "sums")
-
-    def __init__(self, chunk: Chunk, counts: tuple[int, ...], sums: tuple[float, ...], emitted: int) -> None:
-        self.chunk = chunk
-        self.start = chunk.before
-        self.counts = counts
-        self.sums = sums
-        self.emitted = emitted
+    chunk: Chunk
+    start: Cursor
+    counts: tuple[int, ...]
+    sums: tuple[float, ...]
+    emitted: int
 
 
 @final
@@ -237,7 +236,7 @@ class Bucket(Regroup):
                 raise DataError(f"Bucket: one sample costs {cost}, more than limit={self.limit}")
         counts = tuple(g + len(b) for g, b in zip(self._ghosts, self._buckets, strict=True))
         sums = tuple(g + s for g, s in zip(self._ghost_sums, self._sums, strict=True))
-        held = _Held(chunk, counts, sums, self._emitted)
+        held = _Held(chunk, chunk.before, counts, sums, self._emitted)
         if self.cost is None:
             self._buckets[number].append(held)
             full = counts[number] + 1 >= self.size

@@ -122,6 +122,13 @@ def map_leaves(function: Callable[..., Any], data: Any, *others: Any) -> Any:
     return function(data, *others)
 
 
+def own_memory(leaf: Any) -> Any:
+    """A copy of an array or tensor in memory of its own: a kept view would keep all that it is cut from."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
 def copy_containers(data: Any) -> Any:
     """A shallow copy of the containers; arrays and tensors are shared with the original."""
     kind = type(data)

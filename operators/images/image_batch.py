@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,35 +19,24 @@ FIELDS = ("image", "jpg", "jpeg", "png", "webp", "bytes")
 ImagePart = tuple[Header, CropWindow]
 
 
+@dataclass(slots=True, eq=False)
 class ImageBatch:
     """A batch in work: its slab, the rows to write, and for each row what to decode and which part of it.
 
     Where the rows are read too, ``paths`` says from which files, and what to decode is known row by row.
     """
 
-    __slots__ = "beside chunk encoded field numbers parts paths rows slab substitutes".split()
-
-    def __init__(
-        self,
-        chunk: Chunk,
-        field: Any,
-        encoded: list[Any],
-        paths: Sequence[Any] | None,
-        numbers: Sequence[Sequence[float]],
-        parts: Sequence[ImagePart | Exception],
-        slab: torch.Tensor,
-        rows: Any,
-    ) -> None:
-        self.chunk = chunk
-        self.field = field
-        self.paths = paths
-        self.encoded = encoded
-        self.numbers = numbers
-        self.parts = parts
-        self.slab = slab
-        self.rows = rows
-        self.substitutes: dict[int, Any] = {}
-        self.beside: dict[int, dict[str, Any]] = {}  # by row: what follows its cut
+    chunk: Chunk
+    field: Any
+    encoded: list[Any]
+    paths: Sequence[Any] | None
+    numbers: Sequence[Sequence[float]]
+    parts: Sequence[ImagePart | Exception]
+    slab: torch.Tensor
+    rows: Any
+    substitutes: dict[int, Any] = field(default_factory=dict)
+    beside: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By row: what follows its cut."""
 
 
 def find_encoded(data: Any, wanted: str | None, output: str) -> tuple[Any, Any]:

@@ -18,9 +18,10 @@ The rules are those of CUDA streams:
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
@@ -133,6 +134,8 @@ class Backend(Closing, ABC):
     """
 
     device: torch.device
+    _lock: threading.Lock
+    _streams: Collection[Stream]
 
     @abstractmethod
     def stream(self, slot: Slot, name: str) -> Stream:
@@ -186,9 +189,12 @@ class Backend(Closing, ABC):
     def facts(self) -> DeviceFacts:
         """What the device offers."""
 
-    @abstractmethod
     def synchronize(self) -> None:
         """Wait for all streams of this backend. Raises the first failure that no one has seen yet."""
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.synchronize()
 
     @abstractmethod
     def close(self) -> None:

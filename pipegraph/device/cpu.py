@@ -376,12 +376,6 @@ class CpuBackend(Backend):
         # All slots share the one CPU, so only equality matters here.
         return DeviceFacts(memory=1, multiprocessors=1)
 
-    def synchronize(self) -> None:
-        with self._lock:
-            streams = list(self._streams)
-        for stream in streams:
-            stream.synchronize()
-
     def close(self) -> None:
         with self._lock:
             self._closed = True

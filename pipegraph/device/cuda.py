@@ -221,12 +221,6 @@ class CudaBackend(Backend):
         properties = torch.cuda.get_device_properties(self.device)
         return DeviceFacts(properties.total_memory, properties.multi_processor_count)
 
-    def synchronize(self) -> None:
-        with self._lock:
-            streams = list(self._streams)
-        for stream in streams:
-            stream.synchronize()
-
     def close(self) -> None:
         with self._lock:
             self._closed = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipegraph.contracts import Source
 from pipegraph.errors import GraphError
@@ -273,26 +273,14 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
     blocked = memory + sum(waits[edge][1] for edge, producer in producers.items() if producer == name)
     ran = totals["cpu", name] + counts.child_ns
     return StageProfile(
-        items=counts.items,
-        samples=counts.samples,
-        nbytes=counts.nbytes,
-        rate=totals["items", name] * 1e9 / elapsed_ns,
-        service_mean_s=counts.busy_ns / 1e9 / max(1, calls),
-        service_p50_s=counts.durations.quantile_s(0.5),
-        service_p90_s=counts.durations.quantile_s(0.9),
-        service_p99_s=counts.durations.quantile_s(0.99),
-        busy=_share(totals["busy", name], worked_ns),
+        **_counted(stage, measured, elapsed_ns, worked_ns, calls),
         running=None if stage.backend == "inline" else _share(ran, worked_ns),
         coreless=_share(counts.coreless_ns, worked_ns),
-        backend=stage.backend,
         starved=_share(starved, worked_ns),
         blocked=_share(blocked, worked_ns),
-        failed=counts.failed,
         retried=counts.retried,
         workers=workers,
-        dropped=counts.dropped,
         memory=_share(memory, worked_ns),
-        counters=counts.counters,
         reports={key: report.to_dict() for key, report in counts.reports.items()},
         remarks=tuple(line for report in counts.reports.values() for line in report.lines()),
     )
@@ -303,22 +291,28 @@ def _within(stage: StagePlan, measured: Measured, elapsed_ns: int) -> StageProfi
     counts = measured.stages.get(stage.name)
     if counts is None:
         return StageProfile(within=stage.within)
-    return StageProfile(
-        items=counts.items,
-        samples=counts.samples,
-        nbytes=counts.nbytes,
-        rate=measured.totals["items", stage.name] * 1e9 / elapsed_ns,
-        service_mean_s=counts.busy_ns / 1e9 / max(1, counts.calls),
-        service_p50_s=counts.durations.quantile_s(0.5),
-        service_p90_s=counts.durations.quantile_s(0.9),
-        service_p99_s=counts.durations.quantile_s(0.99),
-        busy=_share(
-            measured.totals["busy", stage.name],
-            measured.totals["worked", stage.name] or stage.workers * elapsed_ns,
-        ),
-        backend=stage.backend,
-        failed=counts.failed,
-        dropped=counts.dropped,
-        counters=counts.counters,
-        within=stage.within,
-    )
+    worked_ns = measured.totals["worked", stage.name] or stage.workers * elapsed_ns
+    found = _counted(stage, measured, elapsed_ns, worked_ns, counts.calls)
+    return StageProfile(**found, within=stage.within)
+
+
+def _counted(
+    stage: StagePlan, measured: Measured, elapsed_ns: int, worked_ns: int, calls: int
+) -> dict[str, Any]:
+    """What follows from the stage's own counters."""
+    counts, totals, name = measured.stages[stage.name], measured.totals, stage.name
+    return {
+        "items": counts.items,
+        "samples": counts.samples,
+        "nbytes": counts.nbytes,
+        "rate": totals["items", name] * 1e9 / elapsed_ns,
+        "service_mean_s": counts.busy_ns / 1e9 / max(1, calls),
+        "service_p50_s": counts.durations.quantile_s(0.5),
+        "service_p90_s": counts.durations.quantile_s(0.9),
+        "service_p99_s": counts.durations.quantile_s(0.99),
+        "busy": _share(totals["busy", name], worked_ns),
+        "backend": stage.backend,
+        "failed": counts.failed,
+        "dropped": counts.dropped,
+        "counters": counts.counters,
+    }

@@ -209,6 +209,23 @@ class Failures:
         substitute = self._substitute(worker, chunk)
         return self._give_up(chunk, error) if substitute is None else substitute
 
+    def made_instead(
+        self, worker: Worker, chunk: Chunk | None, error: BaseException, epoch: int
+    ) -> list[Any]:
+        """As :meth:`handle`, for calls that make several things: also for one at the end of an epoch, without a chunk.
+
+        Called inside ``except BaseException``.
+        """
+        failure: Chunk | Failure | None
+        if chunk is not None:
+            failure = self.handle(worker, chunk, error)
+        elif isinstance(error, Exception):
+            note(error, f"pipegraph: stage {self.stage.name!r}, at the end of epoch {epoch}")
+            failure = Failure(error, epoch)
+        else:
+            raise error
+        return [] if failure is None else [failure]
+
     def _loses_state(self, error: Exception) -> bool:
         """Whether what the operator held went with its process: no policy can continue from there."""
         operator = self.stage.plan.operator

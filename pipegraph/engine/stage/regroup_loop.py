@@ -18,7 +18,6 @@ from pipegraph.engine.stage.groups import Groups, watched
 from pipegraph.engine.stage.ordinals import number_item
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun, Worker
-from pipegraph.errors import note
 from pipegraph.tree import buffers
 
 Loop = Iterator[None]
@@ -140,18 +139,12 @@ def regrouped(
         made = list(call())
     except BaseException as error:
         chunks = list(operator.failing) or ([] if item is None else [item])
-        if chunks:
-            lost = Chunk.group(chunks, None)
+        lost = Chunk.group(chunks, None) if chunks else None
+        if lost is not None:
             held.release(lost.lineages)
             if groups is not None:
                 groups.failed(lost.lineages)
-            failure: Any = stage.failures.handle(worker, lost, error)
-        elif isinstance(error, Exception):
-            note(error, f"pipegraph: stage {stage.name!r}, at the end of epoch {epoch}")
-            failure = Failure(error, epoch)
-        else:
-            raise
-        made = [] if failure is None else [failure]
+        made = stage.failures.made_instead(worker, lost, error, epoch)
     worker.meter.busy_ns += perf_counter_ns() - start
     worker.meter.calls += 1
     return made

@@ -91,14 +91,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
                 stage.check_made(made)
             made = [made] if isinstance(made, Chunk) else [] if made is None else list(made)
         except BaseException as error:
-            if item is not None:
-                failure: Any = stage.failures.handle(worker, item, error)
-            elif isinstance(error, Exception):
-                note(error, f"pipegraph: stage {stage.name!r}, at the end of epoch {epoch}")
-                failure = Failure(error, epoch)
-            else:
-                raise
-            made = [] if failure is None else [failure]
+            made = stage.failures.made_instead(worker, item, error, epoch)
         meter.busy_ns += perf_counter_ns() - start
         meter.calls += 1
         return made

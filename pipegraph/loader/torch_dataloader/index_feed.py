@@ -9,31 +9,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from pipegraph.engine.activity import Cancelled
-
-
-class WorkerIndices(Protocol):
-    """Where a worker's stage takes its indices from.
-
-    Attributes:
-        done: batches that were delivered before the first of these.
-    """
-
-    done: int
-
-    def indices_of(self, epoch: int, worker: int) -> Iterator[Any]:
-        """The indices of one worker, in their order; may block."""
-
-    def begin(self) -> None:
-        """A run begins, in which nobody has read anything yet."""
-
-    def cancel(self) -> None:
-        """End an ``indices_of`` that blocks with ``Cancelled``; thread-safe."""
-
-    def uncancel(self) -> None:
-        """It may block again."""
 
 
 class IndexFeed:
@@ -78,10 +56,10 @@ class IndexFeed:
             self._changed.notify_all()
 
     def begin(self) -> None:
-        """Nothing: :meth:`restart` was called."""
+        """A run begins, in which nobody has read anything yet; :meth:`restart` was called."""
 
     def indices_of(self, epoch: int, worker: int) -> Iterator[Any]:
-        """See :class:`Feed`."""
+        """The indices of one worker, in their order; may block."""
         with self._changed:
             share, ended = self._shares[worker], self._ended
         while True:
@@ -96,13 +74,13 @@ class IndexFeed:
             yield index
 
     def cancel(self) -> None:
-        """See :class:`Feed`."""
+        """End an ``indices_of`` that blocks with ``Cancelled``; thread-safe."""
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()
 
     def uncancel(self) -> None:
-        """See :class:`Feed`."""
+        """It may block again."""
         with self._changed:
             self._cancelled = False
 
@@ -126,12 +104,12 @@ class DrawnIndices:
         return DrawnIndices, ((), self._count)
 
     def begin(self) -> None:
-        """See :class:`Feed`."""
+        """See :class:`IndexFeed`."""
         with self._lock:
             self._epochs.clear()
 
     def indices_of(self, epoch: int, worker: int) -> Iterator[Any]:
-        """See :class:`Feed`."""
+        """See :class:`IndexFeed`."""
         while True:
             with self._lock:
                 if epoch not in self._epochs:
@@ -156,3 +134,7 @@ class DrawnIndices:
 
     def uncancel(self) -> None:
         """It never blocks."""
+
+
+WorkerIndices = IndexFeed | DrawnIndices
+"""Where a worker's stage takes its indices from; ``done`` batches were delivered before the first of these."""
