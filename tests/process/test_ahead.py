@@ -1,5 +1,6 @@
 """Two calls in flight: a process has its next item at hand while it works."""
 
+import functools
 import itertools
 import os
 import signal
@@ -158,3 +159,24 @@ def test_a_message_for_which_the_socket_has_no_room_does_not_wait(no_leaks):
     thread.join()
     ours.close()
     theirs.close()
+
+
+def noting(path, x):
+    with open(path, "a") as file:
+        file.write(f"{type(x).__name__}\n")
+    return np.full(200, x)
+
+
+def test_what_a_cache_knows_is_not_sent_ahead(tmp_path, seen):
+    """Half of it fits: in the second epoch what is known and what is not come in turn."""
+    notes = tmp_path / "notes"
+    graph = pg.Graph("cached")
+    numbers = graph.add(ops.FromSequence(range(40), shuffle=True))
+    numbers.then(functools.partial(noting, notes), name="note", backend="process").then(
+        ops.Cache("memory", 32_000), workers=1
+    )
+    with graph.loader(epochs=2) as loader:
+        for _ in range(2):
+            assert sorted(int(array[0]) for array in loader) == list(range(40))
+    assert set(notes.read_text().split()) == {"int"}
+    assert seen["sent"] > 0

@@ -105,18 +105,21 @@ class _Random:
         return refuse
 
 
-def skip_hits(process: Callable[[Chunk], Any], stage: str, random: _Random) -> Callable[[Chunk], Any]:
-    """``process`` for a stage between a source and its cache."""
+def _skipping(operator: Any, stage: str, random: _Random) -> _Around:
+    """An operator between a source and its cache."""
 
-    def skipping(chunk: Chunk) -> Any:
+    def process(chunk: Chunk) -> Any:
         if chunk.data.__class__ is Hit:
             return chunk
-        made = process(chunk)
+        made = operator.process(chunk)
         if drew():
             random.stage = stage
         return made
 
-    return skipping
+    def call_for(chunk: Chunk) -> Any:  # of one in a process, which must not be sent what is passed on
+        return None if chunk.data.__class__ is Hit else operator.call_for(chunk)
+
+    return _Around(operator, process=process, call_for=call_for)
 
 
 class _Misses:
@@ -173,31 +176,40 @@ def read_cached(
     return reading
 
 
-def wire_cache(plan: Plan, operators: dict[str, list[Operator | Source]], readers: dict[str, Source]) -> None:
+class _Around:
+    """A worker's operator, some of whose methods are done differently here; all else is its own."""
+
+    def __init__(self, operator: Any, **methods: Callable[..., Any]) -> None:
+        self._operator = operator
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operator, name)
+
+
+def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, Any]) -> None:
     """Connect every cache with the workers' operators above it, before they are opened."""
     for stage in plan.running:
         if not isinstance(stage.operator, Memo):
             continue
-        chain = lineage_above(stage, plan.stages)
-        reader = readers[chain[-1].name]
-        reader.group = 1
+        source, *between = reversed(lineage_above(stage, plan.stages))
+        for reading in (readers[source.name], *operators[source.name]):
+            reading.group = 1
         digest = upstream_digest(plan, stage)
-        caches = [each for each in operators[stage.name] if isinstance(each, Memo)]
-        misses, random = _Misses(), _Random()
+        caches, misses, random = operators[stage.name], _Misses(), _Random()
+        draws, reader = source.operator.draws, readers[source.name]  # type: ignore[union-attr]
+        if draws:
+            readers[source.name] = _Around(reader, begin_run=misses.clearing(reader.begin_run))
+        lookup = caches[0].lookup
         for cache in caches:
-            vars(cache)["process"] = random.refusing(cache.process, stage.name)
-            cache.attach(misses.index_of if reader.draws else reader.index_of, digest)
-            if reader.draws:
-                vars(cache)["process"] = misses.forgetting(cache.process)
-        if reader.draws:
-            vars(reader)["begin_run"] = misses.clearing(reader.begin_run)
-        for above in chain:
-            operator: Any
-            for operator in operators[above.name]:
-                if isinstance(above.operator, Source):
-                    operator.group = 1
-                    vars(operator)["read"] = read_cached(
-                        operator, caches[0].lookup, misses, above.name, random
-                    )
-                else:
-                    vars(operator)["process"] = skip_hits(operator.process, above.name, random)
+            cache.attach(misses.index_of if draws else reader.index_of, digest)
+        operators[stage.name] = [
+            _Around(cache, process=misses.forgetting(random.refusing(cache.process, stage.name)))
+            for cache in caches
+        ]
+        operators[source.name] = [
+            _Around(each, read=read_cached(each, lookup, misses, source.name, random))
+            for each in operators[source.name]
+        ]
+        for above in between:
+            operators[above.name] = [_skipping(each, above.name, random) for each in operators[above.name]]
