@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import index as as_int
-from typing import Any, ClassVar, Literal, NamedTuple, overload
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pipegraph.errors import StateError
 from pipegraph.stopping import Stopping
@@ -124,13 +124,7 @@ class DrawnRows(Sequence[Drawn]):
     def __len__(self) -> int:
         return len(self.positions)
 
-    @overload
-    def __getitem__(self, at: int) -> Drawn: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> DrawnRows: ...
-
-    def __getitem__(self, at: int | slice) -> Drawn | DrawnRows:
+    def __getitem__(self, at: int | slice) -> Any:
         if isinstance(at, slice):
             return DrawnRows(self.positions[at], self.indices[at])
         return Drawn(self.positions[at], self.indices[at])

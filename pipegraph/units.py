@@ -1,4 +1,4 @@
-"""Sizes as text and as bytes: "500 GB", "64 MiB", 1 << 20."""
+"""Sizes as text and as bytes: "500 GB", "64 MiB", 1 << 20; and other things as short text."""
 
 from __future__ import annotations
 
@@ -43,3 +43,17 @@ def format_bytes(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1000
     raise AssertionError
+
+
+def format_duration(seconds: float) -> str:
+    """``0.00123`` as ``"1.23 ms"``; ``"-"`` where there is none."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * factor >= 1 or unit == "us":
+            return f"{seconds * factor:.3g} {unit}" if seconds > 0 else "-"
+    raise AssertionError
+
+
+def shorten(text: str, limit: int) -> str:
+    """A text in one line of so many characters at most."""
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 
@@ -60,12 +60,6 @@ class Scattered(Sequence[Any]):
 
     def __len__(self) -> int:
         return len(self._parts)
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Scattered: ...
 
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):

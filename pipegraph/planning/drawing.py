@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from html import escape
 
 from pipegraph.planning.plan import Plan, StagePlan
+from pipegraph.units import shorten
 
 BOX_WIDTH, BOX_HEIGHT = 136, 56
 GAP_X, GAP_Y = 96, 44
@@ -87,7 +88,7 @@ def _stage(stage: StagePlan, x: float, y: float) -> str:
 
 
 def _box(x: float, y: float, name: str, kind: str, below: str, about: str = "") -> str:
-    label = name if len(name) <= NAME_LETTERS else name[: NAME_LETTERS - 1] + "…"
+    label = shorten(name, NAME_LETTERS)
     middle = x + BOX_WIDTH / 2
     return (
         f"<g><title>{escape(about or name)}</title>"

@@ -14,6 +14,7 @@ from pipegraph.errors import StateError
 from pipegraph.html import html_table
 from pipegraph.policies import Skip, final_policy
 from pipegraph.stage_spec import Edge, StageSpec
+from pipegraph.units import shorten
 
 SAMPLES_PER_QUEUE = 64
 """Default capacity of a queue of samples: a hand-over to another thread costs ten items' work, so
@@ -298,7 +299,7 @@ class Plan:
     def __str__(self) -> str:
         rows = self._rows()
         limits = (22, 16, 12, 9, 12, 26)
-        cells = [[_shorten(cell, limit) for cell, limit in zip(row, limits, strict=True)] for row in rows]
+        cells = [[shorten(cell, limit) for cell, limit in zip(row, limits, strict=True)] for row in rows]
         widths = [max(len(row[column]) for row in cells) for column in range(len(limits))]
         lines = [f"plan of graph {self.graph_name!r}, seed {self.seed}"]
         lines += ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
@@ -328,10 +329,6 @@ class Plan:
 def parameters(spec: StageSpec) -> Mapping[str, Any]:
     """What a stage's operator says of its parameters, or else what its plain attributes say."""
     return spec.operator.config() if spec.parameters is None else spec.parameters
-
-
-def _shorten(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def lineage_above(stage: StagePlan, planned: Mapping[str, StagePlan]) -> list[StagePlan]:

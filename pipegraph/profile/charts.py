@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, log10
 
+from pipegraph.units import format_duration
+
 WIDTH, HEIGHT = 320, 100
 """Of the area that lines are drawn in."""
 
@@ -103,8 +105,4 @@ def _short(value: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    if seconds >= 120:
-        return f"{seconds / 60:.3g} min"
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+    return f"{seconds / 60:.3g} min" if seconds >= 120 else format_duration(seconds)

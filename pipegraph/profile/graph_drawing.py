@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipegraph.planning.drawing import layers
+from pipegraph.units import shorten
 
 from .bottleneck import CONSUMER
 from .values import Profile
@@ -77,7 +78,7 @@ def _box(profile: Profile, name: str, place: tuple[float, float]) -> StageBox:
         about = f"{1e3 * profile.step_s:.3g} ms a step, busy {100 * busy:.0f} %"
         return StageBox(name, "training", about, *place, _heat(busy), profile.bottleneck == CONSUMER)
     stage = profile.stages[name]
-    label = name if len(name) <= NAME_LETTERS else name[: NAME_LETTERS - 1] + "…"
+    label = shorten(name, NAME_LETTERS)
     workers = f"{stage.workers} worker" + ("" if stage.workers == 1 else "s")
     about = f"{workers}, busy {100 * stage.busy:.0f} %, {stage.rate:,.0f}/s"
     return StageBox(name, label, about, *place, _heat(stage.busy), profile.bottleneck == name)

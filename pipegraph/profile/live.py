@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pipegraph.errors import GraphError, MissingExtraError
+from pipegraph.units import shorten
 
 from .bottleneck import CONSUMER, STARTING
 from .values import Profile
@@ -203,12 +204,6 @@ def line(profile: Profile, prefix: str = "") -> str:
     if not profile.conclusive or (trains and stall > STARTING):
         return words
     return f"{words}, {'training' if trains else profile.bottleneck} sets the pace"
-
-
-def shorten(name: str, room: int) -> str:
-    """A name in one line of so many characters."""
-    name = " ".join(name.split())
-    return name if len(name) <= room else name[: room - 1] + "…"
 
 
 def live(loader: Loader) -> Live:

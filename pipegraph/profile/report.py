@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.errors import MissingExtraError, shown
-from pipegraph.units import format_bytes
+from pipegraph.units import format_bytes, format_duration, shorten
 
 from .bottleneck import CONSUMER
 from .charts import Chart, histogram, line_chart
@@ -48,23 +48,14 @@ def _template() -> Template:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["share"] = lambda share: f"{100 * share:.0f} %"
-    environment.filters["duration"] = _duration
-    environment.filters["brief"] = lambda text, most: text if len(text) <= most else text[: most - 1] + "…"
+    environment.filters["duration"] = format_duration
+    environment.filters["brief"] = shorten
     environment.filters["place"] = _place
     environment.filters["bytes"] = format_bytes
     environment.filters["count"] = lambda number: f"{number:,.0f}"
     environment.filters["rate"] = lambda rate: f"{rate:,.1f}" if rate < 1000 else f"{rate:,.0f}"
     text = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
     return environment.from_string(text)
-
-
-def _duration(seconds: float) -> str:
-    if seconds <= 0:
-        return "-"
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
 
 
 def _place(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipegraph.errors import shown
-from pipegraph.units import format_bytes
+from pipegraph.units import format_bytes, format_duration, shorten
 
 from .bottleneck import CONSUMER, SATURATED
 from .values import Profile, StageProfile, run_busy
@@ -77,7 +77,7 @@ def _why(profile: Profile, stage: StageProfile) -> str:
         cores = (stage.running or 0.0) * stage.workers
         return (
             f"it holds the interpreter lock ({cores:.1f} cores' worth of running), for which other threads wait "
-            f'{_duration(profile.wake_s)} each time; more threads do not help: give it backend="process", '
+            f'{format_duration(profile.wake_s)} each time; more threads do not help: give it backend="process", '
             f"or use code that releases the lock"
         )
     if stage.memory > in_all:
@@ -119,7 +119,7 @@ def _suggestion(profile: Profile) -> str:
 def _headline(profile: Profile) -> str:
     passes = f"{profile.passes} pass" + ("" if profile.passes == 1 else "es")
     head = (
-        f"profile of {_shorten(profile.graph, 24)!r}: {passes}, {profile.elapsed_s:.1f} s, "
+        f"profile of {shorten(profile.graph, 24)!r}: {passes}, {profile.elapsed_s:.1f} s, "
         f"{profile.samples_per_s:,.0f} samples/s, waited {profile.stall_s:.2f} s"
     )
     if profile.first_batch_s is not None:
@@ -128,10 +128,10 @@ def _headline(profile: Profile) -> str:
 
 
 def _row(name: str, stage: StageProfile, profile: Profile) -> tuple[str, ...]:
-    name = _shorten(name, NAME_WIDTH)
+    name = shorten(name, NAME_WIDTH)
     where = str(stage.workers)
     if not stage.workers:
-        where = "left out" if stage.within is None else f"in {_shorten(stage.within, NAME_WIDTH)}"
+        where = "left out" if stage.within is None else f"in {shorten(stage.within, NAME_WIDTH)}"
         if not stage.items and not stage.failed:
             return (name, where, "", "", "", "", "", "", "")
     bytes_per_item = stage.nbytes / stage.items if stage.items else 0.0
@@ -141,7 +141,7 @@ def _row(name: str, stage: StageProfile, profile: Profile) -> tuple[str, ...]:
         _count(stage.items),
         f"{stage.rate:,.1f}" if stage.rate < 1000 else f"{stage.rate:,.0f}",
         format_bytes(stage.rate * bytes_per_item) if bytes_per_item else "-",
-        _duration(stage.service_mean_s),
+        format_duration(stage.service_mean_s),
         _share(stage.busy),
         _share(stage.starved) if stage.workers else "",
         _share(stage.blocked) if stage.workers else "",
@@ -164,8 +164,8 @@ def _remarks(profile: Profile) -> list[str]:
         if stage.grown_to is not None:
             found.append(f"queue grew to {stage.grown_to} items, as the graph stood still")
         if found:
-            lines.append(f"{_shorten(name, NAME_WIDTH)}: {', '.join(found)}")
-        lines += [f"{_shorten(name, NAME_WIDTH)}: {line}" for line in stage.remarks]
+            lines.append(f"{shorten(name, NAME_WIDTH)}: {', '.join(found)}")
+        lines += [f"{shorten(name, NAME_WIDTH)}: {line}" for line in stage.remarks]
     if profile.quarantined:
         lines.append(f"quarantined: {len(profile.quarantined):,}")
         lines += [
@@ -184,18 +184,6 @@ def _count(items: int) -> str:
 def _share(share: float) -> str:
     percent = 100 * share
     return f"{percent:.0f} %" if percent >= 9.95 or percent < 0.05 else f"{percent:.1f} %"
-
-
-def _duration(seconds: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 1 or unit == "us":
-            return f"{seconds * factor:.3g} {unit}" if seconds else "-"
-    raise AssertionError
-
-
-def _shorten(text: str, limit: int) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _cut(line: str) -> str:

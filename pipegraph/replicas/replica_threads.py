@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -22,7 +23,9 @@ Job = Callable[[], Any]
 _Order = tuple[Job, "Future[Any]"]
 
 
-def _serve(orders: SimpleQueue[_Order | None]) -> None:
+def _serve(orders: SimpleQueue[_Order | None], device: torch.device | None = None) -> None:
+    if device is not None:
+        bind_thread(device)
     while (order := orders.get()) is not None:
         job, done = order
         try:
@@ -53,7 +56,9 @@ class ReplicaThreads:
         self._orders: list[SimpleQueue[_Order | None]] = [SimpleQueue() for _ in names]
         self._threads = [
             start_thread(
-                _Server(orders, None if devices is None else devices[index]),
+                partial(
+                    _serve, orders, None if devices is None else devices[index]
+                ),  # of the queue, not of its owner
                 f"pipegraph-replica-{index}",
                 intra_op,
             )
@@ -92,19 +97,6 @@ class ReplicaThreads:
         if join:
             for thread in self._threads:
                 thread.join()
-
-
-class _Server:
-    """Holds a thread's queue and not its owner, so that an unused owner can be collected."""
-
-    def __init__(self, orders: SimpleQueue[_Order | None], device: torch.device | None = None) -> None:
-        self._orders = orders
-        self._device = device
-
-    def __call__(self) -> None:
-        if self._device is not None:
-            bind_thread(self._device)
-        _serve(self._orders)
 
 
 def _end(orders: Sequence[SimpleQueue[_Order | None]]) -> None:
@@ -202,7 +194,7 @@ def parallel_apply(
         orders: SimpleQueue[_Order | None] = SimpleQueue()
         orders.put((job(index), futures[index]))
         orders.put(None)
-        threads.append(start_thread(_Server(orders), f"pipegraph-apply-{index}", width))
+        threads.append(start_thread(partial(_serve, orders), f"pipegraph-apply-{index}", width))
     try:
         wait(list(futures.values()))
     except KeyboardInterrupt:

@@ -13,7 +13,8 @@ from rich.console import Console
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.profile.live import Live, line, queue_bar, shorten
+from pipegraph.profile.live import Live, line, queue_bar
+from pipegraph.units import shorten
 
 HOSTILE = "a stage [bold]with markup[/bold] :smile: and a name that is far too long"
 
