@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from pipegraph import graph_views
 from pipegraph.contracts import Component, FanOut, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.foreign_arguments import names_ours
-from pipegraph.html import html_table
 from pipegraph.integers import integer
 from pipegraph.parameters import carried, plain_parameters
 from pipegraph.policies import Policy
@@ -200,15 +200,10 @@ class Graph:
                 f"got the class {function.__name__}: place an instance, {function.__name__}(...)"
             )
         if not callable(function):
-            data = isinstance(function, Iterable)
-            raise GraphError(
-                f"an operator, a source or a function is needed, got {reprlib.repr(function)}"
-                + (
-                    "; data becomes a source with ops.FromSequence(data) or ops.FromIterable(data)"
-                    if data
-                    else ""
-                )
-            )
+            source = "; data becomes a source with ops.FromSequence(data) or ops.FromIterable(data)"
+            remedy = source if isinstance(function, Iterable) else ""
+            found = reprlib.repr(function)
+            raise GraphError(f"an operator, a source or a function is needed, got {found}{remedy}")
         from pipegraph.operators import Map
 
         return Map(function)
@@ -375,32 +370,11 @@ class Graph:
 
     def to_networkx(self) -> networkx.DiGraph[str]:
         """The graph as a ``networkx.DiGraph``; each node has its ``spec``."""
-        import networkx
-
-        digraph: networkx.DiGraph[str] = networkx.DiGraph(name=self.name)
-        for name, spec in self.stages.items():
-            digraph.add_node(name, spec=spec)
-        for name, spec in self.stages.items():
-            for index, edge in enumerate(spec.upstream):
-                digraph.add_edge(edge.stage, name, output=edge.output, input=index)
-        return digraph
+        return graph_views.digraph(self)
 
     def to_dot(self) -> str:
         """The graph in Graphviz' language."""
-
-        def quoted(text: str) -> str:
-            return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-        lines = [f"digraph {quoted(self.name)} {{", "  rankdir=LR;", "  node [shape=box];"]
-        for name, spec in self.stages.items():
-            lines.append(
-                f"  {quoted(name)} [label={quoted(f'{name}: {spec.operator.name} x{spec.workers}')}];"
-            )
-        for name, spec in self.stages.items():
-            for edge in spec.upstream:
-                label = f" [label={quoted(str(edge.output))}]" if self._is_route(edge) else ""
-                lines.append(f"  {quoted(edge.stage)} -> {quoted(name)}{label};")
-        return "\n".join([*lines, "}"])
+        return graph_views.dot(self)
 
     def to_svg(self, output: Node | str | None = None) -> str:
         """The pipeline as an SVG picture: its stages with their workers, and the queues between them.
@@ -413,27 +387,10 @@ class Graph:
         return plan_svg(self.plan(output))
 
     def _repr_html_(self) -> str:
-        rows = [("stage", "operator", "workers", "backend", "from")]
-        for name, spec in self.stages.items():
-            sources = ", ".join(edge.stage for edge in spec.upstream)
-            rows.append((name, type(spec.operator).__name__, str(spec.workers), spec.backend, sources))
-        return html_table(f"graph {self.name!r}, seed {self.seed}", rows)
-
-    def _is_route(self, edge: Edge) -> bool:
-        return isinstance(self.stages[edge.stage].operator, FanOut)
+        return graph_views.table(self)
 
     def __str__(self) -> str:
-        lines = [f"graph {self.name!r}, seed {self.seed}, {len(self.stages)} stages"]
-        width = max((len(name) for name in self.stages), default=0)
-        for name, spec in self.stages.items():
-            sources = ", ".join(
-                f"{edge.stage}[{edge.output}]" if self._is_route(edge) else edge.stage
-                for edge in spec.upstream
-            )
-            lines.append(
-                f"  {name:<{width}}  {type(spec.operator).__name__}" + (f"  <- {sources}" if sources else "")
-            )
-        return "\n".join(lines)
+        return graph_views.text(self)
 
     def __repr__(self) -> str:
         return (

@@ -110,6 +110,7 @@ class Channel:
         demand: while all readers wait, how many items the one that needs the fewest can use; else ``NOBODY``.
         starved: called with that number by a getter that is about to wait, outside the lock.
         leaving: whether the calling thread, instead of waiting for an item, is to leave; ``nudge_all`` makes it look.
+        changed: called under the lock whenever something has (for tests, which wait for states and never for time).
         share: called with a bundle's buffers when it is taken in parts, under the lock.
     """
 
@@ -130,6 +131,7 @@ class Channel:
         self.may_take: Callable[[int], bool] | None = None
         self.starved: Callable[[int], None] | None = None
         self.leaving: Callable[[], bool] | None = None
+        self.changed: Callable[[], None] | None = None
         self.readers = 1
         self.share: Callable[[Any], None] = lambda buffers: None
         self.demand = NOBODY
@@ -139,7 +141,6 @@ class Channel:
         self._cancelled = False
         self._putters: deque[_Putter] = deque()
         self._getters: deque[_Getter] = deque()
-        self._watchers: list[tuple[Callable[[ChannelStats], bool], threading.Lock]] = []
         self._tickets = 0
         self._gets = 0
         self._put_wait_ns = 0
@@ -198,7 +199,7 @@ class Channel:
                 return entered
             waiter = _Putter(seq, item, last, stamp)
             self._putters.append(waiter)
-            self._changed()
+            self._has_changed()
         self._wait(waiter, self._putters)
         if waiter.entered is None:
             raise Cancelled
@@ -231,8 +232,8 @@ class Channel:
                 self._unwanted.ended(item.epoch)
             if self._getters:
                 self._wake_getter()
-        if self._watchers:
-            self._notify_watchers()
+        if self.changed is not None:
+            self.changed()
 
     def _let_in(self) -> None:
         """There is more room, another number is next, or less is wanted: whoever may enter now does."""
@@ -240,7 +241,7 @@ class Channel:
             self._putters.remove(first)
             first.entered = self._enter(first.seq, first.item, first.last, first.stamp)
             first.wake(self.activity)
-            self._changed()
+            self._has_changed()
 
     def _first_to_enter(self) -> _Putter | None:
         for waiter in sorted(self._putters, key=_seq):
@@ -284,7 +285,7 @@ class Channel:
                     waiter = _Getter(needed)
                     self._getters.append(waiter)
                     self._set_demand()
-                    self._changed()
+                    self._has_changed()
             if pump is not None:
                 try:
                     pump.step()
@@ -326,8 +327,8 @@ class Channel:
             self._let_in()
         if self._getters and self._contents.ready:
             self._wake_getter()  # it may have waited for the window, or for the rest of a bundle
-        if self._watchers:
-            self._notify_watchers()
+        if self.changed is not None:
+            self.changed()
         return ticket, item
 
     def peek(self) -> None:
@@ -344,14 +345,14 @@ class Channel:
         with self._lock:
             if self._getters:
                 self._wake_getter()
-                self._changed()
+                self._has_changed()
 
     def nudge_all(self) -> None:
         """Let every waiting getter look again."""
         with self._lock:
             while self._getters:
                 self._wake_getter()
-            self._changed()
+            self._has_changed()
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -377,7 +378,7 @@ class Channel:
                     self._wake_getter()
                 self._set_demand()
                 self._let_in()
-                self._changed()
+                self._has_changed()
             raise
         waited = perf_counter_ns() - waiter.since_ns
         with self._lock:
@@ -386,9 +387,9 @@ class Channel:
             else:
                 self._get_wait_ns += waited
 
-    def _changed(self) -> None:
-        if self._watchers:
-            self._notify_watchers()
+    def _has_changed(self) -> None:
+        if self.changed is not None:
+            self.changed()
 
     # -- control -------------------------------------------------------------------------------
 
@@ -402,7 +403,7 @@ class Channel:
             self._putters.clear()
             self._getters.clear()
             self.demand = NOBODY
-            self._changed()
+            self._has_changed()
 
     def discard(self, epoch: int) -> list[Chunk]:
         """Nobody wants chunks of ``epoch`` (or earlier) any more; returns those it held."""
@@ -410,7 +411,7 @@ class Channel:
             self._unwanted.discard(epoch)
             dropped = self._contents.take_out(epoch)
             self._let_in()
-            self._changed()
+            self._has_changed()
             return dropped
 
     def discards(self, epoch: int) -> bool:
@@ -442,7 +443,7 @@ class Channel:
                 self._contents.grow(waiter.item)
                 self._grown += 1
                 self._let_in()
-                self._changed()
+                self._has_changed()
             return self._contents.capacity
 
     def resize(self, capacity: int) -> None:
@@ -450,7 +451,7 @@ class Channel:
         with self._lock:
             self._contents.resize(capacity)
             self._let_in()
-            self._changed()
+            self._has_changed()
 
     def set_readers(self, readers: int) -> None:
         """So many threads get from it from now on; if all of them wait, the stage above is asked."""
@@ -463,7 +464,8 @@ class Channel:
 
     # -- looking -------------------------------------------------------------------------------
 
-    def _stats(self, now_ns: int | None = None) -> ChannelStats:
+    def look(self, now_ns: int | None = None) -> ChannelStats:
+        """As :meth:`stats`, under the lock."""
         now = perf_counter_ns() if now_ns is None else now_ns
         contents = self._contents
         return ChannelStats(
@@ -482,24 +484,7 @@ class Channel:
     def stats(self, now_ns: int | None = None) -> ChannelStats:
         """One consistent look; waits that still run count up to ``now_ns``, by default now."""
         with self._lock:
-            return self._stats(now_ns)
-
-    def wait_until(self, condition: Callable[[ChannelStats], bool]) -> None:
-        """Blocks until ``condition`` holds (for tests: wait for a state, never for time)."""
-        notified = threading.Lock()
-        notified.acquire()
-        with self._lock:
-            if condition(self._stats()):
-                return
-            self._watchers.append((condition, notified))
-        notified.acquire()
-
-    def _notify_watchers(self) -> None:
-        stats = self._stats()
-        for watcher in list(self._watchers):
-            if watcher[0](stats):
-                self._watchers.remove(watcher)
-                watcher[1].release()
+            return self.look(now_ns)
 
     def __repr__(self) -> str:
         stats = self.stats()

@@ -8,14 +8,18 @@ may deliver as many chunks as the least sure rank is sure of; when that rank has
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.errors import GraphError
+from pipegraph.planning.plan import Plan
 
 if TYPE_CHECKING:
     from pipegraph.loader.epoch_pass import Pass
+
+logger = logging.getLogger("pipegraph")
 
 
 @dataclass(frozen=True)
@@ -104,3 +108,29 @@ def own_group(world_size: int) -> Any:
             "call torch.distributed.init_process_group(...) before the first pass"
         )
     return dist.new_group(backend="gloo")
+
+
+def check_counts_known(plan: Plan, world_size: int) -> None:
+    """Raises GraphError where several ranks may differ in their number of steps and nobody has said what then."""
+    if world_size > 1 and not plan.counts_known:
+        unknown = ", ".join(map(repr, plan.unknown_counts()))
+        raise GraphError(
+            f"stages {unknown} make the number of steps depend on the data: with {world_size} ranks say "
+            "loader(equal_steps=True) to let the ranks agree, or equal_steps=False if they may differ"
+        )
+
+
+def warn_of_unequal(plan: Plan, epoch: int, world_size: int) -> None:
+    """Say it where the first and the last rank do not make the same number of steps."""
+    first, last = (plan.steps(epoch, rank, world_size) for rank in (0, world_size - 1))
+    if first != last:
+        logger.warning(
+            "graph %r: epoch %d has %s steps on rank 0 and %s on rank %d, and ranks that wait for each other in "
+            "every step hang at the end; loader(equal_steps=True) ends all at the same step, equal_steps=False "
+            "says that they may differ",
+            plan.graph_name,
+            epoch,
+            first,
+            last,
+            world_size - 1,
+        )

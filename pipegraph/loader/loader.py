@@ -12,38 +12,35 @@ One ``for`` is one pass over one epoch. The loader's methods belong to one threa
 
 from __future__ import annotations
 
-import _thread
 import logging
-import os
-import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from math import inf
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.chunk import Chunk
 from pipegraph.closing import Closing
-from pipegraph.contracts import History
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.isolated import IsolatedRuntime
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.tracing import Events, Tracer
-from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning, StateError
+from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning
 from pipegraph.graph import Graph, Node
 from pipegraph.integers import integer
+from pipegraph.loader import ending
 from pipegraph.loader import state as states
-from pipegraph.loader.adapt import Wiring, adapted_all, wiring
+from pipegraph.loader.adapt import Wiring, wiring
 from pipegraph.loader.epoch_pass import Pass, WatchedPass
-from pipegraph.loader.equal_steps import own_group
+from pipegraph.loader.equal_steps import check_counts_known, own_group, warn_of_unequal
 from pipegraph.loader.position import Place, Progress
 from pipegraph.loader.ranks import agree_on_seed, resolve
+from pipegraph.loader.restoring import place_of, read_state
 from pipegraph.machine import available_memory
 from pipegraph.planning.isolation import isolate as cut
 from pipegraph.planning.tunable import tune_all
@@ -113,7 +110,7 @@ class Loader(Closing):
         self._closed = ""  # why
         self._turn = threading.RLock()  # who begins a pass or takes the next chunk
         self._left_behind: Runtime | None = None  # of the process that forked this one
-        _loaders.add(self)
+        ending.loaders.add(self)
 
     # -- passes --------------------------------------------------------------------------------
 
@@ -181,7 +178,7 @@ class Loader(Closing):
             with suppress(Exception):  # the caller gets the error
                 self._digests()
                 if not progress.started_ns and self._equal_steps is None:
-                    self._warn_of_unequal(place.epoch, runtime.world_size)
+                    warn_of_unequal(self.plan, place.epoch, runtime.world_size)
             interval = runtime.pass_totals.begin(run)
             progress.pass_begins(place, run)
             if not progress.started_ns:
@@ -229,12 +226,8 @@ class Loader(Closing):
     def _start(self) -> Runtime:
         if self._runtime is None:
             rank, world_size = resolve(*self._asked)
-            if world_size > 1 and self._equal_steps is None and not self.plan.counts_known:
-                unknown = ", ".join(map(repr, self.plan.unknown_counts()))
-                raise GraphError(
-                    f"stages {unknown} make the number of steps depend on the data: with {world_size} ranks say "
-                    "loader(equal_steps=True) to let the ranks agree, or equal_steps=False if they may differ"
-                )
+            if self._equal_steps is None:
+                check_counts_known(self.plan, world_size)
             if world_size > 1 and self._equal_steps:
                 self._group = own_group(world_size)
             self._seed = agree_on_seed(self._seed, rank, world_size)
@@ -248,28 +241,10 @@ class Loader(Closing):
             runtime.tracer = self._tracer
             self._runtime = runtime
             # Holds the runtime, never the loader: dropping the last reference to the loader ends its threads.
-            self._finalizer = weakref.finalize(self, _finalize, runtime)
+            self._finalizer = weakref.finalize(self, ending.finalize, runtime)
         # Looked at once the runtime is there: a close() before that has not seen it, one from now on will.
         self._refuse_closed()
         return self._runtime
-
-    def _warn_of_unequal(self, epoch: int, world_size: int) -> None:
-        """Say it where the first and the last rank do not make the same number of steps."""
-        first, last = (self._steps(epoch, rank, world_size) for rank in (0, world_size - 1))
-        if first != last:
-            logger.warning(
-                "graph %r: epoch %d has %s steps on rank 0 and %s on rank %d, and ranks that wait for each other in "
-                "every step hang at the end; loader(equal_steps=True) ends all at the same step, equal_steps=False "
-                "says that they may differ",
-                self._graph.name,
-                epoch,
-                first,
-                last,
-                world_size - 1,
-            )
-
-    def _steps(self, epoch: int, rank: int, world_size: int, history: History = ()) -> int | None:
-        return self.plan.lengths(epoch, rank, world_size, history)[self.plan.output.stage]
 
     # -- length --------------------------------------------------------------------------------
 
@@ -288,7 +263,7 @@ class Loader(Closing):
         if place.start.stream is not None or place.later:
             raise TypeError("this loader has no length in this epoch: it continues with other ranks' parts")
         ranks = range(world_size) if self._equal_steps else (rank,)
-        lengths = [self._steps(self.epoch, each, world_size, place.start.history) for each in ranks]
+        lengths = [self.plan.steps(self.epoch, each, world_size, place.start.history) for each in ranks]
         if None in lengths:
             names = ", ".join(map(repr, self.plan.unknown_counts()))
             raise TypeError(f"this loader has no length: stages {names} make it depend on the data")
@@ -339,30 +314,9 @@ class Loader(Closing):
         """
         self._refuse_closed()
         rank, world_size = resolve(*self._asked)
-        names = (allow,) if isinstance(allow, str) else tuple(allow)
-        if names:
-            state, said = adapted_all(state, self.plan, names)
-            if said:
-                warnings.warn(
-                    f"the state is of a graph that was changed since: {'; '.join(said)}",
-                    PipegraphWarning,
-                    stacklevel=2,
-                )
-        restored = states.restored(state, rank, world_size, self.plan, self._equal_steps is not False)
-        others = [name for name in states.carrying_others(state, self.plan) if name not in names]
-        if others:
-            warnings.warn(
-                f"stage {', '.join(map(repr, others))}: its functions have the names that they had when the state was "
-                "saved, and other values in their defaults, in what they close over or in their object's attributes. "
-                "Where these change the data, what follows is not what would have followed; "
-                f"load_state_dict(state, allow={tuple(others)!r}) says that this is meant",
-                PipegraphWarning,
-                stacklevel=2,
-            )
-        if self._graph.seed is not None and restored.seed != self._graph.seed:
-            raise StateError(
-                f"the state was saved with seed={restored.seed}, graph {self._graph.name!r} has seed={self._graph.seed}"
-            )
+        state, restored = read_state(
+            state, allow, self.plan, rank, world_size, self._equal_steps is not False
+        )
         running = self._running()
         if running is not None:
             running.end("a state was loaded")
@@ -373,12 +327,7 @@ class Loader(Closing):
         if self._runtime is not None:
             self._runtime.end_run()  # its workers may still write into the ledger
         self._ledger.load(restored.epoch, restored.ledger)
-        place = Place.within(restored.epoch, restored.streams, (rank, world_size))
-        place.restored = True
-        if isinstance(state, Mapping) and state["world_size"] == world_size:
-            found = state.get(f"rank{rank}", {}).get("iterators", {})
-            iterators = {name: (step, snapshot) for name, (step, snapshot) in found.items()}
-            place.start = replace(place.start, iterators=iterators)
+        place = place_of(state, restored, rank, world_size)
         self._progress.broken(failed=False)
         self._progress.rest_at(place)
 
@@ -522,28 +471,3 @@ def _endless(loader: Loader) -> Iterator[Any]:
         yield from loader
         if loader._progress.items == delivered:
             return
-
-
-_loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for loader in list(_loaders):
-        loader._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def _finalize(runtime: Runtime) -> None:
-    """The loader is gone, or the interpreter ends."""
-    if threading.current_thread() is threading.main_thread():
-        runtime.close()
-    elif not sys.is_finalizing():
-        # The garbage collector runs anywhere, also in one of our own workers that holds a lock of ours.
-        _thread.start_new_thread(_close_elsewhere, (runtime,))
-
-
-def _close_elsewhere(runtime: Runtime) -> None:
-    # In a thread that the threading module knows: joining from any other would leave a dummy entry there.
-    threading.Thread(target=runtime.close, name="pipegraph-closer", daemon=True).start()

@@ -158,8 +158,8 @@ class Plan:
                 names.append(stage.judged)
         return names
 
-    def lengths(self, epoch: int, rank: int, world_size: int, history: History = ()) -> dict[str, int | None]:
-        """Chunks per epoch that leave each stage, None where the data decides.
+    def steps(self, epoch: int, rank: int, world_size: int, history: History = ()) -> int | None:
+        """Chunks that a rank delivers in an epoch, None where the data decides.
 
         Args:
             history: what was consumed of this epoch at other world sizes.
@@ -185,7 +185,7 @@ class Plan:
                 count = inputs[0]
                 assert count is not None
                 found[stage.name] = operator.length_for(count, world_size)
-        return found
+        return found[self.output.stage]
 
     def digests(self) -> dict[str, str]:
         """A short digest per stage of what decides what it delivers.

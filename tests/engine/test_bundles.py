@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from channel_states import wait_until
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -147,7 +148,7 @@ def test_the_rows_of_a_bundle_count_one_by_one():
     assert channel.stats().depth == 9
     writer = threading.Thread(target=channel.put, args=(bundle(2, 9),))
     writer.start()
-    channel.wait_until(lambda stats: stats.putters_waiting == 1)
+    wait_until(channel, lambda stats: stats.putters_waiting == 1)
     assert len(channel.get()) == 5
     writer.join(5)
     assert channel.stats().depth == 6
@@ -160,7 +161,7 @@ def test_a_later_worker_leaves_room_for_a_whole_bundle_of_the_next():
     assert channel.put_at(1, bundle(4, 4))
     writer = threading.Thread(target=channel.put_at, args=(2, bundle(1, 8)))
     writer.start()
-    channel.wait_until(lambda stats: stats.putters_waiting == 1)
+    wait_until(channel, lambda stats: stats.putters_waiting == 1)
     assert channel.put_at(0, bundle(4))
     channel.get()
     writer.join(5)
@@ -173,7 +174,7 @@ def test_only_light_rows_fill_a_queue_beyond_a_few():
         assert channel.put(bundle(2, before, LIGHT_BYTES))
     writer = threading.Thread(target=channel.put, args=(bundle(1, 4),))
     writer.start()
-    channel.wait_until(lambda stats: stats.putters_waiting == 1)
+    wait_until(channel, lambda stats: stats.putters_waiting == 1)
     channel.get()
     writer.join(5)
     channel.get()
@@ -290,7 +291,7 @@ def test_a_queue_never_holds_more_rows_than_its_capacity_and_memory_is_given_bac
         next(passing)
         run = loader._runtime.run
         channel = run.channels["batch", 0]
-        channel.wait_until(lambda stats: stats.putters_waiting == 1)
+        wait_until(channel, lambda stats: stats.putters_waiting == 1)
         assert channel.stats().depth <= 8
         assert len(list(passing)) == 19
         assert run.account.used == 0
@@ -577,7 +578,7 @@ def test_children_that_had_to_wait_for_their_turn_are_overtaken_by_none_and_wait
         terminal = loader._runtime.run.terminal
 
         def go_when_the_consumer_waits():
-            terminal.wait_until(lambda stats: stats.getters_waiting == 1)
+            wait_until(terminal, lambda stats: stats.getters_waiting == 1)
             first_may_go.set()
 
         helper = threading.Thread(target=go_when_the_consumer_waits)

@@ -4,6 +4,7 @@ import ctypes
 import threading
 
 import pytest
+from channel_states import wait_until
 
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.engine.activity import Activity, Cancelled
@@ -20,7 +21,7 @@ def chunk(number=0, nbytes=0, epoch=0):
 
 def putter_waits(channel):
     """Until a putter waits; fails, and does not hang, if it was let in where there is no room."""
-    channel.wait_until(lambda s: s.putters_waiting == 1 or s.depth > s.capacity)
+    wait_until(channel, lambda s: s.putters_waiting == 1 or s.depth > s.capacity)
     assert channel.stats().depth <= channel.stats().capacity
 
 
@@ -57,7 +58,7 @@ def test_put_waits_while_full_and_resumes_after_one_get():
 def test_get_waits_while_empty():
     channel = Channel(4)
     reader = Started(channel.get)
-    channel.wait_until(lambda s: s.getters_waiting == 1)
+    wait_until(channel, lambda s: s.getters_waiting == 1)
     channel.put(chunk(7))
     assert reader.result().data == 7
 
@@ -157,7 +158,7 @@ def test_cancel_wakes_every_waiter(call):
         waiter = Started(
             *{"get": (channel.get,), "take": (channel.take,), "turn": (channel.wait_turn, 5)}[call]
         )
-    channel.wait_until(lambda s: s.putters_waiting + s.getters_waiting == 1 or s.depth > s.capacity)
+    wait_until(channel, lambda s: s.putters_waiting + s.getters_waiting == 1 or s.depth > s.capacity)
     assert channel.stats().depth <= 1
     channel.cancel()
     assert isinstance(waiter.result(), Cancelled)
@@ -244,7 +245,7 @@ def test_getters_that_wait_for_the_window_all_go_on_when_it_opens():
     for i in range(3):
         channel.put(chunk(i))
     readers = [Started(channel.take) for _ in range(3)]
-    channel.wait_until(lambda s: s.getters_waiting == 3)
+    wait_until(channel, lambda s: s.getters_waiting == 3)
     limit[0] = 3
     channel.nudge()
     assert sorted(reader.result()[0] for reader in readers) == [0, 1, 2]
@@ -259,10 +260,10 @@ def interrupt(thread):
 def test_an_interrupted_wait_leaves_the_queue_of_waiters_and_takes_no_wake_with_it():
     channel = Channel(1)
     interrupted = Started(channel.get)
-    channel.wait_until(lambda s: s.getters_waiting == 1)
+    wait_until(channel, lambda s: s.getters_waiting == 1)
     interrupt(interrupted.thread)  # it is delivered when the lock is released to it
     other = Started(channel.get)
-    channel.wait_until(lambda s: s.getters_waiting == 2)
+    wait_until(channel, lambda s: s.getters_waiting == 2)
     channel.put(chunk(1))  # wakes the interrupted one, which must pass the wake on
     assert isinstance(interrupted.result(), KeyboardInterrupt)
     assert other.result().data == 1
@@ -274,7 +275,7 @@ def test_waits_are_counted_as_activity_and_end_balanced():
     activity.attach(2)
     channel = Channel(1, activity=activity)
     reader = Started(channel.get)
-    channel.wait_until(lambda s: s.getters_waiting == 1)
+    wait_until(channel, lambda s: s.getters_waiting == 1)
     channel.put(chunk())
     reader.result()
     activity.pause()
@@ -310,9 +311,9 @@ def test_numbers_that_wait_enter_one_after_the_other_once_the_first_is_closed():
     channel = Channel(4, sequenced=True, bundle_rows=3)
     channel.put_at(1, chunk(1))
     writers = [Started(channel.put_at, seq, chunk(seq)) for seq in (2, 3)]
-    channel.wait_until(lambda s: s.putters_waiting == 2)
+    wait_until(channel, lambda s: s.putters_waiting == 2)
     turn = Started(channel.wait_turn, 4)
-    channel.wait_until(lambda s: s.putters_waiting == 3)
+    wait_until(channel, lambda s: s.putters_waiting == 3)
     assert channel.put_at(0, chunk(0))  # 2 and 3 are the next by then, and after them it is the turn of 4
     assert channel.stats().depth == 4
     assert channel.stats().putters_waiting == 0

@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from channel_states import wait_until
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -179,8 +180,8 @@ def test_queues_hold_at_most_their_capacity_while_the_consumer_is_slow():
         next(items)
         run = loader._runtime.run
         (source_queue,), (terminal,) = run.stages["source"].outboxes[0], run.stages["map"].outboxes[0]
-        terminal.wait_until(lambda s: s.depth > 4 or s.putters_waiting == 3)  # no worker can take more now
-        source_queue.wait_until(lambda s: s.depth > 5 or s.putters_waiting == 1)
+        wait_until(terminal, lambda s: s.depth > 4 or s.putters_waiting == 3)  # no worker can take more now
+        wait_until(source_queue, lambda s: s.depth > 5 or s.putters_waiting == 1)
         assert source_queue.stats().depth <= 5
         assert terminal.stats().depth == 4
         # 1 delivered, 4 + 5 in queues, 3 in the workers' hands, 5 in the source's: as many as fit into its queue

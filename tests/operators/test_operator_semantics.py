@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from channel_states import wait_until
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -366,7 +367,7 @@ def test_in_completion_order_a_stage_runs_only_a_window_ahead_of_its_oldest_item
         early = [next(items) for _ in range(4 * (2 + 3) - 1)]
         assert sorted(early) == list(range(1, 20))
         channel = next(iter(loader._runtime.run.channels.values()))
-        channel.wait_until(lambda s: s.getters_waiting == 1)  # the other worker waits for the window
+        wait_until(channel, lambda s: s.getters_waiting == 1)  # the other worker waits for the window
         assert loader._runtime.run.terminal.stats().depth == 0
         gate.release_all()
         assert sorted([*early, *items]) == list(range(1000))

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from channel_states import wait_until
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -374,7 +375,7 @@ def test_what_the_sidecar_has_done_before_the_pass_is_looked_at_counts_too(monke
     begin = PassTotals.begin
 
     def late(totals, run):
-        run.terminal.wait_until(lambda stats: stats.depth >= 1)  # the sidecar has worked
+        wait_until(run.terminal, lambda stats: stats.depth >= 1)  # the sidecar has worked
         return begin(totals, run)
 
     monkeypatch.setattr(PassTotals, "begin", late)

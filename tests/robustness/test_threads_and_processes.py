@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from channel_states import wait_until
 
 import pipegraph as pg
 from pipegraph import forks
@@ -123,7 +124,7 @@ def test_a_forked_child_waits_for_no_lock_that_a_thread_of_the_parent_holds(ask:
         passing = iter(loader)
         head = [next(passing) for _ in range(10)]
         run = loader._runtime.run  # type: ignore[union-attr]
-        run.terminal.wait_until(lambda stats: stats.putters_waiting > 0)  # type: ignore[union-attr]
+        wait_until(run.terminal, lambda stats: stats.putters_waiting > 0)  # type: ignore[union-attr]
         locks = list({id(lock): lock for lock in locks_of(loader, set())}.values())
         assert len(locks) > 10
         with held_elsewhere(locks):

@@ -5,6 +5,7 @@ import json
 import threading
 
 import pytest
+from channel_states import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs.recipes import recipes
@@ -148,7 +149,7 @@ class Watch:
 
 def watched(graph, **options):
     loader = graph.loader(autotune=True, **options)
-    loader._watcher = watch = Watch()
+    loader._tuner = watch = Watch()
     return loader, watch
 
 
@@ -269,7 +270,7 @@ def test_a_worker_that_waits_for_an_item_leaves_at_once():
         items = iter(loader)
         watch.staffing.resize("ways", 4)
         ways.wait_for("open", 4)
-        loader._runtime.run.channels["ways", 0].wait_until(lambda stats: stats.getters_waiting == 4)
+        wait_until(loader._runtime.run.channels["ways", 0], lambda stats: stats.getters_waiting == 4)
         watch.staffing.resize("ways", 1)
         ways.wait_for("open", 1)
         assert watch.staffing.workers("ways") == 1
@@ -290,12 +291,12 @@ def test_a_leaving_worker_that_drives_an_inline_stage_does_not_end_it():
         gate.wait_until_waiting(1)  # the first worker has an item
         watch.staffing.resize("gate", 2)
         into_even = loader._runtime.run.channels["even", 0]
-        into_even.wait_until(
-            lambda stats: stats.gets == 1 and stats.getters_waiting == 1
+        wait_until(
+            into_even, lambda stats: stats.gets == 1 and stats.getters_waiting == 1
         )  # the second drives
         watch.staffing.resize("gate", 1)
         hold.release_position(1)  # it is dropped: the driver looks for another, and finds none
-        into_even.wait_until(lambda stats: stats.gets == 2 and stats.getters_waiting == 1)
+        wait_until(into_even, lambda stats: stats.gets == 2 and stats.getters_waiting == 1)
         hold.release_all()
         gate.release_all()
         assert list(range(0, 40, 2)) == list(items)

@@ -10,7 +10,7 @@ from pipegraph.contracts import Context, Regroup, Source
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.contract import Host
 from pipegraph.engine.process.process_host import ProcessHost
-from pipegraph.engine.process.remote_operator import remote
+from pipegraph.engine.process.remote_kinds import remote
 from pipegraph.engine.process.remote_run import MapRun, SourceRun
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.sidecar import Sidecar

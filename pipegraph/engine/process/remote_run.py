@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pipegraph.bundle import UNNAMED, Bundle, named
 from pipegraph.chunk import Chunk
 from pipegraph.engine.process.contract import Call, Died, Host, Overdue
-from pipegraph.engine.process.remote_operator import Deaths, RemoteMap, RemoteSource, clamped
+from pipegraph.engine.process.remote_kinds import RemoteMap, RemoteSource
+from pipegraph.engine.process.remote_operator import Deaths, clamped
 from pipegraph.engine.process.run_worker import FailedRow, Figures
 
 if TYPE_CHECKING:

@@ -11,11 +11,7 @@ Nobody outlives the trainer: the zygote ends when its socket does, and the kerne
 
 from __future__ import annotations
 
-import array
 import contextlib
-import ctypes
-import gc
-import importlib
 import json
 import math
 import os
@@ -33,14 +29,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.process.fork_server import REAP, SPAWN, receive, send, serve
 from pipegraph.global_generators import install
-
-_PR_SET_PDEATHSIG = 1
-_SPAWN, _REAP = b"s", b"r"
-_ROOM = 1 << 16
-
-PRELOADED = ("torch", "pipegraph.operators.functions", "pipegraph.engine.process.worker_life")
-"""What nearly every worker needs, imported once; what other operators need comes with their pickles."""
 
 
 @dataclass
@@ -123,7 +113,7 @@ class Zygote:
             Cancelled: nobody wants it.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        request, given = _SPAWN + entry.encode(), [theirs.fileno(), *fds]
+        request, given = SPAWN + entry.encode(), [theirs.fileno(), *fds]
         try:
             for last in (False, True):
                 sock = self._sock
@@ -167,14 +157,14 @@ class Zygote:
         """
         with self._lock:
             try:
-                status: int | None = pickle.loads(self._ask(_REAP + str(child.pid).encode(), [])[0])
+                status: int | None = pickle.loads(self._ask(REAP + str(child.pid).encode(), [])[0])
             except _GONE:
                 status = None
         return status
 
     def _ask(self, request: bytes, fds: list[int]) -> tuple[bytes, list[int]]:
-        _send(self._sock, request, fds)
-        return _receive(self._sock)
+        send(self._sock, request, fds)
+        return receive(self._sock)
 
     def close(self) -> None:
         """End the zygote and what is left of its children."""
@@ -303,8 +293,8 @@ def _fork_zygote(theirs: socket.socket, ready: int) -> int:
 
 def _start_interpreter(theirs: socket.socket, ready: int) -> subprocess.Popen[bytes]:
     fd = theirs.fileno()
-    known = json.dumps(sys.path)
-    code = f"import sys, json; sys.path[:] = json.loads({known!r}); from {__name__} import serve; serve({fd}, {ready})"
+    path = f"import sys, json; sys.path[:] = json.loads({json.dumps(sys.path)!r})"
+    code = f"{path}; from {serve.__module__} import serve; serve({fd}, {ready})"
     return subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd, ready], stdin=subprocess.DEVNULL)
 
 
@@ -319,114 +309,3 @@ def _release_files(*but: int) -> None:
             with contextlib.suppress(OSError):  # the listing's own
                 os.fstat(fd)
                 os.dup2(nothing, fd, inheritable=False)
-
-
-# -- in the zygote ---------------------------------------------------------------------------------
-
-
-def serve(fd: int, ready: int) -> None:
-    """The zygote's life: fork on request until the trainer is gone. It writes to ``ready`` when it can."""
-    _leave_signals_to_the_trainer()
-    for name in PRELOADED:
-        importlib.import_module(name)
-    sys.modules["torch"].set_num_threads(1)
-    if "cv2" in sys.modules:
-        sys.modules["cv2"].setNumThreads(0)
-    install()
-    gc.freeze()  # what is here already is never collected: its pages stay shared, with whatever garbage is in them
-    os.write(ready, b"r")
-    os.close(ready)
-    with socket.socket(fileno=fd) as sock:
-        _fork_on_request(sock)
-
-
-def _fork_on_request(sock: socket.socket) -> None:
-    """Until the trainer is gone."""
-    while True:
-        try:
-            request, fds = _receive(sock)
-        except (EOFError, ConnectionResetError):
-            return
-        try:
-            if request[:1] == _REAP:
-                try:
-                    status = os.waitstatus_to_exitcode(os.waitpid(int(request[1:]), 0)[1])
-                except ChildProcessError:  # of the zygote before this one
-                    status = None
-                _send(sock, pickle.dumps(status), [])
-                continue
-            entry = request[1:].decode()
-            try:
-                pid = os.fork()
-            except OSError as error:
-                _send(sock, pickle.dumps((0, error)), [])
-                continue
-            if not pid:
-                _become_worker(sock, entry, fds)
-            sentinel = os.pidfd_open(pid)
-            _send(sock, pickle.dumps((pid, None)), [sentinel])
-            os.close(sentinel)
-        except (BrokenPipeError, ConnectionResetError):
-            return
-        finally:
-            for each in fds:
-                os.close(each)
-
-
-def _leave_signals_to_the_trainer() -> None:
-    """A terminal or a scheduler sends its signals to all processes of a job; what is to be done, the trainer decides.
-
-    They are caught and not ignored: a program that a worker starts then has their defaults. Workers end with their
-    sockets, or by SIGKILL.
-    """
-    signal.set_wakeup_fd(-1)
-    for each in signal.valid_signals():
-        if callable(signal.getsignal(each)) or each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, _caught)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, a child's exit status would be lost
-
-
-def _caught(signum: int, frame: Any) -> None:
-    pass
-
-
-def _end_by_sigterm() -> None:
-    with contextlib.suppress(ValueError):  # forked by another thread than the main one, which cannot
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
-    code = 1
-    try:
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            return
-        zygote.close()
-        signal.signal(signal.SIGTERM, _caught)
-        # What a user's function forks ends by it: multiprocessing's pools wait for that.
-        os.register_at_fork(after_in_child=_end_by_sigterm)
-        module, _, name = entry.partition(":")
-        with socket.socket(fileno=fds[0]) as sock:
-            code = getattr(importlib.import_module(module), name)(sock, *fds[1:]) or 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-
-def _send(sock: socket.socket, data: bytes, fds: list[int]) -> None:
-    ancillary: list[Any] = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([data], ancillary)
-
-
-def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    data, fds, _, _ = socket.recv_fds(sock, _ROOM, 16)
-    if not data:
-        raise EOFError("the process that starts workers is gone")
-    return data, fds

@@ -41,5 +41,5 @@ class RandomSizes:
 def resized_loader(graph: Graph, output: Any = None, seed: int = 0, **options: Any) -> Loader:
     """A loader whose stages change their size at random all the time."""
     loader = graph.loader(output, autotune=True, **options)
-    loader._watcher = RandomSizes(seed)
+    loader._tuner = RandomSizes(seed)
     return loader

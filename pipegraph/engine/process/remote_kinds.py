@@ -1,0 +1,297 @@
+"""What stands in a worker's thread for each kind of operator that lives elsewhere; see ``remote_operator``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pipegraph.bundle import Bundle
+from pipegraph.chunk import Chunk
+from pipegraph.contracts import Context, Operator, RowOperator
+from pipegraph.engine.process.contract import Call, Died, Host, Overdue
+from pipegraph.engine.process.exceptions import Carried
+from pipegraph.engine.process.remote_operator import Deaths, Remote
+from pipegraph.errors import StageTimeoutError, WorkerDiedError
+
+
+class RemoteMap(Remote):
+    """One to one, and filters."""
+
+    def call_for(self, chunk: Chunk) -> Call | None:
+        """See :meth:`process`."""
+        return "process", chunk
+
+    def process(self, chunk: Chunk) -> Any:
+        """One item."""
+        deaths = Deaths()
+        while True:
+            try:
+                return self._host.call("process", chunk)
+            except Died as died:
+                if deaths.blamed(died.row):
+                    raise self._blame(died) from None
+            except Overdue as late:
+                raise self._late(late) from None
+
+    def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
+        """Append what is made of a bundle's rows, until one fails."""
+        self._extend(made, "work", bundle, start, len(bundle.lineages))
+
+
+class RemoteRows(RemoteMap):
+    """A ``RowOperator``: a whole batch in one process, its rows still with their own errors."""
+
+    _chunk: Any = None
+    _without: dict[int, Any]
+    _replaced: list[tuple[int, Any]]
+
+    def rows(self, chunk: Chunk) -> tuple[Any, dict[int, Exception]]:
+        """All rows of a batch: ``(the batch, {})``, or ``(None, the errors by row)``; then :meth:`row`, :meth:`end`."""
+        self._chunk, self._without, self._replaced = chunk, {}, []
+        made, failed = self._rows()
+        if made is None:
+            self._without = failed
+        return made, {row: error.error() for row, error in failed.items()}
+
+    def _rows(self) -> tuple[Any, dict[int, Any]]:
+        deaths = Deaths()
+        without = dict(self._without)
+        last = len(self._chunk.lineages) - 1
+        while True:
+            try:
+                made, failed = self._host.call("rows", self._chunk, without)
+                for row, sample in self._replaced:
+                    self._host.call("row", row, sample)
+                return made, failed
+            except Died as died:
+                row = min(died.row, last)
+                if deaths.blamed(row):
+                    without[max(row, 0)] = Carried(self._blame(died))
+            except Overdue as late:
+                without[min(max(late.row, 0), last)] = Carried(self._late(late))
+
+    def row(self, index: int, sample: Any) -> None:
+        """One row of the batch again, on a substitute where one is given."""
+        try:
+            self._host.call("row", index, sample)
+        except Died as died:
+            self._rows()
+            raise self._blame(died) from None
+        except Overdue as late:
+            self._rows()
+            raise self._late(late) from None
+        self._replaced.append((index, sample))
+
+    def end(self, kept: Sequence[int]) -> Chunk:
+        """The batch of the rows that stay."""
+        deaths = Deaths()
+        while True:
+            try:
+                made: Chunk = self._host.call("end", list(kept))
+                return made
+            except Died as died:
+                if deaths.blamed(died.row):
+                    raise self._blame(died) from None
+                self._rows()
+            except Overdue as late:
+                raise self._late(late) from None
+
+
+class RemoteExpand(Remote):
+    """One to many."""
+
+    def process(self, chunk: Chunk) -> Iterator[Chunk]:
+        """The children of a chunk; after a death the new process begins behind those that are out."""
+        done, deaths = 0, Deaths()
+        name, args = "expand", (chunk, 0)
+        while True:
+            try:
+                children, ended, error = self._host.call(name, *args)
+            except Died as died:
+                if deaths.blamed(min(died.row, 0)):
+                    raise self._blame(died) from None
+                name, args = "expand", (chunk, done)
+                continue
+            except Overdue as late:
+                raise self._late(late) from None
+            deaths.clear()
+            done += len(children)
+            yield from children
+            if error is not None:
+                raise error.error()
+            if ended:
+                return
+            name, args = "more", ()  # type: ignore[assignment]
+
+
+class RemoteSource(Remote):
+    """A source, random-access or not. Orders and samplers are asked in the trainer, where positions come from."""
+
+    def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
+        super().__init__(host, operator, stage, timeout_s)
+        self.group = operator.group
+        self._snapshot: Any = None
+        self._restored: Any = None
+        self._prepared: tuple[Any, int, Sequence[Any]] | None = None  # of the position that is next
+
+    def open(self, context: Context) -> None:
+        """Open the operator here too, for what it knows of positions."""
+        self._operator.open(context)
+        super().open(context)
+
+    def close(self) -> None:
+        """End both."""
+        try:
+            super().close()
+        finally:
+            self._operator.close()
+
+    def cancel(self) -> None:
+        """End a call, or a wait for positions."""
+        self._operator.cancel()
+        super().cancel()
+
+    def uncancel(self) -> None:
+        """Both may wait again."""
+        self._operator.uncancel()
+        super().uncancel()
+
+    def begin_run(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
+        """A run begins."""
+        self._operator.begin_run(epoch, history)
+        if not self._operator.random_access:
+            self._host.call("invoke", "begin_run", epoch, history)
+
+    def index_of(self, position: Any, epoch: int) -> Any:
+        """The operator's."""
+        return self._operator.index_of(position, epoch)
+
+    def call_for(self, chunk: Chunk) -> Call | None:
+        """See :meth:`read`."""
+        indices = self.indices_of([chunk.data], chunk.epoch)
+        self._prepared = chunk.data, chunk.epoch, indices
+        return "read", indices, 0, 1
+
+    def read(self, position: Any, epoch: int) -> Any:
+        """The item at a position."""
+        found: list[Any] = []
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] is position and prepared[1] == epoch:
+            indices = prepared[2]
+        else:
+            indices = self.indices_of([position], epoch)
+        self.read_into(found, indices, 0)
+        return found[0]
+
+    def read_many(self, positions: Sequence[Any], epoch: int) -> list[Any]:
+        """The items at several positions."""
+        found: list[Any] = []
+        self.read_into(found, self.indices_of(positions, epoch), 0)
+        return found
+
+    def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
+        """Decided in the trainer, where samplers draw; ``(position, epoch)`` for a source that reads one at a time."""
+        if not self._operator.reads_many:
+            return [(position, epoch) for position in positions]
+        found: Sequence[Any] = self._operator.indices_of(positions, epoch)
+        return found
+
+    def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
+        """Append items, until one fails."""
+        self._extend(found, "read", indices, start, len(indices))
+
+    def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
+        """``(position, item)`` from a step on; after a death the new process continues at the next step."""
+        from pipegraph.engine.process.worker import PULL
+
+        step, deaths, begun = start, Deaths(), False
+        while True:
+            try:
+                if not begun:
+                    restored, self._restored = self._restored, None
+                    self._host.call("iterate", epoch, rank, world_size, step, restored)
+                    begun = True
+                pairs, ended, error, snapshot = self._host.call("next", PULL - step % PULL)
+            except Died as died:
+                begun = False
+                if deaths.blamed(min(died.row, 0)):
+                    raise self._blame(died) from None
+                continue
+            except Overdue as late:
+                raise self._late(late) from None
+            deaths.clear()
+            self._snapshot = snapshot
+            for pair in pairs:
+                step += 1
+                yield pair
+            if error is not None:
+                raise error.error()
+            if ended:
+                return
+
+    def snapshot(self) -> Any:
+        """Of where the items stood when the last were sent: at multiples of ``PULL`` that is where they stand."""
+        return self._snapshot
+
+    def restore(self, step: int, snapshot: Any) -> None:
+        """The next ``iterate`` resumes from a snapshot."""
+        self._restored = (step, snapshot)
+
+
+class RemoteHolder(Remote):
+    """An operator that holds something between its calls: it regroups, or keeps a state."""
+
+    failing: Sequence[Chunk] = ()
+    spent = None  # operators that have one are not portable
+
+    def begin(self) -> None:
+        """A run begins."""
+        self._keep("begin")
+
+    def process(self, chunk: Chunk) -> Any:
+        """``process`` of a regrouping or stateful operator."""
+        return self._keep("process", chunk)
+
+    def flush(self) -> list[Any]:
+        """What is left at the end of an epoch."""
+        return list(self._keep("flush"))
+
+    def resume(self, cursor: Any) -> Any:
+        """Continue at a cursor."""
+        return self._keep("resume", cursor)
+
+    def emits_next(self) -> bool:
+        """Asking costs more than reserving once too often."""
+        return True
+
+    def state_dict(self) -> Any:
+        """Of the operator."""
+        return self._keep("state_dict")
+
+    def load_state_dict(self, state: Any) -> None:
+        """Of the operator."""
+        self._keep("load_state_dict", state)
+
+    def _keep(self, name: str, *args: Any) -> Any:
+        error: WorkerDiedError | StageTimeoutError
+        try:
+            return self._host.call("invoke", name, *args)
+        except Died as died:
+            error = self._blame(died)
+        except Overdue as late:
+            error = self._late(late)
+        error.add_note(
+            f"pipegraph: what the operator held is lost with its {self._host.place}; resume from a state"
+        )
+        raise error
+
+
+def remote(operator: Any, host: Host, stage: str, timeout_s: float | None) -> Any:
+    """What stands in for an operator whose process, or thread, is ``host``."""
+    kinds: dict[str, type[Remote]] = {"source": RemoteSource, "map": RemoteMap, "expand": RemoteExpand}
+    kind = kinds.get(operator.kind, RemoteHolder)
+    if isinstance(operator, RowOperator):
+        kind = RemoteRows
+    elif isinstance(operator, Operator) and operator.stateful:
+        kind = RemoteHolder
+    return kind(host, operator, stage, timeout_s)

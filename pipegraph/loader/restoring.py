@@ -1,0 +1,57 @@
+"""Reads a state that a loader is to continue from, and says what of it may not be meant."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pipegraph.errors import PipegraphWarning, StateError
+from pipegraph.loader.adapt import adapted_all
+from pipegraph.loader.position import Place
+from pipegraph.loader.state import Restored, carrying_others, restored
+from pipegraph.planning.plan import Plan
+
+
+def read_state(
+    state: Any, allow: str | Sequence[str], plan: Plan, rank: int, world_size: int, equal: bool
+) -> tuple[Any, Restored]:
+    """See :meth:`Loader.load_state_dict`, whose caller the warnings are for.
+
+    Returns:
+        the state, adapted to the graph, and what it says.
+    """
+    names = (allow,) if isinstance(allow, str) else tuple(allow)
+    if names:
+        state, said = adapted_all(state, plan, names)
+        if said:
+            about = f"the state is of a graph that was changed since: {'; '.join(said)}"
+            warnings.warn(about, PipegraphWarning, stacklevel=3)
+    found = restored(state, rank, world_size, plan, equal)
+    others = [name for name in carrying_others(state, plan) if name not in names]
+    if others:
+        warnings.warn(
+            f"stage {', '.join(map(repr, others))}: its functions have the names that they had when the state was "
+            "saved, and other values in their defaults, in what they close over or in their object's attributes. "
+            "Where these change the data, what follows is not what would have followed; "
+            f"load_state_dict(state, allow={tuple(others)!r}) says that this is meant",
+            PipegraphWarning,
+            stacklevel=3,
+        )
+    if plan.seed is not None and found.seed != plan.seed:
+        raise StateError(
+            f"the state was saved with seed={found.seed}, graph {plan.graph_name!r} has seed={plan.seed}"
+        )
+    return state, found
+
+
+def place_of(state: Any, found: Restored, rank: int, world_size: int) -> Place:
+    """Where the next pass begins."""
+    place = Place.within(found.epoch, found.streams, (rank, world_size))
+    place.restored = True
+    if isinstance(state, Mapping) and state["world_size"] == world_size:
+        saved = state.get(f"rank{rank}", {}).get("iterators", {})
+        iterators = {name: (step, snapshot) for name, (step, snapshot) in saved.items()}
+        place.start = replace(place.start, iterators=iterators)
+    return place
