@@ -353,19 +353,12 @@ class Graph:
             GraphError: as :meth:`plan`, or an option is wrong; at the first pass, an operator cannot be sent to the
                 process of ``isolate=True``.
         """
-        from pipegraph.loader.loader import Loader
+        from pipegraph.loader.loader import Loader, LoaderOptions
 
         return Loader(
             self,
             output,
-            epochs=epochs,
-            memory_limit=memory_limit,
-            equal_steps=equal_steps,
-            autotune=autotune,
-            isolate=isolate,
-            rank=rank,
-            world_size=world_size,
-            mesh=mesh,
+            LoaderOptions(epochs, memory_limit, equal_steps, autotune, isolate, rank, world_size, mesh),
         )
 
     def to_networkx(self) -> networkx.DiGraph[str]:

@@ -18,6 +18,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -55,29 +56,35 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pipegraph")
 
 
+@dataclass
+class LoaderOptions:
+    """What :meth:`pipegraph.Graph.loader` is given, which documents it."""
+
+    epochs: int | None
+    memory_limit: Any
+    equal_steps: bool | None
+    autotune: bool
+    isolate: bool
+    rank: int | None
+    world_size: int | None
+    mesh: Any
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None:
+            self.epochs = integer(self.epochs, "epochs", 1, "must be >= {} or None (endless)")
+        if self.equal_steps not in (None, True, False):
+            raise GraphError(f"equal_steps must be True, False or None, got {self.equal_steps!r}")
+        if self.rank is not None or self.world_size is not None:
+            resolve(self.rank, self.world_size)
+        if self.memory_limit is not None:
+            self.memory_limit = parse_bytes(self.memory_limit, "memory_limit")
+
+
 class Loader(Closing):
     """A running pipeline. Made by :meth:`pipegraph.Graph.loader`, which documents the arguments."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        output: Node | str | None = None,
-        *,
-        epochs: int | None = 1,
-        memory_limit: int | str | None = None,
-        equal_steps: bool | None = None,
-        autotune: bool = False,
-        isolate: bool = False,
-        rank: int | None = None,
-        world_size: int | None = None,
-        mesh: Any = None,
-    ) -> None:
-        if epochs is not None:
-            epochs = integer(epochs, "epochs", 1, "must be >= {} or None (endless)")
-        if equal_steps not in (None, True, False):
-            raise GraphError(f"equal_steps must be True, False or None, got {equal_steps!r}")
-        if rank is not None or world_size is not None:
-            resolve(rank, world_size)
+    def __init__(self, graph: Graph, output: Node | str | None, options: LoaderOptions) -> None:
+        autotune, isolate = options.autotune, options.isolate
         self.plan = tune_all(graph.plan(output)) if autotune else graph.plan(output)
         tuned = [stage.name for stage in self.plan.running if stage.tuned]
         if isolate and (autotune or tuned):
@@ -89,10 +96,8 @@ class Loader(Closing):
         self._isolation = cut(self.plan) if isolate else None
         self._graph = graph
         self._output = output
-        self._epochs = epochs
-        self._memory_limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
-        self._equal_steps = equal_steps
-        self._asked = (rank, world_size, mesh)
+        self._options = options
+        self._asked = options.rank, options.world_size, options.mesh
         self._seed = graph.seed
         self._runtime: Runtime | None = None
         self._tracer = Tracer()
@@ -177,7 +182,7 @@ class Loader(Closing):
             # so that a close ends the search.
             with suppress(Exception):  # the caller gets the error
                 self._digests()
-                if not progress.started_ns and self._equal_steps is None:
+                if not progress.started_ns and self._options.equal_steps is None:
                     warn_of_unequal(self.plan, place.epoch, runtime.world_size)
             interval = runtime.pass_totals.begin(run)
             progress.pass_begins(place, run)
@@ -199,7 +204,7 @@ class Loader(Closing):
     def _run_from(self, place: Place, runtime: Runtime) -> Run:
         """The run there is, where it continues with this place by itself, else another."""
         epoch, run = place.epoch, runtime.run
-        horizon = inf if self._epochs is None else max(epoch, self._epochs - 1)
+        horizon = inf if self._options.epochs is None else max(epoch, self._options.epochs - 1)
         if run is not None and run.error is None and self._progress.continues_to(place):
             run.horizon.raise_to(horizon if place.start.stream is None else epoch)
             return run
@@ -226,12 +231,12 @@ class Loader(Closing):
     def _start(self) -> Runtime:
         if self._runtime is None:
             rank, world_size = resolve(*self._asked)
-            if self._equal_steps is None:
+            if self._options.equal_steps is None:
                 check_counts_known(self.plan, world_size)
-            if world_size > 1 and self._equal_steps:
+            if world_size > 1 and self._options.equal_steps:
                 self._group = own_group(world_size)
             self._seed = agree_on_seed(self._seed, rank, world_size)
-            limit = self._memory_limit if self._memory_limit is not None else max(1, available_memory() // 2)
+            limit = self._options.memory_limit or max(1, available_memory() // 2)
             runtime = (
                 Runtime(self.plan, limit, self._seed, rank, world_size)
                 if self._isolation is None
@@ -262,7 +267,7 @@ class Loader(Closing):
             return 0
         if place.start.stream is not None or place.later:
             raise TypeError("this loader has no length in this epoch: it continues with other ranks' parts")
-        ranks = range(world_size) if self._equal_steps else (rank,)
+        ranks = range(world_size) if self._options.equal_steps else (rank,)
         lengths = [self.plan.steps(self.epoch, each, world_size, place.start.history) for each in ranks]
         if None in lengths:
             names = ", ".join(map(repr, self.plan.unknown_counts()))
@@ -315,7 +320,7 @@ class Loader(Closing):
         self._refuse_closed()
         rank, world_size = resolve(*self._asked)
         state, restored = read_state(
-            state, allow, self.plan, rank, world_size, self._equal_steps is not False
+            state, allow, self.plan, rank, world_size, self._options.equal_steps is not False
         )
         running = self._running()
         if running is not None:
@@ -408,18 +413,8 @@ class Loader(Closing):
         """
         from pipegraph.profile.headspace import measure_headspace
 
-        rank, world_size, mesh = self._asked
-        with Loader(
-            self._graph,
-            self._output,
-            epochs=None,
-            memory_limit=self._memory_limit,
-            equal_steps=False,
-            isolate=self._isolation is not None,
-            rank=rank,
-            world_size=world_size,
-            mesh=mesh,
-        ) as other:
+        options = replace(self._options, epochs=None, equal_steps=False, autotune=False)
+        with Loader(self._graph, self._output, options) as other:
             return measure_headspace(_endless(other), other.close, step, batches, steps)
 
     # -- the end -------------------------------------------------------------------------------
