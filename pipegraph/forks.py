@@ -1,12 +1,14 @@
-"""Locks that survive a fork: the thread that held one is not in the child to release it."""
+"""What a forked child sets right: locks, and objects whose threads or processes stayed in the parent."""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
+from typing import Any
 
 _locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
+_told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def lock_free_after_fork() -> threading.Lock:
@@ -19,9 +21,16 @@ def lock_free_after_fork() -> threading.Lock:
     return lock
 
 
+def tell(owner: Any) -> None:
+    """Call ``owner._forked()`` in every forked child."""
+    _told.add(owner)
+
+
 def _after_fork() -> None:
     for lock in list(_locks):
         lock._at_fork_reinit()  # type: ignore[attr-defined]
+    for owner in list(_told):
+        owner._forked()
 
 
 os.register_at_fork(after_in_child=_after_fork)

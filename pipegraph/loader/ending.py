@@ -1,29 +1,12 @@
-"""How a loader ends that nobody closes: it is collected, its process forks, or the interpreter ends."""
+"""How a loader ends that nobody closes: it is collected, or the interpreter ends."""
 
 from __future__ import annotations
 
 import _thread
-import os
 import sys
 import threading
-import weakref
-from typing import TYPE_CHECKING
 
 from pipegraph.engine.runtime import Runtime
-
-if TYPE_CHECKING:
-    from pipegraph.loader.loader import Loader
-
-loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
-"""All there are."""
-
-
-def _after_fork() -> None:
-    for loader in list(loaders):
-        loader._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def finalize(runtime: Runtime) -> None:

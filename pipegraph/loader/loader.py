@@ -23,6 +23,7 @@ from math import inf
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from pipegraph import forks
 from pipegraph.chunk import Chunk
 from pipegraph.closing import Closing
 from pipegraph.engine.activity import Cancelled
@@ -34,9 +35,9 @@ from pipegraph.engine.tracing import Events, Tracer
 from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning
 from pipegraph.graph import Graph, Node
 from pipegraph.integers import integer
-from pipegraph.loader import ending
 from pipegraph.loader import state as states
 from pipegraph.loader.adapt import Wiring, wiring
+from pipegraph.loader.ending import finalize
 from pipegraph.loader.epoch_pass import Pass, WatchedPass
 from pipegraph.loader.equal_steps import check_counts_known, own_group, warn_of_unequal
 from pipegraph.loader.position import Place, Progress
@@ -115,7 +116,7 @@ class Loader(Closing):
         self._closed = ""  # why
         self._turn = threading.RLock()  # who begins a pass or takes the next chunk
         self._left_behind: Runtime | None = None  # of the process that forked this one
-        ending.loaders.add(self)
+        forks.tell(self)
 
     # -- passes --------------------------------------------------------------------------------
 
@@ -246,7 +247,7 @@ class Loader(Closing):
             runtime.tracer = self._tracer
             self._runtime = runtime
             # Holds the runtime, never the loader: dropping the last reference to the loader ends its threads.
-            self._finalizer = weakref.finalize(self, ending.finalize, runtime)
+            self._finalizer = weakref.finalize(self, finalize, runtime)
         # Looked at once the runtime is there: a close() before that has not seen it, one from now on will.
         self._refuse_closed()
         return self._runtime

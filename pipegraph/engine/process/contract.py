@@ -8,6 +8,7 @@ policies, ledger, cursors, states) stays where it is and does not know. Hosts ar
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -109,3 +110,28 @@ class Host(Protocol):
         Raises:
             Exception: what the operator's ``close`` raised there.
         """
+
+
+def exit_reason(status: int | None) -> str:
+    """An exit status in words.
+
+    >>> exit_reason(-9)
+    'was killed by SIGKILL (by the kernel where memory ran out, or by somebody)'
+    >>> exit_reason(3)
+    'called exit(3)'
+    """
+    if status is None:
+        return "ended with the process that starts the others, which somebody killed"
+    if status >= 0:
+        return f"called exit({status})"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hints = {
+        "SIGKILL": " (by the kernel where memory ran out, or by somebody)",
+        "SIGSEGV": " (a fault in native code)",
+        "SIGBUS": " (a file that shrank while it was mapped, or no memory)",
+        "SIGABRT": " (native code gave up)",
+    }
+    return f"was killed by {name}{hints.get(name, '')}"

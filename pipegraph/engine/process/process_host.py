@@ -24,14 +24,14 @@ import select
 import signal
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
+from pipegraph import forks
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process import zygote
-from pipegraph.engine.process.contract import Call, Died, Overdue
+from pipegraph.engine.process.contract import Call, Died, Overdue, exit_reason
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.segments import anonymous_file
@@ -99,7 +99,7 @@ class ProcessHost:
         self._next: Call | None = None  # sent ahead
         self._outcome: tuple[Any, Exception | None] | None = None  # of that, where it was answered early
         self.deaths = 0
-        _hosts.add(self)
+        forks.tell(self)
 
     @property
     def pid(self) -> int | None:
@@ -330,7 +330,7 @@ class ProcessHost:
         if self._outcome is None:
             self._next = None  # it is lost with the process
 
-    def abandon(self) -> None:
+    def _forked(self) -> None:
         """In a forked child: the process is the parent's, and would not see it end while our socket is open."""
         self._waking = threading.Lock()
         child, wake, self._wake = self._child, self._wake, -1
@@ -397,39 +397,3 @@ class ProcessHost:
 def _same(sent: Call, called: Call) -> bool:
     """Whether a call is the one that was sent: not only an equal one, for what is compared may be arrays."""
     return sent[0] == called[0] and sent[1] is called[1] and sent[2:] == called[2:]
-
-
-_hosts: weakref.WeakSet[ProcessHost] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for host in list(_hosts):
-        host.abandon()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def exit_reason(status: int | None) -> str:
-    """An exit status in words.
-
-    >>> exit_reason(-9)
-    'was killed by SIGKILL (by the kernel where memory ran out, or by somebody)'
-    >>> exit_reason(3)
-    'called exit(3)'
-    """
-    if status is None:
-        return "ended with the process that starts the others, which somebody killed"
-    if status >= 0:
-        return f"called exit({status})"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    hints = {
-        "SIGKILL": " (by the kernel where memory ran out, or by somebody)",
-        "SIGSEGV": " (a fault in native code)",
-        "SIGBUS": " (a file that shrank while it was mapped, or no memory)",
-        "SIGABRT": " (native code gave up)",
-    }
-    return f"was killed by {name}{hints.get(name, '')}"

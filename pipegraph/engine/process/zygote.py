@@ -28,6 +28,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from pipegraph import forks
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process.fork_server import REAP, SPAWN, receive, send, serve
 from pipegraph.global_generators import install
@@ -74,7 +75,7 @@ class Zygote:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._begin()
-        _zygotes.add(self)
+        forks.tell(self)
 
     def _begin(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -185,7 +186,7 @@ class Zygote:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
 
-    def abandon(self) -> None:
+    def _forked(self) -> None:
         """In a forked child: it is the parent's. While a copy of its socket is open it would not see the parent end."""
         self._lock = threading.Lock()
         self._sock.close()
@@ -199,7 +200,6 @@ class Zygote:
 
 
 _GONE = (EOFError, BrokenPipeError, ConnectionResetError)
-_zygotes: weakref.WeakSet[Zygote] = weakref.WeakSet()
 _keepers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -248,12 +248,10 @@ def release(zygote: Zygote) -> None:
 
 
 def _after_fork() -> None:
-    """In a forked child every zygote is the parent's."""
+    """In a forked child the zygote is the parent's; see also ``Zygote._forked``."""
     global _lock, _shared, _users
     _lock, _shared, _users = threading.RLock(), None, 0
     _keepers.clear()
-    for zygote in list(_zygotes):
-        zygote.abandon()
 
 
 os.register_at_fork(after_in_child=_after_fork)

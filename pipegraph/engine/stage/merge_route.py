@@ -10,7 +10,7 @@ from typing import Any
 
 from pipegraph.chunk import Chunk, EndOfEpoch, Mark
 from pipegraph.contracts import FanIn, FanOut
-from pipegraph.engine.stage.failure_policy import not_a_chunk
+from pipegraph.engine.stage.failure_notes import not_a_chunk
 from pipegraph.engine.stage.ordinals import number_item
 from pipegraph.engine.stage.restore import ways_in
 from pipegraph.engine.stage.row_intake import RowIntake

@@ -19,7 +19,8 @@ from pipegraph.durations import BATCH, Stopwatch
 from pipegraph.engine.activity import count_wakes
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Buffers
-from pipegraph.engine.stage.failure_policy import Failures, not_a_chunk, open_substitutes
+from pipegraph.engine.stage.failure_notes import not_a_chunk
+from pipegraph.engine.stage.failure_policy import Failures, open_substitutes
 from pipegraph.engine.stage.ordinals import Ordinals
 from pipegraph.engine.stage.sender import AsFinished, ByTicket, Sender
 from pipegraph.engine.stage.snapshots import Snapshots

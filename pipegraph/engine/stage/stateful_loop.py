@@ -19,7 +19,7 @@ from typing import Any
 
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Lineage, Mark
 from pipegraph.contracts import Regroup, Source
-from pipegraph.engine.stage.failure_policy import where
+from pipegraph.engine.stage.failure_notes import where
 from pipegraph.engine.stage.groups import forgotten, twice
 from pipegraph.engine.stage.kept import decode, encode_state, lineages
 from pipegraph.engine.stage.ordinals import number_item

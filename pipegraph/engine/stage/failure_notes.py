@@ -1,0 +1,49 @@
+"""What an error of an item says: the stage, the sample and its position."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from pipegraph.chunk import Chunk
+from pipegraph.errors import note, shown
+
+
+def explain(error: BaseException, stage: str, chunk: Chunk) -> BaseException:
+    """Add the note that names stage, sample and position; returns what is to be raised."""
+    if isinstance(error, StopIteration | StopAsyncIteration):
+        # Raised from the loader's __next__ it would end the user's loop in silence.
+        wrapped = RuntimeError(f"stage {stage!r}: the function raised {type(error).__name__}")
+        wrapped.__cause__ = error
+        error = wrapped
+    note(error, f"pipegraph: stage {stage!r}, {where(chunk)}{_fields(error, chunk)}")
+    return error
+
+
+def _fields(error: BaseException, chunk: Chunk) -> str:
+    """The fields that there are, where a function asked for one that there is not."""
+    if type(error) is not KeyError or not isinstance(chunk.data, dict):
+        return ""
+    asked = error.args[0] if len(error.args) == 1 else None
+    if not isinstance(asked, str) or asked in chunk.data:
+        return ""
+    return f"; its fields are {', '.join(map(str, islice(chunk.data, 20)))}"
+
+
+def where(chunk: Chunk) -> str:
+    """Which samples of which epoch a chunk holds, for messages."""
+    keys, positions = chunk.keys, [row[1] for row in chunk.lineages]
+    if len(keys) == 1:
+        return f"sample {shown(keys[0])} at position {positions[0]}, epoch {chunk.epoch}"
+    some = ", ".join(map(shown, keys[:4])) + (", ..." if len(keys) > 4 else "")
+    return f"batch of {len(keys)} samples ({some}) at positions {positions[0]}..{positions[-1]}, epoch {chunk.epoch}"
+
+
+def not_a_chunk(out: Any, stage: str, method: str, kind: str = "the operator") -> TypeError:
+    """The error for an operator that returned something else."""
+    if out is None:
+        return TypeError(
+            f"stage {stage!r}: {method} must return a Chunk, got None: return the chunk, or declare one_to_one = False "
+            f"on {kind} if it drops some"
+        )
+    return TypeError(f"stage {stage!r}: {method} must return a Chunk or None, got {type(out).__name__}")
