@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 _locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
-_told: weakref.WeakSet[Any] = weakref.WeakSet()
+_notified: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def lock_free_after_fork() -> threading.Lock:
@@ -21,15 +21,15 @@ def lock_free_after_fork() -> threading.Lock:
     return lock
 
 
-def tell(owner: Any) -> None:
+def notify(owner: Any) -> None:
     """Call ``owner._forked()`` in every forked child."""
-    _told.add(owner)
+    _notified.add(owner)
 
 
 def _after_fork() -> None:
     for lock in list(_locks):
         lock._at_fork_reinit()  # type: ignore[attr-defined]
-    for owner in list(_told):
+    for owner in list(_notified):
         owner._forked()
 
 

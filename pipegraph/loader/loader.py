@@ -116,7 +116,7 @@ class Loader(Closing):
         self._closed = ""  # why
         self._turn = threading.RLock()  # who begins a pass or takes the next chunk
         self._left_behind: Runtime | None = None  # of the process that forked this one
-        forks.tell(self)
+        forks.notify(self)
 
     # -- passes --------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ class ProcessHost:
         self._next: Call | None = None  # sent ahead
         self._outcome: tuple[Any, Exception | None] | None = None  # of that, where it was answered early
         self.deaths = 0
-        forks.tell(self)
+        forks.notify(self)
 
     @property
     def pid(self) -> int | None:

@@ -75,7 +75,7 @@ class Zygote:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._begin()
-        forks.tell(self)
+        forks.notify(self)
 
     def _begin(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
