@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import random
+import select
 import signal
 import threading
 
@@ -175,6 +176,40 @@ def test_a_zygote_that_is_killed_is_started_again():
             if x == 20:
                 os.kill(zygote._shared.pid, signal.SIGKILL)
     assert found == list(range(200))
+
+
+def has_ended(pid):
+    """Whether a process that is no child ends soon."""
+    try:
+        end = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    try:
+        return bool(poll.poll(30_000))
+    finally:
+        os.close(end)
+
+
+@pytest.mark.parametrize("end", ["is closed", "exits", "is killed"])
+def test_what_a_function_has_started_ends_with_its_worker(tmp_path, end):
+    def start(x):
+        if x == 3:
+            program = subprocess.Popen(["sleep", "1000"])
+            with (tmp_path / "pids").open("a") as pids:
+                pids.write(f"{program.pid}\n")
+            if end == "exits":
+                os._exit(3)
+            if end == "is killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    found = delivered(pipeline(start, on_error=pg.Skip(1)))
+    assert set(range(20)) - set(found) == (set() if end == "is closed" else {3})
+    started = (tmp_path / "pids").read_text().split()
+    assert len(started) == (1 if end == "is closed" else 2)
+    assert all(has_ended(int(pid)) for pid in started)
 
 
 def test_random_workers_that_are_killed_lose_nothing():

@@ -1,4 +1,8 @@
-"""What runs in the zygote: it forks worker processes on request until the trainer is gone."""
+"""What runs in the zygote: it forks worker processes on request until the trainer is gone.
+
+What a worker's functions have started does not outlive the worker: it is in the worker's process group, which gets
+SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -44,18 +48,17 @@ def serve(fd: int, ready: int) -> None:
 
 def _fork_on_request(sock: socket.socket) -> None:
     """Until the trainer is gone."""
+    workers: set[int] = set()
     while True:
         try:
             request, fds = receive(sock)
         except (EOFError, ConnectionResetError):
-            return
+            break
         try:
             if request[:1] == REAP:
-                try:
-                    status = os.waitstatus_to_exitcode(os.waitpid(int(request[1:]), 0)[1])
-                except ChildProcessError:  # of the zygote before this one
-                    status = None
-                send(sock, pickle.dumps(status), [])
+                pid = int(request[1:])
+                send(sock, pickle.dumps(_reaped(pid)), [])
+                workers.discard(pid)
                 continue
             entry = request[1:].decode()
             try:
@@ -65,14 +68,35 @@ def _fork_on_request(sock: socket.socket) -> None:
                 continue
             if not pid:
                 _become_worker(sock, entry, fds)
+            workers.add(pid)
+            with contextlib.suppress(OSError):  # also here: one of the two comes first
+                os.setpgid(pid, pid)
             sentinel = os.pidfd_open(pid)
             send(sock, pickle.dumps((pid, None)), [sentinel])
             os.close(sentinel)
         except (BrokenPipeError, ConnectionResetError):
-            return
+            break
         finally:
             for each in fds:
                 os.close(each)
+    for pid in workers:
+        _end_group(pid)
+
+
+def _reaped(pid: int) -> int | None:
+    """The exit status of a worker, and the end of what it has started."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        _end_group(pid)  # while the worker keeps its number from being given anew
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:  # of the zygote before this one
+        return None
+
+
+def _end_group(pid: int) -> None:
+    """Not by SIGKILL: multiprocessing's tracker of shared memory has to clean up, and ignores SIGTERM."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGTERM)
 
 
 def _leave_signals_to_the_trainer() -> None:
@@ -101,6 +125,7 @@ def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
     code = 1
     try:
         parent = os.getppid()
+        os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             return
