@@ -6,6 +6,7 @@ import os
 import random
 import select
 import signal
+import subprocess
 import threading
 
 import pytest
@@ -292,6 +293,7 @@ def test_a_child_that_is_forked_after_the_end_of_all_processes_keeps_its_own_fil
 def test_a_trainer_that_ignores_the_end_of_its_children_can_have_processes(programs):
     script = """
 import signal
+import subprocess
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 import pipegraph as pg
 from pipegraph import operators as ops
