@@ -1,5 +1,7 @@
 """A source of your own: the rows of an SQLite table, read by several workers in a shuffled order.
 
+Its states resume at another number of ranks too, because ``begin_run`` keeps what other ranks have had.
+
 python examples/custom_source.py --smoke
 """
 
@@ -25,6 +27,7 @@ class Rows(pg.Source):
 
     def __init__(self, path, seed=0):
         self.path, self.seed = path, seed
+        self.had = (0, ())
         with sqlite3.connect(path) as db:
             (self.count,) = db.execute("select count(*) from samples").fetchone()
         db.close()
@@ -38,11 +41,18 @@ class Rows(pg.Source):
     def close(self):
         self.db.close()
 
+    def begin_run(self, epoch, history):  # after a resume at another number of ranks
+        self.had = (epoch, history)
+
+    def history(self, epoch):
+        return self.had[1] if epoch == self.had[0] else ()
+
     def length(self, epoch, rank, world_size):
-        return self.order.length(self.count, world_size)
+        return self.order.length(self.count, world_size, self.history(epoch))
 
     def positions(self, epoch, rank, world_size, start):
-        found = self.order.positions(self.count, self.seed, epoch, rank, world_size, start)
+        history = self.history(epoch)
+        found = self.order.positions(self.count, self.seed, epoch, rank, world_size, start, history=history)
         return iter(found.tolist())
 
     def read(self, position, epoch):
@@ -66,6 +76,18 @@ def main(path):
             print(f"epoch {epoch}: {len(keys)} rows, first {keys[:4]}")
             assert len(set(keys)) == len(keys)
         print(loader.profile())
+
+    keys = []
+    for rank in range(2):  # two ranks take two batches each, and one goes on alone
+        with pipeline(path).loader(rank=rank, world_size=2) as loader:
+            passing = iter(loader)
+            keys += [key for _ in range(2) for key in next(passing)["key"]]
+            state = loader.state_dict()
+    with pipeline(path).loader(rank=0, world_size=1) as loader:
+        loader.load_state_dict(state)
+        keys += [key for batch in loader for key in batch["key"]]
+    print(f"stopped on two ranks, resumed on one: {len(keys)} rows, {len(set(keys))} different ones")
+    assert len(keys) == len(set(keys))
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ class Runtime:
             try:
                 reader.open(self.context(name, 0))
             except BaseException as failure:
-                note(failure, f"pipegraph: stage {name!r}: what deals its positions could not be started")
+                note(failure, f"pipegraph: stage {name!r}: the source could not be opened")
                 raise
             self._opened.append((name, reader))
         workers: dict[str, list[Worker]] = {}

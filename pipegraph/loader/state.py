@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
+from pipegraph.components import Source
 from pipegraph.engine.stage.consumed import Taken, Unknown, consumed, entry, stands_alone
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.engine.stage.restore import Path, Resume, restarts
@@ -350,6 +351,9 @@ def _why_all_are_needed(
 ) -> str:
     if not plan.elastic:
         why = f"the graph can only resume at the same size because of stages {', '.join(map(repr, plan.inelastic))}"
+        inside = [plan.stages[name].operator for name in plan.inelastic if name in plan.stages]
+        if any(isinstance(each, Source) and each.elastic and not each.resizable for each in inside):
+            why += " (a source of your own resumes at any size once it has begin_run(epoch, history))"
     elif not taken:
         why = "its ranks had taken over parts of others"
     else:

@@ -214,7 +214,8 @@ def _folder(folder: str) -> Iterator[Part]:
     if not files:
         raise DataError(
             f"parts {folder!r}: no shard ({', '.join(suffixes)}) in folder {folder!r}; "
-            f"for those of its subfolders write {os.path.join(folder, '**', '*.tar')!r}"
+            f"for those of its subfolders write {os.path.join(folder, '**', '*.tar')!r}, for a folder of images "
+            "ops.ListFiles"
         )
     for entry in sorted(files, key=lambda e: e.name):
         yield _local(entry.path, entry.stat())

@@ -166,3 +166,26 @@ def test_two_processes_of_a_gloo_group_share_the_data_and_a_drawn_seed(tmp_path,
 def test_a_mesh_that_is_none_is_named():
     with pytest.raises(GraphError, match=r"mesh must be one dimension of a DeviceMesh.*'dp'.*got 'x'"):
         resolve(None, None, "x")
+
+
+class _Numbers(pg.Source):
+    def length(self, epoch, rank, world_size):
+        return len(range(rank, 8, world_size))
+
+    def iterate(self, epoch, rank, world_size, start):
+        for position in range(rank + start * world_size, 8, world_size):
+            yield position, position
+
+
+def test_a_source_of_ones_own_without_begin_run_is_told_what_it_lacks_for_another_world_size():
+    def build():
+        graph = pg.Graph("own")
+        graph.add(_Numbers(), name="numbers")
+        return graph
+
+    with build().loader(rank=1, world_size=2) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with build().loader(rank=0, world_size=1) as loader, pytest.raises(StateError) as raised:
+        loader.load_state_dict(state)
+    assert "'numbers' (a source of your own resumes at any size once it has begin_run" in str(raised.value)
