@@ -177,7 +177,7 @@ class _Numbers(pg.Source):
             yield position, position
 
 
-def test_a_source_of_ones_own_without_begin_run_is_told_what_it_lacks_for_another_world_size():
+def test_a_source_of_ones_own_without_begin_run_names_it_for_another_world_size():
     def build():
         graph = pg.Graph("own")
         graph.add(_Numbers(), name="numbers")
