@@ -1,11 +1,9 @@
 """The command line as a user meets it: what it prints, and that bad input is one line and exit code 2."""
 
 import json
-import os
 import pathlib
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 
@@ -379,24 +377,16 @@ def test_doctors_extras_are_those_of_the_project():
         assert any(part.distribution.lower() in each.lower() for each in extras[part.extra]), part
 
 
-def test_ctrl_c_ends_with_130_and_no_traceback(pipeline):
-    # Started in the background of a shell, the tests themselves ignore the signal, and their children with them.
-    program = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from pipegraph.cli import main; sys.exit(main())"
-    )
-    command = [sys.executable, "-c", program, "profile", f"{pipeline}:build", "--seconds", "100"]
+def test_ctrl_c_ends_with_130_and_no_traceback(pipeline, programs):
     # A build() that tells that it was reached: the signal must not come before Python listens to it.
     with open(pipeline, "a") as file:
         file.write("\ndef build():\n    print('ready', flush=True)\n    return graph\n")
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
-    )
-    with process:
+    program = "import sys; from pipegraph.cli import main; sys.exit(main())"
+    with programs.start(program, "profile", f"{pipeline}:build", "--seconds", 100) as process:
         assert process.stdout.readline() == "ready\n"
         process.stdout.readline()  # the progress line: the pass is about to begin
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
     assert process.returncode == 130, (out, err)
     assert err == "pipegraph: interrupted\n"
 

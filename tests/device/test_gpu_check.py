@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,10 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.skipif(is_available(), reason="this machine has a CUDA device")
-def test_without_a_gpu_it_says_so_and_exits_with_2(tmp_path: Path) -> None:
-    command = [sys.executable, str(FOLDER / "gpu_check.py"), "--results", str(tmp_path / "results")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_without_a_gpu_it_says_so_and_exits_with_2(tmp_path: Path, programs: Any) -> None:
+    program = f"import runpy, sys; sys.path.insert(0, {str(FOLDER)!r}); "
+    program += f"runpy.run_path({str(FOLDER / 'gpu_check.py')!r}, run_name='__main__')"
+    done = programs.run(program, "--results", tmp_path / "results")
     assert done.returncode == 2, done.stderr
     assert "there is no CUDA device here" in done.stdout
     assert not (tmp_path / "results").exists()

@@ -131,11 +131,6 @@ def test_leaks_are_named(tmp_path):
     assert leaked[0] == "thread forgotten" and leaked[1].endswith("/file") and len(leaked) == 2
 
 
-def test_the_package_needs_neither_pytest_nor_hypothesis():
-    code = "import sys, pipegraph.testing; sys.exit('pytest' in sys.modules or 'hypothesis' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_what_differs_is_said_in_a_screenful():
     def images(change):
         graph = pg.Graph("g")

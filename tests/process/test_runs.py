@@ -217,8 +217,7 @@ def test_each_stage_has_its_own_figures():
         text = str(loader.profile())
     assert [stages[f"s{i}"].items for i in range(3)] == [40, 40, 40]
     assert stages["s1"].within == stages["s2"].within == "s0"
-    assert 0.004 <= stages["s1"].service_mean_s < 0.1
-    assert stages["s2"].service_mean_s < 0.004
+    assert stages["s2"].service_mean_s < stages["s1"].service_mean_s >= 0.004
     assert (stages["s0"].nbytes, stages["s2"].nbytes) == (0, sum(8 * n for n in range(1, 41)))
     assert "in s0" in text
 

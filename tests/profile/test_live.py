@@ -2,10 +2,7 @@
 
 import dataclasses
 import io
-import os
 import re
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -66,15 +63,13 @@ def test_several_epochs_in_one_block_and_an_exception_inside():
     assert not any(thread.name == "pipegraph-live" for thread in threading.enumerate())
 
 
-def test_a_pipe_gets_plain_lines_and_the_programs_output_stays_apart():
+def test_a_pipe_gets_plain_lines_and_the_programs_output_stays_apart(programs):
     program = (
         "import pipegraph as pg\nfrom pipegraph import operators as ops\n"
         "graph = pg.Graph('piped')\ngraph.add(ops.FromIterable(range(20)), name='source')\n"
         "with graph.loader() as loader:\n    print(sum(pg.live(loader)))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ}, check=True
-    )
+    done = programs.run(program)
     assert done.stdout == "190\n"
     assert re.fullmatch(r"done: [\d,]+ samples/s, waited \d+ %(, \w+ sets the pace)?\n", done.stderr)
 

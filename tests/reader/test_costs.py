@@ -1,7 +1,7 @@
-"""What states and restarts cost. Bounds are far above what is measured, since the machine may be busy."""
+"""What states and restarts cost: the time of the thread itself, since the machine may be busy."""
 
 import json
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import pipegraph as pg
@@ -25,10 +25,10 @@ def test_a_state_takes_less_than_100_us_and_a_few_kilobytes(write_shards: Any, m
         took = []
         for _ in range(100):
             next(batches)
-            started = perf_counter()
+            started = thread_time()
             state = loader.state_dict()
-            took.append(perf_counter() - started)
-    assert sorted(took)[len(took) // 4] < 100e-6  # others' work on the machine is in the rest
+            took.append(thread_time() - started)
+    assert sorted(took)[len(took) // 4] < 100e-6
     assert len(json.dumps(state)) < 2_000
 
 
@@ -68,10 +68,10 @@ def test_an_epoch_of_billions_of_samples_is_entered_anywhere_in_a_moment() -> No
     next(select.positions(0, 5, 16, 0))
     took = []
     for start in (0, 10**6, 10**8, 1_500_000):
-        started = perf_counter()
+        started = thread_time()
         dealt = select.positions(0, 5, 16, start)
         samples = select.read_many([next(dealt) for _ in range(64)], 0)
-        took.append(perf_counter() - started)
+        took.append(thread_time() - started)
         assert len({sample.number for sample in samples}) >= 15
     assert min(took[1:]) < 20 * took[0] + 0.05
     assert min(took) < 0.1

@@ -21,14 +21,15 @@ from pipegraph.stopping import Stopping
 from pipegraph.storage import Backoff, Manifest, StoreClient, StoreError
 from pipegraph.testing import Resources
 
-QUICK = Backoff(deadline_s=20, first_s=0.005, max_s=0.05)
+QUICK = Backoff(deadline_s=300, first_s=0.005, max_s=0.05)
 
 
 @pytest.fixture(autouse=True)
-def quick_stores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Store clients that lose patience sooner than those of real runs: the same code with other times."""
+def quick_stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store clients that ask again sooner than those of real runs, and give up only what stalls on purpose."""
+    grace_s = 3 if "stall" in request.node.name else 60
     monkeypatch.setattr(
-        fetcher, "StoreClient", lambda options: StoreClient(options, retry=QUICK, grace_s=0.3)
+        fetcher, "StoreClient", lambda options: StoreClient(options, retry=QUICK, grace_s=grace_s)
     )
 
 

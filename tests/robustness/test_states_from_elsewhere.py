@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -128,18 +127,14 @@ def test_a_memory_limit_that_is_no_number_of_bytes_is_refused(limit: float) -> N
         make().loader(memory_limit=limit)  # type: ignore[arg-type]
 
 
-def run(code: list[str], folder: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
-    made = subprocess.run(
-        [sys.executable, *code], cwd=folder, env=environment, capture_output=True, text=True
-    )
-    assert made.returncode == 0, made.stderr
-    return made.stdout
-
-
 def test_a_script_its_spawned_processes_and_a_program_that_imports_it_read_each_others_states(
-    tmp_path: Path,
+    tmp_path: Path, programs: Any
 ) -> None:
+    def run(code: str) -> str:
+        made = programs.run(code, cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+        assert made.returncode == 0, made.stderr
+        return str(made.stdout)
+
     (tmp_path / "training.py").write_text(
         textwrap.dedent(
             """
@@ -175,6 +170,9 @@ def test_a_script_its_spawned_processes_and_a_program_that_imports_it_read_each_
             """
         )
     )
-    assert run(["training.py"], tmp_path) == "[2, 4, 6, 8]\n"
+    assert (
+        run(f"import runpy; runpy.run_path({str(tmp_path / 'training.py')!r}, run_name='__main__')")
+        == "[2, 4, 6, 8]\n"
+    )
     importing = "import training; print(training.load('script.json'), training.load('spawned.json'))"
-    assert run(["-c", importing], tmp_path) == "[2, 4, 6, 8] [2, 4, 6, 8]\n"
+    assert run(importing) == "[2, 4, 6, 8] [2, 4, 6, 8]\n"

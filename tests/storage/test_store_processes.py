@@ -15,7 +15,7 @@ from pipegraph.storage.stores import StoreClient
 Connect = Callable[..., StoreClient]
 MakeTar = Callable[..., Path]
 
-QUICK = Backoff(deadline_s=20, first_s=0.01, max_s=0.05)
+QUICK = Backoff(deadline_s=300, first_s=0.01, max_s=0.05)
 DATA = random.Random(0).randbytes(1_000_000)
 
 

@@ -22,7 +22,7 @@ from pipegraph.storage.urls import safe_url, split_url
 Connect = Callable[..., StoreClient]
 MakeTar = Callable[..., Path]
 
-QUICK = Backoff(deadline_s=20, first_s=0.01, max_s=0.05)
+QUICK = Backoff(deadline_s=300, first_s=0.01, max_s=0.05)
 DATA = random.Random(0).randbytes(1_000_000)
 
 
@@ -85,9 +85,13 @@ def test_a_range_behind_the_end_is_an_error_at_once(s3_port: int, connect: Conne
     assert store.stats.retried == 0
 
 
-@pytest.mark.parametrize("fault", ["503", "drop", "cut", "stall"])
+GRACE_S = {"503": 60, "drop": 60, "cut": 60, "stall": 3}
+"""Also what does not stall takes its time on a busy machine."""
+
+
+@pytest.mark.parametrize("fault", GRACE_S)
 def test_a_request_that_fails_once_is_tried_again(proxy: Any, connect: Connect, url: str, fault: str) -> None:
-    store = connect(proxy.port, retry=QUICK, grace_s=0.3)
+    store = connect(proxy.port, retry=QUICK, grace_s=GRACE_S[fault])
     proxy.fault = once(fault)
     assert store.read(url, 1000, 900_000) == DATA[1000:901_000]
     assert store.stats.retried == 1
@@ -98,7 +102,7 @@ def test_a_request_that_fails_once_is_tried_again(proxy: Any, connect: Connect, 
 def test_a_transfer_that_was_cut_resumes_where_it_was(
     proxy: Any, connect: Connect, url: str, fault: str
 ) -> None:
-    store = connect(proxy.port, retry=QUICK, grace_s=0.3)
+    store = connect(proxy.port, retry=QUICK, grace_s=GRACE_S[fault])
     proxy.fault = once(fault)
     assert store.read(url, 0, 1_000_000) == DATA
     first, second = (seen for command, seen, _ in proxy.seen if command == "GET")
@@ -123,16 +127,18 @@ def test_what_is_continued_must_be_the_same_object(
         store.read(url, 0, 1_000_000)
 
 
-def test_a_server_that_stays_down_is_an_error_after_the_deadline(
-    proxy: Any, connect: Connect, url: str
-) -> None:
-    store = connect(proxy.port, retry=Backoff(deadline_s=0.2, first_s=0.01, max_s=0.02, min_rate=1e9))
+def test_a_server_that_stays_down_is_an_error(proxy: Any, connect: Connect, url: str) -> None:
+    class FiveTimes(Backoff):
+        def delay(self, failures: int, elapsed_s: float, nbytes: int, draw: float) -> float | None:
+            return None if failures > 5 else 0.0
+
+    store = connect(proxy.port, retry=FiveTimes())
     proxy.fault = lambda method, path: "503"
     with pytest.raises(StoreError, match=r"503.*\(0 of 10 bytes from 5 came\)"):
         store.read(url, 5, 10)
     with pytest.raises(StoreError, match="503"):
         store.head(url)
-    assert store.stats.retried > 3
+    assert store.stats.retried == 10
 
 
 @pytest.mark.parametrize(("status", "tries"), [("400", 1), ("416", 1), ("429", 2), ("500", 2), ("503", 2)])
@@ -168,10 +174,11 @@ def test_a_server_that_comes_back_is_not_noticed(proxy: Any, connect: Connect, u
 def test_a_slow_request_is_asked_twice_and_the_quicker_answer_taken(
     proxy: Any, connect: Connect, url: str
 ) -> None:
-    # Longer than any answer takes on a busy machine, so that only the late one is asked twice.
-    store = connect(proxy.port, retry=QUICK, hedge=Hedge(min_s=1.0), grace_s=30, range_nbytes=1000)
-    for start in range(0, 20_000, 1000):
-        store.read(url, start, 1000)
+    class Once(Hedge):
+        def after(self) -> float | None:
+            return None if self._hedges else 0.05  # the second is not asked twice, however long it takes
+
+    store = connect(proxy.port, retry=QUICK, hedge=Once(), grace_s=60, range_nbytes=1000)
     proxy.fault = once("late")
     assert store.read(url, 50_000, 1000) == DATA[50_000:51_000]
     assert store.stats.hedged == 1

@@ -226,6 +226,9 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     random.seed()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored where the tests run in a shell's background
     faulthandler.enable()
     sys.argv, sys.path[0] = request["argv"], ""
     main = sys.modules["__main__"] = types.ModuleType("__main__")
