@@ -22,7 +22,7 @@ def pipeline(folder, size, batch_size, device):
     batches = files.then(ops.Load(), name="load", workers=4).then(ops.Batch(batch_size), name="batch")
     decode = ops.DecodeImage(size, crop=ops.CenterCrop(size * 8 // 7), interpolation="antialias")
     images = batches.then(decode, name="decode", workers=4, on_error=pg.Skip(budget=0.05))
-    ready = images.then(ops.Normalize((123.7, 116.3, 103.5), (58.4, 57.1, 57.4)), name="normalize")
+    ready = images.then(ops.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), name="normalize")
     ready.then(ops.Pin(), name="pin").then(ops.CopyToDevice(device), name="copy")
     return graph
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import pipegraph as pg
 from pipegraph import operators as ops
 
-MEAN, STD = (123.7, 116.3, 103.5), (58.4, 57.1, 57.4)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def pipeline(data, size, batch_size, device, train):

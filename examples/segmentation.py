@@ -40,7 +40,7 @@ def pipeline(folder, size, batch_size, device):
         size, field="jpg", crop=ops.RandomResizedCrop((0.5, 1.0)), flip=0.5, masks="mask"
     )
     images = batches.then(decode, name="decode", workers=4)
-    ready = images.then(ops.Normalize((123.7, 116.3, 103.5), (58.4, 57.1, 57.4)), name="normalize")
+    ready = images.then(ops.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), name="normalize")
     ready.then(ops.Pin(), name="pin").then(ops.CopyToDevice(device), name="copy")
     return graph
 

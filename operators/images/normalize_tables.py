@@ -33,14 +33,20 @@ def check_normalisation(mean: Sequence[float], std: Sequence[float], dtype: torc
     """Refuse parameters that no image can be normalised with.
 
     Raises:
-        GraphError: lengths differ, a ``std`` is not above 0, or ``dtype`` or ``layout`` is unknown.
+        GraphError: lengths differ, a ``std`` is not above 0, one is above 1 as those of pixels from 0 to 255 are, or
+            ``dtype`` or ``layout`` is unknown.
     """
     if isinstance(mean, int | float) or isinstance(std, int | float) or not mean or len(mean) != len(std):
         raise GraphError(
-            f"Normalize: mean and std need one value per channel, such as (127.5,), got {mean} and {std}"
+            f"Normalize: mean and std need one value per channel, such as (0.5,), got {mean} and {std}"
         )
     if not all(value > 0 for value in std):
         raise GraphError(f"Normalize: every std must be > 0, got {std}")
+    if any(value > 1 for value in (*mean, *std)):
+        raise GraphError(
+            "Normalize: mean and std are of values in 0..1, as torchvision's; divide those of pixels from 0 to 255 by "
+            f"255, got {mean} and {std}"
+        )
     if dtype not in DTYPES:
         raise GraphError(f"Normalize: dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype}")
     if layout not in ("NCHW", "NHWC"):

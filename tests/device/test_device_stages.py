@@ -191,6 +191,10 @@ def test_streams_end_with_the_loader():
         (lambda: ops.Scatter("cpu"), "sequence"),
         (lambda: ops.CopyToDevice("gpu9"), "names no device"),
         (lambda: ops.Normalize((0.5,), (0.0,)), "std"),
+        (
+            lambda: ops.Normalize((123.7,), (58.4,)),
+            r"are of values in 0..1, .* divide those of pixels .* by 255",
+        ),
         (lambda: ops.ToLayout("HWC"), "layout must be"),
         (lambda: ops.DecodeImage(0), "size must be"),
         (lambda: ops.DecodeImage(8, flip=2), "probability"),
