@@ -26,13 +26,13 @@ import copy
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from pipegraph.contracts import Context, Operator, Source, history_of
+from pipegraph.contracts import Source, history_of
 from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.operator_contexts import OperatorContexts
 from pipegraph.engine.pass_totals import PassTotals, Totals
 from pipegraph.engine.run import Run
 from pipegraph.engine.staffing import Staffing
@@ -47,7 +47,6 @@ from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
 from pipegraph.global_generators import enter_worker
 from pipegraph.planning.isolation import Elsewhere
 from pipegraph.planning.plan import Plan, StagePlan
-from pipegraph.stopping import Stopping
 
 if TYPE_CHECKING:
     from pipegraph.engine.actors.cluster import Cluster
@@ -57,15 +56,11 @@ GRACE_S = 5.0
 """How long ``close`` waits for user code to return, and a new pass before it says for whom it waits."""
 
 
-class Runtime:
+class Runtime(OperatorContexts):
     """Owns the threads of one loader. The consumer's thread calls its methods; any may ``close`` it."""
 
     def __init__(self, plan: Plan, memory_limit: int, seed: int, rank: int, world_size: int) -> None:
-        self.plan = plan
-        self.memory_limit = memory_limit
-        self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
+        super().__init__(plan, memory_limit, seed, rank, world_size)
         self.ledger = Ledger()
         self.threads = WorkerThreads(plan.graph_name)
         self.workers: dict[str, list[Worker]] = {}
@@ -74,15 +69,10 @@ class Runtime:
         self.tracer = Tracer()
         self.readers: dict[str, Source] = {}  # deal the positions of random-access sources
         self.grown: dict[str, int] = {}
-        self.counters: dict[str, dict[str, int]] = {}
-        self.stopping = Stopping()
         self._processes: Processes | None = None
         self._actors: Cluster | None = None
-        self._sharing = threading.RLock()
-        self._shared: dict[tuple[str, str], Any] = {}
-        self._ending = (
-            threading.RLock()
-        )  # one thread closes what is open; a signal handler may begin anew inside
+        # One thread closes what is open; a signal handler may begin anew inside.
+        self._ending = threading.RLock()
         # Held while a thread starts workers or a run: released in C, whatever interrupts that thread.
         self._starting = threading.RLock()
         self._starter: threading.Thread | None = None  # who held it last
@@ -107,38 +97,6 @@ class Runtime:
         """Parks' rule enlarged a queue: later runs start with it."""
         self.grown[stage] = max(capacity, self.grown.get(stage, 0))
 
-    def context(self, stage: str, worker: int) -> Context:
-        """What a worker's operator is opened with."""
-        counters = self.counters.setdefault(stage, {})
-
-        def count(name: str, n: int) -> None:
-            with self.threads.lock:
-                counters[name] = counters.get(name, 0) + n
-
-        def share(name: str, make: Callable[[], Any]) -> Any:
-            with self._sharing:
-                if (stage, name) not in self._shared:
-                    self._shared[stage, name] = make()
-                return self._shared[stage, name]
-
-        readers = [self.plan.stages[name].operator for name, _, _ in self.plan.consumers(stage)]
-        read = not all(isinstance(each, Operator) and each.fetches for each in readers)
-        memory = self.plan.stages[stage].memory
-        stopping = self.stopping
-        return Context(
-            stage,
-            self.seed,
-            self.rank,
-            self.world_size,
-            worker,
-            stopping,
-            count,
-            share,
-            read,
-            memory,
-            self.memory_limit,
-        )
-
     def planned(self, stage: str) -> StagePlan:
         """A stage that the profile knows, in this process or not."""
         return self.plan.stages[stage]
@@ -146,11 +104,6 @@ class Runtime:
     def look_elsewhere(self, run: Run) -> Totals:
         """What stages of the run that are not in this process have counted."""
         return Counter()
-
-    def shared(self, stage: str) -> dict[str, Any]:
-        """What a stage's workers share, by name; also after ``close``."""
-        with self._sharing:
-            return {name: made for (of, name), made in self._shared.items() if of == stage}
 
     # -- runs ----------------------------------------------------------------------------------
 
