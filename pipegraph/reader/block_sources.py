@@ -44,14 +44,15 @@ class BlockSource(ABC):
     keeps: bool = False
     stride: int
     steps_per_block: float
+    _fetcher: Fetcher
 
     @abstractmethod
     def held_nbytes(self, number: int) -> int:
         """What a block counts of the budget; an estimate until it is open."""
 
-    @abstractmethod
     def budget(self) -> int:
         """Bytes that all blocks together should not exceed."""
+        return self._fetcher.budget()
 
     @abstractmethod
     def open(self, number: int, room: Callable[[int], None]) -> tuple[ShardFile | None, Any]:
@@ -81,13 +82,13 @@ class BlockSource(ABC):
     def follow(self, deal: RankSteps, step: int) -> None:  # noqa: B027
         """Training is at about this step of an epoch; called from time to time, by one thread."""
 
-    @abstractmethod
     def interrupt(self) -> None:
         """End every `open` that waits, and those to come."""
+        self._fetcher.interrupt()
 
-    @abstractmethod
     def close(self) -> None:
         """Release everything: all files are closed afterwards."""
+        self._fetcher.close()
 
 
 def is_decoded(part: Part) -> bool:
@@ -237,12 +238,6 @@ class ManifestSource(BlockSource):
             self._manifest.parts[part_number], block, self._manifest.block_checksum(number)
         ).place
 
-    def interrupt(self) -> None:
-        self._fetcher.interrupt()
-
-    def close(self) -> None:
-        self._fetcher.close()
-
 
 @final
 class PartSource(BlockSource):
@@ -264,9 +259,6 @@ class PartSource(BlockSource):
         size = self._parts[number].size or self._sizes.get(number)
         # As large as the largest one known, until it is asked for.
         return size if size is not None else max(list(self._sizes.values()), default=0)
-
-    def budget(self) -> int:
-        return self._fetcher.budget()
 
     def open(self, number: int, room: Callable[[int], None]) -> tuple[ShardFile | None, Any]:
         file = self._open(number)
@@ -300,9 +292,3 @@ class PartSource(BlockSource):
 
     def name(self, number: int) -> str:
         return self._parts[number].name
-
-    def interrupt(self) -> None:
-        self._fetcher.interrupt()
-
-    def close(self) -> None:
-        self._fetcher.close()

@@ -54,12 +54,28 @@ class Coverage:
         return f"{covered} of {self._nbytes} bytes came" if covered < self._nbytes else None
 
 
-def _differs(found: int, crc32c: int) -> str | None:
-    return None if found == crc32c else f"crc32c is {found:08x}, should be {crc32c:08x}"
+class _Arrival:
+    """What both sinks know of the bytes that are to come."""
+
+    def __init__(self, nbytes: int, crc32c: int | None) -> None:
+        self._nbytes, self._crc32c = nbytes, crc32c
+        self._lock, self._pieces = threading.Lock(), Coverage(nbytes)
+
+    def mismatch(self) -> str | None:
+        """What is wrong with what came, or None; once every call of `write_at` has returned."""
+        with self._lock:
+            lacks = self._pieces.lacks()
+        if lacks or self._crc32c is None or (found := self._crc()) == self._crc32c:
+            return lacks
+        return f"crc32c is {found:08x}, should be {self._crc32c:08x}"
+
+    def _crc(self) -> int:
+        """Of all that came."""
+        raise NotImplementedError
 
 
 @final
-class FileArrival:
+class FileArrival(_Arrival):
     """A sink that writes to an open file; the file stays the caller's. Thread-safe.
 
     Args:
@@ -69,8 +85,8 @@ class FileArrival:
     """
 
     def __init__(self, fd: int, nbytes: int, crc32c: int | None) -> None:
-        self._fd, self._nbytes, self._crc32c = fd, nbytes, crc32c
-        self._lock, self._pieces = threading.Lock(), Coverage(nbytes)
+        super().__init__(nbytes, crc32c)
+        self._fd = fd
 
     def write_at(self, offset: int, data: bytes) -> None:
         with self._lock:
@@ -80,28 +96,22 @@ class FileArrival:
             written = os.pwrite(self._fd, view, at)
             view, at = view[written:], at + written
 
-    def mismatch(self) -> str | None:
-        """What is wrong with what came, or None; once every call of `write_at` has returned."""
-        with self._lock:
-            lacks = self._pieces.lacks()
-        if lacks or self._crc32c is None:
-            return lacks
+    def _crc(self) -> int:
         with LocalFile.of(os.dup(self._fd), "download") as file:
-            return _differs(file_crc32c(file, 0, self._nbytes), self._crc32c)
+            return file_crc32c(file, 0, self._nbytes)
 
 
 @final
-class MemoryArrival(ShardFile):
-    """A sink that keeps the pieces, and once all have come the file that they make.
+class MemoryArrival(_Arrival, ShardFile):
+    """A sink that keeps the pieces, and once `mismatch` has found all of them the file that they make.
 
     The pieces are never joined: to copy a block of hundreds of megabytes would hold the interpreter's lock for
     as long as that takes, and with it every other thread.
     """
 
     def __init__(self, name: str, nbytes: int, crc32c: int | None) -> None:
+        super().__init__(nbytes, crc32c)
         self.name, self.size = name, nbytes
-        self._crc32c = crc32c
-        self._lock, self._pieces = threading.Lock(), Coverage(nbytes)
         self._data: dict[int, bytes] = {}
         self._starts: list[int] = []
 
@@ -112,16 +122,15 @@ class MemoryArrival(ShardFile):
                 self._data[offset] = data
 
     def mismatch(self) -> str | None:
-        """As `FileArrival.mismatch`; after it has found nothing wrong, bytes may be read."""
         with self._lock:
             self._starts = sorted(self._data)
-            lacks = self._pieces.lacks()
-        if lacks or self._crc32c is None:
-            return lacks
+        return super().mismatch()
+
+    def _crc(self) -> int:
         extend, crc = crc32c_extend(), 0
         for start in self._starts:
             crc = extend(crc, self._data[start])
-        return _differs(crc, self._crc32c)
+        return crc
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         self.check_range(offset, nbytes)

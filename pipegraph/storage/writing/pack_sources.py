@@ -198,7 +198,15 @@ class SequenceSource(PackSource):
 class ShardsSource(PackSource):
     """Shards of any format, by the samples' numbers in them."""
 
-    def __init__(self, parts: Any) -> None:
+    def __init__(self, parts: Any, manifest: Manifest | None = None) -> None:
+        self.manifest = self._index(parts) if manifest is None else manifest
+        self._starts = np.concatenate([[0], np.cumsum(self.manifest.block_samples)])
+        self._files: dict[int, ShardFile] = {}
+        self._blocks: OrderedDict[int, tuple[Any, int]] = OrderedDict()
+        self._held = 0
+
+    @staticmethod
+    def _index(parts: Any) -> Manifest:
         found = expand_parts(parts)
         remote = next((part for part in found if not part.is_local), None)
         if remote is not None:
@@ -206,14 +214,10 @@ class ShardsSource(PackSource):
                 f"{remote.uri}: shards in a store are not packed again; read them with a graph and write its samples "
                 "with pg.ShardWriter"
             )
-        self.manifest: Manifest = build_manifest(found, checksums=False)
-        self._starts = np.concatenate([[0], np.cumsum(self.manifest.block_samples)])
-        self._files: dict[int, ShardFile] = {}
-        self._blocks: OrderedDict[int, tuple[Any, int]] = OrderedDict()
-        self._held = 0
+        return build_manifest(found, checksums=False)
 
     def __reduce__(self) -> Any:
-        return _shards_again, (self.manifest,)
+        return ShardsSource, (None, self.manifest)
 
     def __len__(self) -> int:
         return len(self.manifest)
@@ -253,14 +257,6 @@ class ShardsSource(PackSource):
         for file in self._files.values():
             file.close()
         self._files.clear()
-
-
-def _shards_again(manifest: Manifest) -> ShardsSource:
-    source = ShardsSource.__new__(ShardsSource)
-    source.manifest = manifest
-    source._starts = np.concatenate([[0], np.cumsum(manifest.block_samples)])
-    source._files, source._blocks, source._held = {}, OrderedDict(), 0
-    return source
 
 
 @final
