@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from typing import Any, final
 
+import torch
+
 from pipegraph.chunk import Lineages
 from pipegraph.contracts import Context, Drawn, DrawnRows
 from pipegraph.errors import GraphError
@@ -67,8 +69,10 @@ class FromSequence(OrderedSource):
     a handle at first use (``if self.db is None: ...``) gives them all the same handle; where that may not be shared,
     keep it in a ``threading.local``, or write a ``Source`` whose ``open(context)`` makes one for each worker.
 
-    Resuming draws from a sampler again and drops what was delivered: it must draw the same, as one with a seeded
-    generator of its own or with ``set_epoch`` does. One without gets the epoch's from the graph's seed.
+    Resuming draws from a sampler again and drops what was delivered, so it must draw the same. Those with ``set_epoch``
+    do, those with a ``generator`` (a state holds how it stood as the epoch began, 7 KB), and those that draw from
+    torch's global one, for it stands as the graph's seed and the epoch say. One with other random numbers of its own
+    wants a ``set_epoch`` that seeds them.
 
     Args:
         dataset: has ``__len__`` and ``__getitem__``.
@@ -200,6 +204,13 @@ class FromSequence(OrderedSource):
         deque(islice(indices, start), maxlen=0)
         return _Sampled(indices, count(start * world_size + rank, world_size), self._sampling)
 
+    def snapshot(self) -> Any:
+        return [generator.get_state() for generator in _generators(self.sampler)] or None
+
+    def restore(self, step: int, snapshot: Any) -> None:
+        for generator, state in zip(_generators(self.sampler), snapshot, strict=False):
+            generator.set_state(state)
+
     def draw_into(self, drawn: list[Any] | DrawnRows, positions: Iterator[Any], rows: int) -> None:
         if isinstance(positions, _Sampled) and isinstance(drawn, DrawnRows):
             positions.draw_into(drawn, rows)
@@ -216,3 +227,12 @@ class FromSequence(OrderedSource):
 
     def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
         return super().substitute(position, epoch, attempt) if self.sampler is None else None
+
+
+def _generators(sampler: Any) -> Iterator[torch.Generator]:
+    """That of a torch sampler, and those of the samplers that it draws from, such as a ``BatchSampler``'s."""
+    while sampler is not None:
+        generator = getattr(sampler, "generator", None)
+        if isinstance(generator, torch.Generator):
+            yield generator
+        sampler = getattr(sampler, "sampler", None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, final
 
 from pipegraph.chunk import Chunk
@@ -119,7 +120,12 @@ class Rounds(Source):
             number += 1
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
-        for number, first, size in self._places(epoch, rank, world_size, start):
+        places = self._places(epoch, rank, world_size, start)
+        first_place = next(places, None)
+        if self.draws:  # a sampler comes to its order of a round by those before it
+            for before in range((self.count or 0) if first_place is None else first_place[0]):
+                deque(self.source.positions(_epoch(epoch, before), rank, world_size, 0), maxlen=0)
+        for number, first, size in () if first_place is None else chain([first_place], places):
             if size is None:
                 raise GraphError(
                     f"{self.name}: its sampler has no length, so it cannot be repeated; give it a __len__"
@@ -233,10 +239,14 @@ class Rounds(Source):
             start = max(start, begins)
 
     def snapshot(self) -> Any:
-        return [*self._began, self.source.snapshot()]
+        inner = self.source.snapshot()
+        return inner if self.random_access else [*self._began, inner]
 
     def restore(self, step: int, snapshot: Any) -> None:
-        self._from = (step, snapshot)
+        if self.random_access:
+            self.source.restore(step, snapshot)
+        else:
+            self._from = (step, snapshot)
 
 
 def _epoch(epoch: int, number: int) -> int:

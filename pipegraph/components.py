@@ -184,7 +184,10 @@ class Source(Component):
         return self.elastic and type(self).begin_run is not Source.begin_run
 
     def snapshot(self) -> Any:
-        """JSON from which :meth:`restore` can continue where ``iterate`` stands; None if that can only start anew."""
+        """JSON from which :meth:`restore` can continue where ``iterate`` stands; None if that can only start anew.
+
+        Of a random-access source, between epochs: what the next ``positions`` begins with, at any step of the epoch.
+        """
         return None
 
     def restore(self, step: int, snapshot: Any) -> None:

@@ -272,6 +272,7 @@ class Progress:
     def pass_finished(self, place: Place) -> None:
         """The pass over this epoch has run to its end."""
         following = Place(place.epoch + 1)
+        following.snapshots = place.snapshots  # of how samplers' generators stand at the epoch's end
         self._items_before = self.items
         self._standing = following if place.start.stream is None and not place.nothing else None
         self.rest_at(self.chosen or following)

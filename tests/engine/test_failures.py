@@ -545,7 +545,8 @@ def test_replace_runs_the_substitute_through_the_stages_above():
     assert error is None and all(x % 100 == 0 for x in got) and got[3] != 300
 
 
-def test_a_source_that_cannot_read_an_item_replaces_it():
+@pytest.mark.parametrize("placement", [{}, {"workers": 2}, {"backend": "process"}])
+def test_a_source_that_cannot_read_an_item_replaces_it(placement):
     class Data:
         def __len__(self):
             return 10
@@ -554,7 +555,7 @@ def test_a_source_that_cannot_read_an_item_replaces_it():
             return breaks(4)(i)
 
     graph = pg.Graph("g")
-    graph.add(ops.FromSequence(Data()), name="source", on_error=pg.Replace(budget=1))
+    graph.add(ops.FromSequence(Data()), name="source", on_error=pg.Replace(budget=1), **placement)
     got, error, loader = collect(graph)
     assert error is None and len(got) == 10 and got[4] != 4
     assert [(q.key, q.stage) for q in loader.profile().quarantined] == [(4, "source")]

@@ -194,3 +194,55 @@ def test_the_error_for_a_missing_part_can_be_copied_and_pickled():
     for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert str(other) == str(error)
         assert other.extra == "images"
+
+
+class Coded(Exception):
+    """Its ``__init__`` wants more than ``args`` has."""
+
+    def __init__(self, text, code):
+        super().__init__(text)
+        self.code = code
+
+
+class Wrapping(Exception):
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.inner = inner
+
+
+class Unrepresentable:
+    def __repr__(self):
+        raise ZeroDivisionError("in __repr__")
+
+    def __reduce__(self):
+        raise ZeroDivisionError("in __reduce__")
+
+
+def from_a_process(make):
+    def fail(x):
+        raise make()
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(2))).then(fail, backend="process")
+    with graph.loader() as loader, pytest.raises(type(make())) as raised:
+        list(loader)
+    return raised.value
+
+
+def test_exceptions_within_an_exception_cross_processes_as_themselves():
+    group = from_a_process(
+        lambda: ExceptionGroup("two", [ExceptionGroup("one", [Coded("a", 7)]), ValueError(3)])
+    )
+    assert [type(each) for each in group.exceptions] == [ExceptionGroup, ValueError]
+    assert type(group.exceptions[0].exceptions[0]) is Coded and group.exceptions[0].exceptions[0].code == 7
+
+    wrapping = from_a_process(lambda: Wrapping(Coded("a", 7)))
+    assert type(wrapping.inner) is Coded and wrapping.inner.code == 7
+    assert from_a_process(lambda: Wrapping(Unrepresentable())).args == ("a Unrepresentable",)
+
+    def circle():
+        error = Coded("a", 7)
+        error.within = Wrapping(error)
+        return error
+
+    assert from_a_process(circle).code == 7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -358,3 +359,71 @@ def test_a_script_that_saves_the_next_epoch_s_number_gets_the_rest_of_this_one(p
         assert flat(again) == rest
     sampler.set_epoch(2)  # the next pass is the script's own again
     assert flat(again) == list(sampler)
+
+
+class Counted(data.DistributedSampler[int]):
+    """As torchdata's ``StatefulDistributedSampler``: its state is how much it has given, of the epoch before too."""
+
+    def __init__(self) -> None:
+        super().__init__(range(10), 1, 0)
+        self.given = 0
+        self._resumes_at: int | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        self.given, self._resumes_at = self._resumes_at or 0, None
+        for index in islice(super().__iter__(), self.given, None):
+            self.given += 1
+            yield index
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._resumes_at = state["given"]
+
+
+@pytest.mark.parametrize("before", [0, 2, 4])
+@pytest.mark.parametrize("done", [1, 3, 5])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_that_counts_resumes_behind_a_whole_or_a_broken_epoch(
+    workers: int, done: int, before: int
+) -> None:
+    def make() -> pg.DataLoader:
+        return pg.DataLoader(range(10), 3, sampler=Counted(), num_workers=workers)
+
+    def taken(loader: pg.DataLoader, epoch: int, steps: int) -> list[list[int]]:
+        loader.set_epoch(epoch)
+        passing = iter(loader)
+        return [each.tolist() for each in islice(passing, steps)]
+
+    first = make()
+    if before:
+        taken(first, 0, before)
+    first.set_epoch(1)
+    passing = iter(first)
+    delivered = [each.tolist() for each in islice(passing, done)]
+    state = json.loads(json.dumps(first.state_dict()))
+    rest = [each.tolist() for each in passing]
+    second = make()
+    second.load_state_dict(state)
+    whole = done == 5  # the loop has ended, and the next epoch follows
+    assert taken(second, 1, 9) == (delivered if whole else rest)
+
+
+def test_a_sampler_that_cannot_be_put_back_is_named() -> None:
+    class Drifts(Counted):
+        drawn = 0
+
+        def __iter__(self) -> Iterator[int]:
+            Drifts.drawn += 1
+            return iter([Drifts.drawn, 0, 1, 2])
+
+    loader = pg.DataLoader(range(10), 2, sampler=Drifts())
+    next(iter(loader))
+    state = loader.state_dict()
+    Drifts.drawn = 5
+    loader.load_state_dict(state)
+    with pytest.raises(
+        pg.errors.StateError, match=r"Drifts, begins with \[7, 0\] where the state has \[1, 0\]"
+    ):
+        next(iter(loader))

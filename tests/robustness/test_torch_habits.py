@@ -67,6 +67,67 @@ def test_a_sampler_resumes_at_any_batch(name: str) -> None:
             assert list(loader) == whole[steps:]
 
 
+OF_A_GENERATOR: dict[str, Any] = {
+    "permutation": lambda: data.RandomSampler(range(9), generator=seeded(1)),
+    "with replacement": lambda: data.RandomSampler(
+        range(9), replacement=True, num_samples=9, generator=seeded(1)
+    ),
+    "weights": lambda: data.WeightedRandomSampler([1.0] * 9, 9, generator=seeded(1)),
+    "of batches": lambda: data.BatchSampler(data.RandomSampler(range(9), generator=seeded(1)), 2, False),
+}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("name", OF_A_GENERATOR)
+def test_a_sampler_with_a_generator_resumes_in_every_epoch(name: str, times: int) -> None:
+    """The generator has moved on from epoch to epoch, and that of the sampler that a new program makes has not."""
+    epochs = 2
+
+    class Itself:
+        def __len__(self) -> int:
+            return 9
+
+        def __getitem__(self, index: Any) -> Any:
+            return index
+
+    def make() -> pg.Graph:
+        graph = pg.Graph("sampled")
+        source = graph.add(ops.FromSequence(Itself(), sampler=OF_A_GENERATOR[name]()), name="source")
+        source.then(ops.Repeat(times)).then(ops.Batch(2, collate=list))
+        return graph
+
+    with make().loader(epochs=epochs) as loader:
+        whole = [list(loader) for _ in range(epochs)]
+    assert whole[0] != whole[1]
+    for epoch in range(epochs):
+        for steps in range(len(whole[epoch]) + 1):
+            with make().loader(epochs=epochs) as loader:
+                for _ in range(epoch):
+                    list(loader)
+                passing = iter(loader)
+                assert [next(passing) for _ in range(steps)] == whole[epoch][:steps]
+                state = json.dumps(loader.state_dict())
+            with make().loader(epochs=epochs) as loader:
+                loader.load_state_dict(json.loads(state))
+                assert list(loader) == whole[epoch][steps:]
+                assert [list(loader) for _ in range(epoch + 1, epochs)] == whole[epoch + 1 :]
+
+
+def test_a_sampler_with_a_generator_goes_on_from_a_state_between_epochs() -> None:
+    def make() -> pg.Graph:
+        graph = pg.Graph("sampled")
+        graph.add(ops.FromSequence(range(9), sampler=OF_A_GENERATOR["permutation"]()))
+        return graph
+
+    with make().loader() as loader:
+        list(loader)
+        state = loader.state_dict()
+        following = list(loader)
+    with make().loader() as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == following
+
+
 def test_a_batch_sampler_gives_lists_of_indices_to_the_data_set() -> None:
     class Lists(data.Dataset[Any]):
         def __len__(self) -> int:

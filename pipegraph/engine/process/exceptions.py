@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -25,16 +26,20 @@ class Carried:
     """An exception on its way.
 
     It is made again without its ``__init__``, which may want other arguments than ``args``: by its class, ``args``
-    and attributes. An attribute that cannot be pickled stays behind; an exception whose class cannot arrives as a
-    ``RuntimeError`` with its name and text.
+    and attributes, and so are the exceptions of a group and those among args and attributes. An attribute that cannot
+    be pickled stays behind; an exception whose class cannot arrives as a ``RuntimeError`` with its name and text.
+
+    Args:
+        error: to send.
+        within: those on whose way it is sent.
     """
 
     __slots__ = ("_pickled", "_text", "_what")
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException, within: tuple[BaseException, ...] = ()) -> None:
         self._text = "".join(_formatted(error))
         self._what = f"{type(error).__qualname__}: {_text_of(error)}"
-        self._pickled = _dumped(error)
+        self._pickled = _dumped(error, (*within, error))
 
     def error(self) -> BaseException:
         """The exception, with the worker's traceback as its cause."""
@@ -63,6 +68,12 @@ def _made(
     kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any], notes: list[str] | None
 ) -> BaseException:
     """An exception made without its ``__init__``, which may want other arguments than ``args``."""
+    if issubclass(kind, BaseExceptionGroup):
+        args = (args[0], [_arrived(each) for each in args[1]])
+    args, attributes = (
+        tuple(map(_arrived, args)),
+        {name: _arrived(value) for name, value in attributes.items()},
+    )
     try:
         error: BaseException = kind.__new__(kind, *args)
     except TypeError:  # of two built-in bases the one that comes second has another __new__ (MemoryError)
@@ -72,6 +83,10 @@ def _made(
     for name, value in {"args": args, **attributes}.items():
         object.__setattr__(error, name, value)  # a frozen dataclass refuses the plain way
     return error
+
+
+def _arrived(value: Any) -> Any:
+    return value.error() if isinstance(value, Carried) else value
 
 
 def _formatted(error: BaseException) -> list[str]:
@@ -88,12 +103,31 @@ def _text_of(error: BaseException) -> str:
         return "(its text cannot be had)"
 
 
-def _dumped(error: BaseException) -> bytes:
+def _repr_of(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return f"a {type(value).__qualname__}"
+
+
+def _dumped(error: BaseException, within: tuple[BaseException, ...]) -> bytes:
+    def sent(value: Any, otherwise: Callable[[Any], Any]) -> Any:
+        if _can(value):
+            return value
+        if isinstance(value, BaseException) and not any(value is each for each in within):
+            return Carried(value, within)
+        return otherwise(value)
+
+    left = object()
     attributes = {**getattr(error, "__dict__", {})}
     notes = attributes.pop("__notes__", None)
     attributes = {**_slots(error), **attributes}
-    kept = {name: value for name, value in attributes.items() if _can(value)}
-    args = tuple([each if _can(each) else repr(each) for each in error.args])
+    attributes = {name: sent(value, lambda _: left) for name, value in attributes.items()}
+    kept = {name: value for name, value in attributes.items() if value is not left}
+    if isinstance(error, BaseExceptionGroup):
+        args: tuple[Any, ...] = (error.message, [Carried(each, within) for each in error.exceptions])
+    else:
+        args = tuple([sent(each, _repr_of) for each in error.args])
     try:
         return bytes(cloudpickle.dumps((type(error), args, kept, notes)))
     except Exception:
@@ -117,7 +151,7 @@ def _slots(error: BaseException) -> dict[str, Any]:
 
 def _can(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        pickle.loads(cloudpickle.dumps(value))  # an exception is made of its args, which its class may refuse
     except Exception:
         return False
     return True

@@ -166,6 +166,11 @@ class RemoteSource(Remote):
         """The operator's."""
         return self._operator.index_of(position, epoch)
 
+    def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
+        """The operator's."""
+        found: int | None = self._operator.substitute(position, epoch, attempt)
+        return found
+
     def call_for(self, chunk: Chunk) -> Call | None:
         """See :meth:`read`."""
         indices = self.indices_of([chunk.data], chunk.epoch)

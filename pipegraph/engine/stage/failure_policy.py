@@ -329,8 +329,7 @@ class Failures:
         assert isinstance(self.final, Replace)
         stage = self.stage
         chain = worker.substitutes(stage)
-        source = chain[0]
-        assert isinstance(source, Source)
+        source: Any = chain[0]  # a Source, or its other end in a process
         row = chunk.lineages[0]
         draws = Draws(stage.run.seed, stage.name)
         for attempt in range(self.final.tries):

@@ -161,6 +161,8 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
             failure: Failure | None = None
             try:
                 if positions is None:
+                    stage.snapshots.restore(source, epoch, run.first_epoch)
+                    failure = snapshot_of(stage, source, epoch, 0)
                     if draws is not None:
                         draws.one(epoch, ("positions",))
                     positions = iter(source.positions(epoch, run.rank, run.world_size, step))
@@ -185,6 +187,10 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
             if filled == room:
                 filled = 0
                 yield None if source.waits else MORE
+        # Before the end is seen: a state that is taken behind it says how a sampler's generator stands then.
+        failed = snapshot_of(stage, source, epoch + 1, 0)
+        if failed is not None:
+            inner.put(failed)
         inner.put(EndOfEpoch(epoch))
         epoch, step, began = epoch + 1, 0, 0
         yield

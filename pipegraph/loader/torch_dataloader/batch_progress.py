@@ -14,6 +14,7 @@ import copy
 import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -121,10 +122,16 @@ class Indices:
             restore_epoch(self._sampler, progress.order)
             restore_random_state(self._sampler, progress.order)
             with global_generator(progress.order.get("global")):
-                if not progress.order:
-                    progress.order = random_state(self._sampler)
-                self._drawn = _behind(self._sampler, progress.batches)
-                return next(self._drawn)  # most samplers draw the whole order here
+                order = progress.order or random_state(self._sampler)
+                if "sampler" in order and (progress.order or progress.before):
+                    self._drawn = _put_back(self._sampler, order, progress.batches)
+                else:
+                    self._drawn = _behind(self._sampler, progress.batches)
+                progress.order = order
+                first = next(self._drawn)  # most samplers draw the whole order here
+                if "sampler" in order and "first" not in order:
+                    progress.order = {**order, "first": _plain(first)}
+                return first
         return next(self._drawn)
 
 
@@ -150,6 +157,43 @@ def _behind(sampler: Any, batches: int) -> Iterator[Any]:
         inner = _Behind(sampler.sampler, batches * sampler.batch_size)
         return iter(BatchSampler(inner, sampler.batch_size, sampler.drop_last))
     return iter(_Behind(sampler, batches))
+
+
+def _put_back(sampler: Any, order: dict[str, Any], batches: int) -> Iterator[Any]:
+    """As :func:`_behind`, of a sampler that was put back to its state at the epoch's start.
+
+    That may say where it stood in the epoch before, as torchdata's samplers do: then it goes on there, and what it
+    gives when it is iterated again is the order. ``order["first"]`` says with what that begins.
+
+    Raises:
+        StateError: it begins with something else.
+    """
+    generators = {name: order[name] for name in ("generator",) if name in order}
+    for _ in range(2):
+        drawn = iter(sampler)
+        first = list(islice(drawn, 1))
+        plain = _plain(first[0]) if first else None
+        expected = order.get("first")
+        if first and expected in (plain, None):
+            order["first"] = plain
+            return islice(chain(first, drawn), batches, None)
+        restore_random_state(sampler, generators)
+    if expected is not None:
+        while not keeps_state(sampler):  # a BatchSampler's
+            sampler = sampler.sampler
+        raise StateError(
+            f"the sampler of this pg.DataLoader, a {type(sampler).__qualname__}, begins with {plain} where the state "
+            f"has {expected}: its load_state_dict must put it to where it draws the same indices again"
+        )
+    return iter(())
+
+
+def _plain(value: Any) -> Any:
+    """Indices as JSON gives them back; None where they are anything else than numbers, texts and lists of these."""
+    if isinstance(value, list | tuple):
+        found = [_plain(each) for each in value]
+        return None if None in found else found
+    return int(value) if isinstance(value, Integral) else value if isinstance(value, str) else None
 
 
 class _Behind:
