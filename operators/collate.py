@@ -289,8 +289,8 @@ def _tensors(items: Sequence[Any], field: str) -> list[torch.Tensor]:
             OverflowError,
         ) as error:  # also an int of more than 64 bits
             raise DataError(
-                f"{_where(field)}: {_named(item)} cannot be made a tensor; change it with a Map before Batch, or use "
-                "Batch(..., collate=list)"
+                f"{_where(field)}: {_named(item)} cannot be made a tensor ({error}); change it with a Map before "
+                "Batch, or use Batch(..., collate=list)"
             ) from error
     return made
 
@@ -329,7 +329,13 @@ def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
         )
     shape = tensors[0].shape
     if all(tensor.shape == shape for tensor in tensors):
-        return torch.stack(tensors)
+        try:
+            return torch.stack(tensors)
+        except RuntimeError as error:  # of a sparse layout other than COO
+            raise DataError(
+                f"{_where(field)}: tensors of layout {tensors[0].layout} cannot be stacked; make them dense "
+                "(to_dense) or COO (to_sparse) before Batch, or use Batch(..., collate=list)"
+            ) from error
     if pad is None or any(tensor.dim() != len(shape) for tensor in tensors):
         odd = next(tensor.shape for tensor in tensors if tensor.shape != shape)
         raise DataError(

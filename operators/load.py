@@ -23,7 +23,7 @@ from pipegraph.operators.shared_reader import Reading, blocks_nbytes, check_memo
 from pipegraph.order import LaneOrder, Order, PartOrder, StridedOrder
 from pipegraph.order.lane_plan import lane_plan
 from pipegraph.reader.block_reader import BlockReader
-from pipegraph.reader.columns_filter import Choice
+from pipegraph.reader.columns_filter import Choice, chosen_columns
 from pipegraph.reader.manifests import Once
 from pipegraph.storage import NodeCache, ShardFile
 from pipegraph.storage.folders import FileList, list_files
@@ -98,13 +98,9 @@ class _Reads(Operator):
         columns: Sequence[str] | None = None,
         filter: Sequence[Any] | None = None,
     ) -> None:
-        if isinstance(columns, str):
-            raise GraphError(
-                f"Load: columns must be a list of names, got {columns!r}: write columns=[{columns!r}]"
-            )
         self.cache = cache
         self.preload = preload
-        self.choice = Choice(None if columns is None else tuple(columns), filter)
+        self.choice = Choice(chosen_columns(columns, "Load"), filter)
         self._context = Context("")
         self._reading: Reading | None = None
 

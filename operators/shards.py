@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from pipegraph.contracts import Context, Drawn, History
-from pipegraph.errors import StateError
+from pipegraph.errors import GraphError, StateError
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import LaneOrder, Order, PartOrder
 from pipegraph.order.layout import Int64Array
@@ -122,6 +122,13 @@ class ShardSelect(OrderedSource):
         store: Mapping[str, Any] | None = None,
         shuffle: bool | None = None,
     ) -> None:
+        if not isinstance(parts, str | os.PathLike | Iterable):
+            raise GraphError(
+                f"ShardSelect: parts must be a glob, a folder, a URL or a list of these, got {parts!r}"
+            )
+        if not isinstance(parts, str | os.PathLike | Sequence):
+            # What Path.glob gives can be read once; a set of texts has another order in each process.
+            parts = sorted(parts, key=str) if isinstance(parts, Set) else list(parts)
         super().__init__(order_of(order, shuffle, LaneOrder(), "ShardSelect"))
         self.parts = parts
         self.store = dict(store or {})

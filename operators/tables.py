@@ -17,6 +17,7 @@ from pipegraph.integers import integer
 from pipegraph.operators.columns import Columns
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import Order, StridedOrder
+from pipegraph.reader.columns_filter import chosen_columns
 from pipegraph.storage.formats.arrowvalues import converter
 
 Int64Array = npt.NDArray[np.int64]
@@ -57,10 +58,11 @@ class FromTable(OrderedSource):
     ) -> None:
         super().__init__(order_of(order, shuffle, StridedOrder(shuffle=False), "FromTable"))
         found, self._picked = _arrow_table(table)
+        columns = chosen_columns(columns, "FromTable")
         missing = [name for name in (*(columns or ()), *(fill or ())) if name not in found.column_names]
-        if isinstance(columns, str) or missing:
+        if missing:
             raise GraphError(
-                f"FromTable: there is no column {missing[0] if missing else columns!r}; there are "
+                f"FromTable: there is no column {missing[0]!r}; there are "
                 f"{', '.join(map(repr, found.column_names))}"
             )
         self.table = found if columns is None else found.select(list(columns))

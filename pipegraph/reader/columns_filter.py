@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, final
 
-from pipegraph.errors import DataError, ShardError
+from pipegraph.errors import DataError, GraphError, ShardError
 from pipegraph.storage import Part, ShardFile, StoreClient, open_part
 from pipegraph.storage.formats import Format, format_of
+
+
+def chosen_columns(columns: Any, operator: str) -> tuple[str, ...] | None:
+    """The names of ``columns=``; None where it is.
+
+    Raises:
+        GraphError: it is a text, no names, or none at all.
+    """
+    if columns is None:
+        return None
+    if isinstance(columns, str):
+        raise GraphError(
+            f"{operator}: columns must be a list of names, got {columns!r}: write columns=[{columns!r}]"
+        )
+    # A set of texts has another order in each process, and the order is a part of states.
+    names = (
+        tuple(sorted(columns) if isinstance(columns, Set) else columns)
+        if isinstance(columns, Iterable)
+        else ()
+    )
+    if not names or not all(isinstance(name, str) for name in names):
+        raise GraphError(f"{operator}: columns must be a list of at least one name, got {columns!r}")
+    return names
 
 
 @final

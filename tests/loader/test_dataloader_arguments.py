@@ -534,3 +534,7 @@ def test_nothing_is_left_behind() -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
         assert not thread.is_alive()
+
+
+def test_it_is_generic_as_torch_s_is():
+    assert pg.DataLoader[int].__origin__ is pg.DataLoader

@@ -180,6 +180,16 @@ def test_sparse_tensors_make_batches_however_they_come():
     assert torch.equal(torch.cat(found), torch.stack([item.to_dense() for item in items]))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_what_torch_cannot_stack_is_refused_with_what_to_do() -> None:
+    with pytest.raises(
+        DataError, match=r"'x': tensors of layout torch.sparse_csr cannot be stacked; make them"
+    ):
+        collate([{"x": torch.eye(2).to_sparse_csr()}] * 2)
+    with pytest.raises(DataError, match=r"'x': int cannot be made a tensor \(.*too large"):
+        collate([{"x": 2**70}] * 2)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_nested_tensors_are_refused_with_what_to_do(layout: Any) -> None:

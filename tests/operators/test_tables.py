@@ -112,6 +112,15 @@ def test_nulls_are_filled_for_the_whole_table_or_refused_before_anything_runs() 
 def test_columns_are_checked() -> None:
     with pytest.raises(GraphError, match="there is no column 'labels'; there are 'id', 'x'"):
         ops.FromTable(table(), columns=["labels"])
+    with pytest.raises(GraphError, match=r"must be a list of names, got 'x': write columns=\['x'\]"):
+        ops.FromTable(table(), columns="x")
+    for none in ([], 3):
+        with pytest.raises(GraphError, match="must be a list of at least one name"):
+            ops.FromTable(table(), columns=none)  # type: ignore[arg-type]
+        with pytest.raises(GraphError, match="must be a list of at least one name"):
+            ops.Load(columns=none)  # type: ignore[arg-type]
+    assert ops.FromTable(table(), columns=(name for name in ["x"])).table.column_names == ["x"]  # type: ignore[arg-type]
+    assert ops.Load(columns={"b", "c", "a"}).choice.columns == ("a", "b", "c")  # type: ignore[arg-type]
     with pytest.raises(GraphError, match="a table of pyarrow, pandas or polars.*got list; use FromSequence"):
         ops.FromTable([1, 2])
 

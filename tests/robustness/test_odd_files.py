@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
 import tarfile
+import warnings
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -217,3 +219,45 @@ def test_sixteen_bits_of_grey_keep_their_upper_byte(kind: str) -> None:
 def test_what_holds_no_encoded_image_is_named(field: Any, names: str) -> None:
     with pytest.raises(pg.errors.DecodeError, match=names):
         decoded(field, size=8)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [lambda folder: folder.glob("*.jsonl"), lambda folder: {*map(str, folder.glob("*.jsonl"))}],
+    ids=["Path.glob", "set"],
+)
+def test_shards_may_be_given_as_anything_that_can_be_iterated(given: Any, tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.jsonl").write_text(f'{{"x": {number}}}\n')
+    graph = pg.Graph("shards")
+    select = ops.ShardSelect(given(tmp_path))
+    graph.add(select).then(ops.Load())
+    with graph.loader(epochs=2) as loader:
+        for _ in range(2):
+            assert sorted(sample["x"] for sample in loader) == [0, 1, 2, 3]
+
+
+def test_a_set_of_shards_has_one_order_in_all_processes() -> None:
+    assert ops.ShardSelect({"b.tar", "c.tar", "a.tar"}).parts == ["a.tar", "b.tar", "c.tar"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("parts", [None, 3])
+def test_what_names_no_shards_is_refused_where_it_is_given(parts: Any) -> None:
+    with pytest.raises(
+        pg.errors.GraphError, match="ShardSelect: parts must be a glob, a folder, a URL or a list"
+    ):
+        ops.ShardSelect(parts)
+
+
+def test_a_broken_block_alone_in_its_window_is_replaced_from_others(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.jsonl.gz").write_bytes(gzip.compress(b'{"x": %d}\n' % number))
+    broken = tmp_path / "1.jsonl.gz"
+    broken.write_bytes(broken.read_bytes()[:-4])
+    graph = pg.Graph("shards")
+    order = pg.order.LaneOrder(lanes=3, window=1)
+    graph.add(ops.ShardSelect(tmp_path, order=order)).then(ops.Load(), on_error=pg.Replace(tries=3))
+    with warnings.catch_warnings(), graph.loader() as loader:
+        warnings.simplefilter("ignore")
+        found = [sample["x"] for sample in loader]
+    assert len(found) == 3 and {*found} == {0, 2}

@@ -336,7 +336,7 @@ class Failures:
             draws.one(chunk.epoch, row)
             position = source.substitute(row[1], chunk.epoch, attempt)
             if position is None:
-                return
+                continue  # a sample alone in its window: the next draw is from other blocks
             try:
                 item = source.read(position, chunk.epoch)
                 one = Chunk(item, (row,), chunk.epoch, chunk.before, chunk.after)

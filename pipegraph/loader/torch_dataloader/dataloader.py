@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch.utils.data
@@ -23,8 +23,10 @@ from pipegraph.loader.torch_dataloader.batch_progress import (
 from pipegraph.loader.torch_dataloader.index_feed import DrawnIndices
 from pipegraph.loader.torch_dataloader.pass_iterators import Inherited, Inline, Pipeline, Pipelined
 
+_T_co = TypeVar("_T_co", covariant=True)
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+
+class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """Torch's ``DataLoader`` on pipegraph's workers: its arguments, its batches in its order, and a state.
 
     For the same generator the batches equal torch's, with what the samples draw from the global generators of torch,

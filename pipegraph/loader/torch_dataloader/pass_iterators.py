@@ -50,7 +50,7 @@ def next_worker(progress: BatchProgress, iterable: bool, workers: int) -> int:
 class Pipeline:
     """The graph of a loader's pass."""
 
-    def __init__(self, loader: DataLoader, dataset: Any, base_seed: int, carries: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], dataset: Any, base_seed: int, carries: bool) -> None:
         self._loader = loader
         self._base_seed = base_seed
         self._iterable = loader._dataset_kind == _DatasetKind.Iterable
@@ -114,7 +114,7 @@ class Pipeline:
 class Inline(_SingleProcessDataLoaderIter):
     """``num_workers=0``: torch's own loop, in the consumer's thread, with a state."""
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         self._progress = progress = loader._next_progress()
         super().__init__(loader)
         progress.base_seed = int(self._base_seed)
@@ -158,7 +158,7 @@ class Pipelined(_BaseDataLoaderIter):
     _running: Loader
     _passing: Iterator[Any]
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         self._progress = progress = loader._next_progress()
         stands = loader._base_state()
         super().__init__(loader)
@@ -192,7 +192,7 @@ class Pipelined(_BaseDataLoaderIter):
         self._epoch += 1
         self._begin(loader)
 
-    def _begin(self, loader: DataLoader) -> None:
+    def _begin(self, loader: DataLoader[Any]) -> None:
         self._over = False
         self._feed.restart(
             next_worker(self._progress, not self._indexed, self._shares), self._progress.batches
@@ -262,7 +262,7 @@ class Inherited(_MultiProcessingDataLoaderIter):
     _sampler: Any
     _copied: Any
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         self._progress = loader._next_progress()
         self._batch_size = loader.batch_size or 1
         super().__init__(loader)
