@@ -113,7 +113,7 @@ def test_a_sampler_with_a_generator_resumes_in_every_epoch(name: str, times: int
                 assert [list(loader) for _ in range(epoch + 1, epochs)] == whole[epoch + 1 :]
 
 
-def test_a_sampler_with_a_generator_goes_on_from_a_state_between_epochs() -> None:
+def test_a_sampler_with_a_generator_resumes_between_epochs() -> None:
     def make() -> pg.Graph:
         graph = pg.Graph("sampled")
         graph.add(ops.FromSequence(range(9), sampler=OF_A_GENERATOR["permutation"]()))

@@ -162,7 +162,7 @@ def _behind(sampler: Any, batches: int) -> Iterator[Any]:
 def _put_back(sampler: Any, order: dict[str, Any], batches: int) -> Iterator[Any]:
     """As :func:`_behind`, of a sampler that was put back to its state at the epoch's start.
 
-    That may say where it stood in the epoch before, as torchdata's samplers do: then it goes on there, and what it
+    That may say where it stood in the epoch before, as torchdata's samplers do: then it continues there, and what it
     gives when it is iterated again is the order. ``order["first"]`` says with what that begins.
 
     Raises:
