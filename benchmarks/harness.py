@@ -75,7 +75,7 @@ class Contestant:
             # Drawn at C speed and only the last kept: the consumer costs next to nothing.
             tail = deque(enumerate(islice(items, self.timed), 1), maxlen=1)
             wall_s = time.perf_counter() - start
-            cpu_s = cpu_seconds() - cpu
+            cpu_s = spent_s(cpu, cpu_seconds())
             drawn += tail[0][0] if tail else 0
             tail.clear()
             # The stream's own iterator goes first, as at the end of a user's loop.
@@ -139,20 +139,29 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(statistics.median(ordered), ordered[0], ordered[-1])
 
 
-def cpu_seconds() -> float:
-    """CPU time used so far by this process and, where psutil is installed, its living descendants."""
-    own = time.process_time()
+def cpu_seconds() -> dict[tuple[int, float], float]:
+    """CPU time used so far by this process and, where psutil is installed, by each of its living descendants.
+
+    Returns:
+        Seconds by process number and the time at which the process was started.
+    """
+    found = {(0, 0.0): time.process_time()}
     try:
         import psutil
     except ImportError:
-        return own
+        return found
     for process in psutil.Process().children(recursive=True):
         try:
             times = process.cpu_times()
         except psutil.NoSuchProcess:
             continue
-        own += times.user + times.system
-    return own
+        found[process.pid, process.create_time()] = times.user + times.system
+    return found
+
+
+def spent_s(before: Mapping[tuple[int, float], float], after: Mapping[tuple[int, float], float]) -> float:
+    """CPU time between two readings of those that live at the second; what ended in between was somebody else's."""
+    return sum(seconds - before.get(process, 0.0) for process, seconds in after.items())
 
 
 def race(contestants: Sequence[Entrant], rounds: int) -> Race:

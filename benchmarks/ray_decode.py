@@ -158,7 +158,8 @@ def main() -> None:
         "batches",
         options,
     )
-    added = {each.name: added_mb(each, alone_mb) for each in contestants[:3]}
+    shown = harness.chosen(contestants[:3], options.only)
+    added = {each.name: added_mb(each, alone_mb) for each in shown}
     print("added memory, MB:", json.dumps(added))
 
 

@@ -94,7 +94,10 @@ class Contents:
         return released
 
     def pop(self, rows: int | None, share: Callable[[Any], None]) -> Any:
-        """Take the first item, or so many of its samples; ``share`` is called with the buffers of a bundle left."""
+        """Take the first item, or at most so many of its samples; ``share``: called with the buffers of what is left.
+
+        The samples that a bundle has left are dealt in even parts: of 64, 55 and 9 would keep one of two workers idle.
+        """
         item = self.ready[0]
         if item.__class__ is not Bundle:
             self.held -= 1
@@ -102,7 +105,7 @@ class Contents:
             return self.ready.popleft()
         offset, count = self.offset, item.count
         left = count - offset
-        taken = left if rows is None or rows >= left else rows
+        taken = left if rows is None or rows >= left else -(-left // -(-left // rows))
         if taken == left:
             self.ready.popleft()
             self.offset = 0

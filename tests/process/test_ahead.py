@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 def seen(monkeypatch):
     """Counts calls sent ahead, those that were the right ones, and those answered before another."""
     counts = {"sent": 0, "right": 0, "early": 0}
-    look, same, early = ProcessHost._look_ahead, process_host._same, ProcessHost._answer_early
+    look, same, early = ProcessHost._look_ahead, process_host.same_call, ProcessHost._answer_early
 
     def looking(host):
         before = host._next
@@ -42,7 +42,7 @@ def seen(monkeypatch):
 
     monkeypatch.setattr(ProcessHost, "_look_ahead", looking)
     monkeypatch.setattr(ProcessHost, "_answer_early", answered)
-    monkeypatch.setattr(process_host, "_same", compared)
+    monkeypatch.setattr(process_host, "same_call", compared)
     monkeypatch.setattr(ahead, "QUICK_NS", 1 << 62)  # however long items take here
     return counts
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
@@ -13,14 +12,12 @@ from typing import Any
 import torch
 
 from pipegraph.contracts import Context
+from pipegraph.engine.actors.notes import note
 from pipegraph.engine.actors.parcel import Parcel, Received
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.worker import NOTHING, OperatorCounts, ProcessWorker
 from pipegraph.engine.process.worker_life import opened_worker
 from pipegraph.global_generators import enter_worker, own_process
-
-NAMESPACE = b"pipegraph"
-"""Of the notes in the cluster's key-value store."""
 
 
 class ActorProgress:
@@ -28,26 +25,30 @@ class ActorProgress:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._row, self._since, self._member = NOTHING, time.monotonic_ns(), 0
+        self._call = self._member = 0
+        self._now = 0, NOTHING, time.monotonic_ns(), 0  # replaced as a whole: another thread looks
         self.noting = False
 
     def begin(self, row: int) -> None:
         """A row is begun."""
-        self._row, self._since = row, time.monotonic_ns()
+        self._now = self._call, row, time.monotonic_ns(), self._member
         if self.noting:
-            with contextlib.suppress(Exception):  # without the cluster's head nobody reads it either
-                from ray.experimental.internal_kv import _internal_kv_put
-
-                _internal_kv_put(self._key, b"%d %d" % (row, self._member), namespace=NAMESPACE)
+            note(self._key, row, self._member)
 
     def enter(self, member: int, row: int) -> None:
         """A row is begun, and with it the work of this stage of a run of them."""
         self._member = member
         self.begin(row)
 
-    def look(self) -> tuple[int, float, int]:
-        """``(row, seconds since it was begun, stage of the run)``."""
-        return self._row, (time.monotonic_ns() - self._since) / 1e9, self._member
+    def enter_call(self) -> None:
+        """The next call is begun."""
+        self._call += 1
+        self.enter(0, 0)
+
+    def look(self) -> tuple[int, int, float, int]:
+        """``(call, row, seconds since that was begun, stage of the run)``."""
+        call, row, since, member = self._now
+        return call, row, (time.monotonic_ns() - since) / 1e9, member
 
 
 class StageActor:
@@ -82,7 +83,7 @@ class StageActor:
     def call(self, noting: bool, request: Received) -> Parcel:
         """Call a method of the worker."""
         self._progress.noting = noting
-        self._progress.enter(0, 0)
+        self._progress.enter_call()
         try:
             name, args = request.open()
         except Exception as error:
@@ -106,8 +107,8 @@ class StageActor:
         self._progress.enter(0, NOTHING)
         return answer
 
-    def look(self) -> tuple[int, float, int, str]:
-        """``(row in work, seconds since it was begun, stage of the run, the stack at which it stands)``."""
-        row, spent_s, member = self._progress.look()
+    def look(self) -> tuple[int, int, float, int, str]:
+        """``(call and row in work, seconds since that was begun, stage of the run, the stack at which it stands)``."""
+        call, row, spent_s, member = self._progress.look()
         frame = sys._current_frames().get(self._thread)
-        return row, spent_s, member, "" if frame is None else "".join(traceback.format_stack(frame))
+        return call, row, spent_s, member, "" if frame is None else "".join(traceback.format_stack(frame))

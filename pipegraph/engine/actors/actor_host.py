@@ -6,6 +6,8 @@ The behaviour contract is that of ``process.process_host``, with these differenc
 * Which row was in work is not known where the process is gone with its memory. So the next actor notes each row that it
   begins in the cluster's key-value store, for its first ``NOTED_CALLS`` calls: work that ends every process is found by
   that. Such an end counts as one between two rows until then.
+* While it does so it has one call at a time, so that a note is of the call that is waited for. Else one more is sent
+  ahead, which Ray begins when the one before it is done.
 * An actor waits for its resources without limit, and says so after ``PATIENCE_S``.
 
 Invariant: under ``_condition`` is what an answer, a cancellation and the calling thread pass on; Ray's thread
@@ -28,9 +30,10 @@ from ray import exceptions as lost
 
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.actors.actor import NAMESPACE, StageActor
+from pipegraph.engine.actors.actor import StageActor
+from pipegraph.engine.actors.notes import forget, noted
 from pipegraph.engine.actors.parcel import Parcel, Received
-from pipegraph.engine.process.contract import Call, Died, Overdue
+from pipegraph.engine.process.contract import Call, Died, Overdue, same_call
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.process_host import GRACE_S, STARTS
 from pipegraph.engine.process.worker import NOTHING
@@ -60,6 +63,10 @@ _LOST = (
 )
 
 
+_Answer = tuple[int, "Future[Any]"]
+"""The number of a call to its actor, and the answer."""
+
+
 class ActorHost:
     """See the module docstring. One thread calls; ``cancel`` may come from any.
 
@@ -75,7 +82,6 @@ class ActorHost:
     """Of no process of this machine."""
     place = "actor"
     gave_up = "its actor was ended"
-    ahead: Callable[[], Call | None] | None = None  # not asked: one call at a time
 
     def __init__(
         self,
@@ -94,7 +100,10 @@ class ActorHost:
         self._condition = threading.Condition()
         self._cancelled = False
         self._actor: Any = None
-        self._left: Future[Any] | None = None  # the answer to a call that was cancelled
+        self._sent = 0  # calls, to this actor
+        self.ahead: Callable[[], Call | None] | None = None
+        self._next: tuple[Call, _Answer] | None = None  # sent ahead
+        self._left: _Answer | None = None  # to the last call before a cancellation
         self._key = uuid.uuid4().bytes
         self._to_note = 0
         self._noting = False
@@ -120,8 +129,10 @@ class ActorHost:
 
     def _start(self) -> None:
         self._actor = ray.remote(**self._options)(StageActor).remote(self._key)
+        self._sent = 0
+        opened = self._actor.start.remote(self._sealed, self._contexts, *self._given)
         try:
-            self._result(self._actor.start.remote(self._sealed, self._contexts, *self._given), opening=True)
+            self._result((0, opened.future()), opening=True)
         except Died:
             raise
         except BaseException:
@@ -137,32 +148,52 @@ class ActorHost:
             Exception: what it raised there, with the text of its traceback as cause.
             Died, Overdue, Cancelled: see the module docstring.
         """
-        if self._left is not None:  # its actor is in work, perhaps for long
-            with contextlib.suppress(Exception):
-                self._answer(self._left)
-        if self._actor is None:
-            self.start()
-        self._noting = self._to_note > 0
-        self._to_note = max(0, self._to_note - 1)
-        return self._result(self._actor.call.remote(self._noting, Parcel((name, args))))
+        called = (name, *args)
+        if self._next is not None and same_call(self._next[0], called):
+            answer, self._next = self._next[1], None
+        else:
+            if self._left is not None:  # its actor is in work, perhaps for long
+                with contextlib.suppress(Exception):
+                    self._answer(self._left)
+            if self._actor is None:
+                self.start()
+            self._noting = self._to_note > 0
+            self._to_note = max(0, self._to_note - 1)
+            answer = self._send(called)
+        self._look_ahead()
+        return self._result(answer)
 
-    def _result(self, reference: Any, opening: bool = False) -> Any:
-        result, counts = self._answer(reference.future(), opening)
+    def _send(self, called: Call) -> _Answer:
+        answer = self._actor.call.remote(self._noting, Parcel((called[0], called[1:]))).future()
+        self._sent += 1
+        return self._sent, answer
+
+    def _look_ahead(self) -> None:
+        """Send what will be called next."""
+        if self._noting or self.ahead is None or (found := self.ahead()) is None:
+            return
+        with contextlib.suppress(Exception):  # its own call will say so
+            self._next = found, self._send(found)
+
+    def _result(self, answer: _Answer, opening: bool = False) -> Any:
+        result, counts = self._answer(answer, opening)
         for (member, name), n in counts.items():
             self._contexts[member].count(name, n)
         if result.__class__ is Carried:
             raise result.error()
         return result
 
-    def _answer(self, answer: Future[Any], opening: bool = False) -> Any:
-        self._left = answer
+    def _answer(self, numbered: _Answer, opening: bool = False) -> Any:
+        self._left = numbered
+        number, answer = numbered
+        del numbered
         answer.add_done_callback(self._notify)
         if opening:
             if not self._await(answer, PATIENCE_S):
                 self._say_what_is_waited_for()
                 self._await(answer, None)
         elif not self._await(answer, self._timeout_s):
-            self._await_rows(answer)
+            self._await_rows(number, answer)
         self._left = None
         try:
             received: Received = answer.result()
@@ -185,6 +216,8 @@ class ActorHost:
         with self._condition:
             while not answer.done():
                 if self._cancelled:
+                    if self._next is not None:  # nobody asks for it any more
+                        self._left, self._next = self._next[1], None
                     raise Cancelled
                 left_s = None if deadline is None else deadline - monotonic()
                 if left_s is not None and left_s <= 0:
@@ -192,8 +225,8 @@ class ActorHost:
                 self._condition.wait(left_s)
         return True
 
-    def _await_rows(self, answer: Future[Any]) -> None:
-        """Blocks until there is an answer, as long as no row takes longer than it may."""
+    def _await_rows(self, number: int, answer: Future[Any]) -> None:
+        """Blocks until there is an answer to this call, as long as no row takes longer than it may."""
         assert self._timeout_s is not None
         while True:
             look = self._actor.look.options(concurrency_group="look").remote().future()
@@ -202,41 +235,34 @@ class ActorHost:
                 if not self._noting:
                     raise self._died("did not say where it stands when its item took longer than it may")
                 self._end()
-                row, member = self._noted()
+                row, member = noted(self._key)
                 raise Overdue(row, "(the code in work does not let Python say where)", member=member)
             try:
-                row, spent_s, member, stack = look.result()
+                at, row, spent_s, member, stack = look.result()
             except _LOST:
                 self._await(answer, None)  # which says the same
                 return
             if answer.done():
                 return
-            if spent_s >= self._timeout_s:
+            if at > number or row == NOTHING:  # the answer, or the call, is on its way
+                spent_s = 0.0
+            elif spent_s >= self._timeout_s:
+                if at < number:  # its own deadline comes with its turn
+                    raise self._died("was ended: what it had in work before took longer than it may")
                 self._end()
-                raise Overdue(max(row, 0), stack, member=member)
+                raise Overdue(row, stack, member=member)
             if self._await(answer, max(0.001, self._timeout_s - spent_s)):
                 return
 
     def _died(self, error: Exception | str) -> Died:
-        row, member = self._noted() if self._noting else (NOTHING, 0)
+        row, member = noted(self._key) if self._noting else (NOTHING, 0)
         self._end()
         self.deaths += 1
         self._to_note = NOTED_CALLS
         return Died(error if isinstance(error, str) else _reason(error), row, "", member)
 
-    def _noted(self) -> tuple[int, int]:
-        """The row and the stage of the run that the actor has noted last."""
-        from ray.experimental.internal_kv import _internal_kv_get
-
-        with contextlib.suppress(Exception):
-            found = _internal_kv_get(self._key, namespace=NAMESPACE)
-            if found is not None:
-                row, member = found.split()
-                return int(row), int(member)
-        return NOTHING, 0
-
     def _end(self) -> None:
-        actor, self._actor, self._left = self._actor, None, None
+        actor, self._actor, self._left, self._next = self._actor, None, None, None
         if actor is not None and ray.is_initialized():
             with contextlib.suppress(Exception):
                 ray.kill(actor)
@@ -285,7 +311,7 @@ class ActorHost:
                 error = self._close_operator(grace_s)
         finally:
             if self.deaths and ray.is_initialized():
-                self._forget_notes()
+                forget(self._key)
             self._end()
         if error is not None:
             raise error
@@ -299,12 +325,6 @@ class ActorHost:
             result, _ = answer.result().open()
             return result.error() if isinstance(result, Carried) else None
         return None
-
-    def _forget_notes(self) -> None:
-        from ray.experimental.internal_kv import _internal_kv_del
-
-        with contextlib.suppress(Exception):
-            _internal_kv_del(self._key, namespace=NAMESPACE)
 
 
 def _reason(error: Exception) -> str:

@@ -16,6 +16,11 @@ Call = tuple[Any, ...]
 """The name of a ``ProcessWorker``'s method, and its arguments."""
 
 
+def same_call(sent: Call, called: Call) -> bool:
+    """Whether a call is the one that was sent: not only an equal one, for what is compared may be arrays."""
+    return sent[0] == called[0] and sent[1] is called[1] and sent[2:] == called[2:]
+
+
 class Died(Exception):
     """The worker has ended in the middle of a call.
 

@@ -31,7 +31,7 @@ from pipegraph import forks
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process import zygote
-from pipegraph.engine.process.contract import Call, Died, Overdue, exit_reason
+from pipegraph.engine.process.contract import Call, Died, Overdue, exit_reason, same_call
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.segments import anonymous_file
@@ -160,7 +160,7 @@ class ProcessHost:
             Died, Overdue, Cancelled: see the module docstring.
         """
         called = (name, *args)
-        if self._next is not None and _same(self._next, called):
+        if self._next is not None and same_call(self._next, called):
             self._next, outcome, self._outcome = None, self._outcome, None
             if outcome is not None:
                 if outcome[1] is not None:
@@ -392,8 +392,3 @@ class ProcessHost:
             return result.error() if isinstance(result, Carried) else None
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return None  # it was dead already
-
-
-def _same(sent: Call, called: Call) -> bool:
-    """Whether a call is the one that was sent: not only an equal one, for what is compared may be arrays."""
-    return sent[0] == called[0] and sent[1] is called[1] and sent[2:] == called[2:]

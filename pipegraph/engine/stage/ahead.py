@@ -1,4 +1,4 @@
-"""What a worker takes before it has done what it has, so that its process has the next item at hand.
+"""What a worker takes before it has done what it has, so that its process or actor has the next item at hand.
 
 Between two answers a process would wait for the trainer, whose interpreter may be busy with training: with two items
 in flight it does not. An item taken ahead has its ticket, and its memory, as any other; it is next in any case, also
@@ -19,6 +19,9 @@ from pipegraph.engine.stage.stage_run import StageRun, Worker
 QUICK_NS = 100_000_000
 """Items that come at longer intervals are not taken ahead: the wait is short beside them, and whoever is idle at the
 end of an epoch would miss them."""
+
+FAR = 10
+"""A Ray actor may be so many times slower: the way there takes that much longer, and other machines' networks."""
 
 Taken = tuple[int, Any, int | None]
 """Ticket, item and the bytes reserved for it, if any have been."""
@@ -43,6 +46,7 @@ class Ahead:
         self._worker = worker
         self._rows = rows
         self._call = call
+        self._quick_ns = QUICK_NS * (FAR if stage.plan.backend == "ray" else 1)
         self._taken: Taken | None = None
         self._asked_ns = 0
 
@@ -62,7 +66,7 @@ class Ahead:
             return None
         now, last = perf_counter_ns(), self._asked_ns
         self._asked_ns = now
-        if now - last > QUICK_NS or self._worker.leaves:
+        if now - last > self._quick_ns or self._worker.leaves:
             return None
         stage = self._stage
         found = stage.inboxes[0].take_ahead(None if self._rows is None else self._rows())
