@@ -18,6 +18,7 @@ from pipegraph.contracts import Context, Operator, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.loader.ranks import resolve
 from pipegraph.operators.ordered import OrderedSource, order_of
+from pipegraph.operators.shard_rows import ShardRows, readable_in_place
 from pipegraph.operators.shards import ShardFeed, ShardPart, ShardSample, ShardSelect
 from pipegraph.operators.shared_reader import Reading, blocks_nbytes, check_memory, holds_blocks
 from pipegraph.order import LaneOrder, Order, PartOrder, StridedOrder
@@ -183,6 +184,11 @@ class Load(_Reads):
             bound.one_to_one = bound.bundles = False
         bound.portable = False  # its blocks are shared by the stage's workers
         return bound
+
+    def read_away(self, source: Source) -> Source | None:
+        if self.cache is not None or self.choice or not isinstance(source, ShardSelect):
+            return None
+        return ShardRows(source) if readable_in_place(source) else None
 
     def config(self) -> dict[str, Any]:
         return self.choice.config()

@@ -251,11 +251,15 @@ class ShardSelect(OrderedSource):
     def read_many(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
         drawn = np.asarray(positions, dtype=np.int64)
         indices = self.order.samples_at(self.manifest(), drawn, self.seed, epoch)
-        starts, feed = self._starts.get(), self._feed
-        numbers = np.searchsorted(starts, indices, side="right") - 1
-        places = indices - starts[numbers]
+        feed = self._feed
         assert feed is not None
-        return [ShardSample(feed, n, i) for n, i in zip(numbers.tolist(), places.tolist(), strict=True)]
+        return [ShardSample(feed, number, place) for number, place in self.places(indices)]
+
+    def places(self, indices: Int64Array) -> Iterator[tuple[int, int]]:
+        """The block of each sample, and its number in that."""
+        starts = self._starts.get()
+        numbers = np.searchsorted(starts, indices, side="right") - 1
+        return zip(numbers.tolist(), (indices - starts[numbers]).tolist(), strict=True)
 
     def item(self, index: int) -> ShardSample:
         starts = self._starts.get()

@@ -131,6 +131,11 @@ class Operator(Component):
         read, then this one's; None where they stay apart."""
         return None
 
+    def read_away(self, source: Source) -> Source | None:
+        """What gives the items that this one makes of ``source``'s, read by workers elsewhere; None where these cannot
+        read them."""
+        return None
+
     def reads_pinned(self) -> bool:
         """Whether it gains from input in pinned memory."""
         return False

@@ -18,6 +18,7 @@ from pipegraph.planning.rewrites import (
     fuse_processes,
     leave_out_copies,
     part_inline,
+    read_away,
     read_in_rows,
     repeat_sources,
     shortcut,
@@ -37,6 +38,7 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     repeat_sources(planned, edge)
     leave_out_copies(planned, edge)
     read_in_rows(planned, edge)
+    read_away(planned, edge)
     fuse(planned, edge)
     part_inline(planned)
     choose_memory(planned)

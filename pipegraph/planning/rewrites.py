@@ -104,6 +104,55 @@ def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
         planned[batch.name] = replace(batch, upstream=reader.upstream)
 
 
+def read_away(planned: dict[str, StagePlan], output: Edge) -> None:
+    """A reader in actors of what a source only names becomes part of that source: its actors read.
+
+    A policy, a cache and what replaces samples need the two apart.
+    """
+    replacing = any(isinstance(final_policy(stage.spec.on_error), Replace) for stage in planned.values())
+    if replacing or any(isinstance(stage.operator, Memo) for stage in planned.values()):
+        return
+    for name, reader in list(planned.items()):
+        if (
+            reader.spec.backend != "ray"
+            or len(reader.upstream) != 1
+            or not isinstance(reader.operator, Operator)
+        ):
+            continue
+        source = planned[reader.upstream[0].stage]
+        careful = any(s.spec.on_error != "raise" or not s.spec.ordered for s in (source, reader))
+        if careful or not isinstance(source.operator, Source) or not _only_reader(source, planned, output):
+            continue
+        both = reader.operator.read_away(source.operator)
+        if both is None:
+            continue
+        spec = replace(
+            source.spec,
+            workers=reader.spec.workers,
+            backend="ray",
+            max_bytes=reader.spec.max_bytes or source.spec.max_bytes,
+            resources=reader.spec.resources,
+            runtime_env=reader.spec.runtime_env,
+        )
+        planned[source.name] = replace(
+            source,
+            fused=both,
+            spec=spec,
+            workers=reader.workers,
+            backend="ray",
+            capacity=reader.capacity,
+            level=reader.level,
+        )
+        bypassed = (
+            f"the actors of {source.name!r} read the shards, on a file system that all of their nodes have"
+        )
+        planned[name] = replace(reader, within=source.name, bypassed=bypassed, notes=())
+        for other in list(planned.values()):
+            if other.name != name:
+                upstream = tuple(shortcut(edge, planned) for edge in other.upstream)
+                planned[other.name] = replace(other, upstream=upstream)
+
+
 def _only_reader(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> bool:
     """Whether exactly one stage, and not the loader, reads from this one."""
     readers = [

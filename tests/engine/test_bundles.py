@@ -126,7 +126,9 @@ def test_a_slow_stage_takes_few_of_the_rows_that_came_together():
     assert shared == [((1, 100),)] * 2  # each part holds them
 
 
-@pytest.mark.parametrize(("rows", "expected"), [(55, [32, 32]), (30, [22, 21, 21]), (64, [64]), (1, [1] * 64)])
+@pytest.mark.parametrize(
+    ("rows", "expected"), [(55, [32, 32]), (30, [22, 21, 21]), (64, [64]), (1, [1] * 64)]
+)
 def test_what_a_bundle_holds_is_dealt_in_even_parts(rows, expected):
     channel = Channel(64, bundle_rows=64)
     channel.put(bundle(64))
