@@ -1,6 +1,6 @@
 """The samples of shards, read where a source's workers are: in actors, so that a shard's bytes never cross the trainer.
 
-Which sample comes next is decided in the trainer, by the ``ShardSelect`` and its manifest. A worker is told part, block
+Which sample comes next is decided in the trainer, by the ``ShardSelect`` and its manifest. A worker gets part, block
 and number of each sample, and reads it in place: it needs no manifest, and shares no blocks with others.
 """
 
