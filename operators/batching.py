@@ -41,6 +41,12 @@ class Batch(Regroup):
             lists, whatever their lengths.
 
     With ``cost`` a ``Batch`` right behind a ``Bucket`` with a limit never mixes that one's groups.
+
+    Raises:
+        GraphError: none or several of ``size``, ``global_size`` and ``cost`` are given, one is out of range, or
+            ``collate`` or ``cost`` is no plain function.
+        DataError: while it runs: samples that cannot be put together, such as arrays of different shapes without
+            ``pad``, or one that costs more than ``limit``.
     """
 
     gives = "batch"
@@ -247,6 +253,9 @@ class MicroBatches(Regroup):
     Args:
         count: batches in a list.
         drop_last: leave out a last list that is not full.
+
+    Raises:
+        GraphError: ``count`` is below 1.
     """
 
     gives = "batches"

@@ -117,6 +117,12 @@ class Cache(Memo):
         where: ``"memory"`` (of each loader its own), or a folder (shared by processes, kept between runs; values are
             never unpickled).
         limit: bytes, or a text such as ``"20 GB"``.
+
+    Raises:
+        GraphError: ``limit`` is no size; at the plan: the source above is not random-access, or a stage between draws
+            random numbers or is not one-to-one; while it runs: one has drawn from torch's generators.
+
+    A folder that cannot be written to is a warning, and nothing is kept.
     """
 
     own_numbers = True

@@ -27,6 +27,11 @@ class Dali(Operator):
         outputs: names of what it returns.
         num_threads: DALI's own threads, per worker.
         device_id: CUDA device, or None for the CPU alone.
+
+    Raises:
+        GraphError: the definition cannot be called, ``outputs`` is empty or a text, or ``num_threads`` is below 1;
+            while it runs: a batch lacks a field, or the definition returns another number of outputs.
+        MissingExtraError: when a worker opens it: DALI is not installed.
     """
 
     default_name = "dali"

@@ -67,6 +67,12 @@ class DecodeImage(RowOperator):
             outside stay without area.
         region: a field to be added: a dict of what was cut out, ``top, left, height, width`` in pixels of the image,
             ``flip``, ``image_height`` and ``image_width``.
+
+    Raises:
+        GraphError: an argument is out of range, a choice is unknown, or a field is named for two things.
+        MissingExtraError: when a worker opens it: the backend is not installed.
+        DecodeError: while it runs: bytes that are no image, or a damaged one; of its sample only, also in a batch.
+        DataError: while it runs: a sample without the field, or a mask of another size than its image.
     """
 
     default_name = "decode"

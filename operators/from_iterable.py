@@ -32,6 +32,9 @@ class FromIterable(Source):
     Args:
         iterable: the items, or a callable that returns them.
         shard: rank r of W takes items r, r+W, r+2W ...; with False every rank takes all.
+
+    Raises:
+        GraphError: it is neither iterable nor callable, or is iterated with ``async for``.
     """
 
     own_numbers = True

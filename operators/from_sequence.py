@@ -79,6 +79,10 @@ class FromSequence(OrderedSource):
         order: which sample at which position; it gets the graph's seed and the pass's epoch as they are.
         sampler: gives the indices of this rank instead, in each epoch; ``set_epoch`` is called where it has one.
         shuffle: whether the default order shuffles; by default data sets and files come as they lie, shards shuffled.
+
+    Raises:
+        GraphError: the data set lacks ``__len__`` or ``__getitem__``, is a mapping without ``sampler`` or is read by
+            ``await``; two of ``order``, ``sampler`` and ``shuffle`` are given; or a sampler can be iterated once only.
     """
 
     default_name = "fromsequence"

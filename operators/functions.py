@@ -297,6 +297,9 @@ class Filter(_Function):
 
     Args:
         function: as of :class:`Map`; what it returns is taken as true or false.
+
+    Raises:
+        GraphError: ``function`` is not callable, or not with one item.
     """
 
     one_to_one = False
@@ -333,6 +336,13 @@ class FlatMap(_Function):
 
     Each item that it gives is a shallow copy of the containers: the function may give one object several times, or
     change it and give it again.
+
+    Args:
+        function: as of :class:`Map`; it returns or yields items.
+
+    Raises:
+        GraphError: ``function`` is not callable, or not with one item.
+        TypeError: while it runs: what it returned cannot be iterated.
     """
 
     kind = "expand"

@@ -40,6 +40,10 @@ class Interleave(Source):
         cycle: files that are open at a time.
         order: in which the files are opened, as ``FromSequence`` takes it; by default as they are given.
         shuffle: whether the default order shuffles the files.
+
+    Raises:
+        GraphError: ``files`` is no list, ``open`` cannot be called, ``cycle`` is below 1, or both ``order`` and
+            ``shuffle`` are given.
     """
 
     default_name = "interleave"

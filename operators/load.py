@@ -43,6 +43,10 @@ class ListFiles(OrderedSource):
         classes: whether the first folder of a path is the file's class; ``"auto"`` where all files lie in such folders.
         order: which file at which position.
         shuffle: whether the default order shuffles; by default data sets and files come as they lie, shards shuffled.
+
+    Raises:
+        GraphError: ``classes`` or ``pattern`` is something else, or both ``order`` and ``shuffle`` are given.
+        DataError: at the first pass or ``len``: there is no such folder, or no file in it.
     """
 
     default_name = "listfiles"
@@ -164,6 +168,11 @@ class Load(_Reads):
         columns: of shards that have columns (Parquet): read these only.
         filter: of the same: read the rows only that let it pass, as ``pyarrow.parquet.read_table`` takes it, such as
             ``[("label", "<", 10), ("split", "=", "train")]``; the others are left out, as by a ``Filter``.
+
+    Raises:
+        GraphError: while it runs: an item is neither a sample with a ``"path"`` nor of a shard.
+        OSError: while it runs: a file cannot be read, such as ``FileNotFoundError``.
+        DataError: while it runs: a path is of no regular file, or a shard is damaged or was changed.
     """
 
     needs = "sample|part"

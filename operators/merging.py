@@ -23,6 +23,10 @@ class Zip(FanIn):
     Args:
         strict: inputs of unequal lengths are an error at the epoch's end, as with Python's ``zip``; by default what the
             longer ones have left is dropped.
+
+    Raises:
+        GraphError: ``strict`` is no bool.
+        DataError: while it runs, with ``strict``: an input has ended before the others.
     """
 
     own_numbers = True
@@ -127,6 +131,9 @@ class Mix(FanIn):
 
     With ``"repeat"`` each input comes from one source by stages with one input and one reader each, gives at least one
     item each time its source is read, and lets windows, batches and packed rows reach from one round into the next.
+
+    Raises:
+        GraphError: a weight is not positive, ``stop`` is unknown, or, at the plan, there are not as many inputs.
     """
 
     own_numbers = True
@@ -228,6 +235,9 @@ class Take(FanIn):
 
     Args:
         count: items (samples or batches, whichever come), 0 or more.
+
+    Raises:
+        GraphError: ``count`` is below 0.
     """
 
     own_numbers = True
@@ -275,6 +285,10 @@ class Route(FanOut):
     Args:
         choose: of an item, the number of the output that gets it.
         outputs: how many there are.
+
+    Raises:
+        GraphError: ``outputs`` is below 1, or ``choose`` is no plain function.
+        IndexError: while it runs: ``choose`` has given a number that no output has.
     """
 
     def __init__(self, choose: Callable[[Any], int], outputs: int) -> None:

@@ -44,10 +44,17 @@ class Normalize(RowOperator):
     On the CPU the workers share the rows of a batch and write into a slab; on another device it is one fused
     operation on the current stream.
 
+    It takes uint8 (H, W, C) or (N, H, W, C), as a tensor or as the field ``"image"`` of a dict, and gives that in
+    ``dtype`` and ``layout``.
+
     Args:
         mean, std: per channel, of values in 0..1, as torchvision's ``Normalize`` has them.
         dtype: float32, float16 or bfloat16.
         layout: ``"NCHW"`` or ``"NHWC"`` (CHW or HWC on a sample).
+
+    Raises:
+        GraphError: ``mean`` and ``std`` differ in length, or are of pixels from 0 to 255, or a choice is unknown.
+        DataError: while it runs: an image of another dtype, shape or number of channels.
     """
 
     default_name = "normalize"
@@ -147,6 +154,9 @@ class ToDtype(Operator):
     Args:
         dtype: of the result.
         scale: whether uint8 is divided by 255.
+
+    Raises:
+        DataError: while it runs: an item that is no tensor and has no field ``"image"``.
     """
 
     def __init__(self, dtype: torch.dtype, scale: bool = True) -> None:
@@ -188,6 +198,10 @@ class ToLayout(Operator):
 
     Args:
         layout: ``"NCHW"``, ``"NHWC"`` (as it is), or ``"channels_last"`` (NCHW in shape, NHWC in memory: no copy).
+
+    Raises:
+        GraphError: ``layout`` is another.
+        DataError: while it runs: an item that is no tensor and has no field ``"image"``.
     """
 
     def __init__(self, layout: str) -> None:

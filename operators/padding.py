@@ -24,6 +24,10 @@ class Pad:
         lengths: adds an int64 tensor (N,), as ``"<name>_length"`` (True) or under this name.
         to: the size of the first dimension; a longer sample is an error. By default that of the longest.
         multiple_of: the size is rounded up to a multiple of this.
+
+    Raises:
+        GraphError: ``value`` is no number, a size is below 1, or both ``to`` and ``multiple_of`` are given.
+        DataError: while it runs: a sample is longer than ``to``.
     """
 
     value: float = 0

@@ -266,6 +266,9 @@ class Repeat(Operator):
 
     Args:
         times: rounds in an epoch.
+
+    Raises:
+        GraphError: ``times`` is below 1; at the plan: a stage above has several inputs or readers.
     """
 
     repeats = True

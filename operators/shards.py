@@ -109,6 +109,11 @@ class ShardSelect(OrderedSource):
             ``manifest.json`` beside the shards, if it lists them.
         store: for URLs, obstore's options (``endpoint``, ``region`` ...); what is missing comes from the environment.
         shuffle: whether the default order shuffles; by default data sets and files come as they lie, shards shuffled.
+
+    Raises:
+        GraphError: both ``order`` and ``shuffle`` are given.
+        DataError: at the first pass or ``len``: no shard has such a name, a shard is damaged, or the manifest does not
+            list these shards.
     """
 
     default_name = "shardselect"

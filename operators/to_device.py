@@ -217,6 +217,10 @@ class CopyToDevice(_ToDevices):
     Args:
         device: ``"cuda"``, ``"cuda:1"``, ``"cpu"`` ...
         copy: make the copy on the CPU too; by default the plan leaves it out there.
+
+    Raises:
+        GraphError: ``device`` names none.
+        DeviceError: at the first pass: this machine does not have it.
     """
 
     default_name = "copy"
@@ -268,6 +272,10 @@ class Scatter(_ToDevices):
     Args:
         devices: one per slice; the same one may be named several times.
         copy: make copies on CPU slots too; by default their slices are views of the batch.
+
+    Raises:
+        GraphError: ``devices`` is empty or a text, or names no device.
+        DeviceError: at the first pass: this machine does not have one of them.
     """
 
     default_name = "scatter"

@@ -23,6 +23,9 @@ class Shuffle(Regroup):
 
     Args:
         window: items per window; they are held until it is full.
+
+    Raises:
+        GraphError: ``window`` is below 1.
     """
 
     own_numbers = True

@@ -103,6 +103,9 @@ class Graph:
         name: for printing.
         seed: of every random number in the pipeline; None lets rank 0 draw one at the first pass.
 
+    Raises:
+        GraphError: ``seed`` is no int in 0..2**64-1.
+
     Examples:
         >>> from pipegraph import operators as ops
         >>> graph = Graph("squares")

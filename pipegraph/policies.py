@@ -47,6 +47,9 @@ class Skip:
             that was; there more failures than it allows end the pass with a :class:`~pipegraph.errors.BudgetError`.
 
     The first item that a stage leaves out is logged, as a warning of the logger ``pipegraph``.
+
+    Raises:
+        GraphError: ``budget`` is negative, or a share above 1.
     """
 
     budget: int | float | None = None
@@ -65,6 +68,9 @@ class Replace:
     Args:
         tries: substitutes tried before the original failure is raised.
         budget: as for :class:`Skip`.
+
+    Raises:
+        GraphError: ``tries`` is below 1, or ``budget`` is negative or a share above 1.
     """
 
     tries: int = 3
@@ -83,6 +89,9 @@ class Retry:
         times: tries after the first.
         backoff: seconds before the first retry; doubles with each one. A stage that stops does not wait it out.
         then: ``"raise"``, :class:`Skip` or :class:`Replace`.
+
+    Raises:
+        GraphError: ``times`` or ``backoff`` is below 0, or ``then`` is something else.
     """
 
     times: int = 1

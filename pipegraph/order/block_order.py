@@ -47,6 +47,9 @@ class BlockOrder(Order):
             out in every epoch, and with W > 2n indices run past the end. It holds
             8 bytes per sample, and takes about a second per million.
         size: read the first ``size`` samples only (the class's ``reset(new_size)``).
+
+    Raises:
+        GraphError: ``compat`` without ``shuffle``, or ``size`` is below 0.
     """
 
     in_turn = False

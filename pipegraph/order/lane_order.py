@@ -43,6 +43,9 @@ class LaneOrder(Order):
         shuffle: else the samples come in manifest order (no lanes, no permutation).
         tail: what does not fill a step on every rank is padded from the stream's
             head (``"pad"``), cut (``"drop"``) or left uneven (``"uneven"``).
+
+    Raises:
+        GraphError: ``lanes`` or ``window`` is below 1, or ``tail`` is another.
     """
 
     lanes: int = DEFAULT_LANES

@@ -48,6 +48,9 @@ class PartOrder(Order):
         tail: where ranks have unequal numbers of samples, shorter ones repeat their own
             from the start (``"pad"``), longer ones stop early (``"drop"``), or each
             reads its own and no more (``"uneven"``).
+
+    Raises:
+        GraphError: ``tail`` is another.
     """
 
     in_turn = False

@@ -54,6 +54,10 @@ class NodeCache(Closing):
         limit: bytes, or a size such as ``"500 GB"``, for everything in the folder together.
         next_use: steps until an entry's next use, for eviction;
             without it the least recently used entry goes first.
+
+    Raises:
+        GraphError: ``limit`` is no size.
+        DataError: the folder cannot be made or written to.
     """
 
     def __init__(

@@ -42,6 +42,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     forked from a process without threads, whatever it says. What cannot be pickled, and an iterable with
     ``in_order=False``, goes to torch's own workers.
 
+    Raises:
+        ValueError: as torch's for its arguments; ``workers`` is another, or ``worker_init_fn`` or ``timeout`` is given
+            with threads.
+        TypeError: ``generator`` is no ``torch.Generator``.
+
     >>> loader = DataLoader(range(5), batch_size=2)
     >>> [batch.tolist() for batch in loader]
     [[0, 1], [2, 3], [4]]
