@@ -23,7 +23,6 @@ Value = tuple[tuple[Any, ...] | None, Any]
 """A sample's keys, None where its position is its key, and its data."""
 
 
-@final
 class _Memory:
     """Values by (digest of what made them, index). Thread-safe, as is :class:`_Folder`.
 
@@ -52,7 +51,6 @@ class _Memory:
             self._values[digest, index] = (value[0], own)
 
 
-@final
 class _Folder:
     """A file per value, written aside and renamed: a reader sees all of it or nothing."""
 

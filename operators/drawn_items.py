@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ def own(item: Any) -> Any:
     return item if item.__class__ in SHARED else copy_containers(item)
 
 
-@final
 class Turn:
     """A lock for what belongs to the user and is thus shared by all copies; a copied or pickled graph has its own."""
 
@@ -75,7 +74,6 @@ class Turn:
         return latest is not None and latest() is drawing
 
 
-@final
 class DrawnItems:
     """What is read of an iterable in one pass.
 

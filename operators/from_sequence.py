@@ -24,7 +24,6 @@ ITEMS_AT_ONCE = 16
 """Items asked of a data set's ``__getitems__`` in one call: most of the gain, little to hold back."""
 
 
-@final
 class _Indices(list[Any]):
     """Indices of a data set, and the epoch and positions for which they are read, also in a worker's process."""
 
@@ -38,7 +37,6 @@ class _Indices(list[Any]):
         return _Indices(found, self.epoch, self.positions[at]) if isinstance(at, slice) else found
 
 
-@final
 class _Sampled(Iterator[Drawn]):
     """What a sampler gives, with its positions."""
 

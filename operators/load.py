@@ -277,7 +277,6 @@ def _with_bytes(sample: Any) -> dict[str, Any]:
     return {**sample, "bytes": read_file(sample["path"])}
 
 
-@final
 class LoadParts(_Reads):
     """What ``Load`` is behind a ``ShardSelect`` of whole parts: each part's samples in the part's own order.
 

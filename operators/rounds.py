@@ -24,7 +24,6 @@ def round_of(chunk: Chunk) -> int:
     return max(int(lineage[1]) for lineage in chunk.lineages) >> _POSITION_BITS
 
 
-@final
 class Rounds(Source):
     """Another source ``count`` times in each epoch, each time in the order of an epoch of its own.
 

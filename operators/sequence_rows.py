@@ -11,7 +11,7 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +70,6 @@ class FullRows(NamedTuple):
     sizes: NDArray[np.int32]
 
 
-@final
 class EndToEnd:
     """Documents laid end to end and cut every ``length`` tokens.
 
@@ -161,7 +160,6 @@ class _Piece(NamedTuple):
     first: int  # the number of its document's first piece
 
 
-@final
 class BestFit:
     """Whole documents, the longest that fit: the oldest of ``window`` first, then each time the longest for which there
     is room. A document longer than a row is cut into full rows and a rest, as if these were documents.

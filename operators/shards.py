@@ -27,7 +27,6 @@ DEALT_AT_ONCE = 64
 """Positions looked up in one call: drawing one sample of a ``LaneOrder`` alone costs as much as drawing them all."""
 
 
-@final
 class ShardFeed:
     """What one loader's ``ShardSelect`` deals, epoch by epoch. It travels with the samples to their ``Load``.
 
@@ -64,7 +63,6 @@ class ShardFeed:
                     listener.dealt(deal)
 
 
-@final
 class ShardSample:
     """Sample ``index`` of block ``number``; ``Load`` reads it."""
 
@@ -79,7 +77,6 @@ class ShardSample:
         return f"<ShardSample {self.index} of block {self.number}>"
 
 
-@final
 class ShardPart:
     """A whole part, by its number in the list of parts; ``Load`` reads its samples."""
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import final
 
 
-@final
 class Stopping(threading.Event):
     """Set when a pipeline stops. Thread-safe.
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
@@ -119,7 +119,6 @@ def open_dali(
     return DynamicRunner(definition, outputs, num_threads, device_id)
 
 
-@final
 class StaticRunner(DaliRunner):
     """A ``@pipeline_def`` pipeline."""
 
@@ -200,7 +199,6 @@ class StaticRunner(DaliRunner):
         self.inputs, self._states = tuple(inputs), tuple(states)
 
 
-@final
 class DynamicRunner(DaliRunner):
     """A function on ``nvidia.dali.experimental.dynamic`` batches."""
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -85,7 +85,6 @@ class _PerThread(threading.local):
     image: Any = None
 
 
-@final
 class NvimgcodecRegions:
     """See ``RegionDecoder``. JPEG at factor 1 only."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import final
-
 import numpy as np
 
 from pipegraph.operators.images.crop import Region
@@ -12,7 +10,6 @@ from pipegraph.operators.images.header import Header
 from pipegraph.operators.images.scaling import opencv, reduced_region
 
 
-@final
 class OpencvRegions:
     """See ``RegionDecoder``. Decodes every plain format."""
 

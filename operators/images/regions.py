@@ -8,7 +8,7 @@ Whichever is chosen, by hand or by calibration, what is delivered does not chang
 
 from __future__ import annotations
 
-from typing import Protocol, final
+from typing import Protocol
 
 from pipegraph.operators.images.antialias import antialias_into
 from pipegraph.operators.images.crop import CropWindow, Region
@@ -42,7 +42,6 @@ class RegionDecoder(Protocol):
         ...
 
 
-@final
 class RegionBackend:
     """A backend that decodes no more than it must; Pillow decodes what is unusual or broken.
 

@@ -9,7 +9,7 @@ that the chroma upsampling of the region's last row sees its true neighbours.
 from __future__ import annotations
 
 import struct
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from pipegraph.operators.images.scratch import Scratch
 _MARGIN_ROWS = 16
 
 
-@final
 class SimplejpegRegions:
     """See ``RegionDecoder``. JPEG only."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +25,6 @@ Found = tuple[Int64Array, Int64Array, Int64Array]
 """Of each visit the block, its first step and its last one."""
 
 
-@final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Visits:
     """Intervals of steps in which blocks are read, grouped by block, int64.

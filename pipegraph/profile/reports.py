@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, final
+from typing import Any
 
 
 class Report(ABC):
@@ -21,7 +21,6 @@ class Report(ABC):
         """The same for people: short lines for the printed profile; none if there is nothing to say."""
 
 
-@final
 class ReportSnapshot(Report):
     """A report as it stood when it was asked for."""
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any, final
+from typing import Any
 
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process.exceptions import copied
@@ -27,7 +27,6 @@ from pipegraph.reader.prefetcher import FETCHERS, PrefetchPlanner
 from pipegraph.reader.uses import RankSteps, Uses
 
 
-@final
 class BlockReader:
     """The blocks of one stage, for all of its workers.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final, final
+from typing import Any, Final
 
 from pipegraph.errors import GraphError, MemoryLimitError, ShardError
 from pipegraph.order import LaneOrder, Order
@@ -96,7 +96,6 @@ def is_decoded(part: Part) -> bool:
     return not format_of(part).in_place
 
 
-@final
 class ManifestSource(BlockSource):
     """The blocks of a manifest; what is read from one is the sequence of its samples.
 
@@ -239,7 +238,6 @@ class ManifestSource(BlockSource):
         ).place
 
 
-@final
 class PartSource(BlockSource):
     """Whole parts, by their place in the list of parts; only their files are used."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.schedule import ReadSchedule
@@ -54,7 +54,6 @@ class BlockEntry:
         self.raised_at: set[tuple[int, Any]] = set()
 
 
-@final
 class BlockTable:
     """Entries by the number of their block, least recently used first.
 

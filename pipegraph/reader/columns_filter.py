@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 from pipegraph.errors import DataError, GraphError, ShardError
 from pipegraph.storage import Part, ShardFile, StoreClient, open_part
@@ -35,7 +35,6 @@ def chosen_columns(columns: Any, operator: str) -> tuple[str, ...] | None:
     return names
 
 
-@final
 @dataclass(frozen=True)
 class Choice:
     """Columns and rows of the shards that have columns; all of them by default."""
@@ -61,7 +60,6 @@ class Choice:
         return form.choosing(self.columns, self.filter) if self else form
 
 
-@final
 class SameFields:
     """Says where the fields of one part differ from those of the first. Thread-safe.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 from pipegraph.errors import LoaderClosedError
 from pipegraph.storage import Cacheable, CachedFile, NodeCache, StoreClient
@@ -15,7 +15,6 @@ from pipegraph.storage.space import NO_ROOM
 from pipegraph.storage.stores import StoreStats
 
 
-@final
 class Fetcher:
     """Fetches blocks for one reader; closing it ends only that reader's waits.
 

@@ -6,7 +6,7 @@ import heapq
 import math
 import threading
 from dataclasses import asdict, dataclass
-from typing import Any, Final, final
+from typing import Any, Final
 
 from pipegraph.profile.reports import Report
 
@@ -41,7 +41,6 @@ class BlockTransition:
     there_s: float
 
 
-@final
 class LateBlocks(Report):
     """How late each block of one stage came since its loader was made, in bounded memory. Thread-safe.
 
@@ -158,7 +157,6 @@ class LateBlocks(Report):
         return lines
 
 
-@final
 class Standing:
     """Time during which at least one worker waits. The caller holds a lock."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import final
 
 from pipegraph.errors import LoaderClosedError
 from pipegraph.reader.block_sources import BlockSource
@@ -19,7 +18,6 @@ class GaveWayError(Exception):
     """A load made room for one that was begun before it; it begins again later."""
 
 
-@final
 class Loads:
     """Loads under schedule, the one begun first comes first.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Final, final
+from typing import Final
 
 from pipegraph.order import Order
 from pipegraph.order.left import Deal, check_history
@@ -30,7 +30,6 @@ def node_ranks(rank: int, world_size: int) -> range:
     return range(first, min(world_size, first + ranks))
 
 
-@final
 class NextUseIndex:
     """The next uses of cache entries, in steps, of the running epoch and the one behind it.
 

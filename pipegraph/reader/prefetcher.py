@@ -6,7 +6,7 @@ The caller holds a lock around everything here, and passes times in.
 from __future__ import annotations
 
 import math
-from typing import Any, Final, final
+from typing import Any, Final
 
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.block_table import BlockEntry, BlockTable
@@ -18,7 +18,6 @@ FETCHERS: Final = 16
 """Most blocks being loaded at once."""
 
 
-@final
 class PrefetchPlanner:
     """Where training is, how fast it runs, how long loads take, and what to load next.
 

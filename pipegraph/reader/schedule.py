@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container
-from typing import Final, NamedTuple, final
+from typing import Final, NamedTuple
 
 from pipegraph.reader.uses import RankSteps, StepPace, Uses
 
@@ -30,7 +30,6 @@ class Draw(NamedTuple):
     last: int
 
 
-@final
 class ReadSchedule:
     """The steps of one run that are known so far, and the blocks they read.
 

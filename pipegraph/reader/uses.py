@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
 
 import numpy as np
 
@@ -77,7 +76,6 @@ class Uses:
         return int(self.ticks[place]) if place < end else None
 
 
-@final
 class StepPace:
     """Seconds per step, from the latest strides; one thread at a time.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_right
-from typing import final
 
 from pipegraph.errors import DataError
 
@@ -13,7 +12,6 @@ from .checksum import crc32c_extend, file_crc32c
 from .shard_files import LocalFile, ShardFile
 
 
-@final
 class Coverage:
     """Which pieces of a range have come, in any order; a piece that comes again replaces the one before.
 
@@ -74,7 +72,6 @@ class _Arrival:
         raise NotImplementedError
 
 
-@final
 class FileArrival(_Arrival):
     """A sink that writes to an open file; the file stays the caller's. Thread-safe.
 
@@ -101,7 +98,6 @@ class FileArrival(_Arrival):
             return file_crc32c(file, 0, self._nbytes)
 
 
-@final
 class MemoryArrival(_Arrival, ShardFile):
     """A sink that keeps the pieces, and once `mismatch` has found all of them the file that they make.
 

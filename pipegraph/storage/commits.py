@@ -10,7 +10,7 @@ import fcntl
 import os
 import threading
 from collections import deque
-from typing import Final, final
+from typing import Final
 
 from pipegraph.errors import LoaderClosedError
 
@@ -43,7 +43,6 @@ class _Commit:
         fcntl.flock(self.fd, fcntl.LOCK_SH)
 
 
-@final
 class Commits:
     """One cache's entries that are not on disk yet. Thread-safe.
 

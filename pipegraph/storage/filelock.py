@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from typing import final
 
 from pipegraph.errors import LoaderClosedError
 
@@ -33,7 +32,6 @@ def is_at(fd: int, path: str) -> bool:
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
 
 
-@final
 class LockWaits:
     """Waits for shared locks; `close` ends them all."""
 

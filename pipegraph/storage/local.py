@@ -49,7 +49,6 @@ class Reopenable(ShardFile):
         self._files.dismiss(self)
 
 
-@final
 class OpenFiles:
     """Which of many files are open. Thread-safe.
 
@@ -125,7 +124,6 @@ class LocalParts:
         return None
 
 
-@final
 class PartFile(Reopenable):
     """A local part.
 

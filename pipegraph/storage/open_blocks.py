@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, final
+from typing import Protocol
 
 from pipegraph.errors import ChecksumError
 from pipegraph.storage.formats.shard_format import Block
@@ -95,7 +95,6 @@ def open_block(
         raise
 
 
-@final
 class CachedEntry(Reopenable):
     """An entry of a cache. While it is closed it may be evicted; it is fetched again then."""
 
@@ -135,7 +134,6 @@ def _copy(base: ShardFile, block: Block, sink: Sink) -> None:
         sink.write_at(at, base.read_at(block.offset + at, min(step, block.nbytes - at)))
 
 
-@final
 class _FetchedBlock(ShardFile):
     """A part with one local block; closes both."""
 

@@ -6,7 +6,7 @@ import asyncio
 import io
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, TypeVar
 
 from pipegraph.errors import ShardError
 
@@ -21,7 +21,6 @@ T = TypeVar("T")
 _CHUNK_NBYTES: Final = 256 << 10
 
 
-@final
 class Requests:
     """The requests of one client. All of its coroutines run in one event loop.
 

@@ -12,7 +12,6 @@ import fcntl
 import math
 import os
 from collections.abc import Collection, Iterator
-from typing import final
 
 from pipegraph.units import format_bytes
 
@@ -24,7 +23,6 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a disk says that takes no more of this user's bytes: it is full, or the user's quota is."""
 
 
-@final
 class Space:
     """The folder of a `NodeCache`; any number of processes share it. Thread-safe.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 from pipegraph.errors import DataError, StoreError
 
@@ -37,7 +37,6 @@ def as_etag(version: str | None) -> str | None:
     return None if not version or version.startswith(("W/", "changed ")) else version
 
 
-@final
 class Versions:
     """Bytes of two versions never meet: each answer must be of the version that was expected or answered first.
 

@@ -52,7 +52,6 @@ class Fetching:
         return {**facts, "size": self.size, "drop_last": self.drop_last}
 
 
-@final
 class Failed:
     """In place of a batch: the error that it met."""
 
@@ -117,7 +116,6 @@ class _Batches(Source):
         self._ready = True
 
 
-@final
 class MapBatches(_Batches):
     """Batches of a map-style data set.
 
@@ -226,7 +224,6 @@ class MapBatches(_Batches):
         return self.fetching.collate(rows)
 
 
-@final
 class IterableBatches(_Batches):
     """Batches of an ``IterableDataset``, whose copies in the workers are each read by themselves."""
 
@@ -325,7 +322,6 @@ def restore_copy(dataset: Any, state: tuple[str, Any] | None) -> None:
         dataset.load_state_dict(state[1])
 
 
-@final
 class InTurn(FanIn):
     """One item from each input in turn; an input that has ended is left out from then on.
 

@@ -160,7 +160,6 @@ class NpzFormat(Format):
         return _Columns(_npz_arrays(file))
 
 
-@final
 class _ArrayRows(BlockSamples[Sample]):
     def __init__(
         self,
@@ -195,7 +194,6 @@ class _ArrayRows(BlockSamples[Sample]):
         return _sample(self._field, flat.reshape(self._shape))
 
 
-@final
 class _Columns(BlockSamples[Sample]):
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self._arrays = arrays

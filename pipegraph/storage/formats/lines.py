@@ -69,7 +69,6 @@ class PackedJsonLinesFormat(Format):
         return lines
 
 
-@final
 class _Lines(BlockSamples[Sample]):
     """The lines of one block, parsed when asked for.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import final
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +64,6 @@ def blocks_of(offsets: Offsets, block_nbytes: int) -> Iterator[Block]:
         first = stop
 
 
-@final
 class TableRows(BlockSamples[Sample]):
     """The samples of one block; each is one ``read_at`` of its own bytes.
 

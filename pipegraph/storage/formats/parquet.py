@@ -212,7 +212,6 @@ def _columns_of(conditions: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-@final
 class _Values:
     """Rows of one schema as samples."""
 
@@ -234,7 +233,6 @@ class _Values:
         return [dict(zip(self.names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-@final
 class _Rows(BlockSamples["Sample | None"]):
     """Rows of Arrow batches, turned to Python when asked for.
 

@@ -55,7 +55,6 @@ class TarFormat(Format):
         return _TarBlock(file, block)
 
 
-@final
 class _TarBlock(BlockSamples[Sample]):
     """The samples of one block; each is one ``read_at`` of its own bytes."""
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import os
-from typing import Any, final
+from typing import Any
 
 from pipegraph.storage.checksum import crc32c_extend
 
 _PIECE_NBYTES = 1 << 20
 
 
-@final
 class ChecksumFile(io.RawIOBase):
     """A new file, written in pieces of a megabyte.
 

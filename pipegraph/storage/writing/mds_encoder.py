@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,7 +29,6 @@ MAX_NBYTES: Final = (1 << 32) - 1
 """Offsets in a shard have 32 bits."""
 
 
-@final
 class MdsEncoder(Encoder):
     """One column per field, in the order of their names.
 

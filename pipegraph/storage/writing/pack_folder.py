@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
-from typing import IO, Any, Final, final
+from typing import IO, Any, Final
 
 from pipegraph.closing import Closing
 from pipegraph.errors import DataError
@@ -26,7 +26,6 @@ INDEX: Final = "index.json"
 _NAMES: Final = {"tar": "shard-{:06d}.tar", "parquet": "shard-{:06d}.parquet", "mds": "shard.{:05d}.mds"}
 
 
-@final
 class PackFolder(Closing):
     """A folder under construction; one process at a time writes to it.
 

@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 
@@ -58,7 +58,6 @@ class PackSource(ABC):
         """Give back what is held."""
 
 
-@final
 class FilesSource(PackSource):
     """Files: those of one sample share the path up to the first dot of the last component.
 
@@ -172,7 +171,6 @@ def _content(path: str, nbytes: int) -> bytes:
     return data
 
 
-@final
 class SequenceSource(PackSource):
     """A data set with ``__len__`` and ``__getitem__``. Samples that are tuples have the fields ``"0"``, ``"1"`` ..."""
 
@@ -194,7 +192,6 @@ class SequenceSource(PackSource):
         return as_sample(self.dataset[number])
 
 
-@final
 class ShardsSource(PackSource):
     """Shards of any format, by the samples' numbers in them."""
 
@@ -259,7 +256,6 @@ class ShardsSource(PackSource):
         self._files.clear()
 
 
-@final
 class PackedStream:
     """What can only be iterated: samples one after the other."""
 

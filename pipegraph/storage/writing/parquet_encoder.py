@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,7 +19,6 @@ GROUP_NBYTES: Final = 16_000_000
 _FIXED: Final = {"int": 8, "float": 8, "bool": 1, "null": 0}
 
 
-@final
 class ParquetEncoder(Encoder):
     """One column per field, in the order of the fields; values that are None are nulls, JSON is text.
 

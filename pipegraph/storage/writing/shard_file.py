@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable
-from typing import final
 
 from pipegraph.errors import DataError, note
 from pipegraph.storage.formats import format_of
@@ -21,7 +20,6 @@ PARTIAL = ".partial-"
 """In the name of what is not finished."""
 
 
-@final
 class OpenShard:
     """A shard that is being written; :meth:`finish` gives it its name, :meth:`abandon` leaves no trace of it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Sequence
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 
@@ -58,7 +58,6 @@ def _text(key: Any) -> str:
     return text
 
 
-@final
 class TarEncoder(Encoder):
     """One file per field: ``KEY.FIELD``.
 
