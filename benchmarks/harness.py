@@ -25,10 +25,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
 
-from records import RESULTS as RESULTS
-from records import machine as machine
-from records import record as record
-from records import versions as versions
+from records import RESULTS as RESULTS, machine as machine, record as record, versions as versions
 
 FAILED = "failed: "
 

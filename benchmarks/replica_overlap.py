@@ -19,8 +19,7 @@ import torch
 from replica_training import MODELS, made, sgd, whole_batch
 from torch.nn.functional import cross_entropy
 
-from pipegraph.replicas import ReplicaExecutor
-from pipegraph.replicas import executor as executor_module
+from pipegraph.replicas import ReplicaExecutor, executor as executor_module
 from pipegraph.replicas.reducer import Reducer
 
 CLAIM = "buckets are reduced while backward runs"

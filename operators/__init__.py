@@ -12,45 +12,34 @@ import torch
 from pipegraph.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from pipegraph.operators.batching import Batch as Batch
-    from pipegraph.operators.batching import MicroBatches as MicroBatches
-    from pipegraph.operators.batching import Unbatch as Unbatch
+    from pipegraph.operators.batching import Batch as Batch, MicroBatches as MicroBatches, Unbatch as Unbatch
     from pipegraph.operators.cache import Cache as Cache
     from pipegraph.operators.dali import Dali as Dali
     from pipegraph.operators.decode import DecodeImage as DecodeImage
     from pipegraph.operators.from_iterable import FromIterable as FromIterable
     from pipegraph.operators.from_sequence import FromSequence as FromSequence
-    from pipegraph.operators.functions import Filter as Filter
-    from pipegraph.operators.functions import FlatMap as FlatMap
-    from pipegraph.operators.functions import Map as Map
-    from pipegraph.operators.images import CenterCrop as CenterCrop
-    from pipegraph.operators.images import RandomResizedCrop as RandomResizedCrop
+    from pipegraph.operators.functions import Filter as Filter, FlatMap as FlatMap, Map as Map
+    from pipegraph.operators.images import CenterCrop as CenterCrop, RandomResizedCrop as RandomResizedCrop
     from pipegraph.operators.interleave import Interleave as Interleave
-    from pipegraph.operators.load import ListFiles as ListFiles
-    from pipegraph.operators.load import Load as Load
-    from pipegraph.operators.media import DecodeAudio as DecodeAudio
-    from pipegraph.operators.media import DecodeVideo as DecodeVideo
-    from pipegraph.operators.merging import Concat as Concat
-    from pipegraph.operators.merging import Merge as Merge
-    from pipegraph.operators.merging import Mix as Mix
-    from pipegraph.operators.merging import Route as Route
-    from pipegraph.operators.merging import Take as Take
-    from pipegraph.operators.merging import Zip as Zip
-    from pipegraph.operators.normalize import Normalize as Normalize
-    from pipegraph.operators.normalize import ToDtype as ToDtype
-    from pipegraph.operators.normalize import ToLayout as ToLayout
+    from pipegraph.operators.load import ListFiles as ListFiles, Load as Load
+    from pipegraph.operators.media import DecodeAudio as DecodeAudio, DecodeVideo as DecodeVideo
+    from pipegraph.operators.merging import (
+        Concat as Concat,
+        Merge as Merge,
+        Mix as Mix,
+        Route as Route,
+        Take as Take,
+        Zip as Zip,
+    )
+    from pipegraph.operators.normalize import Normalize as Normalize, ToDtype as ToDtype, ToLayout as ToLayout
     from pipegraph.operators.packing import Pack as Pack
     from pipegraph.operators.padding import Pad as Pad
     from pipegraph.operators.ray_data import FromRayData as FromRayData
     from pipegraph.operators.rounds import Repeat as Repeat
     from pipegraph.operators.shards import ShardSelect as ShardSelect
-    from pipegraph.operators.tables import FromTable as FromTable
-    from pipegraph.operators.tables import FromTokens as FromTokens
-    from pipegraph.operators.to_device import CopyToDevice as CopyToDevice
-    from pipegraph.operators.to_device import Pin as Pin
-    from pipegraph.operators.to_device import Scatter as Scatter
-    from pipegraph.operators.windows import Bucket as Bucket
-    from pipegraph.operators.windows import Shuffle as Shuffle
+    from pipegraph.operators.tables import FromTable as FromTable, FromTokens as FromTokens
+    from pipegraph.operators.to_device import CopyToDevice as CopyToDevice, Pin as Pin, Scatter as Scatter
+    from pipegraph.operators.windows import Bucket as Bucket, Shuffle as Shuffle
 
 
 def _torch_ops(module: Any) -> tuple[Any, ...]:
@@ -85,11 +74,4 @@ _MODULES = {
     "to_device": "CopyToDevice Pin Scatter",
     "windows": "Bucket Shuffle",
 }
-_LATER = {
-    name: f"pipegraph.operators.{module}:{name}"
-    for module, names in _MODULES.items()
-    for name in names.split()
-}
-__all__ = sorted(_LATER)
-
-__getattr__, __dir__ = lazy_names(__name__, _LATER)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)

@@ -17,8 +17,7 @@ from pipegraph.errors import DataError, GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.integers import amount, integer
-from pipegraph.operators.collate import collate as stack
-from pipegraph.operators.collate import only_fills
+from pipegraph.operators.collate import collate as stack, only_fills
 from pipegraph.operators.columns import batch_of, pack
 from pipegraph.parameters import function_name, not_awaited, plain_function
 from pipegraph.tree import map_leaves, own_memory

@@ -12,30 +12,29 @@ from pipegraph.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     import pipegraph.testing as testing  # noqa: F401
-    from pipegraph import operators as operators
-    from pipegraph import order as order
-    from pipegraph import replicas as replicas
+    from pipegraph import operators as operators, order as order, replicas as replicas
     from pipegraph.chunk import Chunk as Chunk
-    from pipegraph.contracts import Context as Context
-    from pipegraph.contracts import FanIn as FanIn
-    from pipegraph.contracts import FanOut as FanOut
-    from pipegraph.contracts import Operator as Operator
-    from pipegraph.contracts import Regroup as Regroup
-    from pipegraph.contracts import Source as Source
+    from pipegraph.contracts import (
+        Context as Context,
+        FanIn as FanIn,
+        FanOut as FanOut,
+        Operator as Operator,
+        Regroup as Regroup,
+        Source as Source,
+    )
     from pipegraph.device.scattered import Scattered as Scattered
     from pipegraph.engine.stage.budgets import Quarantined as Quarantined
     from pipegraph.errors import PipegraphError as PipegraphError
-    from pipegraph.graph import Graph as Graph
-    from pipegraph.graph import Node as Node
+    from pipegraph.graph import Graph as Graph, Node as Node
     from pipegraph.loader.loader import Loader as Loader
     from pipegraph.loader.torch_dataloader import DataLoader as DataLoader
     from pipegraph.planning.plan import Plan as Plan
-    from pipegraph.policies import Replace as Replace
-    from pipegraph.policies import Retry as Retry
-    from pipegraph.policies import Skip as Skip
-    from pipegraph.profile import ChannelProfile as ChannelProfile
-    from pipegraph.profile import Profile as Profile
-    from pipegraph.profile import StageProfile as StageProfile
+    from pipegraph.policies import Replace as Replace, Retry as Retry, Skip as Skip
+    from pipegraph.profile import (
+        ChannelProfile as ChannelProfile,
+        Profile as Profile,
+        StageProfile as StageProfile,
+    )
     from pipegraph.profile.live import live as live
     from pipegraph.profile.record import record as record
     from pipegraph.replicas import ReplicaExecutor as ReplicaExecutor
@@ -47,39 +46,24 @@ __version__ = "0.1.0"
 
 # Imported at first use: `import pipegraph` starts nothing, and what needs no torch, such as `pipegraph pack`, does not
 # wait for its import.
-_LATER = {
-    "Chunk": "pipegraph.chunk:Chunk",
-    "Context": "pipegraph.contracts:Context",
-    "FanIn": "pipegraph.contracts:FanIn",
-    "FanOut": "pipegraph.contracts:FanOut",
-    "Operator": "pipegraph.contracts:Operator",
-    "Regroup": "pipegraph.contracts:Regroup",
-    "Source": "pipegraph.contracts:Source",
-    "PipegraphError": "pipegraph.errors:PipegraphError",
-    "Graph": "pipegraph.graph:Graph",
-    "Node": "pipegraph.graph:Node",
-    "Replace": "pipegraph.policies:Replace",
-    "Retry": "pipegraph.policies:Retry",
-    "Skip": "pipegraph.policies:Skip",
-    "operators": "pipegraph.operators",
-    "order": "pipegraph.order",
-    "replicas": "pipegraph.replicas",
-    "testing": "pipegraph.testing",
-    "errors": "pipegraph.errors",
-    "ChannelProfile": "pipegraph.profile:ChannelProfile",
-    "DataLoader": "pipegraph.loader.torch_dataloader:DataLoader",
-    "Loader": "pipegraph.loader.loader:Loader",
-    "NodeCache": "pipegraph.storage.node_cache:NodeCache",
-    "Plan": "pipegraph.planning.plan:Plan",
-    "Profile": "pipegraph.profile:Profile",
-    "Quarantined": "pipegraph.engine.stage.budgets:Quarantined",
-    "ReplicaExecutor": "pipegraph.replicas:ReplicaExecutor",
-    "Scattered": "pipegraph.device.scattered:Scattered",
-    "ShardWriter": "pipegraph.storage.writing.shard_writer:ShardWriter",
-    "StageProfile": "pipegraph.profile:StageProfile",
-    "Tuning": "pipegraph.tuning:Tuning",
-    "live": "pipegraph.profile.live:live",
-    "record": "pipegraph.profile.record:record",
+_MODULES = {
+    "": "errors operators order replicas testing",
+    "chunk": "Chunk",
+    "contracts": "Context FanIn FanOut Operator Regroup Source",
+    "device.scattered": "Scattered",
+    "engine.stage.budgets": "Quarantined",
+    "errors": "PipegraphError",
+    "graph": "Graph Node",
+    "loader.loader": "Loader",
+    "loader.torch_dataloader": "DataLoader",
+    "planning.plan": "Plan",
+    "policies": "Replace Retry Skip",
+    "profile": "ChannelProfile Profile StageProfile",
+    "profile.live": "live",
+    "profile.record": "record",
+    "replicas": "ReplicaExecutor",
+    "storage.node_cache": "NodeCache",
+    "storage.writing.shard_writer": "ShardWriter",
+    "tuning": "Tuning",
 }
-
-__getattr__, __dir__ = lazy_names(__name__, _LATER)
+__getattr__, __dir__, _LATER = lazy_names(__name__, _MODULES)

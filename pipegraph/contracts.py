@@ -27,14 +27,16 @@ from typing import Any, ClassVar, Literal
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, Lineage
-from pipegraph.components import Component as Component
-from pipegraph.components import Context as Context
-from pipegraph.components import Drawn as Drawn
-from pipegraph.components import DrawnRows as DrawnRows
-from pipegraph.components import History as History
-from pipegraph.components import Kind as Kind
-from pipegraph.components import Source as Source
-from pipegraph.components import history_of as history_of
+from pipegraph.components import (
+    Component as Component,
+    Context as Context,
+    Drawn as Drawn,
+    DrawnRows as DrawnRows,
+    History as History,
+    Kind as Kind,
+    Source as Source,
+    history_of as history_of,
+)
 
 STATE_METHODS = ("state_dict", "load_state_dict")
 

@@ -10,26 +10,29 @@ from typing import Any
 
 def lazy_names(
     package: str, modules: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The functions ``__getattr__`` and ``__dir__`` of a package (PEP 562).
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """The functions ``__getattr__`` and ``__dir__`` of a package (PEP 562), and all the names.
 
     Args:
         package: the package's ``__name__``.
-        modules: for each name where it comes from: ``"module:attribute"``, or a module.
+        modules: for each module of the package the names that come from it; ``""`` has modules themselves.
 
     Threads: several may ask for one name at a time; Python's import locks keep the module single.
     """
+    found_in = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
-        if name not in modules:
+        if name not in found_in:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, _, attribute = modules[name].partition(":")
-        found = import_module(module)
-        value = getattr(found, attribute) if attribute else found
+        module = found_in[name]
+        if module:
+            value = getattr(import_module(f"{package}.{module}"), name)
+        else:
+            value = import_module(f"{package}.{name}")
         setattr(sys.modules[package], name, value)  # the next use does not come here
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *modules})
+        return sorted({*vars(sys.modules[package]), *found_in})
 
-    return get, names
+    return get, names, sorted(found_in)

@@ -7,8 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeRemainingColumn
 
 from pipegraph.cli import interrupts
 

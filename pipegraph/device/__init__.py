@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import torch
 
-from pipegraph.device.backend import Backend as Backend
-from pipegraph.device.backend import DeviceFacts as DeviceFacts
-from pipegraph.device.backend import Event as Event
-from pipegraph.device.backend import MemoryKind as MemoryKind
-from pipegraph.device.backend import Slot as Slot
-from pipegraph.device.backend import Stream as Stream
-from pipegraph.device.backend import normalised as normalised
-from pipegraph.device.backend import slots_on as slots_on
-from pipegraph.device.chaos import Chaos as Chaos
-from pipegraph.device.chaos import poison as poison
-from pipegraph.device.copy import copy_tree as copy_tree
-from pipegraph.device.copy import sent as sent
+from pipegraph.device.backend import (
+    Backend as Backend,
+    DeviceFacts as DeviceFacts,
+    Event as Event,
+    MemoryKind as MemoryKind,
+    Slot as Slot,
+    Stream as Stream,
+    normalised as normalised,
+    slots_on as slots_on,
+)
+from pipegraph.device.chaos import Chaos as Chaos, poison as poison
+from pipegraph.device.copy import copy_tree as copy_tree, sent as sent
 from pipegraph.device.cpu import CpuBackend as CpuBackend
 from pipegraph.device.scattered import Scattered as Scattered
 from pipegraph.errors import DeviceError

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pipegraph.order.base import History as History
-from pipegraph.order.base import Order as Order
+from pipegraph.order.base import History as History, Order as Order
 from pipegraph.order.block_order import BlockOrder as BlockOrder
 from pipegraph.order.lane_order import LaneOrder as LaneOrder
-from pipegraph.order.layout import LayoutLike as LayoutLike
-from pipegraph.order.layout import ManifestLike as ManifestLike
-from pipegraph.order.layout import layout_digest as layout_digest
-from pipegraph.order.layout import total_samples as total_samples
+from pipegraph.order.layout import (
+    LayoutLike as LayoutLike,
+    ManifestLike as ManifestLike,
+    layout_digest as layout_digest,
+    total_samples as total_samples,
+)
 from pipegraph.order.part_order import PartOrder as PartOrder
 from pipegraph.order.strided_order import StridedOrder as StridedOrder
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pipegraph.device.split import Whole as Whole
-from pipegraph.device.split import register_scatter as register_scatter
-from pipegraph.replicas.coalesce import broadcast_coalesced as broadcast_coalesced
-from pipegraph.replicas.coalesce import reduce_add_coalesced as reduce_add_coalesced
-from pipegraph.replicas.executor import ReplicaExecutor as ReplicaExecutor
-from pipegraph.replicas.executor import StepResult as StepResult
+from pipegraph.device.split import Whole as Whole, register_scatter as register_scatter
+from pipegraph.replicas.coalesce import (
+    broadcast_coalesced as broadcast_coalesced,
+    reduce_add_coalesced as reduce_add_coalesced,
+)
+from pipegraph.replicas.executor import ReplicaExecutor as ReplicaExecutor, StepResult as StepResult
 from pipegraph.replicas.replica_threads import parallel_apply as parallel_apply
 from pipegraph.replicas.replicate import replicate as replicate
-from pipegraph.replicas.scatter import gather as gather
-from pipegraph.replicas.scatter import scatter as scatter
+from pipegraph.replicas.scatter import gather as gather, scatter as scatter
 from pipegraph.replicas.seeds import replica_seed as replica_seed

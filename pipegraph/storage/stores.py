@@ -26,8 +26,7 @@ from .failures import plain
 from .parts import Part
 from .requests import Requests
 from .retries import Backoff, Hedge
-from .urls import endpoints, glob_regex, split_url
-from .urls import safe_url as safe_url
+from .urls import endpoints, glob_regex, safe_url as safe_url, split_url
 from .versions import ObjectInfo, Versions
 
 T = TypeVar("T")

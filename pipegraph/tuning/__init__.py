@@ -4,6 +4,5 @@
 ``decisions`` say what was done and why.
 """
 
-from pipegraph.tuning.decisions import Decision as Decision
-from pipegraph.tuning.decisions import Tuning as Tuning
+from pipegraph.tuning.decisions import Decision as Decision, Tuning as Tuning
 from pipegraph.tuning.facts import Size as Size

@@ -9,8 +9,7 @@ import threading
 import warnings
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from random_graphs.recipes import recipes, row_recipes
 
 import pipegraph as pg

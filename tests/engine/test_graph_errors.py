@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import pipegraph as pg
-from pipegraph import operators as ops
-from pipegraph import order
+from pipegraph import operators as ops, order
 from pipegraph.errors import GraphError, MissingExtraError
 
 

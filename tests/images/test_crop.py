@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pipegraph.errors import GraphError
 from pipegraph.operators.images import CenterCrop, RandomResizedCrop, Region, check_crop, draw

@@ -8,8 +8,7 @@ import struct
 import zlib
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from pipegraph.errors import DecodeError

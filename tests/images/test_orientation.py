@@ -6,8 +6,7 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image, ImageOps
 
 from pipegraph.operators.images import Region

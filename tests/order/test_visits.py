@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pipegraph.order import BlockOrder, LaneOrder, Order, PartOrder, StridedOrder
 from pipegraph.order.layout import Int64Array

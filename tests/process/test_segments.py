@@ -9,8 +9,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pipegraph.engine.process.segments import SPARE, Arena, rounded
 from pipegraph.engine.process.wire import APART, Port

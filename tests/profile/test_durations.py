@@ -6,8 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pipegraph.durations import Durations, Stopwatch
 

@@ -20,8 +20,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, PipegraphWarning
-from pipegraph.storage.formats import lines
-from pipegraph.storage.formats import shard_format as base
+from pipegraph.storage.formats import lines, shard_format as base
 
 GOOD = 6
 POLICIES = ["raise", pg.Skip(5), pg.Retry(1, then=pg.Skip(5)), pg.Skip(0)]

@@ -15,8 +15,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.device import CpuBackend, every_device, slots_on
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas import ReplicaExecutor, Whole, gather, update
-from pipegraph.replicas import parameter_gather as exchange
+from pipegraph.replicas import ReplicaExecutor, Whole, gather, parameter_gather as exchange, update
 from pipegraph.replicas.buckets import ParameterFacts, plan_buckets
 from pipegraph.replicas.feed import from_another_gpu
 from pipegraph.replicas.reduce_streams import ReduceStreams

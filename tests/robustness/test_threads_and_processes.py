@@ -21,8 +21,7 @@ import torch
 from channel_states import wait_until
 
 import pipegraph as pg
-from pipegraph import forks
-from pipegraph import operators as ops
+from pipegraph import forks, operators as ops
 
 
 def make(n: int = 20, graph_name: str = "numbers") -> pg.Graph:

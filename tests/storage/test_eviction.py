@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pipegraph.storage.eviction import CacheEntry, NextUse, eviction_order
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pipegraph.errors import ChecksumError, ShardError
-from pipegraph.storage import LocalParts, Part, open_block
-from pipegraph.storage import local as module
+from pipegraph.storage import LocalParts, Part, local as module, open_block
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.formats.shard_format import Block
 from pipegraph.storage.local import LOOK_EVERY

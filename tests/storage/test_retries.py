@@ -1,8 +1,7 @@
 """Decisions of the store client, with time passed in."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pipegraph.storage.retries import Backoff, Hedge, Stall
 

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 from channel_states import wait_until
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from random_graphs.recipes import recipes
 from random_graphs.resizing import resized_loader
 
@@ -18,8 +17,7 @@ from pipegraph.engine.activity import Activity
 from pipegraph.errors import GraphError
 from pipegraph.testing import Gate
 from pipegraph.testing.outcome import DeliveredChunk, assert_equal_chunks, placed, run_pass
-from tests.engine.test_fuzz import fast_switching as fast_switching
-from tests.engine.test_fuzz import fuzzed, prefetch_of, start_deadline
+from tests.engine.test_fuzz import fast_switching as fast_switching, fuzzed, prefetch_of, start_deadline
 from tests.engine.test_resume import CASES
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from torch.utils.data._utils import collate as torch_collate
-from torch.utils.data._utils import worker as _torch_worker
+from torch.utils.data._utils import collate as torch_collate, worker as _torch_worker
 
 from pipegraph import global_generators
 from pipegraph.device.slabs import SPARE_SLABS, SlabRing

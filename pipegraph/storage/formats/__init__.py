@@ -11,16 +11,13 @@ from pipegraph.errors import DataError
 from pipegraph.forks import lock_free_after_fork
 from pipegraph.storage.parts import Part
 
-from .arrays import NpyFormat, NpzFormat
-from .arrays import TokenFormat as TokenFormat
+from .arrays import NpyFormat, NpzFormat, TokenFormat as TokenFormat
 from .lines import JsonLinesFormat, PackedJsonLinesFormat
 from .litdata import LitDataFormat as LitDataFormat
 from .mds import MdsFormat
 from .packed import PackedFormat
 from .parquet import ParquetFormat
-from .shard_format import Block as Block
-from .shard_format import Format as Format
-from .shard_format import Sample as Sample
+from .shard_format import Block as Block, Format as Format, Sample as Sample
 from .tar import TarFormat
 
 _PACKED_TAR = re.compile(r"\.(tar\.\w+|tgz|tbz2?|txz|tzst)$")
