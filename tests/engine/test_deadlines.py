@@ -2,12 +2,15 @@
 
 import threading
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.engine.process import process_host, thread_host
+from pipegraph.engine.process.contract import Overdue
 from pipegraph.engine.process.thread_host import _Progress
 from pipegraph.errors import GraphError, StageTimeoutError, StuckWorker
 from pipegraph.testing.outcome import fingerprint
@@ -236,6 +239,45 @@ def test_an_operator_that_cannot_be_opened_says_so():
 
     with pipeline(Closed()).loader() as loader, pytest.raises(OSError, match="no licence"):
         list(loader)
+
+
+def test_the_time_in_which_the_whole_job_is_stopped_counts_for_no_row(monkeypatch):
+    """A stopped job: the wait for half a second ends a hundred seconds later, with the row in work where it was."""
+    now, slept = [0.0], []
+    clock = SimpleNamespace(monotonic=lambda: now[0], monotonic_ns=lambda: int(now[0] * 1e9))
+    monkeypatch.setattr(thread_host, "monotonic", clock.monotonic)
+    monkeypatch.setattr(process_host, "time", clock)
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += 100 if len(slept) == 1 else seconds
+        return False
+
+    class Stopped(threading.Condition):
+        def wait(self, timeout=None):
+            return sleep(timeout)
+
+    helper = thread_host._Helper(None, SimpleNamespace(stage="work", worker=0))
+    helper._condition = Stopped()
+    monkeypatch.setattr(_Progress, "left_s", lambda progress, timeout_s: timeout_s - now[0])
+    with pytest.raises(TimeoutError):
+        helper.answer(0.5)
+    assert slept == pytest.approx([0.5, 0.5])  # overdue after as long with the job running
+
+    now[0] = 0.0
+    slept.clear()
+    overdue = []
+    host = SimpleNamespace(
+        _child=SimpleNamespace(sock=SimpleNamespace(fileno=lambda: 1), sentinel=2),
+        _page=SimpleNamespace(look=lambda: (7, 0, 0)),
+        _poll=SimpleNamespace(poll=lambda ms: sleep(ms / 1000) or []),
+        _wake=3,
+        _overdue=lambda row, member: overdue.append(row) or Overdue(row, ""),
+    )
+    with pytest.raises(Overdue):
+        process_host.ProcessHost._await(host, 0.5)
+    assert overdue == [7]
+    assert slept == pytest.approx([0.5, 0.5])
 
 
 def test_closing_does_not_wait_for_a_deadline(stuck):

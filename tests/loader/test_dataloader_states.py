@@ -96,21 +96,26 @@ def test_a_state_of_before_the_first_pass_has_a_whole_epoch(kind: Any, place: An
     def make() -> pg.DataLoader:
         return pg.DataLoader(kind(), 3, collate_fn=list, **place)
 
+    def delivered(loader: pg.DataLoader) -> list[Any]:
+        rows = flat(loader)
+        # A batch is read by whichever thread is free, so how many its copy had read before is left to chance.
+        return [row[0] for row in rows] if kind is Counts and place.get("workers") == "thread" else rows
+
     loader = make()
     state = json.loads(json.dumps(loader.state_dict()))
-    whole = flat(loader)
+    whole = delivered(loader)
     rows = sorted(row[0] if isinstance(row, tuple) else row for row in whole)
     assert rows == list(range(20))
     again = make()
     again.load_state_dict(state)
-    assert flat(again) == whole
+    assert delivered(again) == whole
     if place["num_workers"] == 0 and kind is not Squares:
         return  # the data set is the caller's own object, which has moved on with the pass
     stopped = make()
     state = stopped.state_dict()
     next(iter(stopped))
     stopped.load_state_dict(state)  # the loader's own, after a part of a pass
-    assert flat(stopped) == whole
+    assert delivered(stopped) == whole
 
 
 def test_a_state_of_before_the_first_pass_asks_no_data_set() -> None:

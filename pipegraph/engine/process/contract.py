@@ -140,3 +140,14 @@ def exit_reason(status: int | None) -> str:
         "SIGABRT": " (native code gave up)",
     }
     return f"was killed by {name}{hints.get(name, '')}"
+
+
+def stopped_s(slept_s: float, asked_s: float) -> float:
+    """Seconds of a wait for which the whole job was stopped (Ctrl-Z, a paused container): no row is late for them.
+
+    Args:
+        slept_s: how long the wait took. One that took far longer than it was asked for was a stop; a busy machine
+            makes it longer by less.
+        asked_s: its timeout.
+    """
+    return slept_s if slept_s > 2 * asked_s + 1 else 0.0

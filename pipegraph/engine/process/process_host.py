@@ -31,7 +31,7 @@ from pipegraph import forks
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process import zygote
-from pipegraph.engine.process.contract import Call, Died, Overdue, exit_reason, same_call
+from pipegraph.engine.process.contract import Call, Died, Overdue, exit_reason, same_call, stopped_s
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.segments import anonymous_file
@@ -259,11 +259,11 @@ class ProcessHost:
         assert self._child is not None
         assert self._page is not None
         sock = self._child.sock.fileno()
-        left_ms: float | None = None
-        if timeout_s is not None:
-            left_ms = timeout_s * 1000
+        left_ms = math.inf if timeout_s is None else timeout_s * 1000
+        without_s = 0.0
         while True:
-            ready = {fd for fd, _ in self._poll.poll(left_ms)}
+            asked_ns = time.monotonic_ns()
+            ready = {fd for fd, _ in self._poll.poll(None if left_ms == math.inf else left_ms)}
             if self._wake in ready:
                 self._next = self._outcome = None  # nobody asks for it any more
                 raise Cancelled
@@ -273,7 +273,9 @@ class ProcessHost:
                 raise self._died()
             assert timeout_s is not None
             row, since_ns, member = self._page.look()
-            spent_s = (time.monotonic_ns() - since_ns) / 1e9
+            now_ns = time.monotonic_ns()
+            without_s += stopped_s((now_ns - asked_ns) / 1e9, left_ms / 1000)
+            spent_s = (now_ns - since_ns) / 1e9 - without_s
             if spent_s >= timeout_s:
                 raise self._overdue(row, member)
             left_ms = max(1.0, (timeout_s - spent_s) * 1000)

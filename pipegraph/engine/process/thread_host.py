@@ -23,7 +23,7 @@ from typing import Any
 
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.process.contract import Call, Overdue
+from pipegraph.engine.process.contract import Call, Overdue, stopped_s
 from pipegraph.engine.process.process_host import GRACE_S
 from pipegraph.engine.process.worker import NOTHING, ProcessWorker
 from pipegraph.errors import StuckWorker
@@ -103,14 +103,17 @@ class _Helper:
             Cancelled: the wait was ended; the call continues.
             TimeoutError: the row in work takes longer than ``timeout_s``.
         """
+        without_s = 0.0
         with self._condition:
             while not self._answer:
                 if self._cancelled:
                     raise Cancelled
-                left_s = self.progress.left_s(timeout_s)
+                left_s = self.progress.left_s(timeout_s) + without_s
                 if left_s <= 0:
                     raise TimeoutError
+                asked_s = monotonic()
                 self._condition.wait(None if left_s == math.inf else left_s)
+                without_s += stopped_s(monotonic() - asked_s, left_s)
             self.busy = False
             return self._answer.pop()
 
