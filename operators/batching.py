@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Number
 from types import CoroutineType
 from typing import Any, final
 
@@ -19,6 +20,7 @@ from pipegraph.global_generators import Draws
 from pipegraph.integers import amount, integer
 from pipegraph.operators.collate import collate as stack, only_fills
 from pipegraph.operators.columns import batch_of, pack
+from pipegraph.operators.padding import Pad
 from pipegraph.parameters import function_name, not_awaited, plain_function
 from pipegraph.tree import map_leaves, own_memory
 
@@ -77,6 +79,15 @@ class Batch(Regroup):
             raise GraphError("Batch: cost and limit go together: Batch(cost=len_of, limit=4096)")
         if collate is not None:
             plain_function(collate, "Batch: collate", "a list of samples")
+        if pad is not None and collate is not None:
+            raise GraphError(
+                "Batch: give pad or collate, not both: pad is for the batches that Batch makes itself"
+            )
+        for value in pad.values() if isinstance(pad, Mapping) else () if pad is None else (pad,):
+            if not isinstance(value, Pad | Number):
+                raise GraphError(
+                    f"Batch: pad must be a number, an ops.Pad, or a mapping from field to one of these, got {value!r}"
+                )
         if cost is not None:
             plain_function(cost, "Batch: cost", "a sample")
             amount(limit, "Batch: limit", refusal=GraphError)

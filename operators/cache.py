@@ -108,8 +108,9 @@ class Cache(Memo):
     It follows a random-access source by one-to-one stages without randomness; a draw from torch's generators shows when
     it is made, and is then an error (in worker processes it does not show). What does not fit into the
     limit is made anew each time; what is in stays in. Entries are known by the stages above: their parameters, and the
-    names and code of their functions, but not what these call, nor what is in the data set. Another data set of
-    the same length, or a change further down in your code, needs another folder.
+    names and code of their functions, with the callable objects that these are, belong to or close over (their public
+    attributes, and a network's weights), but not what else these call, nor what is in the data set. Another data set
+    of the same length, or a change further down in your code, needs another folder.
 
     Args:
         where: ``"memory"`` (of each loader its own), or a folder (shared by processes, kept between runs; values are

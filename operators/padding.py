@@ -44,6 +44,10 @@ class Pad:
                 raise GraphError(
                     f"Pad: {name} must be True, False or the name of a field, got {getattr(self, name)!r}"
                 )
+        if self.mask == self.lengths and isinstance(self.mask, str):
+            raise GraphError(
+                f"Pad: mask and lengths are two fields and need two names, got {self.mask!r} for both"
+            )
         if self.to is not None:
             object.__setattr__(self, "to", integer(self.to, "Pad: to"))
         object.__setattr__(self, "multiple_of", integer(self.multiple_of, "Pad: multiple_of"))

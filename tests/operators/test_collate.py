@@ -197,3 +197,19 @@ def test_nested_tensors_are_refused_with_what_to_do(layout: Any) -> None:
     with pytest.raises(DataError, match="'x': nested tensors cannot be stacked; pad them"):
         collate([{"x": item} for item in items])
     assert batches(items, collate=list) is not None
+
+
+@pytest.mark.parametrize("pad", ["x", [0], {"ids": "x"}, {"ids": None}])
+def test_a_padding_that_is_no_number_is_refused_where_it_is_given(pad: Any) -> None:
+    with pytest.raises(pg.errors.GraphError, match="Batch: pad must be a number, an ops.Pad, or a mapping"):
+        ops.Batch(2, pad=pad)
+
+
+def test_a_padding_is_for_batches_that_batch_makes() -> None:
+    with pytest.raises(pg.errors.GraphError, match="Batch: give pad or collate, not both"):
+        ops.Batch(2, pad=0, collate=list)
+
+
+def test_mask_and_lengths_need_two_names() -> None:
+    with pytest.raises(pg.errors.GraphError, match="need two names, got 'm' for both"):
+        ops.Pad(mask="m", lengths="m")

@@ -50,6 +50,54 @@ def test_a_folder_gives_nothing_that_another_function_of_the_same_name_has_made(
     assert len(list(tmp_path.rglob("*.pgv"))) == files
 
 
+class Times:
+    """A callable with attributes; some are objects, arrays and networks."""
+
+    def __init__(self, by: Any) -> None:
+        self.by = by
+
+    def __call__(self, x: int) -> int:
+        by = self.by
+        while not isinstance(by, int | np.ndarray | torch.nn.Module):
+            by = by[0] if isinstance(by, list) else by.by
+        return x * int(by.weight if isinstance(by, torch.nn.Module) else by)
+
+    def method(self, x: int) -> int:
+        return self(x)
+
+
+def network(weight: int) -> torch.nn.Module:
+    made = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(made.weight, weight)
+    return made
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Times,
+        lambda by: Times(by).method,
+        lambda by: Times([Times(by)]),
+        lambda by: Times(np.array(by)),
+        lambda by: Times(network(by)),
+        lambda by: functools.partial(Times(by)),
+        lambda by: (lambda called: lambda x: called(x))(Times(by)),
+    ],
+    ids=["object", "method", "in a list", "array", "weights", "partial", "closure"],
+)
+def test_a_folder_gives_nothing_that_another_object_has_made(made: Any, tmp_path: Path) -> None:
+    def values(by: int) -> list[int]:
+        graph = pg.Graph("g")
+        graph.add(ops.FromSequence(range(1, 4))).then(made(by), name="made").then(ops.Cache(tmp_path, "1 MB"))
+        with graph.loader() as loader:
+            return list(loader)
+
+    assert values(2) == [2, 4, 6]
+    files = sorted(tmp_path.rglob("*.pgv"))
+    assert values(2) == [2, 4, 6] and sorted(tmp_path.rglob("*.pgv")) == files
+    assert values(3) == [3, 6, 9]
+
+
 def test_a_sample_from_the_cache_has_the_position_of_its_own_epoch_as_its_key() -> None:
     def make() -> pg.Graph:
         graph = pg.Graph("cached", seed=1)

@@ -6,17 +6,14 @@ between pass on untouched, and the cache opens. Nothing else in the engine knows
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
-import inspect
 import json
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Drawn, Memo, Operator, Source
+from pipegraph.engine.stage.function_code import code_of
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import drew
 from pipegraph.planning.plan import Plan, StagePlan, lineage_above
@@ -43,42 +40,8 @@ def upstream_digest(plan: Plan, stage: StagePlan) -> str:
 
 
 def _code_of(operator: Operator | Source) -> str:
-    """What the user's functions do, beside their names: one that was edited makes its values anew.
-
-    What it calls, and objects other than plain values that it closes over, are not looked into.
-    """
-    return "" if isinstance(operator, Source) else "".join(map(_code, operator.functions()))
-
-
-def _code(function: Any) -> str:
-    function = inspect.unwrap(function)
-    while isinstance(function, functools.partial):
-        function = function.func
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return ""
-    bound = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # an empty cell
-            bound.append(cell.cell_contents)
-    return repr((_instructions(code), [each for each in bound if _is_plain(each)]))
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, str | bytes | bool | int | float | complex)
-
-
-def _instructions(code: CodeType) -> list[Any]:
-    return [code.co_code.hex(), code.co_names, [_constant(each) for each in code.co_consts]]
-
-
-def _constant(value: Any) -> Any:
-    if isinstance(value, CodeType):
-        return _instructions(value)
-    # The order of a set's elements differs from process to process.
-    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
+    """What the user's functions do, beside their names: one that was edited makes its values anew."""
+    return "" if isinstance(operator, Source) else "".join(map(code_of, operator.functions()))
 
 
 class _Random:

@@ -1,0 +1,108 @@
+"""What users' functions do, beside their names, as text that is the same in every process. For a Cache's entries."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipegraph.parameters import ENTRIES
+
+PIECE, PIECES = 1 << 14, 64
+"""Arrays of more than a megabyte count by this many pieces of so many bytes: they may be mapped files."""
+
+_PLAIN = str | bytes | bool | int | float | complex | None
+
+
+def code_of(function: Any) -> str:
+    """A function's instructions, and what it carries.
+
+    That is plain values, functions and callable objects among its defaults, in what it closes over and in what
+    ``functools.partial`` has bound, and the object that it belongs to: the code of its class and its public
+    attributes, arrays, tensors and further objects in them too; of a network, its weights. What else it calls, and
+    other objects that it closes over, are not looked into.
+    """
+    return repr(_function(function, {}))
+
+
+def _function(function: Any, seen: dict[int, Any]) -> Any:
+    bound: list[Any] = []
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        bound += [*function.args, *sorted(function.keywords.items())]
+        function = inspect.unwrap(function.func)
+    owner: Any = None
+    if isinstance(function, MethodType):
+        owner, function = function.__self__, function.__func__
+    elif not isinstance(function, FunctionType):
+        owner = function
+    found: list[Any] = []
+    if isinstance(function, FunctionType):
+        bound += [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty cell
+                bound.append(cell.cell_contents)
+        found.append(_instructions(function.__code__))
+    found += [_value(each, seen) for each in bound if callable(each) or _is_plain(each)]
+    return [*found, _value(owner, seen)]
+
+
+def _value(value: Any, seen: dict[int, Any]) -> Any:
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    name = type(value).__qualname__
+    if isinstance(value, type | ModuleType) or inspect.isbuiltin(value) or id(value) in seen:
+        return getattr(value, "__qualname__", name)
+    seen[id(value)] = value  # kept, so that nothing else gets its id
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return [str(value.dtype), value.shape, _hash(np.ascontiguousarray(value).reshape(-1).view(np.uint8))]
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_nested:
+            return name
+        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return [str(value.dtype), tuple(value.shape), _hash(flat.numpy())]
+    if isinstance(value, list | tuple | set | frozenset | dict):
+        if len(value) > ENTRIES:
+            return [name, len(value)]
+        entries = [_value(each, seen) for each in (value.items() if isinstance(value, dict) else value)]
+        return [name, sorted(entries, key=repr) if isinstance(value, set | frozenset) else entries]
+    if isinstance(value, FunctionType | MethodType | functools.partial):
+        return _function(value, seen)
+    kept = getattr(value, "__dict__", {})
+    network = ("_parameters", "_buffers", "_modules") if isinstance(value, torch.nn.Module) else ()
+    methods = [each for each in vars(type(value)).values() if isinstance(each, FunctionType)]
+    return [
+        name,
+        [_instructions(each.__code__) for each in methods],
+        [[key, _value(kept[key], seen)] for key in kept if key in network or not key.startswith("_")],
+    ]
+
+
+def _hash(flat: np.ndarray) -> str:
+    """Of bytes (n,): all of them, or pieces from all over."""
+    found = hashlib.blake2b(digest_size=8)
+    step = max(PIECE, len(flat) // PIECES)
+    for start in range(0, len(flat), step):
+        found.update(flat[start : start + PIECE].tobytes())
+    return found.hexdigest()
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, _PLAIN)
+
+
+def _instructions(code: CodeType) -> list[Any]:
+    return [code.co_code.hex(), code.co_names, [_constant(each) for each in code.co_consts]]
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, CodeType):
+        return _instructions(value)
+    # The order of a set's elements differs from process to process.
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
