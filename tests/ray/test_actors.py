@@ -77,6 +77,23 @@ def test_what_a_function_is_given_may_be_written_to():
     assert items[0]["array"][0] == 0
 
 
+def test_functions_and_samples_may_hold_references_and_handles_of_ray(cluster):
+    @cluster.remote(num_cpus=0)
+    class Names:
+        def of(self, x):
+            return f"n{x}"
+
+    table, names = cluster.put(np.arange(100) ** 2), Names.remote()
+
+    def work(sample):
+        found = cluster.get([table, sample, names.of.remote(int(cluster.get(sample)))])
+        return {"square": int(found[0][found[1]]), "name": found[2], "made": cluster.put(found[1] + 1)}
+
+    with pipeline(work, [cluster.put(x) for x in range(4)]).loader() as loader:
+        found = [(each["square"], each["name"], cluster.get(each["made"])) for each in loader]
+    assert found == [(x * x, f"n{x}", x + 1) for x in range(4)]
+
+
 def test_an_error_arrives_as_itself_with_its_traceback_and_the_samples_before_it():
     def fail(x):
         if x == 7:

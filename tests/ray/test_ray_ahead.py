@@ -149,7 +149,7 @@ class Answers:
 
     def give(self, number, value):
         parcel = actor_host.Parcel((value, {}))
-        self.calls[number - 1].set_result(Received(bytes(parcel._stream), ()))
+        self.calls[number - 1].set_result(Received(bytes(parcel._stream), (), ()))
 
 
 def host_of(actor, *following, timeout_s=0.01):

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipegraph.contracts import Context
-from pipegraph.engine.actors.parcel import Parcel
 from pipegraph.engine.process.pool import judged_member, packing, sealed_as, stand_in
 from pipegraph.engine.process.sealed import cannot_be_sent
 from pipegraph.errors import GraphError, MissingExtraError
@@ -72,8 +71,10 @@ class Cluster:
         self._sealed.clear()
 
 
-def _parcel(run: Sequence[StagePlan]) -> Parcel:
+def _parcel(run: Sequence[StagePlan]) -> Any:
     """The operators of a run of stages."""
+    from pipegraph.engine.actors.parcel import Parcel
+
     try:
         return Parcel([each.operator for each in run])
     except Exception:

@@ -2,16 +2,21 @@
 
 Trees of arrays are pickled as for worker processes. Ray lays the buffers of an object into its store, where the other
 side maps them: they are copied once, by the sender. A large buffer is then read in place, and the object stays in the
-store until the last array made of it is gone.
+store until the last array made of it is gone. References to objects and handles of actors (of a user's function) go
+beside the pickle: only Ray itself can send them, and counts them.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import ray
+from ray.actor import ActorHandle
 
 from pipegraph.engine.process.wire import APART, TreePickler, light_below
 
@@ -26,7 +31,7 @@ class Parcel:
         Exception: it cannot be pickled.
     """
 
-    __slots__ = ("_buffers", "_stream", "nbytes")
+    __slots__ = ("_buffers", "_refs", "_stream", "nbytes")
 
     def __init__(self, value: Any) -> None:
         buffers: list[Any] = []
@@ -38,7 +43,9 @@ class Parcel:
             return False
 
         file = io.BytesIO()
-        TreePickler(file, take).dump(value)
+        pickler = _Pickler(file, take)
+        pickler.dump(value)
+        self._refs = pickler.refs
         self._stream: Any = file.getbuffer()
         self._buffers = buffers
         self.nbytes = self._stream.nbytes + sum([buffer.raw().nbytes for buffer in buffers])
@@ -46,7 +53,34 @@ class Parcel:
     def __reduce__(self) -> tuple[Any, ...]:
         stream = self._stream if self._stream.nbytes >= APART else bytes(self._stream)
         given = stream if isinstance(stream, bytes) else pickle.PickleBuffer(stream)
-        return _received, (given, *self._buffers)
+        return _received, (given, self._refs, *self._buffers)
+
+
+class _Pickler(TreePickler):
+    """Leaves out what only Ray can send."""
+
+    def __init__(self, file: Any, take: Any) -> None:
+        super().__init__(file, take)
+        self.refs: list[Any] = []
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, ray.ObjectRef | ActorHandle):
+            self.refs.append(value)
+            return _of_parcel, (len(self.refs) - 1,)
+        return super().reducer_override(value)
+
+
+class _Opening(threading.local):
+    """What came beside the pickle that this thread reads."""
+
+    refs: Sequence[Any] = ()
+
+
+_opening = _Opening()
+
+
+def _of_parcel(number: int) -> Any:
+    return _opening.refs[number]
 
 
 class Received:
@@ -55,10 +89,11 @@ class Received:
     Nobody else reads it: its arrays may be written to, as those of every backend, though Ray gives them out read-only.
     """
 
-    __slots__ = ("_buffers", "_stream")
+    __slots__ = ("_buffers", "_refs", "_stream")
 
-    def __init__(self, stream: Any, buffers: tuple[Any, ...]) -> None:
+    def __init__(self, stream: Any, refs: Sequence[Any], buffers: tuple[Any, ...]) -> None:
         self._stream = stream
+        self._refs = refs
         self._buffers = buffers
 
     def open(self) -> Any:
@@ -72,13 +107,21 @@ class Received:
         views = [bytearray(span) if span.nbytes < light else memoryview(_writable(span)) for span in spans]
         self._buffers = ()
         del spans
-        return pickle.loads(self._stream, buffers=views)
+        _opening.refs, self._refs = self._refs, ()
+        try:
+            return pickle.loads(self._stream, buffers=views)
+        finally:
+            _opening.refs = ()
 
     def shared(self) -> Any:
         """What was sent, read by many: tensors and small arrays are copied, large arrays are read-only."""
         views = [memoryview(buffer).cast("B") for buffer in self._buffers]
         small = [bytearray(view) if view.nbytes < READ_IN_PLACE else view for view in views]
-        return _Unsealing(io.BytesIO(self._stream), buffers=small).load()
+        _opening.refs = self._refs
+        try:
+            return _Unsealing(io.BytesIO(self._stream), buffers=small).load()
+        finally:
+            _opening.refs = ()
 
 
 READ_IN_PLACE = 1 << 20
@@ -99,8 +142,8 @@ def _own_tensor(buffer: Any, *rest: Any) -> Any:
     return _tensor(bytearray(buffer), *rest)
 
 
-def _received(stream: Any, *buffers: Any) -> Received:
-    return Received(stream, buffers)
+def _received(stream: Any, refs: Sequence[Any], *buffers: Any) -> Received:
+    return Received(stream, refs, buffers)
 
 
 class _Span:
