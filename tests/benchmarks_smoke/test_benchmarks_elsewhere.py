@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import select
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -89,17 +90,30 @@ def ended(process: int) -> bool:
         os.close(handle)
 
 
-def test_a_child_that_hangs_is_ended_with_its_processes(elsewhere: Any, tmp_path: Path) -> None:
+def test_a_child_that_hangs_is_ended_with_its_processes(
+    elsewhere: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     noted = tmp_path / "pid"
+    os.mkfifo(noted)
+    workers: list[int] = []
+    communicate = subprocess.Popen.communicate
+
+    def when_it_hangs(child: Any, timeout: float | None = None) -> Any:
+        if timeout is not None:
+            workers.append(int(noted.read_text()))  # blocks until the child is there
+            timeout = 0.01
+        return communicate(child, timeout=timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", when_it_hangs)
     program = (
         "import subprocess, sys, threading\n"
         "worker = subprocess.Popen([sys.executable, '-c', 'import threading; threading.Event().wait()'])\n"
-        f"open({str(noted)!r}, 'w').write(str(worker.pid))\n"
+        f"with open({str(noted)!r}, 'w') as file: file.write(str(worker.pid))\n"
         "threading.Event().wait()"
     )
     with pytest.raises(RuntimeError, match="not done after 3 s"):
         elsewhere.ask([sys.executable, "-c", program], limit_s=3)
-    assert ended(int(noted.read_text()))
+    assert ended(workers[0])
 
 
 def test_peers_of_another_environment_run_there_behind_a_yardstick(
