@@ -39,7 +39,10 @@ def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIPEGRAPH_CACHE", str(tmp_path / "made"))
 
 
-register_format(TokenFormat("uint16", window=64))
+@pytest.fixture(autouse=True)
+def tokens_have_a_type(formats_of_its_own: None) -> None:
+    """The suffix ``.bin`` says nothing of what it holds."""
+    register_format(TokenFormat("uint16", window=64))
 
 
 def write_part(path: Path, part: int, samples: int) -> None:

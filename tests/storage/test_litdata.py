@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, ShardError
-from pipegraph.storage.formats import LitDataFormat, format_of, register_format
+from pipegraph.storage.formats import LitDataFormat, format_of
 from pipegraph.storage.shard_files import BytesFile, LocalFile
 
 LEAF = {"type": None, "context": None, "children_spec": []}
@@ -136,7 +136,6 @@ def test_a_folder_with_its_index_is_read_as_it_is(tmp_path: Path) -> None:
         made.add(ops.ShardSelect(tmp_path)).then(ops.Load()).then(ops.Batch(4))
         return made
 
-    register_format(LitDataFormat())  # another test may have registered tokens
     pg.testing.assert_resumes_exactly(graph)
     with graph().loader() as loader:
         assert list(range(15)) == sorted(label for batch in loader for label in batch["label"].tolist())
