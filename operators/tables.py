@@ -217,8 +217,10 @@ class FromTokens(OrderedSource):
             or self._tokens.ndim != 1
             or self._tokens.dtype.kind not in "iu"
         ):
-            shown = getattr(self._tokens, "dtype", type(self._tokens).__name__)
-            raise GraphError(f"FromTokens: a one-dimensional array of integers is needed, got {shown}")
+            shown = type(self._tokens).__name__
+            if isinstance(self._tokens, np.ndarray):
+                shown = f"one of {self._tokens.dtype} and shape {self._tokens.shape}"
+            raise GraphError(f"FromTokens: a one-dimensional NumPy array of integers is needed, got {shown}")
         if len(self._tokens) < window:
             raise GraphError(f"FromTokens: {len(self._tokens)} tokens hold no window of {window}")
 

@@ -456,6 +456,12 @@ class Loader(Closing):
         if self._finalizer is not None:
             self._finalizer.detach()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Loader belongs to the process that made it and cannot be copied or sent to another; send the graph, and "
+            "call graph.loader() there"
+        )
+
     def __repr__(self) -> str:
         state = "closed" if self._closed else "running" if self._running() is not None else "waiting"
         return f"<Loader {self._graph.name}: {state}, epoch {self.epoch}, {self._progress.items} delivered>"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import os
 import select
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -187,6 +190,23 @@ def test_a_death_reads_as_torchs(end: Any, message: str) -> None:
 
     with pytest.raises(RuntimeError, match=message):
         list(pg.DataLoader(Dies(None), num_workers=1))
+
+
+def test_a_pass_that_a_death_has_ended_is_gone_with_its_error() -> None:
+    class Dies(Holds):
+        def __getitem__(self, index: int) -> int:
+            os._exit(3)
+
+    passing = iter(pg.DataLoader(Dies(None), num_workers=1))
+    held = weakref.ref(passing)
+    gc.disable()  # it must not take the collector to end its workers
+    try:
+        with contextlib.suppress(RuntimeError):
+            next(passing)
+        del passing
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_too_many_open_files_says_what_to_do() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import json
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -239,3 +241,11 @@ def test_the_end_of_one_loader_is_not_the_end_of_another_that_waits_at_the_same_
         other.close()
         gate.release_all()
         assert list(passing) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_loader_is_not_copied_and_says_what_is(copied: Any) -> None:
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(3)))
+    with graph.loader() as loader, pytest.raises(TypeError, match="send the graph, and call graph.loader"):
+        copied(loader)

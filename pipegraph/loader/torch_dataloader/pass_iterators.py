@@ -223,9 +223,12 @@ class Pipelined(_BaseDataLoaderIter):
             raise
         except Exception as error:
             reworded = self._as_torch_says(error)
-            if reworded is error:
-                raise
-            raise reworded from error
+            try:
+                if reworded is error:
+                    raise
+                raise reworded from error
+            finally:
+                del reworded  # its traceback leads to this frame, which holds the workers
         if self._indexed:
             self._draw()
         if data.__class__ is Stateful:
