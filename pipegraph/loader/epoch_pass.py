@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -285,9 +286,10 @@ class Pass:
         self._run.cancel()
         self._runtime.pass_totals.end()
 
-    def __del__(self) -> None:
-        # After a break. Only flags of its own: the garbage collector may call this in any thread.
-        if not self.over:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # After a break. Only flags of its own: the garbage collector may call this in any thread. An interpreter that
+        # ends may have cleared the modules already, and nobody looks any more.
+        if not finalizing() and not self.over:
             self.end("it was left")
             self._interval.leave()
 

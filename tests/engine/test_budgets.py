@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 from itertools import islice
 
 import pytest
@@ -52,6 +53,22 @@ def test_a_share_that_was_kept_to_passes_at_the_end(placement):
 def test_a_share_of_one_is_all_of_them(placement):
     got, error, _ = collect(make(breaks(*range(150)), 200, on_error=pg.Skip(1.0), **placement))
     assert error is None and len(got) == 50
+
+
+def test_a_failure_that_is_overtaken_by_later_ones_is_no_larger_share():
+    others = threading.Event()
+
+    def work(x):
+        if x == 120:
+            others.wait()
+        if x == 121:
+            others.set()
+        raise ValueError(x)
+
+    stage = {"workers": 2, "capacity": 2, "ordered": False}
+    got, error, loader = collect(make(work, 200, on_error=pg.Skip(1.0), **stage))
+    assert (got, error) == ([], None)
+    assert len(loader.profile().quarantined) == 200
 
 
 def test_a_count_is_an_int_and_a_share_is_a_float_of_at_most_one():

@@ -73,6 +73,11 @@ class Book:
         return self._failed_before + len(self._ordinals)
 
     @property
+    def last_failed(self) -> int:
+        """The ordinal of the last item that failed in this run, or 0."""
+        return self._ordinals[-1] if self._ordinals else 0
+
+    @property
     def items(self) -> int:
         """How many items came in, in earlier runs too."""
         return self._came[-1][1] if self._came else self._passed

@@ -210,8 +210,10 @@ class Failures:
         stage.sender.wait_turn(worker.ticket)
         ledger = stage.run.ledger
         with stage.judging:
-            items = stage.ordinals.of(worker.ticket, chunk, row)
+            ordinal = stage.ordinals.of(worker.ticket, chunk, row)
             failed = ledger.failed(name, chunk.epoch) + 1
+            # In completion order later items may have failed before: they count among the items too.
+            items = max(ordinal, ledger.last_failed(name, chunk.epoch))
             if exceeded(self.final.budget, failed, items):
                 note(
                     error,
@@ -224,7 +226,7 @@ class Failures:
                 (row, Quarantined(key, row[1], chunk.epoch, name, what))
                 for key, row in zip(chunk.keys, chunk.lineages, strict=True)
             ]
-            first = ledger.add(name, chunk.epoch, items, lost)
+            first = ledger.add(name, chunk.epoch, ordinal, lost)
         if first:
             became = "was left out" if isinstance(self.final, Skip) else "was replaced"
             log.warning(

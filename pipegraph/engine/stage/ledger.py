@@ -135,6 +135,12 @@ class Ledger:
             book = self._books.get((stage, epoch))
             return book.failed if book is not None else self._base.get((stage, epoch), (0, 0))[0]
 
+    def last_failed(self, stage: str, epoch: int) -> int:
+        """The ordinal of the last of them that failed in this run, or 0."""
+        with self._lock:
+            book = self._books.get((stage, epoch))
+            return 0 if book is None else book.last_failed
+
     def add(self, stage: str, epoch: int, ordinal: int, lost: Sequence[tuple[Lineage, Quarantined]]) -> bool:
         """Record one failing item (a whole batch has an entry per sample); says whether it is the stage's first.
 
