@@ -17,7 +17,6 @@ from pipegraph.device.backend import (
     normalised as normalised,
     slots_on as slots_on,
 )
-from pipegraph.device.chaos import Chaos as Chaos, poison as poison
 from pipegraph.device.copy import copy_tree as copy_tree, sent as sent
 from pipegraph.device.cpu import CpuBackend as CpuBackend
 from pipegraph.device.scattered import Scattered as Scattered

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from pipegraph.device.backend import Backend, DeviceFacts, Event, MemoryKind, Slot, Stream
-from pipegraph.device.chaos import Chaos
 from pipegraph.device.threads import start_thread
 from pipegraph.errors import DeviceError
 
@@ -91,7 +91,7 @@ class _Item:
 class _Fifo:
     """The queue and thread of one stream; knows nothing of the stream object, so that can be collected."""
 
-    def __init__(self, name: str, chaos: Chaos | None) -> None:
+    def __init__(self, name: str, chaos: Any) -> None:
         self._name = name
         self._chaos = chaos
         # Re-entrant: `retire` may be called by the garbage collector inside `put`.
@@ -234,7 +234,7 @@ def _cpu_event(event: Event | None) -> CpuEvent:
 class CpuStream(Stream):
     """A FIFO thread, started with the first work, ended by the backend's ``close`` or when collected."""
 
-    def __init__(self, slot: Slot, name: str, chaos: Chaos | None = None) -> None:
+    def __init__(self, slot: Slot, name: str, chaos: Any = None) -> None:
         self.slot = slot
         self.name = name
         self._fifo = _Fifo(name, chaos)
@@ -306,12 +306,12 @@ class CpuBackend(Backend):
     """Streams and memory of the CPU.
 
     Args:
-        chaos: an adversary for tests: late work, poisoned memory.
+        chaos: an adversary for tests (``tests/support/chaos.py``): late work, poisoned memory.
     """
 
     device = _CPU
 
-    def __init__(self, chaos: Chaos | None = None) -> None:
+    def __init__(self, chaos: Any = None) -> None:
         self._chaos = chaos
         self._lock = threading.Lock()
         self._streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from chaos import Chaos
 
-from pipegraph.device import Chaos, CpuBackend, Scattered, Slot, backend_for, copy_tree
+from pipegraph.device import CpuBackend, Scattered, Slot, backend_for, copy_tree
 
 CPU = torch.device("cpu")
 

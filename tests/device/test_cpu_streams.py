@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from chaos import Chaos
 
-from pipegraph.device import Backend, Chaos, CpuBackend, Slot, backend_for, slots_on
+from pipegraph.device import Backend, CpuBackend, Slot, backend_for, slots_on
 from pipegraph.errors import DeviceError
 
 CPU = torch.device("cpu")

@@ -10,11 +10,11 @@ import threading
 import numpy as np
 import pytest
 import torch
+from chaos import Chaos
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.device import CpuBackend, Scattered
-from pipegraph.device.chaos import Chaos
 from pipegraph.device.slabs import SlabRing
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from chaos import Chaos
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
 from pipegraph.device import CpuBackend, Slot
-from pipegraph.device.chaos import Chaos
 from pipegraph.device.packed_copy import pack, pack_behind, places_for, room_behind
 from pipegraph.device.slabs import SlabRing, aligned, pageable, power_of_two, slabs_together
 

@@ -5,6 +5,7 @@ import logging
 import threading
 
 import pytest
+from channel_states import wait_until
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -51,7 +52,7 @@ def test_percentiles_and_channels_are_in_the_profile():
     never = threading.Event()
 
     def work(x):
-        loader._runtime.run.terminal.wait_until(lambda stats: stats.getters_waiting == 1)
+        wait_until(loader._runtime.run.terminal, lambda stats: stats.getters_waiting == 1)
         never.wait(0.004)  # from here on the consumer waits, too
         return x
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from chaos import Chaos
 from torch import nn
 
-from pipegraph.device import Chaos, CpuBackend, DeviceFacts, Scattered
+from pipegraph.device import CpuBackend, DeviceFacts, Scattered
 from pipegraph.errors import PipegraphWarning, ReplicaError
 from pipegraph.replicas import ReplicaExecutor
 from pipegraph.replicas.replica_streams import warn_if_unequal

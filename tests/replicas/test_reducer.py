@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from chaos import Chaos
 from hypothesis import given, strategies as st
 from torch import nn
 
-from pipegraph.device import Chaos, CpuBackend, backend_for, slots_on
+from pipegraph.device import CpuBackend, backend_for, slots_on
 from pipegraph.replicas import replica_streams
 from pipegraph.replicas.buckets import ParameterFacts, deal_owners, plan_buckets
 from pipegraph.replicas.reduce_streams import LiveBucket, ReduceStreams
