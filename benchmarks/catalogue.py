@@ -111,6 +111,15 @@ SET = (
         goals=(Goal(2.5, FULL_DECODE),),
     ),
     Entry(
+        "resume",
+        "what continuing in mid-epoch costs",
+        "resume",
+        goals=(
+            Goal(20, ("DataLoader, batches drawn again",), "cpu_s_per_unit", "pipegraph, threads"),
+            Goal(1, measure="cpu_s_per_unit", ours="pipegraph, threads"),
+        ),
+    ),
+    Entry(
         "memory_peak",
         "peak memory of all processes",
         "memory_peak",

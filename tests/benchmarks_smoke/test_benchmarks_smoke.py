@@ -29,6 +29,7 @@ PEERS += (
     "autotune_images.py",
     "measuring_overhead.py",
     "report.py",
+    "resume.py",
     "run_all.py",
     "small_rows.py",
     "start_up.py",

@@ -46,7 +46,7 @@ def test_every_figure_is_in_the_record_that_is_named(table):
 
 
 FIRST_TABLE = {
-    "2026-11-20-image_recipe.jsonl": (
+    "2026-11-21-image_recipe.jsonl": (
         (),
         "cpu_s_per_unit",
         1e3,
@@ -57,6 +57,12 @@ FIRST_TABLE = {
         "cpu_s_per_unit",
         1e3,
         ("pipegraph, auto", "DALI", "DataLoader, OpenCV"),
+    ),
+    "2026-11-21-resume.jsonl": (
+        (),
+        "cpu_s_per_unit",
+        1e3,
+        ("pipegraph, threads", "torchdata.nodes, threads", "DataLoader, batches drawn again"),
     ),
     "2026-11-20-memory_peak.jsonl": (
         ("4 workers",),
