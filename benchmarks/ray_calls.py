@@ -99,7 +99,7 @@ def main() -> None:
                 Contestant(OURS, partial(ours, nbytes), warm, timed),
             ]
             harness.compare(
-                f"ray_calls {size}",
+                f"ray_calls_{size.replace(' ', '').lower()}",
                 f"batches of {size} from {ACTORS} actors: >= 0.9 of bare actor calls",
                 {"bytes": nbytes, "actors": ACTORS, "at_once": AT_ONCE},
                 contestants,

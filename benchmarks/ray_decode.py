@@ -148,10 +148,11 @@ def main() -> None:
         Contestant(OURS, partial(ours, paths), WARM, TIMED),
         Contestant(LIMIT, partial(limit, paths), WARM, TIMED),
     ]
+    configuration = {"actors": ACTORS, "batch": BATCH, "size": SIZE, "images": len(paths)}
     harness.compare(
         "ray_decode",
         f"decode in {ACTORS} workers of Ray: >= 1.2 of iter_torch_batches, memory beside",
-        {"actors": ACTORS, "batch": BATCH, "size": SIZE, "images": len(paths)},
+        configuration,
         contestants,
         check,
         [TASKS, POOL],
@@ -161,6 +162,10 @@ def main() -> None:
     shown = harness.chosen(contestants[:3], options.only)
     added = {each.name: added_mb(each, alone_mb) for each in shown}
     print("added memory, MB:", json.dumps(added))
+    if not options.no_record:
+        rows = {name: {"added_mb": harness.spread([mb]).to_dict()} for name, mb in added.items()}
+        claim = "memory that each adds to the cluster alone while it works"
+        harness.record("ray_decode_memory", claim, configuration, {"contestants": rows, "missing": {}})
 
 
 if __name__ == "__main__":

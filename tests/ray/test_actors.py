@@ -260,6 +260,31 @@ def test_no_rank_waits_for_anothers_stragglers_and_each_sample_is_made_once(tmp_
         assert [*found, *straggler] == list(range(1, 20, 2))
 
 
+def test_actors_have_their_stages_environment():
+    graph = pipeline(
+        lambda x: os.environ["OF_THE_STAGE"], range(2), runtime_env={"env_vars": {"OF_THE_STAGE": "yes"}}
+    )
+    with graph.loader() as loader:
+        assert list(loader) == ["yes", "yes"]
+
+
+def test_two_loaders_of_one_graph_at_once():
+    graph = pipeline(lambda x: 2 * x, workers=1)
+    with graph.loader() as one, graph.loader() as other:
+        assert list(zip(one, other, strict=True)) == [(2 * x, 2 * x) for x in range(20)]
+
+
+def test_ctrl_c_ends_the_pass_and_leaves_no_actor(live_actors):
+    def interrupted():
+        with pipeline(lambda x: x).loader() as loader:
+            next(iter(loader))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not live_actors()
+
+
 def test_a_broken_off_pass_and_the_next_one():
     with pipeline(lambda x: x).loader(epochs=2) as loader:
         for x in loader:
