@@ -161,6 +161,9 @@ class Order(abc.ABC):
 
         Args:
             positions: an array, a number, or a sequence of numbers.
+
+        Raises:
+            GraphError: ``positions`` are no integers, the layout has no samples, or a seed or epoch is negative.
         """
         check_seed(seed, epoch)
         positions = _integers(positions, f"{self!r}: positions")
@@ -183,6 +186,9 @@ class Order(abc.ABC):
 
         Args:
             attempt: >= 0; each one draws anew.
+
+        Raises:
+            GraphError: ``position`` is negative, or the layout has no samples.
         """
         check_seed(seed, epoch)
         total = self._total(layout)

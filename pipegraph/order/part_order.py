@@ -91,6 +91,9 @@ class PartOrder(Order):
 
         Args:
             parts: how many parts there are.
+
+        Raises:
+            GraphError: ``parts`` is negative, or ``rank`` is not within 0..world_size-1.
         """
         check_seed(seed, epoch)
         check_rank(rank, world_size)

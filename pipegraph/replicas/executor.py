@@ -255,7 +255,11 @@ class ReplicaExecutor(Closing):
 
     @property
     def optimizer(self) -> JointOptimizer:
-        """The replicas' optimizers as one: schedulers attach to it, and what is done to it is done to all."""
+        """The replicas' optimizers as one: schedulers attach to it, and what is done to it is done to all.
+
+        Raises:
+            ReplicaError: the executor was built without ``optimizer=``, or with one that gave several.
+        """
         if len(self.optimizers) != 1:
             raise ReplicaError(
                 f"optimizer= made {len(self.optimizers)} optimizers: use executor.optimizers"

@@ -89,6 +89,7 @@ class NodeCache(Closing):
 
     @property
     def stats(self) -> CacheStats:
+        """What this handle has found, fetched and evicted so far; thread-safe."""
         with self._lock:
             return replace(self._stats, evicted=self._space.evicted)
 

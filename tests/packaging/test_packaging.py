@@ -260,3 +260,41 @@ def test_every_exported_name_is_there(name):
 
     assert getattr(pipegraph, name) is not None
     assert name in dir(pipegraph)
+
+
+def test_public_docstrings_say_what_is_raised():
+    """Of classes, of their methods with a docstring, and of functions: those that raise by themselves."""
+    import inspect
+
+    import pipegraph
+
+    def raising(function):
+        source = inspect.getsource(inspect.unwrap(function))
+        return re.search(r"^\s+raise (?!NotImplementedError)\w", source, re.M)
+
+    silent = []
+    entries = re.split(r"^`from pipegraph import .*$", API, flags=re.M)
+    spaces = (pipegraph, pipegraph.operators, pipegraph.testing, pipegraph.order)
+    for space, table in zip(spaces, entries, strict=True):
+        for name in documented(table):
+            public = getattr(space, name)
+            if inspect.isfunction(public):
+                found = {name: (public, public.__doc__)}
+            elif not inspect.isclass(public) or not public.__module__.startswith("pipegraph."):
+                continue
+            else:
+                made = vars(public).get("__init__"), vars(public).get("__post_init__")
+                found = {f"{name}()": (each, public.__doc__) for each in made if inspect.isfunction(each)}
+                for method, value in vars(public).items():
+                    value = value.fget if isinstance(value, property) else value
+                    if inspect.isfunction(value) and not method.startswith("_") and value.__doc__:
+                        found[f"{name}.{method}"] = value, value.__doc__
+            silent += [
+                what
+                for what, (function, text) in found.items()
+                if function.__module__.startswith("pipegraph")
+                and "<" not in function.__code__.co_filename
+                and raising(function)
+                and "Raises" not in (text or "")
+            ]
+    assert silent == ["Loader()"]  # made by graph.loader(), which says it
