@@ -331,10 +331,11 @@ def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
     if all(tensor.shape == shape for tensor in tensors):
         try:
             return torch.stack(tensors)
-        except RuntimeError as error:  # of a sparse layout other than COO
+        except RuntimeError as error:  # of sparse layouts other than COO, and of several layouts
+            layouts = " and ".join(sorted({str(tensor.layout) for tensor in tensors}))
             raise DataError(
-                f"{_where(field)}: tensors of layout {tensors[0].layout} cannot be stacked; make them dense "
-                "(to_dense) or COO (to_sparse) before Batch, or use Batch(..., collate=list)"
+                f"{_where(field)}: tensors of layout {layouts} cannot be stacked; make all of them dense (to_dense) "
+                "or COO (to_sparse) before Batch, or use Batch(..., collate=list)"
             ) from error
     if pad is None or any(tensor.dim() != len(shape) for tensor in tensors):
         odd = next(tensor.shape for tensor in tensors if tensor.shape != shape)

@@ -183,9 +183,11 @@ def test_sparse_tensors_make_batches_however_they_come():
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_what_torch_cannot_stack_is_refused_with_what_to_do() -> None:
     with pytest.raises(
-        DataError, match=r"'x': tensors of layout torch.sparse_csr cannot be stacked; make them"
+        DataError, match=r"'x': tensors of layout torch.sparse_csr cannot be stacked; make all"
     ):
         collate([{"x": torch.eye(2).to_sparse_csr()}] * 2)
+    with pytest.raises(DataError, match="'x': tensors of layout torch.sparse_coo and torch.strided cannot"):
+        collate([{"x": torch.ones(2)}, {"x": torch.ones(2).to_sparse()}])
     with pytest.raises(DataError, match=r"'x': int cannot be made a tensor \(.*too large"):
         collate([{"x": 2**70}] * 2)
 

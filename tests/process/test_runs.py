@@ -252,6 +252,25 @@ def test_an_operator_that_cannot_be_sent_is_named():
         chunks(pipeline(add_key, lambda x: lock))
 
 
+def test_what_cannot_be_sent_is_named_by_the_shortest_way_to_it():
+    import threading
+
+    class Data:
+        def __init__(self):
+            self.me, self.lock = self, threading.Lock()
+
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            return index
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(Data()), backend="process")
+    with pytest.raises(GraphError, match=r"process: FromSequence\.dataset\.lock \(a lock\): "):
+        chunks(graph)
+
+
 def test_a_result_that_cannot_be_sent_leaves_the_others_alone():
     def odd(sample):
         return (y for y in ()) if sample["x"] == 3 else sample["x"]

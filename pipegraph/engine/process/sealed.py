@@ -82,14 +82,18 @@ def unseal(fd: int, spans: list[tuple[int, int]]) -> Any:
 
 def _culprit(value: Any, error: Exception) -> str:
     """Which attribute cannot be pickled, on the way down from ``value``."""
-    path, seen = type(value).__name__, 0
-    while seen < 8:
-        seen += 1
+    if type(value) is list and len(value) == 1:  # the operators that run together
+        value = value[0]
+    path, passed = type(value).__name__, [value]
+    while len(passed) <= 8:
         for name, inner in _inside(value):
+            if any(inner is each for each in passed):
+                continue  # it refers to itself
             try:
                 TreePickler(io.BytesIO(), lambda buffer: False).dump(inner)
             except Exception as why:
                 path, value, error = f"{path}{name}", inner, why
+                passed.append(inner)
                 break
         else:
             break
