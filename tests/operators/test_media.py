@@ -1,6 +1,5 @@
 """``DecodeVideo`` and ``DecodeAudio``: which frames and samples, exact resume, hostile files."""
 
-import importlib.util
 import sys
 
 import pytest
@@ -14,23 +13,20 @@ from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
-def usable():
-    if importlib.util.find_spec("torchcodec") is None:
-        return False
+@pytest.fixture(scope="module")
+def ffmpeg():
+    """Asked for by the tests that need it: the import takes seconds, and not every test process runs these."""
     try:
         import torchcodec  # noqa: F401
-    except (OSError, RuntimeError):
-        return False
-    return True
+    except (ImportError, OSError, RuntimeError):
+        pytest.skip("torchcodec finds no FFmpeg libraries here: apt-get install ffmpeg")
 
 
-needs_ffmpeg = pytest.mark.skipif(
-    not usable(), reason="torchcodec finds no FFmpeg libraries here: apt-get install ffmpeg"
-)
+needs_ffmpeg = pytest.mark.usefixtures("ffmpeg")
 
 
 @pytest.fixture(scope="module")
-def video():
+def video(ffmpeg):
     """20 frames at 10 per second, each of one grey level: 12 times its number."""
     from torchcodec.encoders import VideoEncoder
 
@@ -41,7 +37,7 @@ def video():
 
 
 @pytest.fixture(scope="module")
-def audio():
+def audio(ffmpeg):
     """One second of a ramp from 0 to 0.5, at 8,000 per second."""
     from torchcodec.encoders import AudioEncoder
 

@@ -293,7 +293,7 @@ def test_files_are_read_in_turn_and_closed():
 @pytest.mark.parametrize("cycle", [1, 2, 9])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_interleaving_resumes_exactly(cycle, shuffle):
-    assert_resumes_exactly(interleaved(cycle=cycle, shuffle=shuffle))
+    assert_resumes_exactly(interleaved(cycle=cycle, shuffle=shuffle), epochs=2 if cycle == 2 else 1)
     assert_resumes_exactly(interleaved(files=(30, 0, 70, 11), cycle=cycle, shuffle=shuffle), epochs=1)
 
 

@@ -126,7 +126,8 @@ def test_the_sdist_holds_the_operators(built):
         assert module.replace("pipegraph/operators/", "operators/") in names, module
 
 
-@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+# The wheel was made from the sdist: that pip makes the same of it is left to the slow tests.
+@pytest.mark.parametrize("kind", ["wheel", pytest.param("sdist", marks=pytest.mark.slow)])
 def test_what_pip_installs_works(built, tmp_path, kind, programs):
     install = (
         "-m",
