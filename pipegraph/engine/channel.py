@@ -318,7 +318,7 @@ class Channel:
 
     def _pop(self, rows: int | None) -> tuple[int, Any]:
         ticket = self._tickets
-        item = self._contents.pop(rows, self.share)
+        item = self._contents.pop(rows, self.share, self.readers > 1)
         self._gets += item.count if item.__class__ is Bundle else 1
         self._tickets += 1
         if self.on_take is not None:

@@ -93,10 +93,13 @@ class Contents:
         self.ready += released
         return released
 
-    def pop(self, rows: int | None, share: Callable[[Any], None]) -> Any:
-        """Take the first item, or at most so many of its samples; ``share``: called with the buffers of what is left.
+    def pop(self, rows: int | None, share: Callable[[Any], None], evenly: bool = False) -> Any:
+        """Take the first item, or at most so many of its samples.
 
-        The samples that a bundle has left are dealt in even parts: of 64, 55 and 9 would keep one of two workers idle.
+        Args:
+            share: called with the buffers of what is left of a bundle.
+            evenly: whether to take no more than leaves parts of one size: of 64, 55 and 9 would keep one of two workers
+                idle.
         """
         item = self.ready[0]
         if item.__class__ is not Bundle:
@@ -105,7 +108,10 @@ class Contents:
             return self.ready.popleft()
         offset, count = self.offset, item.count
         left = count - offset
-        taken = left if rows is None or rows >= left else -(-left // -(-left // rows))
+        taken = left if rows is None or rows >= left else rows
+        if evenly and taken < left:
+            parts = -(-left // taken)
+            taken = -(-left // parts)
         if taken == left:
             self.ready.popleft()
             self.offset = 0
