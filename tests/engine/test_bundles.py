@@ -127,10 +127,12 @@ def test_a_slow_stage_takes_few_of_the_rows_that_came_together():
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected"), [(55, [32, 32]), (30, [22, 21, 21]), (64, [64]), (1, [1] * 64)]
+    ("readers", "rows", "expected"),
+    [(2, 55, [32, 32]), (2, 30, [22, 21, 21]), (2, 64, [64]), (2, 1, [1] * 64), (1, 55, [55, 9])],
 )
-def test_what_a_bundle_holds_is_dealt_in_even_parts(rows, expected):
+def test_what_a_bundle_holds_is_dealt_evenly_among_several_readers(readers, rows, expected):
     channel = Channel(64, bundle_rows=64)
+    channel.set_readers(readers)
     channel.put(bundle(64))
     assert [channel.take(rows)[1].count for _ in expected] == expected
     assert channel.stats().depth == 0
