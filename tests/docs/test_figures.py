@@ -62,7 +62,7 @@ FIRST_TABLE = {
         (),
         "cpu_s_per_unit",
         1e3,
-        ("pipegraph, threads", "torchdata.nodes, threads", "DataLoader, batches drawn again"),
+        ("pipegraph, threads", "Grain", "DataLoader, batches drawn again"),
     ),
     "2026-11-20-memory_peak.jsonl": (
         ("4 workers",),
