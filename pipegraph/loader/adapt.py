@@ -320,10 +320,9 @@ class _Carry:
         inner, marks = kept if marked and isinstance(kept, tuple) else (kept, 0)
         if kind == "unknown":
             made = inner  # it was taken apart, so it is as it was
-        elif ups[0] is None:
-            made = None  # not begin_at(None), behind which marks that passed before the first group would lie
         elif inner is None or changed:
-            made = operator.begin_at(ups[0])
+            # At the start not begin_at(None), behind which marks that passed before the first group would lie.
+            made = None if ups[0] is None else operator.begin_at(ups[0])
         elif kind == "part":
             end = len(inner) if stop is None else stop
             made = (*inner[:start], ups[0], *inner[end:])

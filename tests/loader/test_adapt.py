@@ -307,6 +307,20 @@ def test_a_window_that_only_marks_have_passed_restarts_where_its_two_readers_sta
             assert found == expected if ordered else sorted(found) == sorted(expected)
 
 
+def test_the_first_window_continues_behind_a_bucket_whose_first_group_is_open():
+    def make(*names):
+        stages = [(name, same) for name in names]
+        return chain(
+            *stages, ("bucket", ops.Bucket(lambda x: x % 5, [1, 3], size=1)), ("window", ops.Shuffle(2))
+        )
+
+    with make()().loader() as loader:
+        expected = list(loader)
+    for steps in (1, 2, 3, 7):
+        head, state = saved(make("extra"), steps)
+        assert head + rest(make(), state, ["extra"]) == expected
+
+
 def test_every_rank_of_an_elastic_graph_resumes_at_another_size_with_a_changed_function():
     def make(function):
         return chain(("f", function), ("batch", ops.Batch(2, collate=list)))
