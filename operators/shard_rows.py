@@ -23,6 +23,9 @@ from pipegraph.storage import LocalParts, Part, ShardFile, open_block
 from pipegraph.storage.formats import Block, Format, format_of
 from pipegraph.storage.parts import is_url
 
+BLOCKS = 1024
+"""Blocks of which a worker knows where each sample lies: more than an order has open at once (240 by default)."""
+
 Place = tuple[Part, Block, int | None, int]
 """A part, a block of it with its CRC-32C, and the number of a sample in that."""
 
@@ -139,4 +142,6 @@ class ShardRows(OrderedSource):
                 file.close()
                 raise
             self._blocks[key] = file, samples
+            if len(self._blocks) > BLOCKS:
+                self._blocks.pop(next(iter(self._blocks)))[0].close()  # the one opened longest ago
         return dict(self._blocks[key][1][index])

@@ -5,6 +5,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import ChecksumError
+from pipegraph.operators import shard_rows
 from pipegraph.operators.shard_rows import ShardRows
 from pipegraph.testing.outcome import run_pass
 
@@ -37,6 +38,23 @@ def test_workers_read_what_the_trainer_would_in_the_same_order(write_shards, mak
         )
         with here.loader() as loader:
             assert run_pass(loader) == found
+
+
+def test_a_worker_keeps_few_blocks_at_hand(write_shards, monkeypatch):
+    folder = write_shards("tar")
+    plan = shards(folder).graph.plan()
+    source = plan.stages["shards"].operator
+    with as_planned(shards(folder).then(ops.Batch(4)).graph).loader() as loader:
+        expected = [sample for batch in loader for sample in batch["key"]]
+    monkeypatch.setattr(shard_rows, "BLOCKS", 1)
+    source.open(pg.Context("shards", seed=3))
+    source.begin_run(0, ())
+    found, most = [], 0
+    for position in source.positions(0, 0, 1, 0):
+        found.append(source.read(position, 0)["key"])
+        most = max(most, len(source._blocks))
+    source.close()
+    assert (found, most) == (expected, 1)
 
 
 def test_states_of_both_are_of_the_same_graph(write_shards):
