@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from graphlib import CycleError, TopologicalSorter
 
 from pipegraph.contracts import STATE_METHODS, FanIn, FanOut, Memo, Operator, Source
 from pipegraph.errors import GraphError
@@ -87,26 +86,10 @@ def _output_edge(graph: Graph, output: Node | str | None) -> Edge:
 
 def _ancestors(graph: Graph, output: Edge) -> list[str]:
     """The stages that run, in topological order: the order they were added in, which puts every upstream first."""
-    needed: set[str] = set()
-    waiting = [output.stage]
-    while waiting:
-        name = waiting.pop()
-        if name not in needed:
-            needed.add(name)
-            waiting += [edge.stage for edge in graph.stages[name].upstream]
-    ordered = TopologicalSorter(
-        {
-            name: [edge.stage for edge in spec.upstream]
-            for name, spec in graph.stages.items()
-            if name in needed
-        }
-    )
-    try:
-        ordered.prepare()
-    except CycleError as error:
-        raise GraphError(
-            f"graph {graph.name!r} has a cycle: {' -> '.join(reversed(error.args[1]))}"
-        ) from None
+    needed = {output.stage}
+    for name, spec in reversed(graph.stages.items()):
+        if name in needed:
+            needed.update(edge.stage for edge in spec.upstream)
     return [name for name in graph.stages if name in needed]
 
 
@@ -149,8 +132,8 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         level = levels[0] if operator.gives == "same" else operator.gives
         if isinstance(operator, FanIn):
             operator.check_inputs(len(upstream))
-        if isinstance(operator, FanIn) and "batch" in levels:
-            level = "batch" if operator.gives == "same" else level
+            if "batch" in levels and operator.gives == "same":
+                level = "batch"
         if workers > 1 and (not operator.shareable or operator.stateful):
             notes.append(f"runs with 1 worker instead of {workers}: {operator.name} works in sequence")
             workers = 1
@@ -272,50 +255,48 @@ def _pair_routes(planned: dict[str, StagePlan], output: Edge) -> None:
         operator = stage.operator
         if not isinstance(operator, FanIn) or not operator.follows_route:
             continue
-        routes = [_route_above(edge, planned, 0) for edge in stage.upstream]
-        first = routes[0]
-        if first is None or any(route is None or route[0] != first[0] for route in routes):
+        above = [_route_above(edge, planned) for edge in stage.upstream]
+        found = [edge for edge in above if edge is not None]
+        if len(found) < len(above) or len({edge.stage for edge in found}) > 1:
             raise GraphError(
                 f"stage {stage.name!r}: Merge() joins the outputs of one Route; "
                 "for other inputs use Concat(), Mix(weights) or Zip()"
             )
-        outputs = [route[1] for route in routes if route is not None]
+        route, outputs = found[0].stage, tuple(edge.output for edge in found)
         if len(set(outputs)) != len(outputs):
             raise GraphError(
-                f"stage {stage.name!r}: Merge() was given the same Route output twice ({outputs})"
+                f"stage {stage.name!r}: Merge() was given the same Route output twice ({list(outputs)})"
             )
-        other = planned[first[0]].merge
+        other = planned[route].merge
         if other is not None:
             raise GraphError(
-                f"stage {stage.name!r}: the outputs of {first[0]!r} are joined by {other!r} already; join them once "
+                f"stage {stage.name!r}: the outputs of {route!r} are joined by {other!r} already; join them once "
                 "and fan out behind that"
             )
-        planned[first[0]] = replace(planned[first[0]], merge=stage.name, route_outputs=tuple(outputs))
-        planned[stage.name] = replace(planned[stage.name], route=first[0], route_outputs=tuple(outputs))
-        for name in _between(first[0], stage.name, planned):
+        planned[route] = replace(planned[route], merge=stage.name, route_outputs=outputs)
+        planned[stage.name] = replace(planned[stage.name], route=route, route_outputs=outputs)
+        for name in _between(route, stage.name, planned):
             planned[name] = replace(planned[name], marked=True)
 
 
-def _between(route: str, merge: str, planned: Mapping[str, StagePlan]) -> set[str]:
+def _between(route: str, merge: str, planned: dict[str, StagePlan]) -> set[str]:
     """The stages through which a ``Route``'s marks pass on their way to its ``Merge``."""
-    found: set[str] = set()
-    waiting = [edge.stage for edge in planned[merge].upstream]
-    while waiting:
-        name = waiting.pop()
-        if name != route and name not in found:
-            found.add(name)
-            waiting += [edge.stage for edge in planned[name].upstream]
-    return found
+    found = {edge.stage for edge in planned[merge].upstream}
+    for name, stage in reversed(planned.items()):
+        if name in found and name != route:
+            found.update(edge.stage for edge in stage.upstream)
+    return found - {route}
 
 
-def _route_above(edge: Edge, planned: Mapping[str, StagePlan], depth: int) -> tuple[str, int] | None:
-    """The Route (and its output) that an edge comes from through single-input stages."""
+def _route_above(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge | None:
+    """The output of a Route that an edge comes from through single-input stages, and whole pairs of Route and Merge."""
+    depth = 0
     while True:
         stage = planned[edge.stage]
         operator = stage.operator
         if isinstance(operator, FanOut):
             if depth == 0:
-                return edge.stage, edge.output
+                return edge
             depth -= 1
         if isinstance(operator, FanIn):
             if operator.inputs == 1:
@@ -339,16 +320,13 @@ def _check_replace(stage: StagePlan, planned: Mapping[str, StagePlan]) -> None:
         raise GraphError(
             f"stage {stage.name!r}: Replace() works for one-to-one stages, not for {operator.name}"
         )
-    if (
-        isinstance(operator, Operator)
-        and planned[stage.upstream[0].stage].level == "batch"
-        and not operator.per_sample
-    ):
+    chain = lineage_above(stage, planned)
+    if isinstance(operator, Operator) and chain[0].level == "batch" and not operator.per_sample:
         raise GraphError(
             f"stage {stage.name!r}: Replace() puts one sample in another's place, but this function fails for a whole "
             "batch; move it before Batch"
         )
-    for above in lineage_above(stage, planned):
+    for above in chain:
         operator = above.operator
         if isinstance(operator, Source):
             if not operator.random_access:

@@ -24,22 +24,30 @@ def leave_out_copies(planned: dict[str, StagePlan], output: Edge) -> None:
     for name, stage in list(planned.items()):
         if not _moves(stage, "device") or stage.bypassed is not None or output.stage == name:
             continue
-        readers = [s for s in planned.values() if any(edge.stage == name for edge in s.upstream)]
-        if readers and all(_fetches(reader) for reader in readers):
-            planned[name] = replace(
-                stage, bypassed="each slice is copied straight from the host to its device"
-            )
-            for reader in readers:
-                upstream = tuple(shortcut(edge, planned) for edge in reader.upstream)
-                planned[reader.name] = replace(reader, upstream=upstream)
+        readers = _readers(name, planned)
+        if readers and all(isinstance(s.operator, Operator) and s.operator.fetches for s in readers):
+            _leave_out(name, planned, "each slice is copied straight from the host to its device")
 
 
 def _moves(stage: StagePlan, where: str) -> bool:
     return isinstance(stage.operator, Operator) and stage.operator.moves == where
 
 
-def _fetches(stage: StagePlan) -> bool:
-    return isinstance(stage.operator, Operator) and stage.operator.fetches
+def _readers(name: str, planned: Mapping[str, StagePlan]) -> list[StagePlan]:
+    """The running stages that read from a stage."""
+    return [
+        stage
+        for stage in planned.values()
+        if stage.bypassed is None and any(edge.stage == name for edge in stage.upstream)
+    ]
+
+
+def _leave_out(name: str, planned: dict[str, StagePlan], why: str, within: str | None = None) -> None:
+    """The stage does not run; who has read from it reads from what it read from."""
+    planned[name] = replace(planned[name], bypassed=why, within=within)
+    for other in list(planned.values()):
+        upstream = tuple(shortcut(edge, planned) for edge in other.upstream)
+        planned[other.name] = replace(other, upstream=upstream)
 
 
 def repeat_sources(planned: dict[str, StagePlan], output: Edge) -> None:
@@ -91,17 +99,15 @@ def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
             continue
         reader = planned[batch.upstream[0].stage]
         alone = all(_only_reader(s, planned, output) for s in (reader, batch))
-        careful = any(s.spec.on_error != "raise" or not s.spec.ordered for s in (reader, batch, below))
         same = reader.backend == "inline" or (below.away and _placement(reader) == _placement(below))
-        if not alone or careful or not same or not isinstance(below.operator, Operator):
+        if not alone or not same or not _plain(reader, batch, below):
             continue
+        assert isinstance(below.operator, Operator)
         both = below.operator.take_in_reading(reader.operator, reader.name)
         if both is None:
             continue
         planned[below.name] = replace(below, fused=both, notes=_notes_of(below, both))
-        why = f"its work is done in {below.name!r}, row by row"
-        planned[reader.name] = replace(reader, within=below.name, bypassed=why)
-        planned[batch.name] = replace(batch, upstream=reader.upstream)
+        _leave_out(reader.name, planned, f"its work is done in {below.name!r}, row by row", below.name)
 
 
 def read_away(planned: dict[str, StagePlan], output: Edge) -> None:
@@ -109,8 +115,7 @@ def read_away(planned: dict[str, StagePlan], output: Edge) -> None:
 
     A policy, a cache and what replaces samples need the two apart.
     """
-    replacing = any(isinstance(final_policy(stage.spec.on_error), Replace) for stage in planned.values())
-    if replacing or any(isinstance(stage.operator, Memo) for stage in planned.values()):
+    if _must_stay_apart(planned):
         return
     for name, reader in list(planned.items()):
         if (
@@ -120,8 +125,9 @@ def read_away(planned: dict[str, StagePlan], output: Edge) -> None:
         ):
             continue
         source = planned[reader.upstream[0].stage]
-        careful = any(s.spec.on_error != "raise" or not s.spec.ordered for s in (source, reader))
-        if careful or not isinstance(source.operator, Source) or not _only_reader(source, planned, output):
+        if not isinstance(source.operator, Source) or not _only_reader(source, planned, output):
+            continue
+        if not _plain(source, reader):
             continue
         both = reader.operator.read_away(source.operator)
         if both is None:
@@ -143,22 +149,27 @@ def read_away(planned: dict[str, StagePlan], output: Edge) -> None:
             capacity=reader.capacity,
             level=reader.level,
         )
-        bypassed = (
-            f"the actors of {source.name!r} read the shards, on a file system that all of their nodes have"
-        )
-        planned[name] = replace(reader, within=source.name, bypassed=bypassed, notes=())
-        for other in list(planned.values()):
-            if other.name != name:
-                upstream = tuple(shortcut(edge, planned) for edge in other.upstream)
-                planned[other.name] = replace(other, upstream=upstream)
+        planned[name] = replace(reader, notes=())
+        why = f"the actors of {source.name!r} read the shards, on a file system that all of their nodes have"
+        _leave_out(name, planned, why, source.name)
+
+
+def _plain(*stages: StagePlan) -> bool:
+    """Whether these stages have no error policy, and keep the order."""
+    return all(stage.spec.on_error == "raise" and stage.spec.ordered for stage in stages)
+
+
+def _must_stay_apart(planned: Mapping[str, StagePlan]) -> bool:
+    """Whether a stage replaces samples, or a cache skips stages: both need each stage by itself."""
+    return any(
+        isinstance(stage.operator, Memo) or isinstance(final_policy(stage.spec.on_error), Replace)
+        for stage in planned.values()
+    )
 
 
 def _only_reader(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> bool:
     """Whether exactly one stage, and not the loader, reads from this one."""
-    readers = [
-        s for s in planned.values() if s.bypassed is None and any(e.stage == stage.name for e in s.upstream)
-    ]
-    return len(readers) == 1 and output.stage != stage.name
+    return len(_readers(stage.name, planned)) == 1 and output.stage != stage.name
 
 
 def _notes_of(stage: StagePlan, fused: Operator) -> tuple[str, ...]:
@@ -176,9 +187,9 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
         above = planned[below.upstream[0].stage]
         plain = above.backend == below.backend != "inline" and above.spec.ordered and below.spec.ordered
         plain = plain and above.spec.timeout == below.spec.timeout
-        if not plain or below.spec.on_error != "raise" or not _only_reader(above, planned, output):
+        if not plain or below.spec.on_error != "raise" or not isinstance(above.operator, Operator):
             continue
-        if not isinstance(above.operator, Operator):
+        if not _only_reader(above, planned, output):
             continue
         fused = above.operator.take_in(below.operator)
         if fused is None:
@@ -196,13 +207,7 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
             capacity=above.capacity if below.spec.capacity is None else below.capacity,
             level=below.level,
         )
-        planned[name] = replace(
-            below, within=above.name, bypassed=f"its work is done in {above.name!r}, in one go"
-        )
-        for other in list(planned.values()):
-            if other.name != name:
-                upstream = tuple(shortcut(edge, planned) for edge in other.upstream)
-                planned[other.name] = replace(other, upstream=upstream)
+        _leave_out(name, planned, f"its work is done in {above.name!r}, in one go", above.name)
 
 
 def fuse_processes(planned: dict[str, StagePlan], output: Edge) -> None:
@@ -213,8 +218,7 @@ def fuse_processes(planned: dict[str, StagePlan], output: Edge) -> None:
     the stages one by one. Where a cache or a stage that replaces samples lies below, they stay apart for the same
     reason.
     """
-    replacing = any(isinstance(final_policy(stage.spec.on_error), Replace) for stage in planned.values())
-    if replacing or any(isinstance(stage.operator, Memo) for stage in planned.values()):
+    if _must_stay_apart(planned):
         return
     for name in list(planned):
         below = planned[name]
@@ -222,20 +226,15 @@ def fuse_processes(planned: dict[str, StagePlan], output: Edge) -> None:
             continue
         above = planned[below.upstream[0].stage]
         policies = [stage for stage in (above, below) if stage.spec.on_error != "raise"]
-        same = _placement(above) == _placement(below)
-        if (
-            not same
-            or not _may_run_on(above)
-            or len(policies) > 1
-            or not _only_reader(above, planned, output)
-        ):
+        if len(policies) > 1 or not _may_run_on(above) or not _only_reader(above, planned, output):
             continue
-        bypassed = (
+        if _placement(above) != _placement(below):
+            continue
+        why = (
             f"its work is done in the {'actors' if above.backend == 'ray' else 'processes'} of {above.name!r}, which "
             f"keep what goes from one to the other; {above.workers} in all: for more, raise workers= of every stage "
             "of the run"
         )
-        planned[name] = replace(below, within=above.name, bypassed=bypassed)
         planned[above.name] = replace(
             above,
             spec=replace(
@@ -249,10 +248,7 @@ def fuse_processes(planned: dict[str, StagePlan], output: Edge) -> None:
             level=below.level,
             followers=(*above.followers, below),
         )
-        for other in list(planned.values()):
-            if other.name != name:
-                upstream = tuple(shortcut(edge, planned) for edge in other.upstream)
-                planned[other.name] = replace(other, upstream=upstream)
+        _leave_out(name, planned, why, above.name)
 
 
 def _placement(stage: StagePlan) -> tuple[Any, ...]:
@@ -293,29 +289,20 @@ def part_inline(planned: dict[str, StagePlan]) -> None:
 
 def choose_memory(planned: dict[str, StagePlan]) -> None:
     """Slabs that a copy reads are made for it: pinned for CUDA, so that a Pin behind them has nothing to do."""
-    for name, stage in list(planned.items()):
+    for name in list(planned):
+        stage = planned[name]
         operator = stage.operator
         if stage.bypassed is not None or not isinstance(operator, Operator) or not operator.slabs:
             continue
-        readers = [
-            s for s in planned.values() if s.bypassed is None and any(e.stage == name for e in s.upstream)
-        ]
-        pins = [s for s in readers if _moves(s, "pinned")] if not stage.away else []
-        if not pins and not any(
-            isinstance(s.operator, Operator) and s.operator.reads_pinned() for s in readers
-        ):
-            if any(_moves(s, "device") for s in readers):
-                planned[name] = replace(stage, memory="staged")
-            continue
-        planned[name] = replace(
-            stage, memory="pinned", notes=(*stage.notes, "its slabs lie in pinned memory")
-        )
+        readers = _readers(name, planned)
+        pins = [s for s in readers if _moves(s, "pinned") and not stage.away]
+        if pins or any(isinstance(s.operator, Operator) and s.operator.reads_pinned() for s in readers):
+            notes = (*stage.notes, "its slabs lie in pinned memory")
+            planned[name] = replace(stage, memory="pinned", notes=notes)
+        elif any(_moves(s, "device") for s in readers):
+            planned[name] = replace(stage, memory="staged")
         for pin in pins:
-            why = f"the slabs of {name!r} are pinned already"
-            planned[pin.name] = replace(pin, bypassed=why)
-            for other in list(planned.values()):
-                upstream = tuple(shortcut(edge, planned) for edge in other.upstream)
-                planned[other.name] = replace(other, upstream=upstream)
+            _leave_out(pin.name, planned, f"the slabs of {name!r} are pinned already")
 
 
 def shortcut(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge:

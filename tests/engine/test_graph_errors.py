@@ -404,16 +404,6 @@ def test_graphs_and_plans_print_what_they_hold(graph, numbers):
     assert repr(route[1]) == "<Node route[1]>"
 
 
-def test_a_cycle_cannot_be_described():
-    graph = pg.Graph("g")
-    first = graph.add(ops.FromIterable([1]), name="a")
-    second = first.then(identity, name="b")
-    spec = graph.stages["b"]
-    graph.stages["b"] = type(spec)("b", spec.operator, (second._edge,))
-    with pytest.raises(GraphError, match="graph 'g' has a cycle: b"):
-        graph.plan("b")
-
-
 def test_numpys_integers_are_integers_everywhere():
     three = np.int64(3)
     bucket = ops.Bucket(len, np.array([1, 2]), size=three)
