@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pipegraph.order import LaneOrder, PartOrder
 from pipegraph.order.left import Deal
-from pipegraph.reader.prefetch_policy import RecentDurations, preload
+from pipegraph.reader.prefetch_policy import RecentDurations, start_in
 
 PARTS, PART_BYTES, SAMPLES = 16_000, 16 * 10**9, 156_250
 BLOCKS_PER_PART, LANES, OPENING = 125, 15, 256
@@ -66,7 +66,6 @@ class Trainer:
         self.needed, self.done = needed.tolist(), done.tolist()
         self.nbytes, self.load_s = nbytes.tolist(), load_s.tolist()
         self.loads = RecentDurations()
-        self.train_s = float(done.max()) / len(needed)
         self.using = (
             int((needed <= 0).sum()) - 1
         )  # the last one whose use has begun; it may not be loaded yet
@@ -98,17 +97,10 @@ class Trainer:
             self.held -= heapq.heappop(self.in_use)[1]
         while self.started < len(self.needed):
             ahead = self.started - self.using - 1
-            # As a running reader asks: the use of each is known, the policy counts in parts.
-            decision = preload(
-                remaining_s=self.needed[self.started] - position - ahead * self.train_s,
-                train_s=self.train_s,
-                lead_s=self.loads.lead,
-                ahead=ahead,
-                upcoming=[self.nbytes[self.started]],
-                free_bytes=int(self.limit - self.held),
-            )
-            if not decision.start:
-                return None if decision.due_s is None else position + decision.due_s
+            until, nbytes = self.needed[self.started] - position, self.nbytes[self.started]
+            due_s = start_in(until, self.loads.lead, ahead, nbytes, int(self.limit - self.held))
+            if due_s != 0:
+                return None if due_s is None else position + due_s
             self._start(now)
         return None
 

@@ -249,9 +249,8 @@ class BlockReader:
                 self._planner.loaded(entry, began)
                 self._count("blocks loaded", 1)
             else:
-                self._table.failed(
-                    entry
-                )  # without an error: the reader closes, or an inline worker was interrupted
+                # Without an error: the reader closes, or an inline worker was interrupted.
+                self._table.failed(entry)
             self._arrived.notify_all()
             self._replan()
             self._work.notify()
@@ -305,7 +304,7 @@ class BlockReader:
                 if self._closed:
                     return
                 events, schedule = self._events, self._planner.schedule
-                draw, place = self._planner.next_draw(), self._planner.place()
+                draw, place = self._planner.next_draw(), schedule.place()
             if place is not None:
                 self._source.follow(*place)
             if draw is not None:

@@ -97,10 +97,7 @@ def is_decoded(part: Part) -> bool:
 
 
 class ManifestSource(BlockSource):
-    """The blocks of a manifest; what is read from one is the sequence of its samples.
-
-    Args:
-    """
+    """The blocks of a manifest; what is read from one is the sequence of its samples."""
 
     stride = 256
 
@@ -127,16 +124,12 @@ class ManifestSource(BlockSource):
         # What this epoch has decoded so far. Several threads count: a lost one only moves the message.
         self._epoch, self._loaded, self._repeats, self._has_said = -1, set[int](), 0, False
 
-    def _held_in_memory(self, number: int) -> bool:
-        """Whether the block's bytes are held in memory, and not only the places of its samples."""
-        return self._fetcher.in_use or is_decoded(self._manifest.parts[self._manifest.block(number)[0]])
-
     def held_nbytes(self, number: int) -> int:
         known = self._sizes.get(number)
         if known is not None:
             return known
-        if not self._held_in_memory(number):
-            return 0
+        if not self._fetcher.in_use and not is_decoded(self._manifest.parts[self._manifest.block(number)[0]]):
+            return 0  # only the places of its samples are held
         return int(self._growth * int(self._manifest.block_nbytes[number]))
 
     def budget(self) -> int:
@@ -171,13 +164,13 @@ class ManifestSource(BlockSource):
                     f"{block.samples}: the part has changed or is broken; index the parts again"
                 )
             self._note_size(number, form, samples, encoded if form.needs_file else 0, block)
-            if form.needs_file:
-                return file, samples
-            file.close()
-            return None, samples
         except BaseException:
             file.close()
             raise
+        if form.needs_file:
+            return file, samples
+        file.close()
+        return None, samples
 
     def _note_size(self, number: int, form: Format, samples: Any, beside: int, block: Block) -> None:
         held = form.held_nbytes(samples, block)

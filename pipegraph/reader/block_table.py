@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pipegraph.reader.block_sources import BlockSource
@@ -17,6 +18,7 @@ from pipegraph.storage import ShardFile
 State = Literal["waiting", "loading", "ready", "failed"]
 
 
+@dataclass(slots=True, eq=False)
 class BlockEntry:
     """One block of the table. Everything but ``number`` changes under the lock.
 
@@ -33,25 +35,20 @@ class BlockEntry:
         raised_at: the (epoch, step) pairs at which its error was raised.
     """
 
-    __slots__ = (
-        "asked awaited error file first fresh nbytes number pins raised_at state there value wanted"
-    ).split()
-
-    def __init__(self, number: int, nbytes: int, first: int, asked: float) -> None:
-        self.number = number
-        self.nbytes = nbytes
-        self.first = first
-        self.asked = asked
-        self.wanted: float | None = None
-        self.there = asked
-        self.fresh = True
-        self.awaited = False
-        self.state: State = "waiting"
-        self.pins = 0
-        self.value: Any = None
-        self.file: ShardFile | None = None
-        self.error: Exception | None = None
-        self.raised_at: set[tuple[int, Any]] = set()
+    number: int
+    nbytes: int
+    first: int
+    asked: float
+    wanted: float | None = None
+    there: float = 0.0
+    fresh: bool = True
+    awaited: bool = False
+    state: State = "waiting"
+    pins: int = 0
+    value: Any = None
+    file: ShardFile | None = None
+    error: Exception | None = None
+    raised_at: set[tuple[int, Any]] = field(default_factory=set)
 
 
 class BlockTable:

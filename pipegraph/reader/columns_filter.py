@@ -25,11 +25,8 @@ def chosen_columns(columns: Any, operator: str) -> tuple[str, ...] | None:
             f"{operator}: columns must be a list of names, got {columns!r}: write columns=[{columns!r}]"
         )
     # A set of texts has another order in each process, and the order is a part of states.
-    names = (
-        tuple(sorted(columns) if isinstance(columns, Set) else columns)
-        if isinstance(columns, Iterable)
-        else ()
-    )
+    given = sorted(columns) if isinstance(columns, Set) else columns
+    names = tuple(given) if isinstance(given, Iterable) else ()
     if not names or not all(isinstance(name, str) for name in names):
         raise GraphError(f"{operator}: columns must be a list of at least one name, got {columns!r}")
     return names
@@ -112,17 +109,9 @@ class SameFields:
 
 
 def _json(value: Any) -> Any:
-    return (
-        list(map(_json, value))
-        if isinstance(value, list | tuple)
-        else value
-        if _is_plain(value)
-        else repr(value)
-    )
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float)
+    if isinstance(value, list | tuple):
+        return list(map(_json, value))
+    return value if value is None or isinstance(value, str | int | float) else repr(value)
 
 
 def _differences(found: Mapping[str, str], first: Mapping[str, str]) -> str:

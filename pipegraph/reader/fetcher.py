@@ -24,6 +24,9 @@ class Fetcher:
         cache: the node cache to open a handle on, or None.
         memory: bytes that blocks held in memory may take.
         count: adds to a named counter of the stage.
+
+    Attributes:
+        handle: this reader's own, on the node cache.
     """
 
     def __init__(
@@ -35,7 +38,7 @@ class Fetcher:
         count: Callable[[str, int], None],
     ) -> None:
         self.store = StoreClient(store) if remote else None
-        self._cache = None if cache is None else NodeCache(cache.folder, cache.limit)
+        self.handle = None if cache is None else NodeCache(cache.folder, cache.limit)
         self.in_use = remote or cache is not None
         self.memory = max(1, memory)
         self._count = count
@@ -46,22 +49,17 @@ class Fetcher:
     @property
     def cache(self) -> BlockCache | None:
         """The cache to load through: this object, which counts and interrupts each `fetch`."""
-        return None if self._cache is None else self
-
-    @property
-    def handle(self) -> NodeCache | None:
-        """This reader's handle on the node cache."""
-        return self._cache
+        return None if self.handle is None else self
 
     def budget(self) -> int:
         """Bytes for blocks: this rank's share of the cache, else of memory."""
-        if self._cache is None or self._spills:
+        if self.handle is None or self._spills:
             return self.memory
-        return max(1, self._cache.limit // local_ranks()[1])
+        return max(1, self.handle.limit // local_ranks()[1])
 
     def fetch(self, what: Cacheable, download: Download) -> CachedFile:
         """As `NodeCache.fetch`, counted, and ended by `interrupt` also while it copies from a slow disk."""
-        assert self._cache is not None
+        assert self.handle is not None
         downloaded = False
 
         def run(sink: Sink) -> None:
@@ -70,7 +68,7 @@ class Fetcher:
             download(_Stoppable(sink, self._stopped))
 
         try:
-            file = self._cache.fetch(what, run)
+            file = self.handle.fetch(what, run)
         except OSError as error:
             if error.errno in NO_ROOM:
                 self._spills = True
@@ -99,8 +97,8 @@ class Fetcher:
     def interrupt(self) -> None:
         """End every wait and every transfer."""
         self._stopped.set()
-        if self._cache is not None:
-            self._cache.close()
+        if self.handle is not None:
+            self.handle.close()
         if self.store is not None:
             self.store.close()
 

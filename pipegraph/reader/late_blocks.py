@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import heapq
-import math
 import threading
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from pipegraph.durations import Durations
 from pipegraph.profile.reports import Report
 
 WORST: Final = 8
 """Transitions that are kept one by one: those with the longest waits."""
-
-STEPS_PER_DOUBLING: Final = 4
-"""Resolution of the percentiles: within a fifth."""
-
-CLASSES: Final = 40 * STEPS_PER_DOUBLING
-"""Waits from 1 us to twelve days."""
 
 
 @dataclass(frozen=True, order=True)
@@ -54,7 +48,7 @@ class LateBlocks(Report):
         self._waited_us = self._cold_start_us = 0
         self._standing_s = self._elapsed_s = 0.0
         self._from: tuple[float, float] | None = None
-        self._classes = [0] * CLASSES
+        self._waits = Durations()
         self._worst: list[tuple[int, int, BlockTransition]] = []
 
     def begin(self, now: float) -> None:
@@ -97,11 +91,11 @@ class LateBlocks(Report):
             self._elapsed_s += max(0.0, now - before)
             self._standing_s += max(0.0, standing - stood)
             self._entered += 1
+            self._waits.add(1_000 * waited_us)
             if not waited_us or wanted is None:
                 return
             self._late += 1
             self._waited_us += waited_us
-            self._classes[min(CLASSES - 1, int(STEPS_PER_DOUBLING * math.log2(waited_us)))] += 1
             transition = BlockTransition(waited_us, name, epoch, step, wanted - self._now, there - self._now)
             heapq.heappush(self._worst, (waited_us, self._late, transition))
             if len(self._worst) > WORST:
@@ -121,40 +115,23 @@ class LateBlocks(Report):
                 "late": self._late,
                 "waited_us": self._waited_us,
                 "starved": self._standing_s / self._elapsed_s if self._elapsed_s else 0.0,
-                "p50_us": self._percentile(0.50),
-                "p95_us": self._percentile(0.95),
-                "p99_us": self._percentile(0.99),
+                **{f"p{p}_us": round(1e6 * self._waits.quantile_s(p / 100)) for p in (50, 95, 99)},
                 "cold_start": self._cold_start,
                 "cold_start_waited_us": self._cold_start_us,
                 "worst": worst,
             }
 
-    def _percentile(self, share: float) -> int:
-        """The wait in microseconds that this share of the transitions did not exceed, up to a fifth more."""
-        left = math.ceil(share * self._entered) - (self._entered - self._late)
-        for number, count in enumerate(self._classes):
-            if left <= 0:
-                return 0 if not number else round(2 ** (number / STEPS_PER_DOUBLING))
-            left -= count
-        return round(2 ** (CLASSES / STEPS_PER_DOUBLING)) if left <= 0 and self._late else 0
-
     def lines(self) -> list[str]:
         report = self.to_dict()
         if not report["entered"]:
             return []
-        lines = [
-            f"blocks late: {report['late']:,} of {report['entered']:,}, {100 * report['starved']:.2g} % of the time"
-            + (
-                f", waits p95 {_time(report['p95_us'])}, p99 {_time(report['p99_us'])}"
-                if report["late"]
-                else ""
-            )
-        ]
-        lines += [
+        late = f"blocks late: {report['late']:,} of {report['entered']:,}, {100 * report['starved']:.2g} % of the time"
+        if report["late"]:
+            late += f", waits p95 {_time(report['p95_us'])}, p99 {_time(report['p99_us'])}"
+        return [late] + [
             f"  late by {_time(found['waited_us'])}: {found['name']}, epoch {found['epoch']}, step {found['step']:,}"
             for found in report["worst"][:3]
         ]
-        return lines
 
 
 class Standing:

@@ -138,7 +138,7 @@ def find_manifest(
     if given is not None:
         where = os.fspath(given)
         with store_for(where, options, stopping) as store:
-            manifest = Manifest.load(where) if store is None else _read(where, store)
+            manifest = Manifest.load(where, store)
         return Found(_of_parts(manifest, parts, options, stopping), where)
     with store_for(parts, options, stopping) as store:
         found = expand_parts(parts, store=store)
@@ -178,17 +178,11 @@ def _beside(parts: Sequence[Part], store: StoreClient | None) -> Found | None:
     if path is None:
         return None
     try:
-        if parts[0].is_local:
-            if not os.path.exists(path):
-                return None
-            manifest = Manifest.load(path)
-        else:
-            assert store is not None
-            try:
-                manifest = _read(path, store)
-            except StoreError:
-                return None  # none there
-        if not _lists(manifest, parts):
+        try:
+            manifest = Manifest.load(path, store)
+        except (FileNotFoundError, StoreError):
+            return None
+        if None in _numbers(manifest, parts):
             return None  # of other parts
         newer = _newer_than(path, parts) if parts[0].is_local else None
         if newer is not None:
@@ -203,11 +197,6 @@ def _newer_than(path: str, parts: Sequence[Part]) -> str | None:
     """A part that was written after the file at ``path``."""
     written = os.stat(path).st_mtime_ns
     return next((part.name for part in parts if os.stat(part.uri).st_mtime_ns > written), None)
-
-
-def _read(url: str, store: StoreClient) -> Manifest:
-    nbytes = store.head(url).size
-    return Manifest.loads(store.read(url, 0, nbytes), None, url)
 
 
 def _of_parts(
@@ -225,10 +214,6 @@ def _numbers(manifest: Manifest, parts: Sequence[Part]) -> list[int | None]:
     if len(by_name) < len(manifest.parts):
         by_name = {}  # names alone do not distinguish them
     return [by_uri.get(part.uri, by_name.get(part.name)) for part in parts]
-
-
-def _lists(manifest: Manifest, parts: Sequence[Part]) -> bool:
-    return None not in _numbers(manifest, parts)
 
 
 def _chosen(manifest: Manifest, parts: Sequence[Part]) -> Manifest:

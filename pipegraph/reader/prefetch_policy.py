@@ -1,21 +1,19 @@
-"""When to start loading the next blocks: driven by time, not by a count. Pure.
+"""When to start loading the next block or part: driven by time, not by a count. Pure.
 
 A trainer that works on one part needs the next one at its end, and not before:
 starting earlier only holds memory. So a part is started as soon as the time until
 it is needed is no more than its lead: the 95th percentile of load times, plus a
 margin. With T_load above T_train this keeps ceil(T_load / T_train) parts and more
-on their schedule at once, as far as there are bytes for them.
+on their way at once, as far as there are bytes for them.
 
 Nothing here waits or reads a clock: the caller asks after each event (a part was
-finished, a load ended, samples were consumed), and starts what the answer says.
+finished, a load ended, samples were consumed), and does what the answer says.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import deque
-from collections.abc import Sequence
 
 # The margin: a tenth of the 95th percentile, and three times its distance from the mean.
 # A load that comes late stops every rank of a collective, and of a thousand ranks one is
@@ -51,6 +49,12 @@ class RecentDurations:
         return math.fsum(self._latest) / len(self._latest) if self._latest else None
 
     @property
+    def trimmed_mean(self) -> float | None:
+        """The mean without the longest twentieth; None before the first measurement."""
+        kept = sorted(self._latest)[: len(self._latest) - len(self._latest) // 20]
+        return math.fsum(kept) / len(kept) if kept else None
+
+    @property
     def p95(self) -> float | None:
         """The smallest one that 95 % do not exceed (of fewer than 20, the largest); None without any."""
         if not self._latest:
@@ -67,52 +71,23 @@ class RecentDurations:
         return p95 * (1 + MARGIN) + SPREADS * max(0.0, p95 - mean)
 
 
-@dataclasses.dataclass(frozen=True)
-class Preload:
-    """What to do now.
+def start_in(
+    until_s: float | None, lead_s: float | None, ahead: int, nbytes: int, free_bytes: int
+) -> float | None:
+    """Seconds after which to start loading the next part, 0 for now.
 
-    Attributes:
-        start: how many of the upcoming parts to start loading.
-        due_s: seconds of training after which the next one is to be started; None if
-            that does not depend on time (no more parts, no free bytes, little measured).
-    """
-
-    start: int
-    due_s: float | None
-
-
-def preload(
-    *,
-    remaining_s: float,
-    train_s: float | None,
-    lead_s: float | None,
-    ahead: int,
-    upcoming: Sequence[int],
-    free_bytes: int,
-) -> Preload:
-    """Which upcoming parts to start now.
+    None where that does not depend on time: there are no bytes for it, or little is measured and one part is there.
 
     Args:
-        remaining_s: training time that the part in use still gives.
-        train_s: mean training time of a part; None before the first one.
-        lead_s: ``Durations.lead`` of load times, from start to end; None while few are known.
+        until_s: until it is needed; None before the first measurement of the pace.
+        lead_s: ``RecentDurations.lead`` of load times, from start to end; None while few are known.
         ahead: parts after the one in use that are loading or loaded already.
-        upcoming: bytes of the parts after those, in their order.
-        free_bytes: bytes that more parts may take.
+        nbytes: of the part.
+        free_bytes: that more parts may take.
     """
-    start = 0
-    for nbytes in upcoming:
-        between = ahead + start
-        if train_s is None or lead_s is None:
-            # Little is measured yet: one part ahead is always needed, more may not be.
-            if between:
-                break
-        else:
-            due_s = remaining_s + between * train_s - lead_s
-            if due_s > NOW_S:
-                return Preload(start, due_s)
-        if nbytes > free_bytes:
-            break
-        free_bytes -= nbytes
-        start += 1
-    return Preload(start, None)
+    if until_s is None or lead_s is None:
+        # One part ahead is always needed, more may not be.
+        return None if ahead or nbytes > free_bytes else 0.0
+    if until_s - lead_s > NOW_S:
+        return until_s - lead_s
+    return 0.0 if nbytes <= free_bytes else None

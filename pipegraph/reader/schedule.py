@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Container
 from typing import Final, NamedTuple
 
-from pipegraph.reader.uses import RankSteps, StepPace, Uses
+from pipegraph.reader.prefetch_policy import RecentDurations
+from pipegraph.reader.uses import RankSteps, Uses
 
 DRAWN_AT_ONCE: Final = 4096
 """Steps whose blocks are found in one draw of the order, and which are always known ahead: what they read is kept."""
@@ -76,11 +77,12 @@ class ReadSchedule:
         """Whether a step to come belongs to the run's first stride, of which no pace is known."""
         return self.in_cold_start and tick < self._opens_until
 
-    def reached(self, epoch: int, step: int, now: float, waited: float, pace: StepPace) -> bool:
+    def reached(self, epoch: int, step: int, now: float, waited: float, strides: RecentDurations) -> bool:
         """Note that a step is requested; returns whether another stride has ended and its pace was measured.
 
         Args:
             waited: seconds spent waiting for blocks so far, which are not training.
+            strides: get the stride's seconds per step.
         """
         tick = next((base + step for base, deal in self._deals if deal.epoch == epoch), -1)
         if tick <= self.tick:
@@ -93,7 +95,7 @@ class ReadSchedule:
         steps = tick - self._stride_from
         if steps < self._stride:
             return False
-        pace.add(max(0.0, now - self._stride_at - (waited - self._stride_waited)) / steps)
+        strides.add(max(0.0, now - self._stride_at - (waited - self._stride_waited)) / steps)
         self._stride_from, self._stride_at, self._stride_waited = tick, now, waited
         return True
 

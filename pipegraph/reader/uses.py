@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -74,26 +72,3 @@ class Uses:
         begin, end = int(self.starts[at]), int(self.starts[at + 1])
         place = begin + int(np.searchsorted(self.ticks[begin:end], step))
         return int(self.ticks[place]) if place < end else None
-
-
-class StepPace:
-    """Seconds per step, from the latest strides; one thread at a time.
-
-    A pause of training (an evaluation, a checkpoint) must not make blocks look less urgent than they are
-    once it is over: the longest twentieth of the strides does not count.
-    """
-
-    def __init__(self) -> None:
-        self._strides: deque[float] = deque(maxlen=64)
-
-    def add(self, seconds_per_step: float) -> None:
-        """Take another measurement."""
-        self._strides.append(seconds_per_step)
-
-    @property
-    def mean(self) -> float | None:
-        """None before the first measurement."""
-        if not self._strides:
-            return None
-        kept = sorted(self._strides)[: len(self._strides) - len(self._strides) // 20]
-        return math.fsum(kept) / len(kept)

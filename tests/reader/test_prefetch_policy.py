@@ -7,57 +7,64 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from pipegraph.reader.prefetch_policy import Preload, RecentDurations, preload
+from pipegraph.reader.prefetch_policy import RecentDurations, start_in
 
 GB = 10**9
 
 
-def decide(**changes):
-    facts = {
-        "remaining_s": 1_000.0,
-        "train_s": 1_000.0,
-        "lead_s": 110.0,
-        "ahead": 0,
-        "upcoming": [GB] * 10,
-        "free_bytes": 100 * GB,
-    }
-    return preload(**(facts | changes))
+def decide(until_s=1_000.0, lead_s=110.0, ahead=0, nbytes=GB, free_bytes=100 * GB):
+    return start_in(until_s, lead_s, ahead, nbytes, free_bytes)
+
+
+def started(load_s, remaining_s=1_000, train_s=1_000, sizes=(GB,) * 10, free_bytes=100 * GB):
+    """Of the parts behind the one in use, those that are started now."""
+    count = 0
+    for nbytes in sizes:
+        if decide(remaining_s + count * train_s, load_s, count, nbytes, free_bytes) != 0:
+            break
+        count, free_bytes = count + 1, free_bytes - nbytes
+    return count
 
 
 def test_the_next_part_is_started_as_long_before_it_is_needed_as_its_lead():
-    assert decide() == Preload(0, pytest.approx(890))
-    assert decide(remaining_s=110.1) == Preload(0, pytest.approx(0.1))
-    assert decide(remaining_s=110).start == 1
-
-
-def test_after_it_the_one_behind_is_due_a_part_later():
-    assert decide(remaining_s=100, ahead=1) == Preload(0, pytest.approx(990))
+    assert decide() == pytest.approx(890)
+    assert decide(until_s=110.1) == pytest.approx(0.1)
+    assert decide(until_s=110) == 0
 
 
 @given(load_s=st.integers(50, 9_000), remaining_s=st.integers(0, 1_000))
 def test_loading_slower_than_training_keeps_their_ratio_of_parts_on_their_way(load_s, remaining_s):
-    decision = decide(remaining_s=remaining_s, lead_s=load_s)
-    assert decision.start == max(0, (load_s - remaining_s) // 1_000 + 1)
+    count = started(load_s, remaining_s)
+    assert count == max(0, (load_s - remaining_s) // 1_000 + 1)
     if remaining_s:
-        assert decision.start <= math.ceil(load_s / 1_000)
+        assert count <= math.ceil(load_s / 1_000)
 
 
 def test_with_little_measured_yet_it_loads_one_part_ahead_at_once():
-    assert decide(train_s=None) == Preload(1, None)
-    assert decide(lead_s=None) == Preload(1, None)
-    assert decide(lead_s=None, ahead=1) == Preload(0, None)
+    assert decide(until_s=None) == 0
+    assert decide(lead_s=None) == 0
+    assert decide(lead_s=None, ahead=1) is None
+    assert decide(lead_s=None, free_bytes=GB - 1) is None
 
 
 def test_free_bytes_bound_how_many_are_started():
-    slow = {"lead_s": 5_000.0, "upcoming": [2 * GB, 3 * GB, 4 * GB]}
-    assert decide(**slow, free_bytes=9 * GB).start == 3
-    assert decide(**slow, free_bytes=9 * GB - 1) == Preload(2, None)
-    assert decide(**slow, free_bytes=2 * GB - 1) == Preload(0, None)
-    assert decide(**slow, free_bytes=0).start == 0
+    slow = {"load_s": 5_000, "sizes": (2 * GB, 3 * GB, 4 * GB)}
+    assert started(**slow, free_bytes=9 * GB) == 3
+    assert started(**slow, free_bytes=9 * GB - 1) == 2
+    assert started(**slow, free_bytes=2 * GB - 1) == 0
+    assert decide(until_s=0, free_bytes=0) is None
 
 
-def test_no_part_is_left_at_the_end():
-    assert decide(upcoming=[], remaining_s=0) == Preload(0, None)
+def test_the_trimmed_mean_leaves_out_the_longest_of_twenty():
+    durations = RecentDurations()
+    assert durations.trimmed_mean is None
+    for _ in range(39):
+        durations.add(1.0)
+    durations.add(600.0)
+    assert durations.trimmed_mean == 1.0
+    for _ in range(64):
+        durations.add(3.0)
+    assert durations.trimmed_mean == 3.0
 
 
 def test_durations_give_the_mean_and_the_percentile_of_the_latest():

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from pipegraph.reader.prefetch_policy import RecentDurations
 from pipegraph.reader.schedule import AHEAD, DRAWN_AT_ONCE, ReadSchedule
-from pipegraph.reader.uses import RankSteps, StepPace, Uses
+from pipegraph.reader.uses import RankSteps, Uses
 
 
 def deal(blocks: list[int], epoch: int = 0, start: int = 0) -> RankSteps:
@@ -28,7 +29,7 @@ def test_blocks_come_by_their_first_use_across_epochs() -> None:
 
 
 def test_a_block_is_needed_up_to_its_last_known_use() -> None:
-    schedule, pace = ReadSchedule(stride=256, now=0.0), StepPace()
+    schedule, pace = ReadSchedule(stride=256, now=0.0), RecentDurations()
     schedule.add(deal([1, 2, 1, 2, 3, 3]))
     look(schedule)
     assert schedule.needs(1)
@@ -39,7 +40,7 @@ def test_a_block_is_needed_up_to_its_last_known_use() -> None:
 
 
 def test_what_is_there_or_asked_for_already_is_not_upcoming() -> None:
-    schedule, pace = ReadSchedule(stride=256, now=0.0), StepPace()
+    schedule, pace = ReadSchedule(stride=256, now=0.0), RecentDurations()
     schedule.add(deal([1, 2, 3, 4]))
     look(schedule, there={2})
     schedule.reached(0, 0, 1.0, 0.0, pace)
@@ -48,17 +49,17 @@ def test_what_is_there_or_asked_for_already_is_not_upcoming() -> None:
 
 
 def test_the_pace_leaves_out_the_time_spent_waiting_for_blocks() -> None:
-    schedule, pace = ReadSchedule(stride=10, now=0.0), StepPace()
+    schedule, pace = ReadSchedule(stride=10, now=0.0), RecentDurations()
     schedule.add(deal([0] * 100))
     assert not schedule.reached(0, 5, 1.0, 0.0, pace)
     assert schedule.reached(0, 10, 25.0, 5.0, pace)
-    assert pace.mean == pytest.approx(2.0)
+    assert pace.trimmed_mean == pytest.approx(2.0)
     assert schedule.reached(0, 20, 30.0, 5.0, pace)
-    assert pace.mean == pytest.approx((2.0 + 0.5) / 2)
+    assert pace.trimmed_mean == pytest.approx((2.0 + 0.5) / 2)
 
 
 def test_steps_of_other_epochs_and_earlier_ones_change_nothing() -> None:
-    schedule, pace = ReadSchedule(stride=1, now=0.0), StepPace()
+    schedule, pace = ReadSchedule(stride=1, now=0.0), RecentDurations()
     schedule.add(deal([0] * 10))
     assert schedule.reached(0, 4, 1.0, 0.0, pace)
     assert not schedule.reached(0, 2, 2.0, 0.0, pace)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pipegraph.reader.next_use import node_ranks
-from pipegraph.reader.uses import StepPace, Uses
+from pipegraph.reader.uses import Uses
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.integers(0, 100))
@@ -16,18 +16,6 @@ def test_uses_name_each_block_once_with_its_first_and_last_step(blocks: list[int
     for number, first, last in zip(uses.numbers, uses.first, uses.last, strict=True):
         steps = [start + i for i, block in enumerate(blocks) if block == number]
         assert (first, last) == (steps[0], steps[-1])
-
-
-def test_the_pace_is_the_mean_of_the_strides_without_the_longest_of_twenty() -> None:
-    pace = StepPace()
-    assert pace.mean is None
-    for _ in range(39):
-        pace.add(1.0)
-    pace.add(600.0)
-    assert pace.mean == 1.0
-    for _ in range(64):
-        pace.add(3.0)
-    assert pace.mean == 3.0
 
 
 def test_the_ranks_of_a_node_are_those_that_torchrun_names_else_all(monkeypatch: pytest.MonkeyPatch) -> None:
