@@ -170,23 +170,12 @@ class Batch(Regroup):
         return self.size - self._held
 
     def take_bundle(self, bundle: Bundle) -> Sequence[Chunk]:
-        assert self.size is not None
-        made: list[Chunk] = []
-        rows = len(bundle.lineages)
-        missing = self.size - self._held
-        while rows >= missing:
-            whole = missing == rows
-            bundles = [*self._bundles, bundle if whole else bundle.part(0, missing)]
-            self._bundles = [] if whole else [bundle.part(missing, rows)]
-            self._held = rows - missing
-            made.append(self._join(bundles))
-            if whole:
-                return made
-            bundle = self._bundles.pop()
-            rows, missing = len(bundle.lineages), self.size
         self._bundles.append(bundle)
-        self._held = self.size - missing + rows
-        return made
+        self._held += bundle.count
+        if self._held != self.size:
+            return ()
+        bundles, self._bundles, self._held = self._bundles, [], 0
+        return [self._join(bundles)]
 
     def packing(self) -> Callable[[list[Any]], Any] | None:
         return pack if self.collate is None and only_fills(self.pad) else None
@@ -195,7 +184,7 @@ class Batch(Regroup):
         batch = joined(bundles)
         self.failing = (batch,)
         if all(bundle.packed is not None for bundle in bundles):
-            batch.data = batch_of([bundle.packed for bundle in bundles], self.pad)
+            batch.data = batch_of([part for bundle in bundles for part in bundle.packed.parts], self.pad)
         else:
             items = [item for bundle in bundles for item in bundle.items()]
             batch.data = self._collated(items, batch)

@@ -38,6 +38,11 @@ class Columns:
         self.kind = kind
         self.data = data
 
+    @property
+    def parts(self) -> list[Columns]:
+        """What it is of, as of ``PackedParts``."""
+        return [self]
+
     def part(self, start: int, stop: int) -> Columns:
         """Samples ``start`` to ``stop``, in the same memory."""
         if self.kind is dict:

@@ -223,9 +223,10 @@ class FromTokens(OrderedSource):
             raise GraphError(f"FromTokens: a one-dimensional NumPy array of integers is needed, got {shown}")
         if len(self._tokens) < window:
             raise GraphError(f"FromTokens: {len(self._tokens)} tokens hold no window of {window}")
+        self._windows: Any = None  # a view of all of them, made at first use
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(vars(self))
+        state = {**vars(self), "_windows": None}
         tokens = self._tokens
         # Pickled as it is, a mapped file would be copied.
         if (
@@ -259,11 +260,12 @@ class FromTokens(OrderedSource):
         found += [{"tokens": np.array(tokens[i * stride : i * stride + window])} for i in indices[start:]]
 
     def gather(self, indices: Sequence[Any]) -> Columns:
-        tokens = self._tokens.view(np.ndarray)
-        step = tokens.strides[0]
-        shape, strides = (self.layout(), self.window), (self.stride * step, step)
-        windows = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
-        return Columns(dict, {"tokens": Columns(np.ndarray, windows[np.asarray(indices, np.int64)])})
+        if self._windows is None:
+            tokens = self._tokens.view(np.ndarray)
+            step = tokens.strides[0]
+            shape, strides = (self.layout(), self.window), (self.stride * step, step)
+            self._windows = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
+        return Columns(dict, {"tokens": Columns(np.ndarray, self._windows[np.asarray(indices, np.int64)])})
 
 
 class _Mapped:

@@ -14,7 +14,7 @@ hand-over is shared. What makes it invisible:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from operator import is_
 from typing import Any
 
@@ -96,9 +96,9 @@ class Bundle(Chunk):
 
     def take_packed(self, packed: Any) -> None:
         """These are the samples, put together."""
-        if packed.kind is dict or (self.data and isinstance(self.data[0], Mapping)):
-            self.names = _keys(self)  # as ``Chunk.group`` would fix them
         self.packed, self.data = packed, ()
+        if packed.kind is dict:
+            self.names = list(_keys(self))  # as ``Chunk.group`` would fix them
 
     def items(self) -> list[Any]:
         """The samples."""
@@ -174,6 +174,34 @@ class Bundle(Chunk):
         )
 
 
+class PackedParts:
+    """Samples that were packed in several parts, one behind the other."""
+
+    def __init__(self, parts: list[Any], spans: list[tuple[int, int]]) -> None:
+        self.parts = parts
+        self.spans = spans
+        self.kind = parts[0].kind
+
+    def part(self, start: int, stop: int) -> Any:
+        """Samples ``start`` to ``stop``, in the same memory; those of one part are that itself."""
+        parts, spans = [], []
+        for part, (first, last) in zip(self.parts, self.spans, strict=True):
+            if first < stop and last > start:
+                low, high = max(start, first), min(stop, last)
+                whole = low == first and high == last
+                parts.append(part if whole else part.part(low - first, high - first))
+                spans.append((low - start, high - start))
+        return parts[0] if len(parts) == 1 else PackedParts(parts, spans)
+
+    def rows(self) -> list[Any]:
+        """The samples."""
+        return [row for part in self.parts for row in part.rows()]
+
+    def buffers(self) -> tuple[tuple[int, int], ...]:
+        """The buffers under them."""
+        return tuple([each for part in self.parts for each in part.buffers()])
+
+
 def named(data: list[Any], names: list[Any] | None) -> list[Any] | None:
     """``names`` with the keys that plain dicts bring along."""
     if dict not in set(map(type, data)):
@@ -203,17 +231,22 @@ def joined(bundles: Sequence[Bundle]) -> Chunk:
     grouped = Chunk(None, rows, first.epoch, first.before, bundles[-1].after, None, True)
     with_keys = first.packed is None and isinstance(first.data[0], Mapping)
     if with_keys or any(bundle.names is not None for bundle in bundles):
-        grouped.keys = tuple([key for bundle in bundles for key in _keys(bundle)])
+        grouped.keys = tuple(chain.from_iterable(map(_keys, bundles)))
     return grouped
 
 
-def _keys(bundle: Bundle) -> list[Any]:
-    names = bundle.names
+def _keys(bundle: Bundle) -> Sequence[Any]:
+    names, rows = bundle.names, bundle.lineages
     # By identity: keys may be arrays, which compare as they like.
     if names is not None and not any(map(is_, names, repeat(UNNAMED))):
         return names
     if bundle.packed is None:
         return [bundle.one(index).keys[0] for index in range(bundle.count)]
-    names = names or [UNNAMED] * bundle.count
-    positions = [row[1] if len(row) == 2 else row[1:] for row in bundle.lineages]
+    positions: Sequence[Any]
+    if isinstance(rows, Lineages):
+        positions = rows.positions
+    else:
+        positions = [row[1] if len(row) == 2 else row[1:] for row in rows]
+    if names is None:
+        return positions
     return [at if name is UNNAMED else name for name, at in zip(names, positions, strict=True)]

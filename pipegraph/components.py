@@ -250,7 +250,8 @@ class Source(Component):
     def gather(self, indices: Sequence[Any]) -> Any:
         """The items of some indices put together as the ``Batch`` behind would (see ``Regroup.packing``), in one go.
 
-        None where that cannot be done; then, and where it fails, they are read one by one.
+        None where that cannot be done, as with samples that have keys of their own; then, and where it fails, they are
+        read one by one.
         """
         return None
 

@@ -149,13 +149,16 @@ class Channel:
 
     # -- putting -------------------------------------------------------------------------------
 
-    def put(self, item: Any) -> bool:
+    def put(self, item: Any, more: bool = False) -> bool:
         """Append; blocks while full. False if the item was discarded.
+
+        Args:
+            more: whether the caller puts another or calls :meth:`nudge` at once: until then nobody is woken.
 
         Raises:
             Cancelled: the channel was cancelled.
         """
-        return self._put(-1, item, False)
+        return self._put(-1, item, False, more=more)
 
     def put_at(self, seq: int, item: Any, last: bool = True, stamp: Stamp | None = None) -> bool:
         """Append in the order of sequence numbers; blocks while there is no room for this one.
@@ -188,15 +191,19 @@ class Channel:
         """Whether every lower number is closed. Without the lock: once true it stays so."""
         return self._contents.is_next(seq)
 
-    def _put(self, seq: int, item: Any, last: bool, stamp: Stamp | None = None) -> bool:
+    def _put(
+        self, seq: int, item: Any, last: bool, stamp: Stamp | None = None, more: bool = False
+    ) -> bool:
         with self._lock:
             if self._cancelled:
                 raise Cancelled
             if self._may_enter(seq, item):
-                entered = self._enter(seq, item, last, stamp)
+                entered = self._enter(seq, item, last, stamp, more)
                 if self._putters:
                     self._let_in()
                 return entered
+            if self._getters and self._contents.ready:
+                self._wake_getter()  # for what was put with ``more``
             waiter = _Putter(seq, item, last, stamp)
             self._putters.append(waiter)
             self._has_changed()
@@ -212,25 +219,25 @@ class Channel:
             self._unwanted.active and self._unwanted.left_of(item) is None
         )
 
-    def _enter(self, seq: int, item: Any, last: bool, stamp: Stamp | None) -> bool:
+    def _enter(self, seq: int, item: Any, last: bool, stamp: Stamp | None, more: bool = False) -> bool:
         if item is None:
             return True
         left = self._unwanted.left_of(item) if self._unwanted.active else item
         if stamp is not None:
             stamp(item if left is None else left)
         if left is not None:
-            self._arrived(self._contents.enter(seq, left, last))
+            self._arrived(self._contents.enter(seq, left, last), more)
         elif last:
             self._arrived(self._contents.close(seq))
         return left is not None
 
-    def _arrived(self, items: Iterable[Any]) -> None:
+    def _arrived(self, items: Iterable[Any], more: bool = False) -> None:
         """Items have come to the head of the line."""
         for item in items:
             if self._unwanted.active and item.__class__ is EndOfEpoch:
                 # Only now: under another number an item of the epoch may still have been on its way.
                 self._unwanted.ended(item.epoch)
-            if self._getters:
+            if self._getters and not more:
                 self._wake_getter()
         if self.changed is not None:
             self.changed()

@@ -220,16 +220,16 @@ class Run:
         if not isinstance(operator, Source):
             return Pace(max(1, stage.capacity // stage.workers), nbytes=nbytes, remote=remote, far=far)
         group = self._runtime.readers[stage.name].group if operator.random_access else 1
-        rows, size = stage.bundle_rows, sys.maxsize
+        rows, size, batches = stage.bundle_rows, sys.maxsize, 1
         if stage.bundle is not None:
             batch = self.plan.stages[stage.bundle].operator
             assert isinstance(batch, Regroup)
             size = batch.group_size(self.world_size)
             if rows > batch.group_size():
-                size *= rows // size  # several batches' rows, which are there already
+                batches = rows // size  # whose rows are there already
         elif operator.draws:
             rows = 1  # the sampler may wait for what the consumer does with the one before
-        return Pace(max(rows, group), group, size, nbytes, remote, far)
+        return Pace(max(rows, group), group, size, nbytes, remote, far, batches)
 
     def _restore(self, resume: Resume) -> None:
         if resume.cursor is None and not resume.delivered:

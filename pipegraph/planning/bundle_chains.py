@@ -60,13 +60,14 @@ def _collect_into(batch: StagePlan, size: int, planned: dict[str, StagePlan], al
         else stage.capacity
         for stage in chain
     }
-    # Every worker's bundle has its place in the queue: none waits with it for another's.
-    rows = min(capacities[stage.name] // stage.workers for stage in chain)
     first = chain[0].operator
-    if rows >= 2 * size and len(chain) == 1 and isinstance(first, Source) and first.never_waits:
-        rows -= rows % size
+    capacity = min(capacities.values())
+    if len(chain) == 1 and isinstance(first, Source) and first.never_waits and capacity >= 2 * size:
+        # Rows in memory, which a second worker would not bring any sooner: several batches in one go.
+        rows = capacity - capacity % size
     else:
-        rows = min(size, rows)
+        # Every worker's bundle has its place in the queue: none waits with it for another's.
+        rows = min(size, *(capacities[stage.name] // stage.workers for stage in chain))
     if rows < 2:
         return
     for stage in chain:

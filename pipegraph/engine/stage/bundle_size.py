@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from itertools import pairwise
 
 BUNDLE_NS = 1_000_000
 """A bundle that took less may be twice as long next time: handing it over costs 1 % of this."""
@@ -37,6 +38,7 @@ class Pace:
         max_rows: in a bundle.
         min_rows: that the stage does in one call in any case.
         size: rows of the batch at whose end a bundle ends, if one is known.
+        batches: of how many such batches a bundle may be.
         nbytes: at most in one bundle.
         remote: whether the stage works in processes.
         far: whether the processes are a cluster's.
@@ -50,7 +52,10 @@ class Pace:
         nbytes: int = BUNDLE_BYTES,
         remote: bool = False,
         far: bool = False,
+        batches: int = 1,
     ) -> None:
+        self._batch = size
+        size *= batches
         self._times = FAR if far else REMOTE if remote else 1
         self.max_rows = max(1, min(max_rows, size))
         self.min_rows = min(min_rows, self.max_rows)
@@ -64,6 +69,11 @@ class Pace:
     def rows(self, done: int = 0) -> int:
         """Rows of the next bundle, when ``done`` have been dealt since a batch began."""
         return min(self._rows, self.size - done % self.size)
+
+    def groups(self, done: int, rows: int) -> list[tuple[int, int]]:
+        """From where to where each batch lies in a bundle of so many rows, when ``done`` were dealt before it."""
+        ends = range(self._batch - done % self._batch, rows, self._batch)
+        return list(pairwise((0, *ends, rows)))
 
     def packs(self, rows: int) -> bool:
         """Whether to put so many rows together before their batch is complete."""

@@ -13,7 +13,7 @@ from itertools import islice, repeat
 from time import perf_counter_ns
 from typing import Any
 
-from pipegraph.bundle import DROPPED, UNNAMED, Bundle, named
+from pipegraph.bundle import DROPPED, UNNAMED, Bundle, PackedParts, named
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Operator, RowOperator, Source
 from pipegraph.engine.process.contract import Call
@@ -293,9 +293,19 @@ class _Reading(_Mapping):
         stage = self.stage
         if stage.pack is None or not self._here or not stage.pace.packs(rows):
             return False
+        indices, gather = self._indices, self.operator.gather
         with suppress(Exception):
-            self._gathered = self.operator.gather(self._indices)
+            # Each batch has its memory for itself: one that lives on keeps no other.
+            spans = stage.pace.groups(self.bundle.before - self._first_step(), rows)
+            found = [gather(indices[start:stop]) for start, stop in spans]
+            if None not in found:
+                self._gathered = found[0] if len(found) == 1 else PackedParts(found, spans)
         return self._gathered is not None
+
+    def _first_step(self) -> int:
+        """The step at which the first batch of the epoch begins."""
+        run = self.stage.run
+        return run.first_step(self.stage.name) if self.bundle.epoch == run.first_epoch else 0
 
     def part(self, start: int, stop: int) -> Chunk | None:
         out = super().part(start, stop)

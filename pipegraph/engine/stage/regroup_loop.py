@@ -42,7 +42,7 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
     numbered, flushing = stage.failures.numbered, stage.failures.flushing
     process = numbered(operator.process)
 
-    def send(made: Sequence[Any]) -> Loop:
+    def send(made: Sequence[Any], more: bool = False) -> Loop:
         for out in made if together == 1 else bundled(made, together, stage.pace.nbytes):
             if groups is not None and out.__class__ is Chunk and (wrong := groups.check(out)) is not None:
                 out = Failure(wrong, out.epoch)
@@ -55,34 +55,47 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
             stage.settle(worker, 0, (), out)
             if isinstance(out, Chunk) and operator.spent is None:
                 held.release(out.lineages)
-            sender.send(0, out)
+            sender.send(0, out, more=more)
             yield
+
+    def work(item: Chunk, more: bool = False) -> Loop:
+        """Give the operator a chunk, or so many samples of a bundle that it makes one group at most: so a group that
+        fails takes none with it."""
+        several = item.__class__ is Bundle
+        makes = operator.fills(len(item.lineages)) if several else operator.emits_next()
+        reserved = 0
+        if makes and memory.guarded:
+            reserved = account.try_reserve(memory, 1, None, 0) or 0
+            if not reserved:
+                sender.wake()
+                reserved = account.reserve(memory)
+        call: Callable[[Any], Any] = operator.take_bundle if several else process
+        made = regrouped(stage, worker, item, partial(call, item), held, groups=groups)
+        if several:
+            worker.meter.calls += len(item.lineages) - 1
+        if reserved:
+            account.cancel_reservation(reserved)
+        if operator.spent:
+            held.release(operator.spent)
+            operator.spent.clear()
+        if made:
+            yield from send(made, more)
 
     while True:
         if stage.collects:
-            rows = operator.missing()  # no more: groups are made one at a time
-            item = inbox.take(rows, rows if operator.consecutive else 1)[1]
+            item = inbox.take(None, operator.missing() if operator.consecutive else 1)[1]
         else:
             item = one()
         if isinstance(item, Chunk):
             number_item(stage, worker, item)
-            several = item.__class__ is Bundle
-            makes = operator.fills(len(item.lineages)) if several else operator.emits_next()
-            reserved = account.reserve(memory) if memory.guarded and makes else 0
             held.add(item)
             if groups is not None:
                 groups.came(item)
-            work: Callable[[Any], Any] = operator.take_bundle if several else process
-            made = regrouped(stage, worker, item, partial(work, item), held, groups=groups)
-            if several:
-                worker.meter.calls += len(item.lineages) - 1
-            if reserved:
-                account.cancel_reservation(reserved)
-            if operator.spent:
-                held.release(operator.spent)
-                operator.spent.clear()
-            if made:
-                yield from send(made)
+            if item.__class__ is Bundle and item.count > operator.missing():
+                yield from _in_parts(item, operator, work)
+                sender.wake()
+            else:
+                yield from work(item)
         elif isinstance(item, EndOfEpoch):
             flush = flushing(operator.flush, item.epoch)
             yield from send(regrouped(stage, worker, None, flush, held, item.epoch, groups))
@@ -100,6 +113,18 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
         elif not isinstance(item, Mark):
             sender.send(0, item)
         yield
+
+
+def _in_parts(bundle: Bundle, operator: Regroup, work: Callable[[Chunk, bool], Loop]) -> Loop:
+    """``work`` on a bundle of several groups, one after the other.
+
+    Where they only have to be cut the next stage is not woken for each: a bundle is small.
+    """
+    start, quick = 0, bundle.packed is not None
+    while start < bundle.count:
+        stop = min(bundle.count, start + operator.missing())
+        yield from work(bundle.part(start, stop), quick)
+        start = stop
 
 
 def bundled(made: Sequence[Any], rows: int, nbytes: int) -> Iterator[Any]:

@@ -43,14 +43,18 @@ class Sender:
         if len(channels) == 1:
             channels[0].starved = self._send_finished
 
-    def send(self, ticket: int, item: Any, last: bool = True) -> bool:
-        """Put what was made of a ticket; blocks while there is no room. False if nobody wanted it."""
+    def send(self, ticket: int, item: Any, last: bool = True, more: bool = False) -> bool:
+        """Put what was made of a ticket; blocks while there is no room. False if nobody wanted it.
+
+        Args:
+            more: whether another follows, or :meth:`wake`, before the caller waits for anything; in order only.
+        """
         channels = self.channels
         tracer = self.stage.run.tracer
         if tracer.on and isinstance(item, Chunk):
             tracer.sent(self.stage.name, item)
         if len(channels) == 1:
-            sent = self._put(0, ticket, item, last)
+            sent = channels[0].put(item, True) if more else self._put(0, ticket, item, last)
             if not sent and item.buffers:
                 self.stage.run.account.release(item.buffers)
         else:
@@ -58,6 +62,11 @@ class Sender:
         if last:
             self._done(ticket)
         return sent
+
+    def wake(self) -> None:
+        """Let the next stage find what was sent with ``more``."""
+        if len(self.channels) == 1:
+            self.channels[0].nudge()
 
     def drop(self, ticket: int) -> None:
         """Nothing (more) comes of this ticket."""
