@@ -249,12 +249,13 @@ def stacked_at_once(items: Sequence[Any]) -> torch.Tensor | None:
 
 def stacked_tensors(items: Sequence[Any]) -> torch.Tensor | None:
     """As :func:`stacked_at_once`, of tensors."""
-    if set(map(type, items)) != {torch.Tensor} or len(set(map(_dtype, items))) > 1:
-        return None
     try:
-        return torch.stack(list(items))
-    except (TypeError, ValueError, RuntimeError):
+        if len(set(map(_dtype, items))) > 1:
+            return None
+        stacked = torch.stack(items if isinstance(items, list) else list(items))
+    except (AttributeError, TypeError, ValueError, RuntimeError):
         return None
+    return stacked if stacked.__class__ is torch.Tensor else None
 
 
 def array_of_all(items: Sequence[Any]) -> np.ndarray | None:

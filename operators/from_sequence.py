@@ -182,10 +182,8 @@ class FromSequence(OrderedSource):
                 return
         dataset, add, draws = self.dataset, found.append, self._draws
         given: Any = indices  # as ``indices_of`` has made them
-        seed_others = draws.rows(given.epoch, Lineages(self._stage, given.positions), found, start)
-        for row, index in enumerate(islice(indices, start, None), start):
-            if seed_others:
-                draws.seed_others(row)
+        rows = Lineages(self._stage, given.positions)
+        for index in draws.rows(given.epoch, rows, found, start, indices):
             item = dataset[index]
             add(item if item.__class__ in SHARED else copy_containers(item))
         draws.over()

@@ -267,11 +267,7 @@ class Map(_Function):
         if self._plain:
             function, add = self.function, made.append
             draws = self._draws
-            behind = start - len(made)
-            seed = draws.rows(bundle.epoch, bundle.lineages, made, start)
-            for item in islice(bundle.data, start, None) if start else bundle.data:
-                if seed:
-                    draws.seed_others(behind + len(made))
+            for item in draws.rows(bundle.epoch, bundle.lineages, made, start, bundle.data):
                 out = function(item)
                 if out.__class__ is CoroutineType:
                     raise not_awaited(out)
@@ -312,11 +308,7 @@ class Filter(_Function):
         add = made.append
         if self._plain:
             function, draws = self.function, self._draws
-            behind = start - len(made)
-            seed = draws.rows(bundle.epoch, bundle.lineages, made, start)
-            for item in islice(bundle.data, start, None) if start else bundle.data:
-                if seed:
-                    draws.seed_others(behind + len(made))
+            for item in draws.rows(bundle.epoch, bundle.lineages, made, start, bundle.data):
                 kept = function(item)
                 if kept.__class__ is CoroutineType:
                     raise not_awaited(kept)

@@ -91,7 +91,8 @@ class Bundle(Chunk):
         """Let ``pack`` put the samples together, if it can."""
         packed = pack(self.data)
         if packed is not None:
-            self.names = named(self.data, self.names)
+            if packed.kind is dict:
+                self.names = named(self.data, self.names)
             self.take_packed(packed)
 
     def take_packed(self, packed: Any) -> None:

@@ -23,14 +23,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
+from itertools import islice
 from types import BuiltinMethodType, CodeType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from pipegraph.chunk import Chunk
 from pipegraph.randomness import key
+
+T = TypeVar("T")
 
 KEY = "TESTING_ONLY_GenericMode"
 """Torch's dispatch key for modes of out-of-tree code; no kernel of torch's own is registered for it."""
@@ -89,10 +92,12 @@ class Draws:
         if _whole_process:
             self.seed_others(0)
 
-    def rows(self, epoch: int, lineages: Sequence[Any], made: list[Any], start: int) -> bool:
+    def rows(
+        self, epoch: int, lineages: Sequence[Any], made: list[Any], start: int, items: Iterable[T]
+    ) -> Iterable[T]:
         """From now on it works on one row after the other, from ``start``; the results go to the end of ``made``.
 
-        Returns whether :meth:`seed_others` is to be called before each row.
+        Returns the ``items`` of these rows, to be iterated over.
         """
         self._epoch = epoch
         self._lineages = lineages
@@ -100,7 +105,13 @@ class Draws:
         self._first = start - len(made)
         self._row = -1
         _current.set(self)
-        return _whole_process
+        rest = islice(items, start, None) if start else items
+        return self._seeding_others(rest, start) if _whole_process else rest
+
+    def _seeding_others(self, items: Iterable[T], start: int) -> Iterator[T]:
+        for row, item in enumerate(items, start):
+            self.seed_others(row)
+            yield item
 
     def several(self) -> None:
         """From now on it works on several samples in one call: a draw in it raises :class:`DrawnForSeveral`."""

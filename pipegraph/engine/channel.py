@@ -191,9 +191,7 @@ class Channel:
         """Whether every lower number is closed. Without the lock: once true it stays so."""
         return self._contents.is_next(seq)
 
-    def _put(
-        self, seq: int, item: Any, last: bool, stamp: Stamp | None = None, more: bool = False
-    ) -> bool:
+    def _put(self, seq: int, item: Any, last: bool, stamp: Stamp | None = None, more: bool = False) -> bool:
         with self._lock:
             if self._cancelled:
                 raise Cancelled

@@ -55,6 +55,38 @@ def test_put_waits_while_full_and_resumes_after_one_get():
     assert channel.get().data == 2
 
 
+def test_what_is_put_with_more_wakes_nobody_until_the_last_of_it():
+    channel = Channel(8)
+    reader = Started(channel.get)
+    wait_until(channel, lambda s: s.getters_waiting == 1)
+    channel.put(chunk(1), more=True)
+    channel.put(chunk(2), more=True)
+    assert (channel.stats().getters_waiting, channel.stats().depth) == (1, 2)
+    channel.put(chunk(3))
+    assert reader.result().data == 1
+    assert [channel.get().data for _ in range(2)] == [2, 3]
+
+
+def test_a_nudge_wakes_for_what_was_put_with_more_one_reader_after_the_other():
+    channel = Channel(8)
+    readers = [Started(channel.get) for _ in range(2)]
+    wait_until(channel, lambda s: s.getters_waiting == 2)
+    for number in range(2):
+        channel.put(chunk(number), more=True)
+    channel.nudge()
+    assert sorted(reader.result().data for reader in readers) == [0, 1]
+
+
+def test_a_put_that_waits_for_room_wakes_for_what_was_put_before_with_more():
+    channel = Channel(2)
+    reader = Started(lambda: [channel.get().data for _ in range(3)])
+    wait_until(channel, lambda s: s.getters_waiting == 1)
+    for number in range(3):  # the last has no room until the reader, who was not woken, has taken one
+        assert channel.put(chunk(number), more=True)
+    channel.nudge()
+    assert reader.result() == [0, 1, 2]
+
+
 def test_get_waits_while_empty():
     channel = Channel(4)
     reader = Started(channel.get)

@@ -204,3 +204,31 @@ def test_windows_gathered_for_a_batch_are_those_read_one_by_one(workers, size, m
         assert one.data["tokens"].dtype == other.data["tokens"].dtype == torch.uint16
         assert torch.equal(one.data["tokens"], other.data["tokens"])
         assert one.data["tokens"].untyped_storage().nbytes() == one.data["tokens"].nbytes
+
+
+def test_each_batch_of_several_that_come_together_has_its_memory_for_itself() -> None:
+    graph = pg.Graph("windows")
+    source = graph.add(ops.FromTokens(np.arange(64 * 16, dtype=np.uint16), 4), workers=2, capacity=64)
+    source.then(ops.Batch(16), capacity=4)
+    assert graph.plan().stages[source.name].bundle_rows == 64
+    with graph.loader() as loader:
+        batches = [batch["tokens"] for batch in loader]
+    assert torch.cat(batches).tolist() == np.arange(64 * 16).reshape(-1, 4).tolist()
+    assert {batch.untyped_storage().nbytes() for batch in batches} == {16 * 4 * 2}
+    assert len({batch.untyped_storage().data_ptr() for batch in batches}) == 16
+
+
+def test_a_batch_that_fails_takes_none_along_that_came_together_with_it() -> None:
+    def collate(items: Any) -> Any:
+        if items[0]["tokens"][0] == 64:
+            raise ValueError("the second batch")
+        return [int(item["tokens"][0]) for item in items]
+
+    graph = pg.Graph("windows")
+    source = graph.add(ops.FromTokens(np.arange(64 * 4, dtype=np.uint16), 4), workers=1, capacity=64)
+    source.then(ops.Batch(16, collate=collate))
+    with graph.loader() as loader:
+        batches = iter(loader)
+        assert next(batches)[0] == 0
+        with pytest.raises(ValueError, match="the second batch"):
+            next(batches)

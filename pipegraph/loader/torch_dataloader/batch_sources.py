@@ -217,8 +217,8 @@ class MapBatches(_Batches):
         """Each sample with its own random numbers."""
         stage, draws, dataset = self._context.stage, self._draws, self.fetching.dataset
         rows: list[Any] = []
-        draws.rows(epoch, [(stage, position, row) for row in range(len(index))], rows, 0)
-        for each in index:
+        lineages = [(stage, position, row) for row in range(len(index))]
+        for each in draws.rows(epoch, lineages, rows, 0, index):
             rows.append(dataset[each])  # noqa: PERF401 (its length says which row is in work)
         draws.one(epoch, (stage, position))
         return self.fetching.collate(rows)
