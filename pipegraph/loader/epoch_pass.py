@@ -15,10 +15,10 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.pass_totals import Interval
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
+from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.errors import LoaderClosedError, PipegraphWarning
 from pipegraph.loader.equal_steps import Agreement, Sure, minimum_over
 from pipegraph.loader.position import Hand, Progress
-from pipegraph.tree import buffers
 
 if TYPE_CHECKING:
     from pipegraph.tuning.tuner import Tuner
@@ -62,8 +62,7 @@ class Pass:
         self._counted = progress.counted or self._place.delivered is not None
         self._agreement: Agreement | None = None
         self._step = 0
-        self._rows: Bundle | None = None  # taken together, of which ``_row`` is next
-        self._row = 0
+        self._rest: list[Chunk] = []  # of what was taken together, the next one last
         self._quick: Iterator[Any] = iter(())  # those before the last, where they are only counted
         self._hand: Hand | None = None  # which counts them
         self._plain = not whole and not self._counted and group is None
@@ -91,21 +90,24 @@ class Pass:
                     self._finish()
                 if self._agreement is not None:
                     self._agree(self._agreement)
-                rows = self._rows
-                if rows is None:
+                if self._rest:
+                    if self._run.over:
+                        raise Cancelled
+                    item = self._rest.pop()
+                else:
                     item = self._next(progress)
                     if item.__class__ is Bundle:
-                        rows = self._rows = item
-                        last = item.count - 1
-                        progress.waits.note_none(last)
-                        self._row = 0
-                        if self._plain and last:
-                            self._row = last
-                            self._hand = progress.take(self._place, item.data[: self._row], item.afters())
+                        progress.waits.note_none(item.count - 1)
+                        if self._plain and item.count > 1:
+                            # All but the last, which ends the bundle.
+                            last = item.count - 1
+                            self._rest = [item.one(last)]
+                            self._rest[0].buffers = item.buffers
+                            self._hand = progress.take(self._place, item.data[:last], item.afters())
                             self._quick = self._hand.left
                             return next(self._quick)
-                if rows is not None:
-                    return self._next_row(progress, rows)
+                        self._rest = rows_of(item, self._run.account)[::-1]
+                        item = self._rest.pop()
                 if item.buffers:
                     self._release(item.buffers)
                 for event in item.ready:
@@ -144,39 +146,10 @@ class Pass:
             progress.first_batch_ns = perf_counter_ns()
         return item
 
-    def _next_row(self, progress: Progress, rows: Bundle) -> Any:
-        """The next of the rows that came together; nobody has waited for those behind the first."""
-        if self._run.over:
-            raise Cancelled
-        index = self._row
-        data = rows.data[index]
-        last = index + 1 == rows.count
-        if last and rows.buffers:
-            self._release(rows.buffers)
-        made = data
-        if self._whole or self._counted:
-            one = rows.one(index)
-            one.nbytes = sum([nbytes for _, nbytes in buffers(data)])
-            if self._whole:
-                made = one
-        self._row = index + 1
-        if last:
-            self._rows = None
-        # Last of all: what is interrupted before this was not delivered.
-        if self._counted:
-            progress.count(self._place, one, self._run)
-        elif rows.places is None:
-            self._place.cursor = rows.before + index + 1
-        else:
-            self._place.cursor = rows.places[index][1]
-        progress.delivered(1)
-        return made
-
     def _ahead(self) -> tuple[int, Any]:
         """As the terminal's ``ahead``, with the rows in hand."""
         chunks, token = self._run.terminal.ahead()
-        rows = self._rows
-        return chunks + (0 if rows is None else rows.count - self._row), token
+        return chunks + len(self._rest), token
 
     def end(self, why: str) -> None:
         """The pass is over: it gives nothing more, also of what it has in hand."""
@@ -204,7 +177,7 @@ class Pass:
     def wait_for_more(self) -> None:
         """Wait for a chunk or the end of this epoch; drops the end of one that was cut short for other ranks' sake."""
         while not self._place.nothing:
-            if self._rows is None:
+            if not self._rest:
                 self._run.terminal.peek()
             chunks, token = self._ahead()
             if chunks or not isinstance(token, EndOfEpoch) or token.epoch == self.epoch:
@@ -219,9 +192,8 @@ class Pass:
         if not (agreement.allowed or self._place.restored):
             self._warn_of_no_steps()
         self._run.discard_output(self.epoch)
-        if self._rows is not None:
-            self._release(self._rows.buffers)
-            self._rows = None
+        while self._rest:
+            self._release(self._rest.pop().buffers)
         self._finish()
 
     def _warn_of_no_steps(self) -> None:

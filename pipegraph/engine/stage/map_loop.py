@@ -24,7 +24,7 @@ from pipegraph.engine.stage.stage_run import StageRun, Worker
 from pipegraph.engine.stage.unit import Unit
 from pipegraph.global_generators import Draws
 from pipegraph.policies import Retry
-from pipegraph.tree import ATOMS, copy_containers
+from pipegraph.tree import copy_containers
 
 _FAILED = object()
 """In place of a row whose failure has left by itself."""
@@ -97,34 +97,14 @@ def _single(
     granted: int | None = None,
 ) -> None:
     """Do one chunk, row ``row`` of what was taken; ``granted`` bytes are reserved for it."""
-    meter, leaving, memory, sender = worker.meter, worker.leaving, stage.account, stage.sender
-    held = item.buffers
+    memory, held = stage.account, item.buffers
     reserved = granted
     if reserved is None:
-        reserved = stage.run.account.reserve(memory, sender.first, ticket) if memory.guarded else 0
-    start = perf_counter_ns()
-    try:
-        out = process(item)
-        if out is not item and out.__class__ is not Chunk:
-            stage.check_made(out)
-    except BaseException as error:
-        out = stage.failures.handle(worker, item, error, row)
-    meter.busy_ns += perf_counter_ns() - start
-    meter.calls += 1
-    if out is None:
-        worker.judged.dropped += 1
-        stage.drop(reserved, held)
-        if last:
-            sender.drop(ticket)
-        return
-    if isinstance(out, Chunk):
-        if out is not item:  # what was made of an item takes its place
-            out.before, out.after, out.epoch = item.before, item.after, item.epoch
-        leaving.items += 1
-        leaving.samples += len(out.lineages)
-    if held or reserved or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
-        stage.settle(worker, reserved, held, out)
-    sender.send(ticket, out, last)
+        reserved = stage.run.account.reserve(memory, stage.sender.first, ticket) if memory.guarded else 0
+    out = stage.attempt(worker, item, process, row)
+    if out is not item and out.__class__ is Chunk:  # what was made of an item takes its place
+        out.before, out.after, out.epoch = item.before, item.after, item.epoch
+    stage.leave(worker, ticket, out, held, reserved, last)
     del out  # a failure: its traceback leads to this frame
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from operator import index as as_int
 from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.chunk import Chunk, EndOfEpoch, Mark
 from pipegraph.contracts import FanIn, FanOut
-from pipegraph.engine.stage.failure_notes import not_a_chunk
 from pipegraph.engine.stage.ordinals import number_item
 from pipegraph.engine.stage.restore import ways_in
 from pipegraph.engine.stage.row_intake import RowIntake
@@ -118,7 +118,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
                         (*path, ways[index]) for path in item.paths or ((),) * len(item.lineages)
                     )
                 positions[index] = item.after
-                last = _merge_one(stage, worker, process, item, positions, last, held, put)
+                last = _merge_one(stage, worker, process, item, positions, last, held)
             elif isinstance(item, EndOfEpoch):
                 ended.add(index)
                 operator.end_input(index)
@@ -155,31 +155,16 @@ def _merge_one(
     positions: list[Any],
     last: Any,
     held: list[Any],
-    put: Callable[[Any], Any],
 ) -> Any:
     """Process one chunk of a fan-in; returns the cursor after what was sent last."""
-    meter = worker.meter
     if item.buffers:
         held.append(item.buffers)
-    start = perf_counter_ns()
-    try:
-        out = process(item)
-        if out is not None and not isinstance(out, Chunk):
-            raise not_a_chunk(out, stage.name, "process")
-    except BaseException as error:
-        out = stage.failures.handle(worker, item, error)
-    meter.busy_ns += perf_counter_ns() - start
-    meter.calls += 1
+    out = stage.attempt(worker, item, process)
     if out is None:
         return last
     if out.__class__ is Chunk:
         after = worker.operator.cursor(positions)
         out.before, out.after, last = last, after, after
-        meter.items += 1
-        meter.samples += len(out.lineages)
-    stage.settle(worker, 0, (), out)
-    for buffers in held:
-        stage.run.account.release(buffers)
+    stage.leave(worker, 0, out, tuple(chain.from_iterable(held)), 0)
     held.clear()
-    put(out)
     return last

@@ -52,7 +52,8 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             error = stage.failures.do_row(worker, partial(operator.do_row, job.batch, index, None))
             meter.busy_ns += now() - start
             if _row_done(stage, job, index, error):
-                _send(stage, worker, job.ticket, _end(stage, worker, job), job.held, job.reserved)
+                meter.calls += 1
+                stage.leave(worker, job.ticket, _end(stage, worker, job), job.held, job.reserved)
                 yield
             continue
         ticket, item = inbox.take(1, elsewhere=lambda: bool(stage.jobs))
@@ -70,25 +71,26 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             if stage.account.guarded
             else 0
         )
+        if not item.batched:
+            held = item.buffers
+            stage.leave(worker, ticket, stage.attempt(worker, item, process), held, reserved)
+            yield
+            continue
         start = now()
-        opened: _Job | None = None
-        out: Any = None
         try:
-            if item.batched:
-                opened = _Job(ticket, item, operator.begin_batch(item), reserved)
-            else:
-                out = process(item)
-                stage.check_made(out)
+            opened = _Job(ticket, item, operator.begin_batch(item), reserved)
         except BaseException as error:
             out = stage.failures.handle(worker, item, error)
-        meter.busy_ns += now() - start
-        if opened is not None:
-            with stage.jobs_lock:
-                stage.jobs.append(opened)
-            inbox.nudge_all()
+            meter.calls += 1
+            stage.leave(worker, ticket, out, item.buffers, reserved)
+            del out  # a failure: its traceback leads to this frame
+            yield
             continue
-        _send(stage, worker, ticket, out, item.buffers, reserved)
-        yield
+        finally:
+            meter.busy_ns += now() - start
+        with stage.jobs_lock:
+            stage.jobs.append(opened)
+        inbox.nudge_all()
 
 
 def _next_row(stage: StageRun) -> tuple[_Job, int] | None:
@@ -131,21 +133,6 @@ def _end(stage: StageRun, worker: Worker, job: _Job) -> Any:
         out = stage.failures.handle(worker, job.chunk, error)
     worker.meter.busy_ns += perf_counter_ns() - start
     return out
-
-
-def _send(stage: StageRun, worker: Worker, ticket: int, out: Any, held: Buffers, reserved: int) -> None:
-    meter = worker.meter
-    meter.calls += 1
-    if out is None:
-        meter.dropped += 1
-        stage.drop(reserved, held)
-        stage.sender.drop(ticket)
-        return
-    if out.__class__ is Chunk:
-        meter.items += 1
-        meter.samples += len(out.lineages)
-    stage.settle(worker, reserved, held, out)
-    stage.sender.send(ticket, out)
 
 
 def whole_batches(stage: StageRun, worker: Worker) -> Callable[[Chunk], Any]:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.chunk import Chunk, Cursor, Failure
@@ -29,7 +30,7 @@ from pipegraph.machine import scheduled
 from pipegraph.planning.isolation import Elsewhere
 from pipegraph.planning.plan import StagePlan
 from pipegraph.policies import final_policy
-from pipegraph.tree import buffers
+from pipegraph.tree import ATOMS, buffers
 
 if TYPE_CHECKING:
     from pipegraph.engine.run import Run
@@ -291,8 +292,30 @@ class StageRun:
         for index in range(len(self.inboxes)):
             self.discard_input(index, epoch)
 
+    # -- one item ------------------------------------------------------------------------------
+
+    def attempt(self, worker: Worker, item: Chunk, call: Callable[[Chunk], Any], row: int = 0) -> Any:
+        """What a call makes of an item, timed; where it fails, what the policy puts in the item's place.
+
+        Args:
+            row: which of its bundle's samples the item is.
+        """
+        start = perf_counter_ns()
+        try:
+            out = call(item)
+            if out.__class__ is not Chunk:
+                self.check_made(out)
+        except BaseException as error:
+            out = self.failures.handle(worker, item, error, row)
+        worker.meter.busy_ns += perf_counter_ns() - start
+        worker.meter.calls += 1
+        try:
+            return out
+        finally:
+            del out  # a failure: its traceback leads to this frame
+
     def check_made(self, out: Any) -> None:
-        """Raise TypeError unless a map stage may make this of an item."""
+        """Raise TypeError unless the stage may make this of an item."""
         operator = self.plan.operator
         rows = self.plan.remote and isinstance(
             operator, RowOperator
@@ -300,6 +323,29 @@ class StageRun:
         drops = rows or (isinstance(operator, Operator) and not operator.one_to_one)
         if not (isinstance(out, Chunk) or (drops and out is None) or (rows and isinstance(out, Failure))):
             raise not_a_chunk(out, self.name, "process", type(operator).__name__)
+
+    def leave(
+        self, worker: Worker, ticket: int, out: Any, held: Buffers, reserved: int, last: bool = True
+    ) -> None:
+        """Count and send what was made of an item: a chunk, a failure, or nothing.
+
+        Args:
+            held: the item's buffers.
+            reserved: bytes, for what was made.
+            last: whether it is the last of its ticket.
+        """
+        if out is None:
+            worker.judged.dropped += 1
+            self.drop(reserved, held)
+            if last:
+                self.sender.drop(ticket)
+            return
+        if isinstance(out, Chunk):
+            worker.leaving.items += 1
+            worker.leaving.samples += len(out.lineages)
+        if held or reserved or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
+            self.settle(worker, reserved, held, out)
+        self.sender.send(ticket, out, last)
 
     # -- memory --------------------------------------------------------------------------------
 
