@@ -62,8 +62,9 @@ def _collect_into(batch: StagePlan, size: int, planned: dict[str, StagePlan], al
     }
     first = chain[0].operator
     capacity = min(capacities.values())
-    if len(chain) == 1 and isinstance(first, Source) and first.never_waits and capacity >= 2 * size:
-        # Rows in memory, which a second worker would not bring any sooner: several batches in one go.
+    in_memory = isinstance(first, Source) and first.never_waits and not chain[0].remote
+    if len(chain) == 1 and in_memory and capacity >= 2 * size:
+        # A second thread would not bring these any sooner: several batches in one go.
         rows = capacity - capacity % size
     else:
         # Every worker's bundle has its place in the queue: none waits with it for another's.
