@@ -295,7 +295,7 @@ class Runtime(OperatorContexts):
             worker,
             seen,
             partial(self._work_in, stage, worker),
-            lambda run: self.staffing.tell(run, stage.name),
+            lambda run: self.staffing.apply_size(run, stage.name),
         )
 
     def _work_in(self, stage: StagePlan, worker: Worker, run: Run) -> None:

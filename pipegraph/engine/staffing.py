@@ -138,7 +138,7 @@ class Staffing:
             self._capacities[stage] = max(capacity, self._tuned[stage].bundle_rows)
             run = runtime.run
         if run is not None:
-            self.tell(run, stage)
+            self.apply_size(run, stage)
 
     # -- for the runtime -----------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Staffing:
                 for channel in run.stages[name].inboxes:
                     channel.leaving = self._leaving
 
-    def tell(self, run: Run, stage: str) -> None:
+    def apply_size(self, run: Run, stage: str) -> None:
         """Give a stage of a run its size."""
         runtime = self._runtime
         with self._sizing:
@@ -224,7 +224,7 @@ class Staffing:
             found = self._admitted(stage, worker)
             if found is not None:
                 run, seen = found
-                self.tell(run, name)
+                self.apply_size(run, name)
                 del run, found
                 runtime.serve(stage, worker, seen)
         except BaseException as error:  # what a source does as a run begins
