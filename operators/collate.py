@@ -17,7 +17,7 @@ other objects, and the dtype of the first sample.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import chain
 from operator import attrgetter
@@ -48,8 +48,11 @@ def collate(items: Sequence[Any], pad: Any = None, field: str = "") -> Any:
         field: where in the sample this is, for messages.
 
     Raises:
-        DataError: arrays of different shapes without ``pad``, or samples of different kinds or fields.
+        DataError: arrays of different shapes without ``pad``, or samples of different kinds or fields; ``pad`` names
+            a field that they do not have.
     """
+    if not field and isinstance(pad, Mapping):
+        _check_names(items[0], pad)
     filling = _pad_of(pad, field)
     if isinstance(filling, Pad):
         if _is_ragged(items[0]):
@@ -135,6 +138,34 @@ def _pad_of(pad: Any, field: str) -> Any:
     return pad.get(field) if isinstance(pad, Mapping) else pad
 
 
+def _check_names(item: Any, pad: Mapping[Any, Any]) -> None:
+    """Raises DataError where a padding is for a field that the samples do not have."""
+    there = set(_names(item))
+    unknown = next((name for name in pad if name not in there), None)
+    if unknown is not None:
+        raise DataError(
+            f"Batch: pad names the field {unknown!r}, which the samples do not have; they have "
+            f"{', '.join(map(repr, sorted(there - {''}))) or 'none'}"
+        )
+
+
+def _names(item: Any, field: str = "") -> Iterator[str]:
+    """Of a sample ("") and its fields, at any depth, as :func:`_join` writes them."""
+    yield field
+    kind = _kind_of(item)
+    inside: Iterable[tuple[Any, Any]] = item.items() if kind == "mapping" else ()
+    if kind == "tuple":
+        inside = enumerate(item)
+    elif isinstance(kind, type):
+        inside = [(name, getattr(item, name)) for name in _fields_of(item)]
+    for name, value in inside:
+        yield from _names(value, _join(field, name))
+
+
+def _fields_of(record: Any) -> Sequence[str]:
+    return record._fields if is_namedtuple(record) else [f.name for f in dataclasses.fields(record)]
+
+
 def _sized(items: Sequence[Any], filling: Pad, field: str) -> torch.Tensor:
     """As :func:`collate`, the first dimension of the size that ``filling`` says."""
     made: torch.Tensor = collate(items, {field: filling.value}, field)
@@ -142,7 +173,7 @@ def _sized(items: Sequence[Any], filling: Pad, field: str) -> torch.Tensor:
     size = filling.size(longest, field)
     if size == longest:
         return made
-    grown = made.new_full((len(items), size, *made.shape[2:]), filling.value)
+    grown = _full(made, (len(items), size, *made.shape[2:]), filling.value, field)
     grown[:, :longest] = made
     return grown
 
@@ -219,12 +250,12 @@ def _collate_tuples(items: Sequence[tuple[Any, ...]], pad: Any, field: str) -> t
 
 
 def _collate_records(items: Sequence[Any], first: Any, pad: Any, field: str) -> Any:
-    for name in first._fields if is_namedtuple(first) else [f.name for f in dataclasses.fields(first)]:
+    names = _fields_of(first)
+    for name in names:
         _check_place(getattr(first, name), pad, _join(field, name))
     if is_namedtuple(first):
-        columns = zip(first._fields, zip(*items, strict=True), strict=True)
+        columns = zip(names, zip(*items, strict=True), strict=True)
         return type(first)(*[collate(column, pad, _join(field, name)) for name, column in columns])
-    names = [f.name for f in dataclasses.fields(first)]
     return with_fields(
         first, {n: collate([getattr(item, n) for item in items], pad, _join(field, n)) for n in names}
     )
@@ -345,10 +376,26 @@ def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
             "make them equal before Batch, or use Batch(..., pad=0), or Batch(..., collate=list)"
         )
     largest = [max(tensor.shape[i] for tensor in tensors) for i in range(len(shape))]
-    stacked = tensors[0].new_full((len(tensors), *largest), pad)
+    stacked = _full(tensors[0], (len(tensors), *largest), pad, field)
     for row, tensor in zip(stacked, tensors, strict=True):
         row[tuple(slice(0, n) for n in tensor.shape)] = tensor
     return stacked
+
+
+def _full(like: torch.Tensor, shape: Sequence[int], pad: Any, field: str) -> torch.Tensor:
+    """A tensor of padding, of the dtype of ``like``, which must hold it."""
+    try:
+        made = like.new_full(shape, pad)
+        exact = made.is_floating_point() or made.is_complex() or not made.numel()
+        fits = exact or made.flatten()[0].item() == pad
+    except (RuntimeError, TypeError):  # torch says so of some that do not fit
+        fits = False
+    if not fits:
+        raise DataError(
+            f"{_where(field)}: pad={pad!r} does not fit {str(like.dtype).removeprefix('torch.')}, the dtype of the "
+            "values; give the field another: Batch(..., pad={'field': value})"
+        )
+    return made
 
 
 # -- lists of numbers --------------------------------------------------------------------------------

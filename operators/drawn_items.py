@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from pipegraph.operators.hugging_face import forget_state, is_streaming, state_is_exact
+from pipegraph.parameters import iterator_of
 from pipegraph.tree import ATOMS, copy_containers
 
 SHARED = ATOMS | {np.ndarray, torch.Tensor, bytes, str}
@@ -49,18 +50,18 @@ class Turn:
         """
         resumable = _is_resumable(items) and not isinstance(items, Iterator)
         if not resumable and not hasattr(items, "set_epoch"):
-            return DrawnItems(_resumed(_iterator(items), state))
+            return DrawnItems(_resumed(iterator_of(items), state))
         with self._lock:
             if hasattr(items, "set_epoch"):
                 items.set_epoch(epoch)
             if not resumable:
-                begun = _iterator(items)
+                begun = iterator_of(items)
                 if _is_resumable(begun):  # it may resume from a state, and then must not have begun
                     return DrawnItems(_resumed(begun, state))
                 return DrawnItems(chain(list(islice(begun, 1)), begun))
             if state is not None:
                 items.load_state_dict(copy.deepcopy(state))
-            begun = _iterator(items)
+            begun = iterator_of(items)
             first = list(islice(begun, 1))
             if state is not None and is_streaming(items):
                 forget_state(items)
@@ -110,13 +111,6 @@ def _is_resumable(items: Any) -> bool:
     except (AttributeError, TypeError, ValueError):
         return False
     return not is_streaming(items) or state_is_exact(items)
-
-
-def _iterator(items: Any) -> Iterator[Any]:
-    """As ``iter``; but what only answers to indices is asked for ``len`` items, for it may answer to any index."""
-    if not hasattr(items, "__iter__") and hasattr(items, "__len__"):
-        return map(items.__getitem__, range(len(items)))
-    return iter(items)
 
 
 def length_of(items: Any) -> int | None:

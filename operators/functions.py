@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from itertools import islice
 from types import CoroutineType
@@ -18,7 +18,7 @@ from pipegraph.contracts import Context, Operator
 from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import Draws, enter_worker
-from pipegraph.parameters import function_name, not_awaited
+from pipegraph.parameters import function_name, iterator_of, not_awaited
 from pipegraph.randomness import generator
 from pipegraph.tree import copy_containers
 
@@ -343,7 +343,7 @@ class FlatMap(_Function):
     one_to_one = False
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
-        items: Iterable[Any] = self.call(chunk)
+        items = iterator_of(self.call(chunk))
         for index, item in enumerate(self._draws.each(items, chunk.epoch, chunk.lineages[0])):
             item = copy_containers(item)
             child = chunk.child(index, item)

@@ -11,7 +11,7 @@ from pipegraph.errors import GraphError
 from pipegraph.integers import integer
 from pipegraph.operators.ordered import order_of
 from pipegraph.order import Order, StridedOrder
-from pipegraph.parameters import function_name
+from pipegraph.parameters import function_name, iterator_of
 from pipegraph.tree import copy_containers
 
 
@@ -130,7 +130,7 @@ class Interleave(Source):
                 _close(file)
 
     def _reopened(self, mine: Sequence[int], number: int, read: int) -> _Open:
-        items = iter(self.function(self.files[mine[number]]))
+        items = iterator_of(self.function(self.files[mine[number]]))
         for _ in zip(range(read), items, strict=False):
             pass
         return _Open(number, items, read)

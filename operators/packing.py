@@ -53,7 +53,7 @@ class Pack(Regroup):
 
     Raises:
         DataError: the fields of a document have different lengths, those of two documents different dtypes, or hold
-            something else than numbers.
+            something else than numbers; ``pad`` names another field.
     """
 
     own_numbers = True
@@ -267,6 +267,11 @@ class Pack(Regroup):
                 if name not in data:
                     raise DataError(f"Pack: no field {name!r} in {', '.join(map(str, data))}")
                 fields[name] = _array(data[name], name)
+        unknown = [name for name in self.pad if name not in fields] if isinstance(self.pad, Mapping) else []
+        if unknown:
+            raise DataError(
+                f"Pack: pad names {unknown[0]!r}, which is not packed: {', '.join(map(str, fields))}"
+            )
         if not fields:
             raise DataError(
                 "Pack: no field with a value per token (a list of numbers, an array or a tensor) in "

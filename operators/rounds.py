@@ -260,8 +260,8 @@ def _coded(number: int, position: int) -> int:
 class Repeat(Operator):
     """The stream above it ``times`` times in each epoch: its source is read so often, each time in another order.
 
-    It may stand behind any chain of stages with one input and one reader each; windows, batches and packed rows reach
-    from one round into the next. The stage itself does nothing and is left out of the plan.
+    It may stand behind any chain of stages with one input and one reader each, but ``Take``; windows, batches and
+    packed rows reach from one round into the next. The stage itself does nothing and is left out of the plan.
 
     Args:
         times: rounds in an epoch.

@@ -42,7 +42,7 @@ class FromTable(OrderedSource):
         shuffle: whether the default order shuffles; by default rows come as they lie.
 
     Raises:
-        GraphError: not a table, no such column, or nulls without a filling.
+        GraphError: not a table, no such column, nulls without a filling, or one of another type than its column.
     """
 
     default_name = "fromtable"
@@ -122,18 +122,36 @@ def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
 
 
 def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
-    """What stands for the nulls of each column that has any."""
-    types = importlib.import_module("pyarrow").types
+    """What stands for the nulls of each column that has any, of the column's type."""
+    arrow = importlib.import_module("pyarrow")
     for name, column in zip(table.column_names, table.columns, strict=True):
+        if name in fill:
+            fill[name] = _filling(arrow, fill[name], name, column.type)
         if name in fill or not column.null_count:
             continue
-        if not types.is_floating(column.type):
+        if not arrow.types.is_floating(column.type):
             raise GraphError(
                 f"FromTable: column {name!r} ({column.type}) has {column.null_count} nulls, which a batch has no place "
                 f"for; fill them: FromTable(..., fill={{{name!r}: ...}}), or leave out the rows or the column"
             )
         fill[name] = float("nan")
     return fill
+
+
+def _filling(arrow: Any, value: Any, name: str, kind: Any) -> Any:
+    """``value`` as the column's own values are read, so that a batch does not depend on how many nulls it has."""
+    plain = kind.value_type if arrow.types.is_dictionary(kind) else kind
+    try:
+        found = converter(plain, copied=False)(arrow.array([value], plain))[0]
+        if arrow.types.is_integer(plain) and found not in (None, value):
+            raise ValueError("a fraction is cut off")
+    except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise GraphError(
+            f"FromTable: fill={{{name!r}: {value!r}}} is no value of type {kind}, which the column has"
+        ) from error
+    if found is None:
+        raise GraphError(f"FromTable: fill={{{name!r}: None}} fills nothing: a batch has no place for None")
+    return found
 
 
 class _TableRows:

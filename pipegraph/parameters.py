@@ -45,6 +45,22 @@ def plain_function(function: Any, what: str, of: str) -> None:
             )
 
 
+def iterator_of(items: Any) -> Iterator[Any]:
+    """As ``iter``; but what only answers to indices is asked for ``len`` items, for it may answer to any index.
+
+    Raises:
+        TypeError: a user's function returned something else.
+    """
+    if not hasattr(items, "__iter__") and not hasattr(items, "__getitem__"):
+        raise TypeError(
+            f"the function must return an iterable of items, or yield them, got {type(items).__name__}"
+            + (" (does it end without a return?)" if items is None else "")
+        )
+    if not hasattr(items, "__iter__") and hasattr(items, "__len__"):
+        return map(items.__getitem__, range(len(items)))
+    return iter(items)
+
+
 def not_awaited(made: CoroutineType[Any, Any, Any]) -> TypeError:
     """The error for a function that makes coroutines; ends this one."""
     made.close()  # else Python warns that nobody awaited it

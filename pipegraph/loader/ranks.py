@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, PipegraphWarning
 from pipegraph.integers import integer
 
 
@@ -47,6 +48,14 @@ def _found() -> tuple[int, int]:
             raise GraphError(
                 f"RANK={os.environ['RANK']!r} and WORLD_SIZE={os.environ['WORLD_SIZE']!r} must be numbers"
             ) from error
+    alone = [f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE") if name in os.environ]
+    if alone and alone[0] not in ("RANK=0", "WORLD_SIZE=1"):
+        warnings.warn(
+            f"{alone[0]} is set without the other of RANK and WORLD_SIZE: this process reads all samples, as the only "
+            "rank; set both, or give loader(rank=..., world_size=...)",
+            PipegraphWarning,
+            stacklevel=2,
+        )
     return 0, 1
 
 

@@ -73,10 +73,10 @@ def _source_above(stage: StagePlan, edge: Edge, planned: Mapping[str, StagePlan]
         why = None
         if len(readers) > 1 or output.stage == above.name:
             why = f"{above.name!r} feeds others too"
-        elif not isinstance(above.operator, Source) and (
-            len(above.spec.upstream) != 1 or above.operator.kind == "route"
-        ):
-            why = f"{above.name!r} ({above.operator.name}) has several inputs or outputs"
+        elif not isinstance(above.operator, Source) and above.operator.kind in ("merge", "route"):
+            why = (
+                f"{above.name!r} ({above.operator.name}) joins, splits or ends the stream of the whole epoch"
+            )
         if why is not None:
             raise GraphError(
                 f"stage {stage.name!r}: it reads its inputs several times in an epoch, each from one source by a chain "

@@ -432,3 +432,28 @@ def test_a_sampler_that_cannot_be_put_back_is_named() -> None:
         pg.errors.StateError, match=r"Drifts, begins with \[7, 0\] where the state has \[1, 0\]"
     ):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("place", PLACES[:2])
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ({"batch_size": 4}, {"batch_size": 5}, "batch_size=4 and this loader has batch_size=5"),
+        ({"batch_size": 4}, {"batch_size": None}, "batch_size=4 and this loader has batch_size=None"),
+        ({"shuffle": True}, {"shuffle": False}, "shuffle=True and this loader has shuffle=False"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Squares, Counts])
+def test_a_state_of_the_middle_of_an_epoch_is_for_the_same_batches(
+    kind: Any, before: Any, after: Any, named: str, place: Any
+) -> None:
+    loader = pg.DataLoader(kind(), **before, **place)
+    passing = iter(loader)
+    next(passing)
+    state = json.loads(json.dumps(loader.state_dict()))
+    other = pg.DataLoader(kind(), **after, **place)
+    with pytest.raises(StateError, match=named):
+        other.load_state_dict(state)
+    assert sum(1 for _ in passing) == len(loader) - 1
+    other.load_state_dict(loader.state_dict())  # between epochs they may change
+    assert sum(1 for _ in other) == len(other)

@@ -6,7 +6,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError, StateError
+from pipegraph.errors import GraphError, PipegraphWarning, StateError
 from pipegraph.loader.ranks import agree_on_seed, resolve
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -34,6 +34,16 @@ def test_else_torchruns_environment_at_iteration_time(monkeypatch):
     monkeypatch.setenv("RANK", "one")
     with pytest.raises(GraphError, match="RANK='one' and WORLD_SIZE='4'.* must be numbers"):
         resolve(None, None)
+
+
+@pytest.mark.parametrize(("name", "other"), [("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")])
+def test_half_of_torchruns_environment_is_one_rank_with_a_warning(monkeypatch, name, other):
+    monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, "3")
+    with pytest.warns(PipegraphWarning, match=f"{name}=3 is set without the other"):
+        assert resolve(None, None) == (0, 1)
+    monkeypatch.setenv(name, "0" if name == "RANK" else "1")
+    assert resolve(None, None) == (0, 1)
 
 
 def test_else_one_rank(monkeypatch):

@@ -215,3 +215,26 @@ def test_a_padding_is_for_batches_that_batch_makes() -> None:
 def test_mask_and_lengths_need_two_names() -> None:
     with pytest.raises(pg.errors.GraphError, match="need two names, got 'm' for both"):
         ops.Pad(mask="m", lengths="m")
+
+
+@pytest.mark.parametrize(
+    ("item", "name"),
+    [({"ids": [1], "label": 0}, "idz"), ({"text": {"ids": [1]}}, "ids"), (([1], 0), 0), ([1], "ids")],
+)
+def test_a_padding_for_a_field_that_no_sample_has_is_refused(item: Any, name: Any) -> None:
+    with pytest.raises(
+        DataError, match=f"pad names the field {name!r}, which the samples do not have; they have"
+    ):
+        batches([item, item], pad={name: 0})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pad"), [("uint8", -1), ("uint8", 300), ("int64", 0.5), ("int64", float("nan")), ("bool", 2)]
+)
+@pytest.mark.parametrize("to", [None, 4])
+def test_a_padding_that_the_dtype_cannot_hold_is_refused_and_not_changed(
+    dtype: str, pad: Any, to: Any
+) -> None:
+    items = [{"x": np.ones(n, dtype)} for n in (1, 2)]
+    with pytest.raises(DataError, match=f"field 'x': pad=.* does not fit {dtype}, the dtype of the values"):
+        batches(items, pad={"x": ops.Pad(pad, to=to)})

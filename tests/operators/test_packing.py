@@ -54,6 +54,8 @@ def test_an_unfilled_last_row_can_be_left_out_and_padding_chosen():
     assert row["ids"].tolist() == [1, 2, 3, 0] and row["labels"].tolist() == [4, 5, 6, -100]
     assert set(row) == {"ids", "labels", "segment_ids", "position_ids"}
     assert rows_of(items, 4, drop_last=True) == []
+    with pytest.raises(DataError, match="pad names 'label', which is not packed: ids, labels"):
+        rows_of(items, 4, pad={"label": -100})
     assert len(rows_of([*items, *items], 3, drop_last=True)) == 2
 
 

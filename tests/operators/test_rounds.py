@@ -102,8 +102,15 @@ def test_an_empty_source_ends_and_other_graphs_are_refused():
         ops.Concat(), graph.add(ops.FromIterable([1])), graph.add(ops.FromIterable([2])), name="both"
     )
     both.then(ops.Repeat(2))
-    with pytest.raises(GraphError, match=r"stage 'repeat': .* but 'both' \(concat\) has several inputs"):
+    with pytest.raises(GraphError, match=r"stage 'repeat': .* but 'both' \(concat\) joins, splits or ends"):
         graph.plan()
+    for below in (ops.Repeat(2), ops.Mix([1, 1], stop="repeat")):
+        graph = pg.Graph("g")
+        few = graph.add(ops.FromIterable([1, 2])).then(ops.Take(1), name="few")
+        others = [] if isinstance(below, ops.Repeat) else [graph.add(ops.FromIterable([3]))]
+        graph.add(below, few, *others)
+        with pytest.raises(GraphError, match=r"but 'few' \(take\) joins, splits or ends"):
+            graph.plan()
     graph = pg.Graph("g")
     source = graph.add(ops.FromIterable([1]), name="source")
     graph.add(ops.Concat(), source.then(ops.Repeat(2)), source.then(lambda x: x))

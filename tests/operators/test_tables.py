@@ -48,7 +48,7 @@ def table(chunks: int = 3, rows: int = 40) -> Any:
 
 def batches(source: Any, size: int = 16) -> list[Any]:
     made = pg.Graph("table", seed=3)
-    made.add(source).then(ops.Batch(size, pad={"tokens": 0}))
+    made.add(source).then(ops.Batch(size, pad=0))
     with made.loader() as loader:
         return list(loader)
 
@@ -107,6 +107,24 @@ def test_nulls_are_filled_for_the_whole_table_or_refused_before_anything_runs() 
     assert found["n"].tolist() == [1, -1, 3]
     assert found["x"].isnan().tolist() == [False, True, False]
     assert found["t"] == ["a", "b", ""]
+
+
+@pytest.mark.parametrize(
+    ("values", "fill"),
+    [([1, None], "x"), ([1, None], 0.5), ([True, None], 0), ([[1], None], 2), (["a", None], 3)],
+)
+def test_a_filling_of_another_type_than_its_column_is_refused(values: list[Any], fill: Any) -> None:
+    with pytest.raises(GraphError, match=r"fill=\{'a': .*\} is no value of type .*, which the column has"):
+        ops.FromTable(pa.table({"a": values}), fill={"a": fill})
+
+
+def test_a_filling_is_read_as_the_columns_values_are() -> None:
+    given = pa.table({"x": [None, 1.5], "t": pa.array([None, "b"]).dictionary_encode(), "l": [None, [1]]})
+    first, second = batches(ops.FromTable(given, fill={"x": 0, "t": "", "l": []}), size=1)
+    assert first["x"].dtype == second["x"].dtype == torch.float64
+    assert first["t"] == [""] and first["l"].dtype == second["l"].dtype
+    with pytest.raises(GraphError, match="fills nothing: a batch has no place for None"):
+        ops.FromTable(given, fill={"x": None})
 
 
 def test_columns_are_checked() -> None:

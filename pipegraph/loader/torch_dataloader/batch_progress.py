@@ -29,6 +29,7 @@ class BatchProgress:
     """One pass.
 
     Args:
+        options: of the loader, which decide what a batch is.
         workers: whose copies of the data set have states; 0 where it has none.
 
     Attributes:
@@ -42,7 +43,8 @@ class BatchProgress:
         turn: the worker whose batch is next, where copies have states.
     """
 
-    def __init__(self, workers: int = 0) -> None:
+    def __init__(self, options: dict[str, Any], workers: int) -> None:
+        self.options = options
         self.batches = 0
         self.base_seed: int | None = None
         self.finished = False
@@ -60,6 +62,7 @@ class BatchProgress:
         """With a fixed set of keys; JSON where the data set's and the sampler's own states are."""
         return {
             "version": VERSION,
+            "options": dict(self.options),
             "batches": self.batches,
             "base_seed": self.base_seed,
             "before": dict(self.before),
@@ -69,11 +72,12 @@ class BatchProgress:
         }
 
     @staticmethod
-    def of(state: Any, workers: int) -> BatchProgress:
-        """From a state.
+    def of(state: Any, fresh: BatchProgress) -> BatchProgress:
+        """From a state, for a loader whose new pass is ``fresh``.
 
         Raises:
-            StateError: it is none, or of copies with states in another number of workers.
+            StateError: it is none, of copies with states in another number of workers, or of the middle of an epoch
+                with other options.
         """
         if not isinstance(state, dict) or "batches" not in state or "copies" not in state:
             raise StateError("this is not the state of a pg.DataLoader: it has no 'batches' and 'copies'")
@@ -81,12 +85,20 @@ class BatchProgress:
             raise StateError(
                 f"the state has version {state['version']!r}, this pipegraph reads version {VERSION}"
             )
-        if len(state["copies"]) != workers:
+        if len(state["copies"]) != len(fresh.copies):
             raise StateError(
-                f"the state has {len(state['copies'])} copies of a data set, this loader has {workers}: each worker "
-                f"continues its own; resume with num_workers={len(state['copies'])}"
+                f"the state has {len(state['copies'])} copies of a data set, this loader has {len(fresh.copies)}: each "
+                f"worker continues its own; resume with num_workers={len(state['copies'])}"
             )
-        made = BatchProgress()
+        kept = state.get("options", fresh.options)
+        for name, now in fresh.options.items() if state["batches"] else ():
+            if kept[name] != now:
+                raise StateError(
+                    f"the state is of the middle of an epoch with {name}={kept[name]} and this loader has "
+                    f"{name}={now}, so that other samples would remain: resume with {name}={kept[name]} and change "
+                    "it between epochs"
+                )
+        made = BatchProgress(fresh.options, 0)
         made.batches, made.base_seed = state["batches"], state["base_seed"]
         made.before, made.order = dict(state["before"]), dict(state["order"])
         made.copies = [(done, kept) for done, kept in state["copies"]]

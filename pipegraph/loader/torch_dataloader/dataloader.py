@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch.utils.data
-from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind
+from torch.utils.data import IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler, _DatasetKind
 
 from pipegraph.engine.process import zygote
 from pipegraph.errors import NotPicklableError
@@ -86,6 +86,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 f"{generator!r}"
             )
         batch_size, num_workers, prefetch_factor = map(_plain, (batch_size, num_workers, prefetch_factor))
+        if (
+            num_workers
+            and prefetch_factor is not None
+            and not (type(prefetch_factor) is int and prefetch_factor)
+        ):
+            raise ValueError(
+                f"prefetch_factor option should be an int of at least 1, got {prefetch_factor!r}"
+            )
         self.workers = workers
         self._inherits = False
         super().__init__(
@@ -158,9 +166,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return found
 
     def _fresh(self) -> BatchProgress:
+        sampler = self._index_sampler
+        shuffle = {RandomSampler: True, SequentialSampler: False}.get(
+            type(getattr(sampler, "sampler", sampler))
+        )
+        options = {"batch_size": getattr(sampler, "batch_size", None), "shuffle": shuffle}
         if self._dataset_kind == _DatasetKind.Map and not self._copies_have_states:
-            return BatchProgress()
-        return BatchProgress(1 if self.workers == "thread" else max(1, self.num_workers))
+            return BatchProgress(options, 0)
+        return BatchProgress(options, 1 if self.workers == "thread" else max(1, self.num_workers))
 
     @property
     def _copies_have_states(self) -> bool:
@@ -205,9 +218,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         torch's global one; seed them after this call to have another order.
 
         Raises:
-            StateError: the state is no data loader's, or of copies with states in another number of workers.
+            StateError: the state is no data loader's, of copies with states in another number of workers, or of the
+                middle of an epoch with another ``batch_size`` or ``shuffle``.
         """
-        self._restored = restored = BatchProgress.of(state, len(self._fresh().copies))
+        self._restored = restored = BatchProgress.of(state, self._fresh())
         self._iterator = None
         before = restored.before
         if "base" in before and self.generator is not None:
