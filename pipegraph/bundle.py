@@ -1,14 +1,13 @@
-"""Consecutive samples handed over together, each still a sample of its own.
+"""Bundles: consecutive samples handed over together, each still a sample of its own.
 
-Handing a small row to another thread costs more than reading it. So rows travel in bundles, as many at a time
-as they are quick (``bundle_size``); a single chunk is a bundle of one. A bundle is no batch: nothing but the
-hand-over is shared. What makes it invisible:
+Handing a small row to another thread costs more than reading it. So rows travel in bundles; the quicker the rows,
+the larger the bundle (``bundle_size``). A single chunk is a bundle of one. A bundle is not a batch: only the
+hand-over is shared, and users never see it:
 
-* Each sample has the cursors, the key and the lineage that it would have had alone. So a state taken anywhere
-  is that of the unbundled graph, and each loads the other's.
-* Every stage works on sample after sample, with that sample's key, lineage, generator and policy.
-* No finished sample waits for one that is still in work while the next stage has nothing to do: see
-  ``engine.stage.unit``.
+* Each sample has the cursors, key and lineage that it would have alone. So states do not depend on bundles: a
+  graph with bundles and one without load each other's.
+* Every stage works on one sample after the other, with that sample's key, lineage, generator and policy.
+* While the next stage is idle, no finished sample waits for an unfinished one: see ``engine.stage.unit``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pipegraph.chunk import Chunk, Cursor, Lineage, Lineages
 
 
 class _Unnamed:
-    """In place of a sample's key: nothing has fixed it yet. One object, in every process."""
+    """Sentinel for a key that is not fixed yet. A singleton in every process."""
 
     def __reduce__(self) -> str:
         return "UNNAMED"
@@ -32,7 +31,7 @@ UNNAMED = _Unnamed()
 
 
 class _Dropped:
-    """In place of a sample's data: it goes no further. One object, in every process."""
+    """Sentinel for the data of a dropped sample. A singleton in every process."""
 
     def __reduce__(self) -> str:
         return "DROPPED"
@@ -49,8 +48,8 @@ class Bundle(Chunk):
         before, after: cursors of the first and of the last sample.
         places: ``(before, after)`` of each sample; None where they are consecutive steps of a source.
         count: how many samples.
-        names: the key of each sample as far as it is fixed, else ``UNNAMED``; None where none is.
-        packed: instead of ``data``, all samples as the ``Batch`` that collects them packs them.
+        names: the key of each sample, or ``UNNAMED`` while it is not fixed; None if none is.
+        packed: in place of ``data``, all samples as packed by the ``Batch`` that will collect them.
     """
 
     __slots__ = ("count", "names", "packed", "places")
@@ -73,12 +72,12 @@ class Bundle(Chunk):
 
     @staticmethod
     def takes(chunk: Chunk) -> bool:
-        """Whether a chunk may travel with others: it is of one sample, and has only data, keys and cursors."""
+        """Whether a chunk may be part of a bundle: it has one sample, and nothing but data, keys and cursors."""
         return not (chunk.batched or len(chunk.lineages) > 1 or chunk.paths is not None or chunk.ready)
 
     @staticmethod
     def of(chunks: Sequence[Chunk]) -> Bundle:
-        """Chunks that it takes."""
+        """A bundle of chunks, each of which it ``takes``."""
         first = chunks[0]
         names = None
         if any(chunk._keys is not None for chunk in chunks):
@@ -88,7 +87,7 @@ class Bundle(Chunk):
         return Bundle([chunk.data for chunk in chunks], rows, first.epoch, first.before, names, places)
 
     def pack(self, pack: Callable[[list[Any]], Any]) -> None:
-        """Let ``pack`` put the samples together, if it can."""
+        """Pack the samples with ``pack``, if it can."""
         packed = pack(self.data)
         if packed is not None:
             if packed.kind is dict:
@@ -96,7 +95,7 @@ class Bundle(Chunk):
             self.take_packed(packed)
 
     def take_packed(self, packed: Any) -> None:
-        """These are the samples, put together."""
+        """Replace the samples by their packed form."""
         self.packed, self.data = packed, ()
         if packed.kind is dict:
             self.names = list(_keys(self))  # as ``Chunk.group`` would fix them
@@ -125,22 +124,22 @@ class Bundle(Chunk):
         return [after for _, after in self.places]
 
     def stamp(self, before: Cursor, after: Cursor) -> None:
-        """Give all samples the same cursor, but the last one ``after``."""
+        """Set the cursors of all samples to ``before``, except the last one's ``after``."""
         self.places = [*[(before, before)] * (self.count - 1), (before, after)]
         self.before, self.after = before, after
 
     def replace(self, data: Any) -> Bundle:
-        """The same samples with other data."""
+        """A bundle of the same samples with new data."""
         return Bundle(data, self.lineages, self.epoch, self.before, self.names, self.places)
 
     def one(self, index: int) -> Chunk:
-        """Sample ``index`` by itself."""
+        """Sample ``index`` as a chunk."""
         names, (before, after) = self.names, self.place(index)
         keys = None if names is None or names[index] is UNNAMED else (names[index],)
         return Chunk(self.data[index], (self.lineages[index],), self.epoch, before, after, keys)
 
     def part(self, start: int, stop: int) -> Bundle:
-        """Samples ``start`` to ``stop``; their memory is still this bundle's."""
+        """Samples ``start`` to ``stop``; their memory is still counted with this bundle."""
         part = Bundle(
             self.data[start:stop],
             self.lineages[start:stop],
@@ -154,14 +153,14 @@ class Bundle(Chunk):
         return part
 
     def share(self, start: int, stop: int) -> Bundle:
-        """As :meth:`part`, which counts with this bundle's buffers and with its part of their bytes."""
+        """As :meth:`part`, with this bundle's buffers and the part's share of their bytes."""
         part, count = self.part(start, stop), self.count
         part.buffers = self.buffers
         part.nbytes = self.nbytes * stop // count - self.nbytes * start // count
         return part
 
     def chosen(self, indices: Sequence[int]) -> Bundle:
-        """Some of the samples, at least one; their memory is still this bundle's."""
+        """Some of the samples, at least one; their memory is still counted with this bundle."""
         data, rows, names = self.items(), self.lineages, self.names
         return Bundle(
             [data[index] for index in indices],
@@ -176,7 +175,7 @@ class Bundle(Chunk):
 
 
 class PackedParts:
-    """Samples that were packed in several parts, one behind the other."""
+    """Samples that were packed in several consecutive parts."""
 
     def __init__(self, parts: list[Any], spans: list[tuple[int, int]]) -> None:
         self.parts = parts
@@ -184,7 +183,7 @@ class PackedParts:
         self.kind = parts[0].kind
 
     def part(self, start: int, stop: int) -> Any:
-        """Samples ``start`` to ``stop``, in the same memory; those of one part are that itself."""
+        """Samples ``start`` to ``stop``, in the same memory; exactly one part is returned as it is."""
         parts, spans = [], []
         for part, (first, last) in zip(self.parts, self.spans, strict=True):
             if first < stop and last > start:
@@ -204,7 +203,7 @@ class PackedParts:
 
 
 def named(data: list[Any], names: list[Any] | None) -> list[Any] | None:
-    """``names`` with the keys that plain dicts bring along."""
+    """``names``, filled with the keys of plain dicts that have one."""
     if dict not in set(map(type, data)):
         return names
     found = [UNNAMED] * len(data) if names is None else list(names)
@@ -215,9 +214,9 @@ def named(data: list[Any], names: list[Any] | None) -> list[Any] | None:
 
 
 def joined(bundles: Sequence[Bundle]) -> Chunk:
-    """The chunk of the samples of consecutive bundles, which has no data yet.
+    """One chunk, without data yet, for the samples of consecutive bundles.
 
-    Identity is as :meth:`Chunk.group` has it.
+    Lineages, keys and cursors are as in :meth:`Chunk.group`.
     """
     first = bundles[0]
     rows: Sequence[Lineage] = first.lineages
@@ -238,7 +237,7 @@ def joined(bundles: Sequence[Bundle]) -> Chunk:
 
 def _keys(bundle: Bundle) -> Sequence[Any]:
     names, rows = bundle.names, bundle.lineages
-    # By identity: keys may be arrays, which compare as they like.
+    # Compared by identity: keys may be arrays, whose ``==`` is not a bool.
     if names is not None and not any(map(is_, names, repeat(UNNAMED))):
         return names
     if bundle.packed is None:

@@ -1,15 +1,15 @@
-"""The unit that travels on an edge: data for 1..n samples, with identity and a place in the stream.
+"""The unit that travels on an edge: data of one or more samples, with their identity and their place in the stream.
 
-Two kinds of identity are kept apart:
+A chunk carries two kinds of identity:
 
 * a **lineage** says what a sample *is*: ``(source, position, child, child ...)``. It keys the
   sample's random numbers and names it in messages;
-* a **cursor** says where a stream *stands*: a value that the stage which made it can restart
-  from. ``before`` restarts with this chunk, ``after`` with the next one. Cursors of one edge
-  compare like the order of its chunks. One-to-one stages do not touch them.
+* a **cursor** is a restart point: a value from which the stage that made it can resume. ``before`` resumes
+  with this chunk, ``after`` with the next one. Cursors of one edge sort like its chunks. One-to-one stages
+  pass them on unchanged.
 
-Besides chunks, three tokens travel: :class:`EndOfEpoch`, :class:`Failure` (at its item's place)
-and :class:`Mark` (where a ``Route`` turned to another output).
+Three tokens travel beside chunks: :class:`EndOfEpoch`, :class:`Failure` (in place of the failed item)
+and :class:`Mark` (where a ``Route`` switched to another output).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Cursor = Any
 
 
 class Lineages(Sequence[Lineage]):
-    """The lineages of several samples of one source, each made when it is asked for.
+    """A lazy sequence: the lineages of several samples of one source, each built on access.
 
-    Equal to the tuple of them.
+    Compares equal to the tuple of the same lineages.
 
     Examples:
         >>> Lineages("numbers", [7, 8])[1]
@@ -80,13 +80,13 @@ class Chunk:
         lineages: one per sample.
         epoch: the epoch it belongs to.
         batched: whether ``data`` has a sample dimension.
-        layout: of a batch, what is known of which of its parts have a row per sample; see ``pipegraph.batches``.
+        layout: for a batch, which of its parts are known to have a row per sample; see ``pipegraph.batches``.
         before, after: cursors of the edge it travels on.
-        buffers: ``(id, nbytes)`` of each distinct buffer under ``data``, as the memory account knows them.
+        buffers: ``(id, nbytes)`` of each distinct buffer under ``data``, as the memory account counts them.
         nbytes: their sum; the engine measures both when a stage has made the chunk.
-        packed: where all tensors of ``data`` lie together in one slab, for a copy to a device right behind; or None.
+        packed: the slab that holds all tensors of ``data``, if the next stage copies it to a device; else None.
         ready: events of copies under way; the loader makes its consumer's streams wait for them.
-        paths: per row, which inputs of fan-ins it came through; only kept below completion-order stages.
+        paths: per row, the fan-in inputs that it passed through; only kept below completion-order stages.
     """
 
     __slots__ = (
@@ -143,7 +143,7 @@ class Chunk:
 
     @property
     def own_keys(self) -> tuple[Any, ...] | None:
-        """The keys that the samples have of their own or were given; None where their positions are their keys."""
+        """The keys that the samples brought along or were given; None where their positions serve as keys."""
         keys = self.keys
         return None if self._keys is None else keys
 
@@ -167,18 +167,18 @@ class Chunk:
         return f"<Chunk {what}, epoch {self.epoch}, {self.nbytes} bytes>"
 
     def replace(self, data: Any) -> Chunk:
-        """The same samples with other data."""
+        """A chunk of the same samples with new data."""
         chunk = Chunk(
             data, self.lineages, self.epoch, self.before, self.after, self._keys, self.batched, self.layout
         )
         chunk.paths = self.paths
         chunk.ready = self.ready
         if self._keys is None and isinstance(self.data, Mapping) and "key" in self.data:
-            chunk._keys = self.keys  # identity stays with the sample, also when a function drops the field
+            chunk._keys = self.keys  # a sample keeps its key even if a function drops the field
         return chunk
 
     def child(self, index: int, data: Any) -> Chunk:
-        """Sample ``index`` that an expanding operator made out of this chunk's single sample."""
+        """Child ``index`` that an expanding operator made from this chunk's single sample."""
         row = (*self.lineages[0], index)
         chunk = Chunk(data, (row,), self.epoch, self.before, self.after)
         if self.paths is not None:
@@ -194,7 +194,7 @@ class Chunk:
         return chunk
 
     def select(self, indices: Sequence[int], data: Any) -> Chunk:
-        """The batch that is left when only ``indices`` stay."""
+        """A batch of the samples ``indices`` of this one."""
         keys = self.keys
         chunk = Chunk(
             data,
@@ -220,11 +220,11 @@ class Chunk:
 
     @staticmethod
     def group(chunks: Sequence[Chunk], data: Any, batched: bool = True, transposed: bool = False) -> Chunk:
-        """One chunk out of consecutive ones: it restarts with the first and continues after the last.
+        """Join consecutive chunks: the result restarts with the first and continues after the last.
 
         Args:
             batched: whether ``data`` has a sample dimension.
-            transposed: its lists are columns, as ``torch.utils.data.default_collate`` makes them of lists.
+            transposed: whether its lists are columns, as ``torch.utils.data.default_collate`` makes them from lists.
         """
         first = chunks[0]
         lineages: list[Lineage] = []
@@ -241,7 +241,7 @@ class Chunk:
 
 
 class EndOfEpoch:
-    """Everything of ``epoch`` has left the stage that sent this."""
+    """The stage that sent this token has sent all of ``epoch``."""
 
     __slots__ = ("after", "before", "epoch")
     buffers = ()
@@ -257,7 +257,7 @@ class EndOfEpoch:
 
 
 class Failure:
-    """An exception at its item's place in the stream."""
+    """An exception, in the failed item's place in the stream."""
 
     __slots__ = ("epoch", "error")
     buffers = ()
@@ -272,7 +272,7 @@ class Failure:
 
 
 class Mark:
-    """Here a ``Route`` turned to output ``turn``; its ``Merge`` turns with it."""
+    """Marks where a ``Route`` switched to output ``turn``; its ``Merge`` switches there too."""
 
     __slots__ = ("after", "before", "epoch", "route", "turn")
     buffers = ()

@@ -1,4 +1,4 @@
-"""What operators and sources have in common."""
+"""Base classes of operators and sources, and the context with which workers open them."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from pipegraph.errors import StateError
 from pipegraph.stopping import Stopping
 
 History = tuple[tuple[int, Any], ...]
-"""``(world size, steps per rank)`` consumed of an epoch at each world size that it has had; where ranks have consumed
-differently, the second is a sequence with an entry for each, as ``pipegraph.order`` takes it."""
+"""``(world size, steps per rank)`` for each world size at which a part of the epoch was consumed. If the ranks consumed
+different numbers of steps, the second value is a sequence with one entry per rank, as ``pipegraph.order`` takes it."""
 
 Kind = Literal["source", "map", "expand", "regroup", "merge", "route"]
 
 
 @dataclass
 class Context:
-    """What a worker's copy of an operator may know of where it runs.
+    """The context with which a worker opens its copy of an operator.
 
     Attributes:
         stage: the stage's name.
         seed: the graph's seed.
-        rank, world_size: this process's place.
+        rank, world_size: of this process.
         worker: 0 .. workers-1.
         stopping: set when the pipeline stops; long waits should wait on it too, or use its ``ending``.
-        count: adds to a named counter of the stage.
+        count: ``count(name, n)`` adds to a counter of the stage.
         read_by_stages: whether another stage reads this one's output, and not only the loader (or a ``Scatter``).
-        memory: what the stage's slabs lie in: ``"pageable"``; ``"pinned"`` or ``"staged"`` where a copy reads them.
-        share: ``share(name, make)`` is one object for all workers of the stage, made by the first that asks.
-        memory_limit: of the loader, in bytes; 0 where nobody has set one.
-        allocate: what slabs are made by where it is not for ``memory`` to say: in a worker's process they are shared.
+        memory: the kind of memory for the stage's slabs: ``"pageable"``; ``"pinned"`` or ``"staged"`` if a copy reads
+            them.
+        share: ``share(name, make)`` returns one object for all workers of the stage; the first call makes it.
+        memory_limit: of the loader, in bytes; 0 if none is set.
+        allocate: allocates slabs in place of the allocator for ``memory``: shared memory, in a worker's process.
     """
 
     stage: str
@@ -51,25 +52,24 @@ class Context:
     allocate: Callable[[int], Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copied or pickled graph describes the same stages; what belongs to a run stays behind.
+        # A copied or pickled graph describes the same stages; the objects of a run are left out.
         return Context, (self.stage, self.seed, self.rank, self.world_size, self.worker)
 
 
 class Component(ABC):
-    """What operators and sources share: they sit in a graph, are opened, and are closed."""
+    """Base class of operators and sources: a node's part in a graph, opened and closed by each worker."""
 
     kind: ClassVar[Kind]
     default_name: ClassVar[str | None] = None
     portable: bool = True
-    """Whether it may be opened in another process; not where it hands on what only this one has."""
+    """Whether it may be opened in another process; False if its output exists only in this one."""
     sent_as: str = ""
-    """Operators of one graph with the same name here, which is not empty, differ in nothing that their work in another
-    process depends on: they are sent there as one."""
+    """Operators of one graph with the same non-empty name here are interchangeable in another process: one is sent."""
     own_numbers: bool = False
-    """Whether it says itself whose random numbers its user's functions draw from torch's global generator, or has no
-    such functions; else the engine does, before each call."""
+    """Whether it selects the sample's generator for user code that draws from torch's global generator by itself, or
+    has no such code; if False the engine does so before each call."""
     bundles: bool = False
-    """Whether it can be asked for several consecutive samples at once; see ``pipegraph.bundle``."""
+    """Whether it can process several consecutive samples in one call; see ``pipegraph.bundle``."""
 
     def open(self, context: Context) -> None:  # noqa: B027
         """Called once by each worker, on its own copy, in its own thread, before the first item."""
@@ -78,42 +78,42 @@ class Component(ABC):
         """Called once by each worker when the loader closes."""
 
     def cancel(self) -> None:  # noqa: B027
-        """Called from another thread when the pipeline stops: end a ``process`` that waits, now or later."""
+        """Called from another thread when the pipeline stops: make a ``process`` that waits return, now or later."""
 
     def uncancel(self) -> None:  # noqa: B027
-        """Called between runs, when no worker is inside: ``process`` may wait again."""
+        """Called between runs, while no worker is in ``process``: it may wait again."""
 
     def config(self) -> dict[str, Any]:
         """JSON of the parameters that change what is delivered; part of the graph's digest.
 
-        Where this is not defined, the plain values among the attributes stand for them, as they were when the operator
-        was placed in the graph: numbers, texts, functions, and lists, tuples and dicts of these.
+        By default: the attributes with plain values, as they were when the operator was added to the graph (numbers,
+        texts, functions, and lists, tuples and dicts of these).
         """
         return {}
 
     def functions(self) -> Sequence[Callable[..., Any]]:
-        """The user's functions in it; a ``Cache`` below makes its values anew when their code changes."""
+        """The user's functions in it; a ``Cache`` below recomputes its values when their code changes."""
         return ()
 
     def origin(self) -> str:
-        """What besides the graph's text has decided ``config``, for the error that says it differs; often nothing."""
+        """What ``config`` depends on besides the graph's text, for the error about a difference; usually nothing."""
         return ""
 
     @property
     def name(self) -> str:
-        """The stem of this node's default stage name."""
+        """The base of this node's default stage name."""
         return self.default_name or type(self).__name__.lower()
 
 
 class Drawn(NamedTuple):
-    """What a sampler has drawn for a position."""
+    """The index that a sampler drew for a position."""
 
     position: int
     index: Any
 
 
 class DrawnRows(Sequence[Drawn]):
-    """What a sampler has drawn for several positions: two lists, for a thousand tuples take as long as small rows."""
+    """What a sampler drew for several positions, as two lists: a thousand tuples would cost as much as small rows."""
 
     __slots__ = ("indices", "positions")
 
@@ -130,43 +130,44 @@ class DrawnRows(Sequence[Drawn]):
         return Drawn(self.positions[at], self.indices[at])
 
     def __iter__(self) -> Iterator[Drawn]:
-        return iter(list(map(Drawn, self.positions, self.indices)))  # a list's: a stage may end it early
+        return iter(list(map(Drawn, self.positions, self.indices)))  # a list iterator: a stage may end it
 
     def extend(self, drawn: Iterable[Drawn]) -> None:
-        """Append these; what came before an error stays."""
+        """Append these; if ``drawn`` raises, the ones before stay."""
         for position, index in drawn:
             self.positions.append(as_int(position))
             self.indices.append(index)
 
 
 class Source(Component):
-    """Where samples come from.
+    """A source of samples.
 
     A source numbers the items of one rank's epoch 0, 1, 2 ...: its *steps*. ``iterate`` yields
     ``(global position, item)`` from step ``start`` on. A random-access source gives ``positions``
-    and ``read`` instead, and is then read by all its stage's workers.
+    and ``read`` instead, and all workers of its stage read it.
     """
 
     kind: ClassVar[Kind] = "source"
     random_access: bool = False
     group: int = 1
-    """Positions that ``read_many`` reads in one call; 1 where there is nothing to gain."""
+    """Positions per call of ``read_many``; 1 if larger calls gain nothing."""
     elastic: bool = True
     draws: bool = False
-    """Whether what lies at a position is known only once it is drawn. ``positions`` then gives a :class:`Drawn` each,
-    and ``read``, ``read_many``, ``indices_of`` and ``index_of`` get these in place of positions: nobody keeps them."""
+    """Whether a sampler draws the index of each position. ``positions`` then yields :class:`Drawn` values, and
+    ``read``, ``read_many``, ``indices_of`` and ``index_of`` get these in place of positions, for the source does not
+    keep them."""
     never_waits: bool = False
-    """Whether its items are there already: none may be waiting for what the consumer does with those before."""
+    """Whether its items are all available: none depends on what the consumer does with earlier ones."""
     level: str = "sample"
     waits: bool = False
-    """Whether its ``positions`` may block until the next one is there, so that each is handed over as it comes."""
+    """Whether its ``positions`` may block until the next one is available, so that each is handed over as it comes."""
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
-        """This rank's items in ``epoch``; None where it is not known without running."""
+        """Number of this rank's items in ``epoch``; None if it is not known without running."""
         return None
 
     def has_length(self) -> bool:
-        """Whether :meth:`length` is known without running; the plan asks this, which must touch no data."""
+        """Whether :meth:`length` is known without running. Must not touch data: the plan calls it."""
         return self.length(0, 0, 1) is not None
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
@@ -175,34 +176,34 @@ class Source(Component):
             yield place.position if isinstance(place, Drawn) else place, self.read(place, epoch)
 
     def items(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[Any] | None:
-        """As :meth:`iterate` without the positions, where these are :meth:`positions_of` the steps; else None."""
+        """As :meth:`iterate` without the positions, if these equal :meth:`positions_of` the steps; else None."""
         return None
 
     @property
     def resizable(self) -> bool:
-        """Whether it can continue when a part of an epoch was consumed at another world size."""
+        """Whether it can resume an epoch of which a part was consumed at another world size."""
         return self.elastic and type(self).begin_run is not Source.begin_run
 
     def snapshot(self) -> Any:
-        """JSON from which :meth:`restore` can continue where ``iterate`` stands; None if that can only start anew.
+        """JSON from which :meth:`restore` can continue at the current item; None if ``iterate`` can only start over.
 
-        Of a random-access source, between epochs: what the next ``positions`` begins with, at any step of the epoch.
+        For a random-access source, called between epochs: the state that the next ``positions`` needs at any step.
         """
         return None
 
     def restore(self, step: int, snapshot: Any) -> None:
-        """The ``iterate`` that is called at once may resume from ``snapshot``, taken before the item of ``step``.
+        """Called right before an ``iterate`` that may resume from ``snapshot``, taken before the item of ``step``.
 
-        What a run that ends before it reads leaves behind is to be forgotten in :meth:`begin_run`.
+        A run may end before it reads: :meth:`begin_run` must then forget the snapshot.
         """
 
     def begin_run(self, epoch: int, history: History) -> None:
-        """A run begins at ``epoch``, of which ``history`` was consumed at other world sizes; steps count from there.
+        """A run begins at ``epoch``, of which ``history`` was consumed at other world sizes; steps count from its end.
 
-        :meth:`length` is then what is left of that epoch.
+        :meth:`length` then returns what is left of that epoch.
 
         Raises:
-            StateError: this source cannot resume at another world size, as one that does not override this.
+            StateError: this source cannot resume at another world size (the default, unless overridden).
         """
         if history:
             raise StateError(
@@ -210,21 +211,21 @@ class Source(Component):
             )
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
-        """The global positions of this rank's steps from ``start`` on, growing (random-access sources)."""
+        """The global positions of this rank's steps from ``start`` on, increasing (random-access sources)."""
         raise NotImplementedError(f"{type(self).__name__} is not random-access")
 
     def draw_into(self, drawn: list[Any] | DrawnRows, positions: Iterator[Any], rows: int) -> None:
-        """Append up to so many of what :meth:`positions` gives; what was drawn before an error stays.
+        """Append up to ``rows`` of what :meth:`positions` yields; what was drawn before an error stays.
 
-        By another way where drawing one by one costs more.
+        A source may override it with a faster way than one by one.
 
         Args:
-            drawn: a list of positions; ``DrawnRows`` where :attr:`draws`.
+            drawn: a list of positions; ``DrawnRows`` for a source that :attr:`draws`.
         """
         drawn.extend(islice(positions, rows))
 
     def read(self, position: Any, epoch: int) -> Any:
-        """The item at a global position of an epoch (random-access sources); any worker calls it."""
+        """The item at a global position of an epoch (random-access sources); thread-safe."""
         raise NotImplementedError(f"{type(self).__name__} is not random-access")
 
     def read_many(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
@@ -233,43 +234,42 @@ class Source(Component):
 
     @property
     def reads_many(self) -> bool:
-        """Whether it has a :meth:`read_into` of its own, for several samples in one call (random-access sources)."""
+        """Whether it overrides :meth:`read_into`, for several samples in one call (random-access sources)."""
         return type(self).read_into is not Source.read_into
 
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
-        """What :meth:`read_into` needs to know of some positions (random-access sources with ``bundles``)."""
+        """The indices to give :meth:`read_into` for some positions (random-access sources with ``bundles``)."""
         return positions
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
-        """Append the items of ``indices[start:]`` one by one; one that fails ends it with its error.
+        """Append the items of ``indices[start:]`` one by one; the first failure is raised.
 
-        Iterated, ``indices`` may end before the last so that what is finished can leave; it is then called again.
+        Iterating over ``indices`` may end early, for finished items to be sent; it is then called again for the rest.
         """
         raise NotImplementedError(f"{type(self).__name__} is not read in bundles")
 
     def gather(self, indices: Sequence[Any]) -> Any:
-        """The items of some indices put together as the ``Batch`` behind would (see ``Regroup.packing``), in one go.
+        """The items of some indices, packed as the next ``Batch`` would (see ``Regroup.packing``), in one call.
 
-        None where that cannot be done, as with samples that have keys of their own; then, and where it fails, they are
-        read one by one.
+        None if that is impossible, as for samples with their own keys; then, or if it fails, they are read one by one.
         """
         return None
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
-        """The global positions of some steps: by default dealt out in turn, r, r+W, r+2W ..."""
+        """The global positions of some steps: by default rank r of W has r, r+W, r+2W ..."""
         return [step * world_size + rank for step in steps]
 
     def index_of(self, position: Any, epoch: int) -> Any:
-        """What stays the same of a sample when the order changes: its number in the data (for ``Cache``)."""
+        """The identity of a sample that does not depend on the order: its index in the data (for ``Cache``)."""
         return position
 
     def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
-        """A nearby position whose sample ``Replace`` may put at ``position``: a keyed draw, try by try."""
+        """A nearby position whose sample may replace the one at ``position``: a keyed draw per ``attempt``."""
         return None
 
 
 def history_of(history: History, source: str) -> History:
-    """What one source needs to know of a history."""
+    """The part of a history that concerns one source."""
     return tuple(
         (ranks, counts[source] if isinstance(counts, Mapping) else counts) for ranks, counts in history
     )

@@ -1,4 +1,4 @@
-"""The interfaces of operators and sources. Everything the engine knows of them stands here.
+"""The interfaces of operators and sources: everything that the engine knows about them.
 
 An operator is described once, in the graph, and *opened* by each worker on its own shallow copy:
 ``open(context)``, then ``process`` for every chunk, then ``close``. User functions inside it are
@@ -15,8 +15,8 @@ kind        ``process(chunk)`` returns                     also
 ``route``   the chunk; ``choose(chunk)`` names the output  ``outputs``
 =========== ============================================== =====================================
 
-What these declare makes plan, length, elasticity and digest decidable without running. What an operator can do is
-declared here, or it cannot: nothing follows from a name, or from a method that somebody may have for another reason.
+Plan, length, elasticity and digest follow from these declarations alone, without running anything. An operator can do
+only what it declares here: nothing is inferred from a name, or from a method that may exist for another reason.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ class Operator(Component):
     """What a stage does with chunks; subclass it, name its ``kind``, define ``process``.
 
     Attributes:
-        needs: its input: ``"sample"``, ``"batch"``, ``"batches"`` (lists of them), ``"part"``, several as
+        needs: its input: ``"sample"``, ``"batch"``, ``"batches"`` (lists of batches), ``"part"``, several as
             ``"sample|part"``, or ``"any"``.
-        gives: what its output is: ``"sample"``, ``"batch"`` or ``"same"``.
-        inputs: how many upstream nodes: 1, or ``"many"``.
-        outputs: how many downstream streams a route has.
-        one_to_one: a map that never drops.
+        gives: its output: ``"sample"``, ``"batch"`` or ``"same"``.
+        inputs: number of upstream nodes: 1, or ``"many"``.
+        outputs: number of downstream streams of a route.
+        one_to_one: whether it is a map that never drops.
         random: whether it draws random numbers (a ``Cache`` below it would freeze them).
         per_sample: whether, on a batch, it works (and fails) sample by sample.
-        slabs: whether it writes batches into slabs, in the memory that ``Context.memory`` says.
-        collects: whether its batches are the given samples and no more, each field a column.
-        in_step: whether ranks that have received as many chunks of it have consumed as many samples.
+        slabs: whether it writes batches into slabs, in the kind of memory named by ``Context.memory``.
+        collects: whether its batches hold exactly the given samples, each field a column.
+        in_step: whether ranks that received equally many of its chunks have consumed equally many samples.
         shareable: False for an operator that must have a single worker.
-        needs_order: whether a resume must meet its samples in the same order; it may then not stand below a stage with
-            ``ordered=False``.
+        needs_order: whether a resumed run must give it the samples in the same order; it is then not allowed below a
+            stage with ``ordered=False``.
         repeats: whether the source above each input is read several times in an epoch; see :meth:`repeated`.
         moves: where it moves its chunks, if it does nothing else: ``"pinned"`` memory or a ``"device"``. The plan
-            leaves it out where they lie there already, or where the stage that reads them ``fetches``.
-        fetches: whether it copies its input from wherever that lies, and waits for ``chunk.ready`` itself.
-        reads: whether it brings data in from storage, so that its waits are storage's.
+            leaves it out if they are there already, or if the stage that reads them ``fetches``.
+        fetches: whether it copies its input from any kind of memory, and waits for ``chunk.ready`` itself.
+        reads: whether it reads from storage, so that its waits count as storage waits.
     """
 
     kind: ClassVar[Kind] = "map"
@@ -86,25 +86,25 @@ class Operator(Component):
 
     @property
     def stateful(self) -> bool:
-        """Whether it resumes from what it has gathered from the chunks before: it then runs in order with one worker.
+        """Whether it needs state gathered from earlier chunks to resume: it then runs in order with one worker.
 
         An operator says so by defining ``state_dict()`` and ``load_state_dict(state)`` (JSON) in its own class, or
-        with ``stateful = True``. With ``stateful = False`` such methods are there for something else. Where a base
-        class that is no operator brings them, it must say which.
+        with ``stateful = True``. ``stateful = False`` says that such methods serve another purpose. An operator that
+        inherits them from a class that is not an operator must set it either way.
         """
         return all(issubclass(_definer(type(self), name), Operator) for name in STATE_METHODS)
 
     @property
     def elastic(self) -> bool:
-        """Whether a sample comes out the same whatever is around it: one-to-one, or plain (un)batching."""
+        """Whether a sample's result never depends on its neighbours: one-to-one stages and plain (un)batching."""
         return self.kind == "map" and self.one_to_one
 
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
-        """Append the data made of samples ``start`` on, one by one; one that fails ends it with its error.
+        """Append the results for the samples from ``start`` on, one by one; the first failure is raised.
 
-        For maps with ``bundles``. It does what ``process`` does with each, and keeps their identity; in place of one
-        that is dropped goes ``pipegraph.bundle.DROPPED``. It iterates over ``bundle.data``, which may end early so that
-        what is finished can leave; it is then called again for the rest.
+        For maps with ``bundles``. It does what ``process`` does with each, and keeps their identity; for a dropped
+        sample it appends ``pipegraph.bundle.DROPPED``. It iterates over ``bundle.data``, which may end early so that
+        finished results can be sent; it is then called again for the rest.
         """
         raise NotImplementedError(f"{type(self).__name__} does not take bundles")
 
@@ -113,29 +113,29 @@ class Operator(Component):
         """See the table in the module docstring; called by one worker at a time on its copy."""
 
     def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
-        """The operator that does this one's work behind these: itself, or a variant of it."""
+        """The operator to run below these: this one, or a variant of it."""
         return self
 
     def bypass(self) -> str | None:
-        """Why this operator has nothing to do here, so that the plan leaves it out; else None."""
+        """The reason why the plan can leave this operator out here; None if it has work to do."""
         return None
 
     def repeated(self, source: Source) -> Source:
-        """What the source above an input becomes (of operators with ``repeats``)."""
+        """The source to read in place of the one above an input (for operators with ``repeats``)."""
         raise NotImplementedError(f"{type(self).__name__} does not repeat its inputs")
 
     def take_in(self, below: Operator) -> Operator | None:
-        """The operator that does this one's work and then ``below``'s in one go; None where they stay apart."""
+        """One operator that does this one's work and then ``below``'s; None if they cannot be fused."""
         return None
 
     def take_in_reading(self, reader: Operator | Source, name: str) -> Operator | None:
-        """The operator that does the work of ``reader``, stage ``name``, on each row of a batch of what that was to
-        read, then this one's; None where they stay apart."""
+        """One operator that does the work of ``reader`` (stage ``name``) on each row of a batch of its inputs, then
+        this one's; None if they cannot be fused."""
         return None
 
     def read_away(self, source: Source) -> Source | None:
-        """What gives the items that this one makes of ``source``'s, read by workers elsewhere; None where these cannot
-        read them."""
+        """A source of the items that this operator makes from those of ``source``, read by workers elsewhere; None if
+        these cannot read them."""
         return None
 
     def reads_pinned(self) -> bool:
@@ -143,70 +143,70 @@ class Operator(Component):
         return False
 
     def notes(self) -> list[str]:
-        """What the printed plan should say about it."""
+        """Lines about it for the printed plan."""
         return []
 
     def holds(self, memory_limit: int) -> int:
-        """Bytes of the loader's limit that it may hold beside chunks; chunks then have that much less."""
+        """Bytes of the loader's limit that it may hold itself; they are subtracted from the limit for chunks."""
         return 0
 
     def length(self, n: int) -> int | None:
-        """Chunks out per epoch for ``n`` in; None where it depends on the data."""
+        """Chunks out per epoch for ``n`` in; None if it depends on the data."""
         return n if self.kind in ("map", "route") and self.one_to_one else None
 
     def length_for(self, n: int, world_size: int) -> int | None:
-        """As :meth:`length`, for operators to which the number of ranks matters."""
+        """As :meth:`length`, for operators whose length depends on the number of ranks."""
         return self.length(n)
 
     inputs_in: tuple[int, int | None] | None = None
-    """Where in the cursors of a fan-in or a regrouping operator those of its inputs lie: from, to. None is for a cursor
-    that is the input's as it is. Known, a state also holds where a graph was changed at this stage."""
+    """Slice ``(from, to)`` of the input cursors within a cursor of a fan-in or a regrouping operator. None: the cursor
+    is the input's own. With a known slice a state can still be loaded after the graph was changed at this stage."""
 
     def begin_at(self, cursor: Cursor) -> Cursor:
-        """A cursor with which :meth:`resume` begins anew where the input stands at ``cursor``, holding nothing."""
+        """A cursor from which :meth:`resume` starts empty, with the input at ``cursor``."""
         return cursor
 
     def resume(self, cursor: Cursor) -> Cursor:
-        """Prepare to resume at ``cursor`` (made by this operator's own chunks); returns the cursor
-        at which the input must restart. Called before the first item of a restored epoch."""
+        """Prepare to resume at ``cursor`` (of one of this operator's chunks); returns the cursor at which the input
+        must restart. Called before the first item of a restored epoch."""
         return cursor
 
 
 def _definer(kind: type, name: str) -> type:
-    """The class in which a method is written; ``object`` if there is none."""
+    """The class that defines a method; ``object`` if none does."""
     return next((each for each in kind.__mro__ if name in vars(each)), object)
 
 
 class RowOperator(Operator):
-    """A one-to-one operator that works, and fails, sample by sample, also on batches.
+    """A one-to-one operator that works, and fails, sample by sample, even on batches.
 
-    A batch is begun once, its rows are done by any of the stage's workers at once, and it is ended by the one
-    that did the last. Only ``process`` is called for a chunk that is a single sample.
+    One worker begins a batch, all workers of the stage do its rows in parallel, and the worker that did the last row
+    ends it. For a chunk of a single sample only ``process`` is called.
     """
 
     per_sample = True
 
     @abstractmethod
     def begin_batch(self, chunk: Chunk) -> Any:
-        """Whatever the rows need, such as the memory for all of them."""
+        """Returns what ``do_row`` needs, such as the memory for all rows."""
 
     @abstractmethod
     def do_row(self, batch: Any, index: int, sample: Any) -> None:
-        """Do row ``index``; on ``sample`` instead of the batch's own where that is not None."""
+        """Do row ``index``, on ``sample`` in place of the batch's own if it is not None."""
 
     @abstractmethod
     def end_batch(self, batch: Any, kept: Sequence[int]) -> Chunk:
-        """The outcome; ``kept`` are the rows that were done, in order, at least one."""
+        """The finished batch; ``kept`` are the rows that succeeded, in order, at least one."""
 
 
 class Memo(Operator):
-    """Knows what the stages above made of a sample before: the source then skips these, and their items come as
-    ``pipegraph.engine.stage.cache_wiring.Hit``. It follows a random-access source by one-to-one stages without
-    randomness."""
+    """A cache of what the stages above made from a sample: on a hit the source skips these stages and sends a
+    ``pipegraph.engine.stage.cache_wiring.Hit``. Between it and a random-access source are only one-to-one stages
+    without randomness."""
 
     @abstractmethod
     def attach(self, index_of: Callable[[int, int], Any], digest: str) -> None:
-        """Called before ``open`` with the index of a position in an epoch, and what the stages above are."""
+        """Called before ``open``: ``index_of(position, epoch)`` gives an index; ``digest`` is of the stages above."""
 
     @abstractmethod
     def lookup(self, index: Any) -> Any:
@@ -214,78 +214,78 @@ class Memo(Operator):
 
 
 class Regroup(Operator):
-    """Chunks in, other chunks out: one worker, in order.
+    """An operator that regroups chunks into other chunks: one worker, in order.
 
-    Without a state of its own its groups are of consecutive whole chunks, as ``Chunk.group`` makes them: a restart
-    resumes behind the last one, with nothing held. One that carries a remainder over, interleaves groups or leaves
-    samples out keeps what it holds, chunks too, in its ``state_dict()``.
+    Without a state its groups must consist of consecutive whole chunks, as ``Chunk.group`` makes them: a restart
+    resumes after the last group, with nothing held. An operator that carries a remainder over, interleaves groups or
+    leaves samples out keeps what it holds, chunks included, in its ``state_dict()``.
 
-    One whose chunks do not carry the lineages of the samples that are in them says in ``spent``, after each call, which
-    samples it no longer holds; the engine takes them off.
+    If its chunks do not carry the lineages of their samples, it lists in ``spent``, after each call, the samples that
+    it no longer holds; the engine removes them from the list.
 
-    An operator whose ``process`` or ``flush`` raises sets ``failing`` to the chunks that this is about and that
-    it has released; by default it is about the chunk given.
+    When its ``process`` or ``flush`` raises, it sets ``failing`` to the chunks that failed and that it has released;
+    by default the chunk given has failed.
     """
 
     kind: ClassVar[Kind] = "regroup"
     failing: Sequence[Chunk] = ()
     spent: list[Lineage] | None = None
     group_of: Callable[[Any], Any] | None = None
-    """Of samples that leave in groups, what tells a sample's group from its neighbours'."""
+    """The key function of an operator that groups samples: maps a sample to its group."""
     consecutive: bool = False
-    """Whether its groups are known to be of consecutive whole chunks, so that nothing need watch over them."""
+    """Whether its groups are known to consist of consecutive whole chunks, so that the engine need not check them."""
     one_to_one = False
     shareable = False
 
     def begin(self) -> None:
-        """A run begins (also after one that was broken off): forget what is held."""
+        """A run begins (perhaps after one that was broken off): drop everything held."""
 
     def emits_next(self) -> bool:
-        """Whether the next ``process`` may make something new, for which memory is then reserved."""
+        """Whether the next ``process`` may make a chunk; memory is then reserved for it."""
         return True
 
     def group_size(self, world_size: int = 1) -> int:
-        """Samples in one group (of operators with ``bundles``)."""
+        """Samples in one group (for operators with ``bundles``)."""
         raise NotImplementedError(f"{type(self).__name__} does not take bundles")
 
     def packing(self) -> Callable[[list[Any]], Any] | None:
-        """What puts samples together where they are made, in any thread; :meth:`take_bundle` takes that as well.
+        """A function that packs samples in the thread that makes them; :meth:`take_bundle` accepts its result.
 
-        It returns an object with ``part(start, stop)``, ``rows()`` and ``buffers()``, or None for samples that it
-        cannot put together.
+        The function is thread-safe. It returns an object with ``part(start, stop)``, ``rows()`` and ``buffers()``, or
+        None for samples that it cannot pack.
         """
         return None
 
     def fills(self, rows: int) -> bool:
-        """Whether so many more samples make a group, for which memory is then reserved."""
+        """Whether ``rows`` more samples complete a group; memory is then reserved for it."""
         return True
 
     def missing(self) -> int:
-        """How many samples to give it next, at most: those that are missing from the open group."""
+        """The maximum number of samples to give it next: those missing from the open group."""
         return self.group_size()
 
     def take_bundle(self, bundle: Bundle) -> Sequence[Chunk]:
-        """As ``process`` with each of its samples (of operators with ``bundles``)."""
+        """As ``process`` for each sample of the bundle (for operators with ``bundles``)."""
         raise NotImplementedError(f"{type(self).__name__} does not take bundles")
 
     def handed_on(self, cursor: Cursor, more: int, draw: tuple[Any, ...]) -> tuple[Cursor, str, int] | None:
-        """What of its input had left when a rank stood at a cursor of its output: all up to a cursor of the input; some
-        steps behind that (see ``pipegraph.order.left.Taken``), and so many samples behind both. None where that is not
-        known.
+        """How much of its input had left the operator when a rank was at a cursor of the output. None if that is not
+        known, else: the input cursor before which all had left; the steps after it that had left too (see
+        ``pipegraph.order.left.Taken``); and the number of samples after both.
 
         Args:
-            more: samples of its output behind ``cursor`` that have left too.
+            more: samples of its output after ``cursor`` that have left too.
             draw: (seed, epoch, stage).
         """
         return None if more and not self.consecutive else (cursor, "", more)
 
     def flush(self) -> Iterable[Chunk]:
-        """What is left at the end of an epoch; the next chunk begins a new epoch."""
+        """The remaining chunks at the end of an epoch; the next chunk begins a new epoch."""
         return ()
 
 
 class FanIn(Operator):
-    """Several inputs, one output, read in an order that only the operator's state decides."""
+    """An operator with several inputs and one output; its state alone decides in which order inputs are read."""
 
     kind: ClassVar[Kind] = "merge"
     inputs: int | Literal["many"] = "many"
@@ -293,9 +293,9 @@ class FanIn(Operator):
     shareable = False
     follows_route: bool = False
     separate: bool = False
-    """Whether what is left of each input can be dealt to another number of ranks by itself."""
+    """Whether the rest of each input can be redistributed to another number of ranks independently."""
     pairs: bool = False
-    """Whether it puts together what comes at the same place of each input."""
+    """Whether it combines the items at the same position of all inputs."""
 
     def begin(self, inputs: int, epoch: int) -> None:
         """A new epoch over ``inputs`` upstream nodes begins."""
@@ -304,39 +304,39 @@ class FanIn(Operator):
         """Raises GraphError if this many inputs do not fit."""
 
     def follow(self, route: str, outputs: tuple[int, ...]) -> None:
-        """Input i is output ``outputs[i]`` of ``route`` (for operators with ``follows_route``)."""
+        """Input i is fed by output ``outputs[i]`` of ``route`` (for operators with ``follows_route``)."""
 
     @abstractmethod
     def next_input(self) -> int | None:
-        """Which input the next chunk is taken from; None when this epoch is over."""
+        """The input from which to take the next chunk; None when the epoch is over."""
 
     @abstractmethod
     def end_input(self, index: int) -> None:
         """Input ``index`` has no more chunks in this epoch."""
 
     def turn(self, mark: Any) -> bool:
-        """Take a ``Mark`` of a ``Route``; False if it is not for this operator."""
+        """Handle a ``Mark`` of a ``Route``; False if it is not for this operator."""
         return False
 
     def merged_length(self, lengths: Sequence[int]) -> int | None:
-        """Chunks out per epoch for the given chunks in."""
+        """Chunks out per epoch for the given chunks in; None if it depends on the data."""
         return None
 
     def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        """Prepare to resume at ``cursor``; returns the cursor of each input. None is the start."""
+        """Prepare to resume at ``cursor`` (None: the start); returns the cursor of each input."""
         return [None] * inputs
 
     @abstractmethod
     def cursor(self, positions: Sequence[Cursor]) -> Cursor:
-        """The cursor of the output when input i stands at ``positions[i]``."""
+        """The output's cursor when input i is at ``positions[i]``."""
 
 
 class FanOut(Operator):
-    """One input, several outputs; each chunk goes to one of them."""
+    """An operator with one input and several outputs; each chunk goes to one of them."""
 
     kind: ClassVar[Kind] = "route"
     shareable = False
 
     @abstractmethod
     def choose(self, chunk: Chunk) -> int:
-        """The output, 0 .. outputs-1, that gets this chunk."""
+        """The number of the output that gets this chunk, 0 .. outputs-1."""

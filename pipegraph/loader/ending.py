@@ -1,4 +1,4 @@
-"""How a loader ends that nobody closes: it is collected, or the interpreter ends."""
+"""The finalizer of a loader that was not closed: it is garbage-collected, or the interpreter exits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pipegraph.engine.runtime import Runtime
 
 
 def finalize(runtime: Runtime) -> None:
-    """The loader is gone, or the interpreter ends."""
+    """End the threads of a loader that was collected, or whose interpreter exits."""
     if threading.current_thread() is threading.main_thread():
         runtime.close()
     elif not sys.is_finalizing():
-        # The garbage collector runs anywhere, also in one of our own workers that holds a lock of ours.
+        # The garbage collector may run in any thread, even in a worker of ours that holds one of our locks.
         _thread.start_new_thread(_close_elsewhere, (runtime,))
 
 
 def _close_elsewhere(runtime: Runtime) -> None:
-    # In a thread that the threading module knows: joining from any other would leave a dummy entry there.
+    # From a thread made by ``threading``: joining in any other would leave a dummy thread object there.
     threading.Thread(target=runtime.close, name="pipegraph-closer", daemon=True).start()

@@ -18,20 +18,20 @@ from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.errors import LoaderClosedError, PipegraphWarning
 from pipegraph.loader.equal_steps import Agreement, Sure, minimum_over
-from pipegraph.loader.position import Hand, Progress
+from pipegraph.loader.position import Progress, RowsInDelivery
 
 if TYPE_CHECKING:
     from pipegraph.tuning.tuner import Tuner
 
 
 class Pass:
-    """Delivers the chunks of one epoch, counts them, and ends at the end, at a failure or when ended from outside.
+    """The iterator over one epoch: delivers and counts its chunks, until the end, a failure, or :meth:`end`.
 
     Attributes:
-        over: why it has ended, ``""`` while it has not; set by :meth:`end`.
-        turn: the loader's. Several threads may share a pass: each chunk goes to one of them.
+        over: why the pass has ended; ``""`` while it has not.
+        turn: the loader's lock. Several threads may share a pass: each chunk goes to one of them.
 
-    Its last reference ends it, at once: nothing that it refers to may refer to it.
+    A pass ends at once when its last reference goes, so nothing that it refers to may refer back to it.
     """
 
     over = "it has not begun"
@@ -47,7 +47,7 @@ class Pass:
         group: Any,
         whole: bool,
     ) -> None:
-        self._loader = loader  # whose end is the threads' end: it lives as long as its pass
+        self._loader = loader  # keeps the loader alive: its finalizer ends the threads
         self._runtime = runtime
         self._own = (runtime.rank, runtime.world_size)
         self._run = run
@@ -62,19 +62,19 @@ class Pass:
         self._counted = progress.counted or self._place.delivered is not None
         self._agreement: Agreement | None = None
         self._step = 0
-        self._rest: list[Chunk] = []  # of what was taken together, the next one last
-        self._quick: Iterator[Any] = iter(())  # those before the last, where they are only counted
-        self._hand: Hand | None = None  # which counts them
+        self._rest: list[Chunk] = []  # remaining chunks of a bundle, in reverse order
+        self._quick: Iterator[Any] = iter(())  # its rows before the last, if only their number matters
+        self._rows: RowsInDelivery | None = None  # counts these
         self._plain = not whole and not self._counted and group is None
         if group is not None:
             self._agreement = Agreement(minimum_over(group))
-        self.over = ""  # last: one that was interrupted before has not begun
+        self.over = ""  # last: a pass interrupted before this has not begun
 
     def __iter__(self) -> Pass:
         return self
 
     def __next__(self) -> Any:
-        # No lock and no counting: each row that is left goes to one thread, and what is left says how many were given.
+        # No lock, no counting: ``next`` on a list iterator is atomic, and its length hint counts the delivered rows.
         if not self._run.over:
             for data in self._quick:
                 return data
@@ -84,7 +84,7 @@ class Pass:
             try:
                 progress = self._progress
                 if not self._run.over:
-                    for data in self._quick:  # another thread may have fetched them
+                    for data in self._quick:  # another thread may have set it meanwhile
                         return data
                 if self._place.nothing and self._agreement is None:
                     self._finish()
@@ -99,12 +99,12 @@ class Pass:
                     if item.__class__ is Bundle:
                         progress.waits.note_none(item.count - 1)
                         if self._plain and item.count > 1:
-                            # All but the last, which ends the bundle.
+                            # All rows but the last, which releases the bundle's buffers.
                             last = item.count - 1
                             self._rest = [item.one(last)]
                             self._rest[0].buffers = item.buffers
-                            self._hand = progress.take(self._place, item.data[:last], item.afters())
-                            self._quick = self._hand.left
+                            self._rows = progress.take(self._place, item.data[:last], item.afters())
+                            self._quick = self._rows.remaining
                             return next(self._quick)
                         self._rest = rows_of(item, self._run.account)[::-1]
                         item = self._rest.pop()
@@ -112,7 +112,7 @@ class Pass:
                     self._release(item.buffers)
                 for event in item.ready:
                     event.wait()
-                # Last of all: what is interrupted before this was not delivered.
+                # Last: a chunk interrupted before this was not delivered.
                 if self._counted:
                     progress.count(self._place, item, self._run)
                 else:
@@ -147,17 +147,17 @@ class Pass:
         return item
 
     def _ahead(self) -> tuple[int, Any]:
-        """As the terminal's ``ahead``, with the rows in hand."""
+        """As the last queue's ``ahead``, with the rows already taken from it."""
         chunks, token = self._run.terminal.ahead()
         return chunks + len(self._rest), token
 
     def end(self, why: str) -> None:
-        """The pass is over: it gives nothing more, also of what it has in hand."""
+        """End the pass: it delivers nothing more, not even rows that it has taken."""
         self.over = why
         self._quick = iter(())
-        hand, self._hand = self._hand, None
-        if hand is not None:
-            hand.close()
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            rows.close()
 
     def _refuse(self) -> None:
         if self.over == "finished":
@@ -165,9 +165,9 @@ class Pass:
         raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: {self.over}")
 
     def sure(self) -> Sure:
-        """What this rank is sure of now; see :mod:`pipegraph.loader.equal_steps`."""
+        """How many chunks this rank is sure of now; see :mod:`pipegraph.loader.equal_steps`."""
         if self._place.nothing:
-            return Sure(self._step, True)  # the others wait for this rank all the same
+            return Sure(self._step, True)  # the other ranks still wait for this one's report
         chunks, token = self._ahead()
         ended = isinstance(token, EndOfEpoch) and token.epoch == self.epoch and not self._place.later
         if chunks == 0 and isinstance(token, Failure):
@@ -175,7 +175,8 @@ class Pass:
         return Sure(self._step + chunks, ended)
 
     def wait_for_more(self) -> None:
-        """Wait for a chunk or the end of this epoch; drops the end of one that was cut short for other ranks' sake."""
+        """Wait for a chunk or the end of this epoch; drops the end of an earlier one that was cut short at other ranks'
+        end."""
         while not self._place.nothing:
             if not self._rest:
                 self._run.terminal.peek()
@@ -215,7 +216,7 @@ class Pass:
         raise StopIteration
 
     def _token(self, item: Any) -> None:
-        """Ends the pass, or returns for a token that means nothing here."""
+        """Handle a token that ends the pass or its part; return for any other."""
         if isinstance(item, EndOfEpoch) and item.epoch == self.epoch:
             if not self._place.later:
                 self._finish()
@@ -228,7 +229,7 @@ class Pass:
                 del item
 
     def _take_over(self) -> None:
-        """This part of the epoch is delivered: continue with the next of another rank's."""
+        """This part of the epoch is delivered: continue with the next one taken over from another rank."""
         place, runtime = self._progress.following(self._place, self._own), self._runtime
         runtime.pass_totals.end()
         runtime.end_run()  # its workers may still write into the ledger
@@ -240,7 +241,7 @@ class Pass:
         self._get, self._release = run.terminal.get, run.account.release
 
     def _cancelled(self) -> None:
-        if self.over:  # ended from another thread, which has done the rest
+        if self.over:  # another thread ended the pass, and has cleaned up
             self._refuse()
         error, self._run.error = self._run.error, None
         failed = error is not None
@@ -259,15 +260,15 @@ class Pass:
         self._runtime.pass_totals.end()
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # After a break. Only flags of its own: the garbage collector may call this in any thread. An interpreter that
-        # ends may have cleared the modules already, and nobody looks any more.
+        # After a ``break``. Sets only flags of its own: the garbage collector may call this in any thread. While the
+        # interpreter exits, modules may be cleared already and nothing reads the flags.
         if not finalizing() and not self.over:
             self.end("it was left")
             self._interval.leave()
 
 
 class WatchedPass(Pass):
-    """A pass of a loader that is tuned; a class of its own, so that others pay nothing."""
+    """A pass of a tuned loader; a separate class, so that other passes pay nothing."""
 
     def __init__(self, watcher: Tuner, *args: Any) -> None:
         super().__init__(*args)

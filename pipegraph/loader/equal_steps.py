@@ -1,9 +1,9 @@
-"""Equal steps on every rank when lengths are unknown.
+"""The agreement that gives all ranks equally many steps when lengths are unknown.
 
-Every rank says how many chunks of the epoch it is sure of: those delivered and those that wait in its last
-queue, and whether its epoch has ended. The ranks take the minimum, by an asynchronous all-reduce of one
-number on a group of their own that is read a window later, so that in the steady state no step waits for it. Each rank
-may deliver as many chunks as the least sure rank is sure of; when that rank has ended, all end there.
+Each rank reports how many chunks of the epoch it is sure of (delivered, or waiting in its last queue), and whether its
+epoch has ended. An asynchronous all-reduce on a process group of the loader's own takes the minimum. Its result is read
+a window of steps later, so that in the steady state no step waits for it. Each rank may deliver as many chunks as the
+minimum says; if the rank with the minimum has ended, all end there.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ logger = logging.getLogger("pipegraph")
 
 @dataclass(frozen=True)
 class Sure:
-    """What one rank is sure of: ``chunks`` of this epoch, and whether there are no more."""
+    """One rank's report: how many chunks of this epoch it is sure of, and whether the epoch has no more."""
 
     chunks: int
     ended: bool
 
     def encode(self) -> int:
-        """One integer, of which the minimum over ranks is the agreement: at equal counts the ended one is less."""
+        """One integer, whose minimum over ranks is the agreement: at equal counts a rank that has ended comes first."""
         return 2 * self.chunks + (0 if self.ended else 1)
 
     @staticmethod
@@ -40,10 +40,10 @@ class Sure:
 
 
 class Agreement:
-    """The rounds of one pass. Every rank makes the same rounds, because it starts one only when the last is read.
+    """The rounds of one pass. All ranks make the same rounds, because each starts one only after reading the last.
 
     Args:
-        begin: starts the minimum of one integer over all ranks; returns what waits for it and gives it.
+        begin: starts a minimum of one integer over all ranks; returns a function that waits for the result.
     """
 
     def __init__(self, begin: Callable[[int], Callable[[], int]]) -> None:
@@ -53,9 +53,9 @@ class Agreement:
         self.over = False
 
     def may_deliver(self, step: int, own: Pass) -> bool:
-        """Whether chunk ``step`` may be delivered; makes as many rounds as it takes to know.
+        """Whether chunk ``step`` may be delivered; blocks for as many rounds as it takes to know.
 
-        ``own`` is given with every call and never kept: a pass that was left must go with its last reference.
+        ``own`` is passed to every call and never kept: a pass that was left must be freed with its last reference.
         """
         while step >= self.allowed and not self.over:
             if self._pending is None:
@@ -95,7 +95,7 @@ def minimum_over(group: Any) -> Callable[[int], Callable[[], int]]:
 
 
 def own_group(world_size: int) -> Any:
-    """A gloo group for the agreement, made by all ranks together at their first pass.
+    """A gloo group for the agreement; all ranks make it together, at their first pass.
 
     Raises:
         GraphError: there is no process group of that size to agree in.
@@ -111,7 +111,7 @@ def own_group(world_size: int) -> Any:
 
 
 def check_counts_known(plan: Plan, world_size: int) -> None:
-    """Raises GraphError where several ranks may differ in their number of steps and nobody has said what then."""
+    """Raises GraphError if ranks may make different numbers of steps and ``equal_steps`` is not given."""
     if world_size > 1 and not plan.counts_known:
         unknown = ", ".join(map(repr, plan.unknown_counts()))
         raise GraphError(
@@ -121,7 +121,7 @@ def check_counts_known(plan: Plan, world_size: int) -> None:
 
 
 def warn_of_unequal(plan: Plan, epoch: int, world_size: int) -> None:
-    """Say it where the first and the last rank do not make the same number of steps."""
+    """Warn if the first and the last rank make different numbers of steps."""
     first, last = (plan.steps(epoch, rank, world_size) for rank in (0, world_size - 1))
     if first != last:
         logger.warning(

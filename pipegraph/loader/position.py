@@ -1,8 +1,8 @@
-"""The position of a loader within its passes, which its state describes.
+"""The position of a loader within its passes: what a state records.
 
-A pass writes it, chunk by chunk, in the consumer's thread. ``state_dict()`` reads it at any moment, in another
-thread or in a signal handler that has interrupted the write. So nothing here has a lock: a place is complete
-before it is published (``Progress.place``, one assignment), and what then changes chunk by chunk is one reference.
+The consumer's thread writes it, chunk by chunk. ``state_dict()`` reads it at any moment, from another thread or from a
+signal handler that interrupted a write. So there are no locks here: a ``Place`` is complete before it is published (by
+one assignment to ``Progress.place``), and each chunk then changes a single reference in it.
 """
 
 from __future__ import annotations
@@ -26,66 +26,66 @@ from pipegraph.planning.plan import Plan
 from pipegraph.policies import final_policy
 
 
-class Hand:
-    """Rows that came together and are given on by an iterator. How many were given follows from what it has left.
+class RowsInDelivery:
+    """The rows of one bundle, delivered by a list iterator: its length hint says how many were delivered.
 
     Attributes:
-        left: gives them on; any thread's ``next`` on it is one step.
-        items, samples: delivered before them.
+        remaining: the iterator; ``next`` on it is atomic in any thread. None once closed.
+        items, samples: totals delivered before this bundle.
     """
 
-    __slots__ = ("_afters", "_before", "_count", "_given", "items", "left", "samples")
+    __slots__ = ("_afters", "_before", "_count", "_delivered", "items", "remaining", "samples")
 
     def __init__(
         self, rows: list[Any], before: Cursor, afters: Sequence[Cursor], items: int, samples: int
     ) -> None:
-        self.left: Any = iter(rows)
+        self.remaining: Any = iter(rows)
         self._count = len(rows)
         self._before = before
         self._afters = afters
         self.items = items
         self.samples = samples
-        self._given = 0
+        self._delivered = 0
 
     @property
-    def given(self) -> int:
-        """How many of them were delivered."""
-        left = self.left
-        return self._given if left is None else self._count - length_hint(left)
+    def delivered(self) -> int:
+        """How many of the rows were delivered."""
+        remaining = self.remaining
+        return self._delivered if remaining is None else self._count - length_hint(remaining)
 
     @property
     def cursor(self) -> Cursor:
-        """Of the one that was delivered last."""
-        given = self.given
-        return self._afters[given - 1] if given else self._before
+        """The cursor after the last delivered row."""
+        delivered = self.delivered
+        return self._afters[delivered - 1] if delivered else self._before
 
     def close(self) -> None:
-        """Those that are left are not delivered, nor held."""
-        self._given = self.given
-        self.left = None
+        """Drop the remaining rows; they are not delivered."""
+        self._delivered = self.delivered
+        self.remaining = None
 
 
 class Place:
-    """How far one epoch has been delivered.
+    """A position in one epoch: what of it has been delivered.
 
     Attributes:
-        hand: which has what is delivered now; None where that is not rows that came together.
-        delivered: sample by sample, where a stage above finishes in any order.
+        rows: the bundle in delivery; None if chunks are delivered one by one.
+        delivered: the delivered samples, if a stage above runs with ``ordered=False``; else None.
         start: the position at which the epoch was entered; its ``stream`` is None for this rank's own part.
-        later: other ranks' parts that this one takes over afterwards.
-        nothing: there are more ranks now than parts to continue with.
-        restored: it comes from a state.
-        snapshots: of the sources of the run that resumes from here.
-        floors: per source, the step before which that run's samples are forgotten.
+        later: parts of other ranks that this rank delivers afterwards.
+        nothing: this rank has no part: there are more ranks than parts to resume.
+        restored: whether it comes from a state.
+        snapshots: of the sources' iterators, from the run that resumes here.
+        floors: per source, the step before which ``delivered`` no longer holds that run's samples.
     """
 
-    __slots__ = "_cursor delivered epoch floors hand later nothing restored snapshots start".split()
+    __slots__ = "_cursor delivered epoch floors rows later nothing restored snapshots start".split()
 
     def __init__(self, epoch: int, start: Resume = Resume()) -> None:  # noqa: B008 (frozen)
         self.epoch = epoch
         self.start = start
         self._cursor = start.cursor
-        self.hand: Hand | None = None
+        self.rows: RowsInDelivery | None = None
         self.delivered = states.Delivered(start.cursor, start.delivered) if start.delivered else None
         self.later: tuple[Resume, ...] = ()
         self.nothing = False
@@ -95,18 +95,18 @@ class Place:
 
     @property
     def cursor(self) -> Cursor:
-        """Of what was delivered last; unused where ``delivered`` is there."""
-        hand = self.hand
-        return self._cursor if hand is None else hand.cursor
+        """The cursor after the last delivered chunk; not used if ``delivered`` is set."""
+        rows = self.rows
+        return self._cursor if rows is None else rows.cursor
 
     @cursor.setter
     def cursor(self, cursor: Cursor) -> None:
         self._cursor = cursor
-        self.hand = None
+        self.rows = None
 
     @staticmethod
     def within(epoch: int, streams: Sequence[Resume], own: tuple[int, int]) -> Place:
-        """Inside an epoch: at the first of some streams, with the others after it; none: nothing is left."""
+        """Inside an epoch, at the first of some streams, with the others to follow; without streams nothing is left."""
         first = streams[0] if streams else Resume()
         place = Place(epoch, replace(first, stream=None) if first.stream == own else first)
         place.nothing = not streams
@@ -114,32 +114,32 @@ class Place:
         return place
 
     def reached(self) -> tuple[Cursor, dict[Any, set[Lineage]]]:
-        """The cursor of what was delivered last, and the samples delivered beyond it."""
+        """The cursor after the last delivered chunk, and the samples delivered beyond it."""
         delivered = self.delivered
         return (self.cursor, {}) if delivered is None else delivered.read()
 
     @property
     def begun(self) -> bool:
-        """Whether a pass from here is something else than a whole epoch of this rank."""
+        """Whether a pass from here delivers anything other than a whole epoch of this rank."""
         cursor, rows = self.reached()
         return cursor is not None or bool(rows or self.start.history or self.start.stream or self.nothing)
 
     def resume(self) -> Resume:
-        """Where a run starts that resumes from here."""
+        """The starting point of a run that resumes from here."""
         cursor, rows = self.reached()
         return replace(self.start, cursor=cursor, delivered=rows)
 
 
 class Progress:
-    """The place of the running pass and of the next, and what all passes have delivered.
+    """The place of the current and the next pass, and the totals of all passes.
 
     Attributes:
         place: what ``state_dict()`` describes.
-        chosen: where the next pass starts, where that does not follow from ``place``.
-        idle: no pass has begun since the place was set.
-        tracked: every delivered sample is noted, because a stage above finishes in any order.
-        counted: delivering a chunk means more than moving the cursor.
-        waits: of the training loop, one per chunk.
+        chosen: where the next pass starts, unless that follows from ``place``.
+        idle: whether no pass has begun since the place was set.
+        tracked: whether each delivered sample is recorded, because a stage above runs with ``ordered=False``.
+        counted: whether each delivered chunk must go through :meth:`count`, and not only move the cursor.
+        waits: durations for which the training loop waited, one per chunk.
     """
 
     def __init__(self, plan: Plan, ledger: Ledger) -> None:
@@ -155,11 +155,11 @@ class Progress:
         self.started_ns = 0
         self.first_batch_ns = 0
         self._items = self._samples = 0
-        self._hand: Hand | None = None
+        self._rows: RowsInDelivery | None = None
         self.waits = Stopwatch()
-        self._passing = 0, 0  # the epoch of the pass that began last, and the chunks before it
-        self._items_before = 0  # when the pass began
-        self._standing: Place | None = None  # from where the current run continues by itself
+        self._pass_start = 0, 0  # epoch of the latest pass, and the chunks delivered before it
+        self._items_before = 0  # items when the pass began; -1 after a failure
+        self._continues_at: Place | None = None  # where the current run continues without a restart
         self._since_prune = 0
 
     # -- what was delivered -------------------------------------------------------------------
@@ -167,90 +167,90 @@ class Progress:
     @property
     def items(self) -> int:
         """Chunks delivered by all passes."""
-        hand = self._hand
-        return self._items if hand is None else hand.items + hand.given
+        rows = self._rows
+        return self._items if rows is None else rows.items + rows.delivered
 
     @property
     def samples(self) -> int:
         """Samples delivered by all passes."""
-        hand = self._hand
-        return self._samples if hand is None else hand.samples + hand.given
+        rows = self._rows
+        return self._samples if rows is None else rows.samples + rows.delivered
 
     def delivered(self, samples: int) -> None:
-        """A chunk of so many samples was delivered."""
+        """Count a delivered chunk with this many samples."""
         self._settle()
         self._samples += samples
         self._items += 1
 
-    def take(self, place: Place, rows: list[Any], afters: Sequence[Cursor]) -> Hand:
-        """These rows are delivered next, by the hand's iterator; nobody need count them."""
+    def take(self, place: Place, rows: list[Any], afters: Sequence[Cursor]) -> RowsInDelivery:
+        """Deliver these rows next, through the iterator ``remaining``, which also counts them."""
         self._settle()
-        hand = Hand(rows, place.cursor, afters, self._items, self._samples)
-        place.hand = self._hand = hand
-        return hand
+        taken = RowsInDelivery(rows, place.cursor, afters, self._items, self._samples)
+        place.rows = self._rows = taken
+        return taken
 
     def _settle(self) -> None:
-        if self._hand is not None:
+        if self._rows is not None:
             self._items, self._samples = self.items, self.samples
-            self._hand = None
+            self._rows = None
 
     # -- between passes ------------------------------------------------------------------------
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing was delivered since the last pass began: no chunk, no end and no failure."""
+        """Whether the last pass has delivered nothing so far: no chunk, no end and no failure."""
         return self.items == self._items_before
 
     def in_pass(self) -> tuple[int, int]:
-        """The epoch of the pass that began last, and how many chunks it has delivered."""
-        epoch, before = self._passing
+        """The epoch of the latest pass, and how many chunks it has delivered."""
+        epoch, before = self._pass_start
         return epoch, self.items - before
 
     def next_place(self) -> Place:
-        """Where the next pass starts. One that delivered nothing has consumed nothing."""
+        """Where the next pass starts. A pass that delivered nothing has consumed nothing."""
         if self.chosen is not None:
             return self.chosen
         return self.place if self.untouched else Place(self.place.epoch + 1)
 
     def rest_at(self, place: Place) -> None:
-        """Between passes: a state taken now, and the next pass, start here."""
+        """Between passes: set the place at which the next pass starts, also for states taken until then."""
         if not self.untouched:
-            self._standing = None
+            self._continues_at = None
         self.place = self.chosen = place
         self.idle = True
 
     def drops_restored(self, chosen: Place) -> bool:
-        """Whether resuming at ``chosen`` drops what was restored and not yet delivered."""
+        """Whether resuming at ``chosen`` drops a restored place of which nothing was delivered yet."""
         old = self.place
         return old.restored and old is not chosen and (self.idle or self.untouched)
 
     def continues_to(self, place: Place) -> bool:
-        """Whether the current run delivers next what a pass from this place delivers first."""
-        standing = self._standing
-        if standing is None or not self.untouched:
+        """Whether the current run, without a restart, delivers next what a pass from this place delivers first."""
+        at = self._continues_at
+        if at is None or not self.untouched:
             return False
-        return standing is place or (standing.epoch == place.epoch and not (standing.begun or place.begun))
+        return at is place or (at.epoch == place.epoch and not (at.begun or place.begun))
 
     def broken(self, failed: bool) -> None:
-        """The current run has ended, or will not continue where it stands; ``failed``: a stage's failure was raised."""
-        self._standing = None
+        """The current run has ended, or must be restarted; ``failed``: a stage's failure was raised."""
+        self._continues_at = None
         if failed:
             self._items_before = -1
 
     # -- passes --------------------------------------------------------------------------------
 
     def pass_begins(self, place: Place, run: Run) -> None:
-        """A pass resumes from this place, on this run."""
+        """A pass begins at this place, on this run."""
         self._items_before = self.items
-        self._passing = place.epoch, self.items
+        self._pass_start = place.epoch, self.items
         self._ledger.enter(place.epoch)
         self.enter(place, run)
-        self._standing = None if place.nothing else place
+        self._continues_at = None if place.nothing else place
         self.chosen = None
         self.idle = False
 
     def enter(self, place: Place, run: Run) -> None:
-        """The pass resumes from this place, on this run."""
+        """The pass continues at this place, on this run."""
         if self.tracked and place.delivered is None:
             place.delivered = states.Delivered(place.cursor, {})
         place.snapshots = run.snapshots
@@ -272,13 +272,13 @@ class Progress:
     def pass_finished(self, place: Place) -> None:
         """The pass over this epoch has run to its end."""
         following = Place(place.epoch + 1)
-        following.snapshots = place.snapshots  # of how samplers' generators stand at the epoch's end
+        following.snapshots = place.snapshots  # hold the samplers' generators as of the epoch's end
         self._items_before = self.items
-        self._standing = following if place.start.stream is None and not place.nothing else None
+        self._continues_at = following if place.start.stream is None and not place.nothing else None
         self.rest_at(self.chosen or following)
 
     def count(self, place: Place, chunk: Chunk, run: Run) -> None:
-        """A chunk of a ``counted`` graph was delivered."""
+        """Record a delivered chunk of a ``counted`` graph."""
         if place.delivered is None:
             place.cursor = chunk.after
             self._since_prune += 1 + len(chunk.lineages) // states.FORGET_SAMPLES
@@ -290,9 +290,9 @@ class Progress:
             self._forget(place, run)
 
     def following(self, place: Place, own: tuple[int, int]) -> Place:
-        """The next of other ranks' parts, once this one is delivered."""
-        nobody = (-1, 0)  # this rank's own part came first
-        return Place.within(place.epoch, place.later, nobody if place.start.stream is None else own)
+        """The next part taken over from another rank, once this one is delivered."""
+        no_rank = (-1, 0)  # this rank's own part came first
+        return Place.within(place.epoch, place.later, no_rank if place.start.stream is None else own)
 
     # -- the state -----------------------------------------------------------------------------
 
@@ -327,7 +327,7 @@ class Progress:
         return {name: list(each) for name, each in found.items() if each is not None}
 
     def _forget(self, place: Place, run: Run) -> None:
-        """Forget what a restart from here would not need."""
+        """Drop records that a restart from here would not need."""
         delivered = place.delivered
         found = restarts(self._plan, place.cursor if delivered is None else delivered.cursor)
         self._ledger.prune(place.epoch, found.inputs.get)
@@ -340,7 +340,7 @@ class Progress:
                 first = run.first_step(name) if place.epoch == run.first_epoch else 0
             source = run.source(name)
             if step > first and source is not None:
-                # Asked of the source, because not in every order do positions grow with the steps.
+                # Ask the source: in some orders positions do not increase with the steps.
                 positions = source.positions_of(range(first, step), place.epoch, run.rank, run.world_size)
                 behind += [(name, position) for position in positions]
                 place.floors[name] = step

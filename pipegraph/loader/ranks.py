@@ -1,4 +1,4 @@
-"""Rank and world size, read when iteration starts."""
+"""Resolves rank, world size and seed when iteration starts."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def _found() -> tuple[int, int]:
 
 
 def agree_on_seed(seed: int | None, rank: int, world_size: int) -> int:
-    """The graph's seed, or with None one that rank 0 draws and the process group carries to all.
+    """The graph's seed; for None, one that rank 0 draws and broadcasts to the process group.
 
     Raises:
-        GraphError: several ranks, and no process group to agree with.
+        GraphError: there are several ranks, and no process group to agree in.
     """
     if seed is not None:
         return seed

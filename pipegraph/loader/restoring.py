@@ -1,4 +1,4 @@
-"""Reads a state that a loader is to continue from, and says what of it may not be meant."""
+"""Reads a loader's state before a resume, and warns of differences that may be unintended."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pipegraph.planning.plan import Plan
 def read_state(
     state: Any, allow: str | Sequence[str], plan: Plan, rank: int, world_size: int, equal: bool
 ) -> tuple[Any, Restored]:
-    """See :meth:`Loader.load_state_dict`, whose caller the warnings are for.
+    """See :meth:`Loader.load_state_dict`; warnings point at its caller.
 
     Returns:
-        the state, adapted to the graph, and what it says.
+        the state adapted to the graph, and its contents.
     """
     names = (allow,) if isinstance(allow, str) else tuple(allow)
     if names:
@@ -47,7 +47,7 @@ def read_state(
 
 
 def place_of(state: Any, found: Restored, rank: int, world_size: int) -> Place:
-    """Where the next pass begins."""
+    """The place at which the next pass begins."""
     place = Place.within(found.epoch, found.streams, (rank, world_size))
     place.restored = True
     if isinstance(state, Mapping) and state["world_size"] == world_size:

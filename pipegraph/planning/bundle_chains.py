@@ -1,4 +1,4 @@
-"""The edges on which rows travel in bundles, and how many at most: decided from the plan alone. Pure."""
+"""Chooses the edges on which rows travel in bundles, and their maximum size, from the plan alone. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pipegraph.planning.plan import StagePlan, lineage_above
 from pipegraph.stage_spec import Edge
 
 ROWS_PER_WORKER = 1024
-"""Default capacity of a queue of rows that will be a batch, if they are light (``contents.LIGHT_BYTES``)."""
+"""Default capacity of a queue of rows that will become a batch, if they are light (``contents.LIGHT_BYTES``)."""
 
 
 def bundle_rows(planned: dict[str, StagePlan], output: Edge) -> None:
-    """Say for each stage how many rows it may hand over together."""
+    """Set for each stage the maximum number of rows that it hands over together."""
     alone = set()
     for memo in planned.values():
         if memo.bypassed is None and isinstance(memo.operator, Memo):
@@ -29,10 +29,10 @@ def bundle_rows(planned: dict[str, StagePlan], output: Edge) -> None:
 
 
 def _hands_over_rows(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> bool:
-    """Whether it makes rows that go to one consumer, in a thread or process of its own.
+    """Whether a stage makes rows for a single consumer, in a thread or process of its own.
 
-    An inline stage does one row for each that is asked for. Where several consumers are, one of them may wait for what
-    another one keeps from leaving.
+    An inline stage makes one row per request. With several consumers, one may wait for a row while another, whose queue
+    is full, keeps the bundle from being sent.
     """
     if stage.bypassed is not None or stage.backend == "inline" or stage.level != "sample":
         return False
@@ -50,7 +50,7 @@ def _hands_over_rows(stage: StagePlan, planned: Mapping[str, StagePlan], output:
 
 
 def _collect_into(batch: StagePlan, size: int, planned: dict[str, StagePlan], alone: set[str]) -> None:
-    """Longer queues, and bundles that end with the batch, on the way from a source to ``batch``."""
+    """Between a source and ``batch``: lengthen the queues, and let bundles end where a batch ends."""
     chain = _chain_above(batch, planned)
     if not chain or any(stage.name in alone for stage in chain):
         return
@@ -64,10 +64,10 @@ def _collect_into(batch: StagePlan, size: int, planned: dict[str, StagePlan], al
     capacity = min(capacities.values())
     in_memory = isinstance(first, Source) and first.never_waits and not chain[0].remote
     if len(chain) == 1 and in_memory and capacity >= 2 * size:
-        # A second thread would not bring these any sooner: several batches in one go.
+        # A second thread would not deliver these any sooner: several batches per bundle.
         rows = capacity - capacity % size
     else:
-        # Every worker's bundle has its place in the queue: none waits with it for another's.
+        # Each worker's bundle has room in the queue: no worker waits for another's to be taken.
         rows = min(size, *(capacities[stage.name] // stage.workers for stage in chain))
     if rows < 2:
         return
@@ -81,7 +81,7 @@ def _collect_into(batch: StagePlan, size: int, planned: dict[str, StagePlan], al
 
 
 def _chain_above(batch: StagePlan, planned: Mapping[str, StagePlan]) -> list[StagePlan]:
-    """The stages from the source to the one before ``batch``; none if one of them must have row by row."""
+    """The stages from the source to the one before ``batch``; none if one of them needs its rows one by one."""
     chain: list[StagePlan] = []
     stage = batch
     while len(stage.upstream) == 1:
