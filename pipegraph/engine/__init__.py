@@ -1,5 +1,5 @@
-"""What runs a plan: channels, the memory account, the loops of stages, worker threads and processes.
+"""The engine that runs a plan: channels, memory account, stage loops, worker threads and processes.
 
 ``runtime`` owns the workers, ``run`` wires the plan for consecutive epochs, ``stage/`` is one node of it, ``process/``
-what a stage has elsewhere. Knows no graph, only plans.
+and ``actors/`` run operators in other processes. It knows plans, not graphs.
 """

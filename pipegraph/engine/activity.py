@@ -1,12 +1,12 @@
-"""Who runs and who waits: how a pipeline notices that it is stalled.
+"""Counts running and waiting threads, to detect that a pipeline is stalled.
 
 Invariant (under ``_lock``): ``_running`` is never less than the number of attached threads that
-can still change something. A thread counts itself out *after* it has queued itself as a waiter,
-and whoever wakes it counts it in *before* the wake; so a zero means that every attached thread
-waits and no wake is on its way. Then ``on_idle`` is called, once, by the thread that made the zero.
+can still change something. A thread is subtracted *after* it has queued itself as a waiter, and
+its waker adds it back *before* the wake; so zero means that every attached thread waits and no
+wake is on its way. The thread that reaches zero then calls ``on_idle``, once.
 
-Threads may attach at any moment, also right after a zero, change what ``on_idle`` is looking at and make another zero.
-So what ``on_idle`` finds holds only if ``stillness`` is the same before and after it has looked.
+Threads may attach at any moment, even right after a zero, change what ``on_idle`` is reading and reach zero again. So
+what ``on_idle`` has read is consistent only if ``stillness`` is the same before and after.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _own = threading.local()
 
 
 def count_wakes(counts: Meter) -> None:
-    """From now on the calling thread counts there how often it has resumed after a wait, and how long after it was
-    woken: for want of a core, or of the interpreter lock."""
+    """Let the calling thread count in ``counts`` how often it resumed after a wait, and how late after its wake-up:
+    because it had no core, or not the interpreter lock."""
     _own.counts = counts
 
 
 class Cancelled(BaseException):
-    """The run is over: unwind. Never reaches users."""
+    """The run is over: unwind the worker's stack. Never reaches users."""
 
 
 class Leaving(BaseException):
-    """The worker leaves its stage, with nothing in work. Never reaches users."""
+    """The worker leaves its stage, with no item in work. Never reaches users."""
 
 
 class Activity:
-    """Counts the threads of one run that do not wait."""
+    """The number of threads of one run that are not waiting."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,18 +47,19 @@ class Activity:
         self.on_idle: Callable[[], None] = lambda: None
 
     def attach(self, threads: int = 1) -> None:
-        """More threads take part; they run now."""
+        """Add threads to the run; they count as running."""
         with self._lock:
             self._running += threads
             self._started += threads
 
     def stillness(self) -> int | None:
-        """A number that is the same as long as every attached thread waits; None while one runs."""
+        """A number that stays the same while every attached thread waits; None while one runs."""
         with self._lock:
             return None if self._running else self._started
 
     def pause(self) -> None:
-        """The calling thread is about to wait (or leaves); it is queued where its waker will find it."""
+        """Called by a thread that is about to wait (or leaves), after it has queued itself where its waker will find
+        it."""
         with self._lock:
             self._running -= 1
             idle = self._running == 0
@@ -66,14 +67,14 @@ class Activity:
             self.on_idle()
 
     def resume(self) -> None:
-        """A waiting thread is about to be woken by the caller."""
+        """Called by a thread that is about to wake a waiting one."""
         with self._lock:
             self._running += 1
             self._started += 1
 
 
 class Waiter:
-    """One thread's one wait: a lock that its waker releases."""
+    """One wait of one thread: a lock that its waker releases."""
 
     __slots__ = ("lock", "since_ns", "woken_ns")
 
@@ -92,7 +93,7 @@ class Waiter:
             counts.late_ns += perf_counter_ns() - self.woken_ns
 
     def wake(self, activity: Activity) -> None:
-        """Called once, by whoever took this waiter out of its queue."""
+        """Wake the thread. Called once, by the thread that removed this waiter from its queue."""
         activity.resume()
         self.woken_ns = perf_counter_ns()
         self.lock.release()

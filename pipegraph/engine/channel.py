@@ -7,16 +7,16 @@ Behaviour contract (what differs from this is a bug):
 * ``put`` appends; ``put_at(seq, ...)`` appends in the order of sequence numbers (see ``reorder``), for
   stages with several workers. Items of later numbers wait inside, within the same bound, and always
   leave room for one item (bundle) of the number that is next: the head of the line can never be locked out.
-* Waiting takes no time slices and no timeouts: a waiter is queued under the channel's lock and woken
-  by whoever makes its condition true. ``cancel`` wakes everybody with ``Cancelled``.
-* Whoever makes room puts in what waits for it, and wakes the thread whose item it was: that the next thread
-  is not running yet leaves no queue empty.
-* A put returns False for an item that is not wanted (``unwanted``); of a bundle it takes what is.
-* Whoever waits for an item asks the stage above for what it has finished (``starved``), once it is queued.
+* Waits use no polling and no timeouts: a waiter is queued under the channel's lock and woken
+  by the thread that makes its condition true. ``cancel`` wakes all waiters with ``Cancelled``.
+* A thread that makes room also enters the waiting putters' items, then wakes these threads: the queue
+  does not stay empty until they run.
+* A put returns False for an unwanted item (``unwanted``); the unwanted samples of a bundle are left out.
+* A thread that waits for an item, once it is queued, asks the stage above for finished items (``starved``).
 
 All state changes under ``_lock``. Lock order: channel, then activity, account or watermark; never two channels.
-Invariant: whenever the lock is free, the first waiting putter may not enter (its item has no room and is wanted, or
-it is not its turn).
+Invariant: while the lock is free, the first waiting putter cannot enter (its item is wanted but has no room, or it is
+not its turn).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from pipegraph.engine.unwanted import Unwanted
 if TYPE_CHECKING:
     from pipegraph.engine.run import StagePump
 
-NOBODY = sys.maxsize
-"""Items that the waiting getters need, where none waits."""
+NO_DEMAND = sys.maxsize
+"""Value of ``Channel.demand`` while a reader is not waiting."""
 
 Stamp = Callable[[Any], None]
 
 
 @dataclass(frozen=True)
 class ChannelStats:
-    """One look at a channel. Waits are nanoseconds summed over threads, running waits included."""
+    """A snapshot of a channel. Waits are nanoseconds summed over threads, running waits included."""
 
     capacity: int
     depth: int
@@ -62,11 +62,11 @@ class ChannelStats:
 
 
 class _Putter(Waiter):
-    """Waits to enter.
+    """A thread that waits to put an item.
 
     Attributes:
-        item: what needs room; None for a thread that waits for its turn and not for room.
-        entered: what its ``put`` returns; None until it may continue, and for one that was cancelled.
+        item: the item that needs room; None if the thread waits only for its turn.
+        entered: the result of its ``put``; None until it may continue, and if it was cancelled.
     """
 
     __slots__ = ("entered", "item", "last", "seq", "stamp")
@@ -81,7 +81,7 @@ class _Putter(Waiter):
 
 
 class _Getter(Waiter):
-    """Waits for an item, for the sake of ``needed`` of them."""
+    """A thread that waits for an item, and needs ``needed`` items before it can continue."""
 
     __slots__ = ("needed",)
 
@@ -102,16 +102,16 @@ class Channel:
         activity: counts waiting threads; one of its own if not given.
         sequenced: whether ``put_at`` will be used.
         bundle_rows: samples in one bundle, at most; 1 for a channel of other items.
-        heavy_capacity: items that it holds of any weight; None: as many as ``capacity``.
+        heavy_capacity: items that it may hold whatever their size; None: ``capacity``.
 
     Attributes:
-        pump: of an inline stage, whose output whoever waits for it makes.
+        pump: of an inline stage, which runs in the thread that waits for its output.
         readers: threads that get from it.
-        demand: while all readers wait, how many items the one that needs the fewest can use; else ``NOBODY``.
-        starved: called with that number by a getter that is about to wait, outside the lock.
-        leaving: whether the calling thread, instead of waiting for an item, is to leave; ``nudge_all`` makes it look.
-        changed: called under the lock whenever something has (for tests, which wait for states and never for time).
-        share: called with a bundle's buffers when it is taken in parts, under the lock.
+        demand: while all readers wait, the smallest number of items that one of them needs; else ``NO_DEMAND``.
+        starved: called, outside the lock, by a getter that is about to wait, with the number of items that it needs.
+        leaving: whether the calling thread is to leave instead of waiting; ``nudge_all`` makes waiting ones check it.
+        changed: called under the lock after every change (for tests, which wait for states and never for time).
+        share: called under the lock with a bundle's buffers when only a part of it is taken.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Channel:
         self.changed: Callable[[], None] | None = None
         self.readers = 1
         self.share: Callable[[Any], None] = lambda buffers: None
-        self.demand = NOBODY
+        self.demand = NO_DEMAND
         self._lock = threading.Lock()
         self._contents = Contents(capacity, max_bytes, sequenced, bundle_rows, heavy_capacity)
         self._unwanted = Unwanted()
@@ -153,7 +153,7 @@ class Channel:
         """Append; blocks while full. False if the item was discarded.
 
         Args:
-            more: whether the caller puts another or calls :meth:`nudge` at once: until then nobody is woken.
+            more: whether the caller puts another item or calls :meth:`nudge` at once: until then no getter is woken.
 
         Raises:
             Cancelled: the channel was cancelled.
@@ -164,13 +164,14 @@ class Channel:
         """Append in the order of sequence numbers; blocks while there is no room for this one.
 
         Args:
-            last: whether the number is closed with it.
-            stamp: called with the item at the very moment it is appended, under the lock, maybe in another thread.
+            last: whether this item closes its number.
+            stamp: called with the item as it is appended, under the lock, maybe in another thread.
         """
         return self._put(seq, item, last, stamp)
 
     def offer(self, seq: int, item: Any, stamp: Stamp | None = None) -> bool:
-        """As a put that never blocks, and closes nothing; False if there is no room now. Refused items end here."""
+        """As :meth:`put_at`, but never blocks and leaves the number open. False if there is no room now; True also for
+        an unwanted item, which is dropped."""
         with self._lock:
             if self._cancelled or not self._contents.admits(seq, item):
                 return False
@@ -188,7 +189,7 @@ class Channel:
         self._put(seq, None, False)
 
     def at_head(self, seq: int) -> bool:
-        """Whether every lower number is closed. Without the lock: once true it stays so."""
+        """Whether every lower number is closed. Needs no lock: once true it stays true."""
         return self._contents.is_next(seq)
 
     def _put(self, seq: int, item: Any, last: bool, stamp: Stamp | None = None, more: bool = False) -> bool:
@@ -230,10 +231,10 @@ class Channel:
         return left is not None
 
     def _arrived(self, items: Iterable[Any], more: bool = False) -> None:
-        """Items have come to the head of the line."""
+        """Items have become ready."""
         for item in items:
             if self._unwanted.active and item.__class__ is EndOfEpoch:
-                # Only now: under another number an item of the epoch may still have been on its way.
+                # Not earlier: until now an item of the epoch, with another number, may still have been on its way.
                 self._unwanted.ended(item.epoch)
             if self._getters and not more:
                 self._wake_getter()
@@ -241,7 +242,7 @@ class Channel:
             self.changed()
 
     def _let_in(self) -> None:
-        """There is more room, another number is next, or less is wanted: whoever may enter now does."""
+        """Let all putters enter that can, after more room, a new next number, or fewer wanted items."""
         while self._putters and (first := self._first_to_enter()) is not None:
             self._putters.remove(first)
             first.entered = self._enter(first.seq, first.item, first.last, first.stamp)
@@ -259,25 +260,27 @@ class Channel:
     # -- getting -------------------------------------------------------------------------------
 
     def get(self, needed: int = 1) -> Any:
-        """The next item; blocks while there is none, for the sake of so many."""
+        """The next item; blocks while there is none. For ``needed`` see :meth:`take`."""
         return self.take(None, needed)[1]
 
     def take(
-        self, rows: int | None = None, needed: int = 1, elsewhere: Callable[[], bool] | None = None
+        self, rows: int | None = None, needed: int = 1, other_work: Callable[[], bool] | None = None
     ) -> tuple[int, Any]:
-        """``(ticket, item)``: items in order, tickets 0, 1, 2 ... in order, to any number of threads.
+        """``(ticket, item)``, blocking while there is none. Tickets number the calls 0, 1, 2 ..., in item order, across
+        threads.
 
         Args:
-            rows: samples of a bundle, at most; the rest of it stays.
-            needed: items without which the caller cannot continue; see :attr:`demand`.
-            elsewhere: where this says (after a ``nudge_all``) that there is other work, ``(-1, None)`` is returned.
+            rows: maximum number of samples to take from a bundle; the rest stays.
+            needed: items that the caller needs before it can continue; see :attr:`demand`.
+            other_work: whether there is other work for the caller, checked first and after a ``nudge_all``; the result
+                is then ``(-1, None)``.
         """
         while True:
             pump = None
             with self._lock:
                 if self._cancelled:
                     raise Cancelled
-                if elsewhere is not None and elsewhere():
+                if other_work is not None and other_work():
                     return -1, None
                 ticket, ready, may = self._tickets, self._contents.ready, self.may_take
                 if ready and (may is None or may(ticket)):
@@ -302,9 +305,10 @@ class Channel:
             self._wait(waiter, self._getters)
 
     def take_ahead(self, rows: int | None = None) -> tuple[int, Any] | None:
-        """As :meth:`take` for a thread that has something in work still; None where there is nothing to spare.
+        """As :meth:`take`, for a thread with an item still in work; None if there is no item to spare. Never waits.
 
-        Never waits. Each reader finds as much when it comes, and a token stays: it has its turn after what is in work.
+        There is one to spare while the channel holds ``rows`` samples for each reader. Tokens are not taken: their turn
+        comes after the item in work.
         """
         pump = self.pump
         if pump is not None and pump.more and not self._contents.ready and pump.try_enter():
@@ -331,29 +335,29 @@ class Channel:
         if self._putters:
             self._let_in()
         if self._getters and self._contents.ready:
-            self._wake_getter()  # it may have waited for the window, or for the rest of a bundle
+            self._wake_getter()  # it may wait for the reorder window, or for the rest of a bundle
         if self.changed is not None:
             self.changed()
         return ticket, item
 
     def peek(self) -> None:
-        """Blocks until there is an item, and leaves it."""
-        self.take(elsewhere=lambda: bool(self._contents.ready))
+        """Blocks until there is an item, and does not take it."""
+        self.take(other_work=lambda: bool(self._contents.ready))
 
     def ahead(self) -> tuple[int, Any]:
-        """How many chunks can be got at once, and the token behind them, if one is there."""
+        """How many chunks can be taken without waiting, and the token after them, if there is one."""
         with self._lock:
             return self._contents.ahead()
 
     def nudge(self) -> None:
-        """Let one waiting getter look again."""
+        """Wake one waiting getter, to check again."""
         with self._lock:
             if self._getters:
                 self._wake_getter()
                 self._has_changed()
 
     def nudge_all(self) -> None:
-        """Let every waiting getter look again."""
+        """Wake every waiting getter, to check again."""
         with self._lock:
             while self._getters:
                 self._wake_getter()
@@ -368,13 +372,13 @@ class Channel:
     def _set_demand(self) -> None:
         getters = self._getters
         waits = len(getters) >= self.readers
-        self.demand = min([waiter.needed for waiter in getters]) if waits else NOBODY
+        self.demand = min([waiter.needed for waiter in getters]) if waits else NO_DEMAND
 
     def _wait(self, waiter: Any, queue: deque[Any]) -> None:
         try:
             waiter.wait(self.activity)
         except BaseException:
-            # Interrupted (Ctrl-C). A getter whose wake came already passes it on.
+            # Interrupted (Ctrl-C). A getter that was woken already passes the wake on.
             with self._lock:
                 if waiter in queue:
                     queue.remove(waiter)
@@ -399,7 +403,7 @@ class Channel:
     # -- control -------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """Everybody who waits here, now or later, gets ``Cancelled``; held items are dropped."""
+        """Raise ``Cancelled`` in all threads that wait here, now or later; held items are dropped."""
         with self._lock:
             self._cancelled = True
             self._contents.clear()
@@ -407,11 +411,11 @@ class Channel:
                 waiter.wake(self.activity)
             self._putters.clear()
             self._getters.clear()
-            self.demand = NOBODY
+            self.demand = NO_DEMAND
             self._has_changed()
 
     def discard(self, epoch: int) -> list[Chunk]:
-        """Nobody wants chunks of ``epoch`` (or earlier) any more; returns those it held."""
+        """Refuse chunks of ``epoch`` (or earlier) from now on; returns those it held."""
         with self._lock:
             self._unwanted.discard(epoch)
             dropped = self._contents.take_out(epoch)
@@ -425,7 +429,7 @@ class Channel:
             return epoch <= self._unwanted.discarded
 
     def skip(self, epoch: int, seen: Callable[[Any], bool]) -> None:
-        """Take out the chunks of ``epoch`` for which ``seen`` is true: they were delivered before the run began."""
+        """Leave out the chunks of ``epoch`` for which ``seen`` is true: they were delivered before the run began."""
         with self._lock:
             self._unwanted.skip(epoch, seen)
 
@@ -441,7 +445,7 @@ class Channel:
         return first
 
     def grow(self) -> int:
-        """Parks' rule: room for the one item that must come next. Returns the new capacity."""
+        """Parks' rule: make room for the item that must come next. Returns the new capacity."""
         with self._lock:
             waiter = self._blocked()
             if waiter is not None:
@@ -452,19 +456,19 @@ class Channel:
             return self._contents.capacity
 
     def resize(self, capacity: int) -> None:
-        """Hold so many items from now on; what is there already stays."""
+        """Set the capacity; items held already stay."""
         with self._lock:
             self._contents.resize(capacity)
             self._let_in()
             self._has_changed()
 
     def set_readers(self, readers: int) -> None:
-        """So many threads get from it from now on; if all of them wait, the stage above is asked."""
+        """Set the number of reading threads; if all of them wait, the stage above is asked for finished items."""
         with self._lock:
             self.readers = readers
             self._set_demand()
             demand = self.demand
-        if self.starved is not None and demand != NOBODY:
+        if self.starved is not None and demand != NO_DEMAND:
             self.starved(demand)
 
     # -- looking -------------------------------------------------------------------------------
@@ -487,7 +491,7 @@ class Channel:
         )
 
     def stats(self, now_ns: int | None = None) -> ChannelStats:
-        """One consistent look; waits that still run count up to ``now_ns``, by default now."""
+        """A consistent snapshot; waits that still run count up to ``now_ns``, by default now."""
         with self._lock:
             return self.look(now_ns)
 

@@ -1,7 +1,7 @@
-"""What a channel holds: items in order, within its bounds. Pure; the channel guards it by its lock.
+"""The contents of a channel: items in order, within its bounds. Pure; guarded by the channel's lock.
 
-Invariant: ``held`` and ``nbytes`` are the samples and bytes of ``ready`` (less the ``offset`` samples that were taken
-of the first bundle) and of what waits in ``reorder`` for a lower number.
+Invariant: ``held`` and ``nbytes`` count the samples and bytes in ``ready`` (less the first ``offset`` samples of its
+first bundle, which were taken) and in ``reorder``, where items wait for a lower sequence number.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pipegraph.chunk import Chunk
 from pipegraph.engine.reorder import ReorderBuffer
 
 LIGHT_BYTES = 1 << 20
-"""Beyond ``heavy_capacity`` a channel holds more items only while all are lighter than this together."""
+"""A channel holds more than ``heavy_capacity`` items only while their bytes together do not exceed this."""
 
 
 def samples_in(item: Any) -> int:
-    """What an item counts for: one, or each sample of a bundle."""
+    """The number of samples that an item counts as: those of a bundle, else one."""
     return item.count if item.__class__ is Bundle else 1
 
 
@@ -27,12 +27,12 @@ class Contents:
     """See the module docstring; the arguments are those of ``Channel``.
 
     Attributes:
-        ready: items at the head of the line, which may be taken.
-        offset: samples of the first of them, a bundle, that have been taken.
-        reorder: what waits for a lower number; None where items have none.
-        highest: the largest capacity so far. What waits for the head of the line was let in while there was so much
-            room: the head must still fit.
-        grown: the capacity that ``grow`` has made.
+        ready: items whose turn it is, which may be taken.
+        offset: samples already taken from the first of them, a bundle.
+        reorder: items that wait for a lower sequence number; None if items have no numbers.
+        highest: the largest capacity so far. Items of later numbers were admitted when there was that much room, and
+            the item of the next number must still fit.
+        grown: the capacity that the last ``grow`` set.
     """
 
     __slots__ = (
@@ -61,11 +61,11 @@ class Contents:
         self.nbytes = 0
 
     def is_next(self, seq: int) -> bool:
-        """Whether nothing of a lower number is still to come."""
+        """Whether all lower numbers are closed."""
         return self.reorder is None or seq <= self.reorder.next
 
     def admits(self, seq: int, item: Any) -> bool:
-        """Whether there is room for an item; a later number leaves a bundle's room for the next one."""
+        """Whether there is room for an item; items of later numbers leave room for a bundle of the next number."""
         after = self.held + (item.count if item.__class__ is Bundle else 1)
         nbytes = self.nbytes + item.nbytes
         room = self.capacity if nbytes <= LIGHT_BYTES else self.heavy_capacity
@@ -75,7 +75,7 @@ class Contents:
         return (after <= room and fits) or (not self.ready and after <= self.highest)
 
     def enter(self, seq: int, item: Any, last: bool) -> Sequence[Any]:
-        """Add an item; returns what has come to the head of the line."""
+        """Add an item; returns the items that became ready."""
         self.nbytes += item.nbytes
         self.held += item.count if item.__class__ is Bundle else 1
         if self.reorder is None:
@@ -86,7 +86,7 @@ class Contents:
         return released
 
     def close(self, seq: int) -> Sequence[Any]:
-        """No more items for this number; returns what has come to the head of the line."""
+        """No more items for this number; returns the items that became ready."""
         if self.reorder is None:
             return ()
         released = self.reorder.close(seq)
@@ -94,12 +94,12 @@ class Contents:
         return released
 
     def pop(self, rows: int | None, share: Callable[[Any], None], evenly: bool = False) -> Any:
-        """Take the first item, or at most so many of its samples.
+        """Take the first item, or at most ``rows`` of its samples.
 
         Args:
-            share: called with the buffers of what is left of a bundle.
-            evenly: whether to take no more than leaves parts of one size: of 64, 55 and 9 would keep one of two workers
-                idle.
+            share: called with the buffers of a bundle of which a part is left.
+            evenly: whether to split a bundle into equal parts: 64 rows split into 55 and 9 would keep one of two
+                workers idle.
         """
         item = self.ready[0]
         if item.__class__ is not Bundle:
@@ -127,7 +127,7 @@ class Contents:
         return item
 
     def ahead(self) -> tuple[int, Any]:
-        """How many chunks can be taken at once, and the token behind them, if one is there."""
+        """How many chunks can be taken without waiting, and the token after them, if there is one."""
         chunks = -self.offset
         for item in self.ready:
             if not isinstance(item, Chunk):
@@ -136,7 +136,7 @@ class Contents:
         return chunks, None
 
     def take_out(self, epoch: int) -> list[Chunk]:
-        """Take out the chunks of ``epoch`` (or earlier) that are ready."""
+        """Remove and return the ready chunks of ``epoch`` or earlier."""
         dropped = [item for item in self.ready if isinstance(item, Chunk) and item.epoch <= epoch]
         if not dropped:
             return dropped
@@ -153,14 +153,14 @@ class Contents:
         return dropped
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Drop everything."""
         self.ready.clear()
         if self.reorder is not None:
             self.reorder = ReorderBuffer()
         self.nbytes = self.held = self.offset = 0
 
     def grow(self, item: Any) -> None:
-        """Room for one more item, whatever it takes."""
+        """Enlarge the bounds so that ``item`` fits."""
         self.capacity = max(self.capacity, self.held + max(samples_in(item), self.bundle_rows))
         self.grown = self.highest = self.capacity
         self.heavy_capacity = max(self.heavy_capacity, self.capacity)
@@ -168,7 +168,7 @@ class Contents:
             self.max_bytes = max(self.max_bytes, self.nbytes + item.nbytes)
 
     def resize(self, capacity: int) -> None:
-        """Hold so many items from now on, at least as many as ``grow`` has made room for; what is there stays."""
+        """Set the capacity, but not below what ``grow`` has set. Items held already stay."""
         capacity = max(capacity, self.grown)
         if self.heavy_capacity == self.capacity:
             self.heavy_capacity = capacity

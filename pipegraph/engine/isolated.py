@@ -1,7 +1,7 @@
-"""The trainer's half of a loader with ``isolate=True``: a runtime of the stages below the cut.
+"""The trainer's half of a loader with ``isolate=True``: a runtime for the stages below the cut.
 
-States are made in the trainer alone, from cursors that chunks bring along and from what the sidecar reports with them;
-only the profile asks it.
+States are made in the trainer, from the cursors of chunks and from what the sidecar reports with these. The trainer
+asks the sidecar only for profiles and, to prune states, for positions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipegraph.planning.isolation import Elsewhere, Isolation
 from pipegraph.planning.plan import StagePlan
 
 CROSSED, COPIED = 4, 2
-"""One part in so many of the memory limit is the trainer's: for chunks that have crossed, or for their copies too."""
+"""The trainer's share of the memory limit is 1/4 if it only receives chunks, 1/2 if it also copies them."""
 
 
 class IsolatedRun(Run):
@@ -40,7 +40,7 @@ class IsolatedRun(Run):
             self.snapshots[name].begin(epoch, snapshot)
 
     def start(self) -> tuple[Any, ...]:
-        """What the sidecar's run begins with."""
+        """The arguments with which the sidecar starts its run."""
         return (*self._asked, self.ledger.base)
 
     def first_step(self, source: str) -> int:
@@ -48,55 +48,55 @@ class IsolatedRun(Run):
         return self._steps[source]
 
     def source(self, stage: str) -> Any:
-        """Answers where a source's steps lie, from the sidecar."""
+        """A proxy for a source in the sidecar, with ``positions_of`` alone."""
         sidecar = self._runtime.sidecar
-        return None if sidecar is None else _Positions(sidecar, stage)
+        return None if sidecar is None else _SourceProxy(sidecar, stage)
 
     def cancel(self) -> None:
-        """Wake everybody, in the sidecar too."""
+        """Wake all waiting threads, in the sidecar too."""
         super().cancel()
         sidecar = self._runtime.sidecar
         if sidecar is not None and sidecar.number == self.number:
             sidecar.cancel()
 
 
-class _Positions:
-    """The one question that states have of a source: which positions lie behind a restart."""
+class _SourceProxy:
+    """A source in the sidecar, as states use it: which positions belong to its steps."""
 
     def __init__(self, sidecar: Sidecar, stage: str) -> None:
         self._sidecar = sidecar
         self._stage = stage
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
-        """Without an answer none: then a state keeps more than it must."""
+        """As the source's own; empty if the sidecar does not answer: a state then keeps more than it must."""
         found: list[int] = self._sidecar.ask("positions", self._stage, steps, epoch, rank, world_size) or []
         return found
 
 
 class IsolatedRuntime(Runtime):
-    """Owns the trainer's threads and the sidecar."""
+    """The runtime of the trainer's threads, which also owns the sidecar."""
 
     def __init__(
         self, isolation: Isolation, memory_limit: int, seed: int, rank: int, world_size: int
     ) -> None:
         stages = isolation.below.stages
-        here = max(1, memory_limit // (CROSSED if len(stages) == 1 else COPIED))
+        own_limit = max(1, memory_limit // (CROSSED if len(stages) == 1 else COPIED))
         below = {
             name: replace(
-                stage, spec=replace(stage.spec, max_bytes=max(1, min(here, memory_limit // CROSSED)))
+                stage, spec=replace(stage.spec, max_bytes=max(1, min(own_limit, memory_limit // CROSSED)))
             )
             if isinstance(stage.operator, Elsewhere)
             else stage
             for name, stage in stages.items()
         }
-        super().__init__(replace(isolation.below, stages=below), here, seed, rank, world_size)
+        super().__init__(replace(isolation.below, stages=below), own_limit, seed, rank, world_size)
         self.isolation = isolation
-        self._there = max(1, memory_limit - here)
+        self._sidecar_limit = max(1, memory_limit - own_limit)
         self.sidecar: Sidecar | None = None
         self.runs = 0
         self._reports: dict[str, dict[str, Any]] = {}
-        self._starting_run: IsolatedRun | None = None  # which the sidecar may have begun before anybody looks
-        self._last: tuple[int, Totals] = 0, Counter()  # run and totals, as the sidecar reported them last
+        self._starting_run: IsolatedRun | None = None  # not counted before it starts
+        self._last: tuple[int, Totals] = 0, Counter()  # run number and totals of the sidecar's last report
         first = [stage for stage in self.plan.running if stage.upstream]
         self._first = (first[0].name if first else "", 0)  # the edge that crosses
 
@@ -104,44 +104,45 @@ class IsolatedRuntime(Runtime):
         if not isinstance(stage.operator, Elsewhere):
             return super().make_operator(stage, index)
         assert self._processes is not None
-        facts = self._there, self.seed, self.rank, self.world_size
+        facts = self._sidecar_limit, self.seed, self.rank, self.world_size
         self.sidecar = self._processes.sidecar(self.isolation.above, facts)
         return self.sidecar
 
     def _make_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
         run = IsolatedRun(self, epoch, horizon, resume)
-        self.look_elsewhere(run)
+        self.remote_totals(run)
         self._starting_run = run
         return run
 
     # -- looking -------------------------------------------------------------------------------
 
     def planned(self, stage: str) -> StagePlan:
-        """A stage of either side."""
+        """A stage of either half."""
         found = self.plan.stages.get(stage)
         return self.isolation.whole.stages[stage] if found is None else found
 
-    def look_elsewhere(self, run: Run) -> Totals:
-        """What the sidecar's stages have counted; asks it, but for the first look at a run: that is from before it."""
+    def remote_totals(self, run: Run) -> Totals:
+        """The counters of the sidecar's stages. Asks the sidecar, except for a run's first call: the run may have begun
+        there already, so its start is taken from the last report."""
         assert isinstance(run, IsolatedRun)
         if self._starting_run is run:
             self._starting_run = None
-            return self._seen(run)
+            return self._totals_of(run)
         found = None if self.sidecar is None else self.sidecar.ask("profile")
         if found is None:
-            return self._seen(run)
+            return self._totals_of(run)
         number, totals, meters, grown, counters, self._reports = found
         for name, values in meters.items():
             self.meters[name] = [Meter.of(values)]
         self.grown.update(grown)
         self.counters.update(counters)
         self._last = number, totals
-        return self._seen(run)
+        return self._totals_of(run)
 
-    def _seen(self, run: IsolatedRun) -> Totals:
+    def _totals_of(self, run: IsolatedRun) -> Totals:
         number, totals = self._last
         seen: Totals = Counter()
-        if number != run.number:  # that run has not begun there: it has not waited for anything
+        if number != run.number:  # reported before this run began, which has counted nothing yet
             return seen
         for key, value in totals.items():
             if key == ("put", "", 0):
@@ -151,5 +152,5 @@ class IsolatedRuntime(Runtime):
         return seen
 
     def shared(self, stage: str) -> dict[str, Any]:
-        """The sidecar's reports as they were seen last."""
+        """The objects that a stage's workers share, as the sidecar last reported them."""
         return self._reports.get(stage) or super().shared(stage)

@@ -1,18 +1,18 @@
-"""The memory account of one loader: which buffers are alive, and who must wait for room.
+"""The memory account of one loader: counts live buffers, and makes workers wait for room.
 
 Rules (what differs from them is a bug):
 
 * A buffer counts once, from the moment a stage has made it until the last chunk that refers to it
   has been delivered or dropped.
-* Before a worker makes something, it *reserves* what the largest such thing has taken so far. It
+* Before a worker makes an item, it *reserves* the size of the largest item of its stage so far. It
   waits while ``used + reservation`` is above its stage's ceiling: the limit less one item of every
-  stage further down, so that what lies downstream can always continue and make room; and less one item of
-  its own stage if an earlier item of that is still to come, so that the head of the line always fits.
-* Of the waiting workers the one furthest down goes first.
-* A stage that has not made anything yet is taken to make items as large as the largest that a stage further up
-  has made: else those would fill the limit before it shows what it needs.
-* So ``used`` exceeds the limit only by what items are larger than every one that their stage has finished
-  before; those of a source's first calls count as such.
+  stage further down, so that these can always continue and make room; and less one item of its own
+  stage if an earlier item of the stage is unfinished, so that the item which is next always fits.
+* Of the waiting workers, the one furthest downstream is served first.
+* Until a stage has made its first item, its items are estimated to be as large as the largest of the stages
+  further up: otherwise these would fill the limit before it shows what it needs.
+* So ``used`` exceeds the limit only by the amount by which items are larger than all that their stage finished
+  before; a source's first items count as such.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ First = Callable[[int], bool]
 
 
 class StageAccount:
-    """One stage's part of the account.
+    """The account of one stage.
 
     Attributes:
         depth: 0 for the stage next to the consumer, growing upstream.
-        largest: the most bytes that one item has added so far (of a bundle: its samples on average).
-        call: the most that one call has added: that of a bundle is several items'.
-        headroom: what one call of every stage further down needs.
-        guarded: whether a worker must reserve before it makes something: not for stages whose items hold no bytes.
-        reserves: whether its workers reserve what they make, as all do but those that regroup.
-        estimated: whether the sizes are taken from stages further up, as it has not made anything yet.
+        largest: the most bytes that one item has added so far (for a bundle: the average of its samples).
+        call: the most bytes that one call has added; a call for a bundle makes several items.
+        headroom: bytes for one call of every stage further down.
+        guarded: whether workers must reserve before they make an item; False for stages whose items hold no bytes.
+        reserves: whether its workers reserve what they make; true of all but regrouping stages.
+        estimated: whether its sizes are estimates from stages further up, because it has not made anything yet.
         wait_ns: nanoseconds that its workers have waited for room.
     """
 
@@ -58,7 +58,7 @@ class StageAccount:
 
 
 class _Request:
-    """A worker that waits for room. Whoever makes the room reserves it on its behalf."""
+    """A worker that waits for room. The thread that makes the room reserves it for the worker."""
 
     __slots__ = ("first", "granted", "reserved", "stage", "ticket", "waiter")
 
@@ -71,7 +71,7 @@ class _Request:
         self.reserved = 0
 
     def rank(self) -> tuple[int, bool]:
-        """Furthest down first, and in a stage the one whose item leaves first."""
+        """Sort key: furthest downstream first; within a stage, the item that leaves first."""
         return self.stage.depth, self.first is not None and not self.first(self.ticket)
 
 
@@ -83,7 +83,7 @@ class Account:
         activity: counts the waiting threads.
 
     Attributes:
-        excess: the part of ``used`` that came without a reservation; each buffer's share of it ends with the buffer.
+        excess: the part of ``used`` that was not reserved; a buffer's part of it is removed with the buffer.
     """
 
     def __init__(self, limit: int, activity: Activity) -> None:
@@ -104,7 +104,7 @@ class Account:
         """Open the account of a stage.
 
         Args:
-            reserves: whether its workers reserve what they make; then it begins with an estimate of that.
+            reserves: whether its workers reserve what they make; its sizes are then estimated at first.
         """
         stage = StageAccount(name, depth, reserves)
         self.stages.append(stage)
@@ -113,7 +113,7 @@ class Account:
     def reserve(self, stage: StageAccount, first: First | None = None, ticket: int = 0) -> int:
         """Blocks until one more item of the stage fits; returns the bytes reserved.
 
-        ``first(ticket)`` says whether this item is next to leave its stage; others must leave room for that one.
+        ``first(ticket)`` returns whether this item is the next to leave its stage; others leave room for that one.
 
         Raises:
             Cancelled: the run is over.
@@ -123,7 +123,7 @@ class Account:
     def reserve_rows(
         self, stage: StageAccount, rows: int, first: First | None = None, ticket: int = 0
     ) -> tuple[int, int]:
-        """As :meth:`reserve`, for as many of several items as fit now, at least one: ``(items, bytes)``."""
+        """As :meth:`reserve`, for as many of ``rows`` items as fit now, at least one: ``(items, bytes)``."""
         with self._lock:
             if self._cancelled:
                 raise Cancelled
@@ -151,7 +151,7 @@ class Account:
         return 1, request.reserved
 
     def try_reserve(self, stage: StageAccount, rows: int, first: First | None, ticket: int) -> int | None:
-        """As :meth:`reserve_rows` for all of the items, without waiting: the bytes, or None where they do not fit."""
+        """As :meth:`reserve_rows` for all ``rows`` items, without waiting: the bytes, or None if they do not fit."""
         with self._lock:
             if self._cancelled or self._fitting(stage, first, ticket, rows) < rows:
                 return None
@@ -159,7 +159,7 @@ class Account:
             return rows * stage.largest
 
     def _fitting(self, stage: StageAccount, first: First | None, ticket: int, rows: int) -> int:
-        """How many of so many items fit; below 1: none."""
+        """How many of ``rows`` items fit; below 1 if none does."""
         free = self.limit - stage.headroom - self.used
         if not stage.largest:
             return rows if free >= stage.call or (free >= 0 and (first is None or first(ticket))) else 0
@@ -174,7 +174,7 @@ class Account:
             self.peak = self.used
 
     def settle(self, stage: StageAccount, reserved: int, old: Buffers, new: Buffers, items: int = 1) -> None:
-        """A stage has made ``new`` (of ``items``) out of ``old``: give the reservation back and count what is there.
+        """A stage has made ``new`` (``items`` items) from ``old``: replace the reservation and ``old`` by ``new``.
 
         Raises:
             MemoryLimitError: one item alone is larger than the limit.
@@ -239,14 +239,14 @@ class Account:
                 self.excess -= entry[2]
 
     def _note_excess(self, made: Buffers, nbytes: int) -> None:
-        """So many bytes of these buffers were not reserved."""
+        """Record that ``nbytes`` of these buffers were not reserved."""
         self.excess += nbytes
         for identity, _ in made:
             entry = self._references[identity]
             part = min(nbytes, entry[1] - entry[2])
             entry[2] += part
             nbytes -= part
-        self.excess -= nbytes  # of buffers that the worker has already released
+        self.excess -= nbytes  # the part of buffers that the worker has already released
 
     def hold(self, buffers: Buffers, times: int = 1) -> None:
         """More chunks refer to these buffers."""
@@ -255,7 +255,7 @@ class Account:
                 self._add(buffers)
 
     def exchange(self, old: Buffers, new: Sequence[Buffers]) -> None:
-        """What one chunk referred to is now in several: their buffers in place of its own."""
+        """One chunk was split into several: replace its references by theirs."""
         with self._lock:
             excess = self.excess
             self._remove(old)
@@ -265,7 +265,7 @@ class Account:
                 self._note_excess(tuple(chain.from_iterable(new)), excess - self.excess)
 
     def release(self, buffers: Buffers) -> None:
-        """A chunk that referred to these buffers is gone."""
+        """A chunk that refers to these buffers was dropped."""
         if not buffers:
             return
         with self._lock:
@@ -273,7 +273,7 @@ class Account:
             self._wake()
 
     def keep(self, nbytes: int) -> None:
-        """So many bytes more (or less, if negative) are kept beside the chunks, such as states of iterators."""
+        """Count bytes kept outside of chunks, such as states of iterators; negative when they are released."""
         if nbytes:
             with self._lock:
                 if not self._cancelled:
@@ -281,14 +281,14 @@ class Account:
                     self._wake()
 
     def cancel_reservation(self, reserved: int) -> None:
-        """Nothing was made after all."""
+        """Return a reservation for which nothing was made."""
         if reserved:
             with self._lock:
                 self.used -= reserved
                 self._wake()
 
     def nudge(self) -> None:
-        """An item has left its stage: another one is the first now."""
+        """An item has left its stage, so another one is first: check the waiting workers."""
         with self._lock:
             self._wake()
 
@@ -308,15 +308,15 @@ class Account:
         request.waiter.wake(self.activity)
 
     def waiting(self) -> list[str]:
-        """The stages that wait for memory, the one furthest down first."""
+        """The names of the stages that wait for memory, the one furthest downstream first."""
         with self._lock:
             return [request.stage.name for request in sorted(self._waiting, key=_Request.rank)]
 
     def admit_one(self) -> bool:
-        """The pipeline is stalled: admit the waiter furthest down if the limit itself allows it.
+        """The pipeline is stalled: admit the waiter furthest downstream if the limit itself allows it.
 
-        Its ceiling kept room for items that, as nothing moves, are not coming. What was made without a reservation
-        does not count: it took the room of others before they had shown what they need.
+        Its ceiling keeps room for items that cannot come while nothing moves. Unreserved bytes do not count here: they
+        took room before the stages further down had shown what they need.
         """
         with self._lock:
             for request in sorted(self._waiting, key=_Request.rank):

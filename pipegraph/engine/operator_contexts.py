@@ -1,4 +1,4 @@
-"""What the operators of one loader are opened with, what they count, and what the workers of a stage share."""
+"""Contexts for the operators of one loader, their counters, and the objects that a stage's workers share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipegraph.stopping import Stopping
 
 
 class OperatorContexts:
-    """The facts of a loader that its operators may know."""
+    """Makes the contexts for one loader."""
 
     def __init__(self, plan: Plan, memory_limit: int, seed: int, rank: int, world_size: int) -> None:
         self.plan = plan
@@ -27,7 +27,7 @@ class OperatorContexts:
         self._shared: dict[tuple[str, str], Any] = {}
 
     def context(self, stage: str, worker: int) -> Context:
-        """What a worker's operator is opened with."""
+        """The context with which a worker opens its operator."""
         counters = self.counters.setdefault(stage, {})
 
         def count(name: str, n: int) -> None:
@@ -47,6 +47,6 @@ class OperatorContexts:
         return Context(*place, self.stopping, count, share, read, memory, self.memory_limit)
 
     def shared(self, stage: str) -> dict[str, Any]:
-        """What a stage's workers share, by name; also after ``close``."""
+        """The objects that a stage's workers share, by name; available after ``close`` too."""
         with self._sharing:
             return {name: made for (of, name), made in self._shared.items() if of == stage}

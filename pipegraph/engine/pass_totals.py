@@ -1,8 +1,8 @@
 """Counters of a loader, summed over its passes.
 
-Workers' meters live as long as the loader and channels as long as a run; the training loop may rest
-between passes. So a pass is an *interval*: what the counters grew by from its beginning to its end is
-added to the total, and the rest between passes dilutes nothing.
+Workers' meters live as long as the loader, channels as long as a run, and the training loop may pause
+between passes. So each pass is an *interval*: the growth of the counters during it is added to the
+total, and pauses between passes do not count.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Totals = Counter[tuple[Any, ...]]
 """Nanoseconds or numbers under ``("elapsed",)``, ``("busy", stage)``, ``("items", stage)``,
 ``("cpu", stage)`` (of its threads), ``("worked", stage)`` (of its workers, busy or not),
 ``("process",)`` (of all threads of this process), ``("late", stage)`` (between the
-wake of one of its threads and that thread's next step) and ``("wakes", stage)``,
+wake-up of one of its threads and that thread's next step) and ``("wakes", stage)``,
 ``("memory", stage)`` (waits for room under ``memory_limit``), and for the edge into input ``index`` of
 ``consumer`` (``""`` is the training loop) ``("put", consumer, index)`` and ``("get", consumer, index)``:
 waits summed over threads."""
 
 
 class Interval:
-    """One pass over one run."""
+    """The interval of one pass, with the counters at its start."""
 
     def __init__(self, run: Run, start: Totals) -> None:
         self.run = run
@@ -39,17 +39,17 @@ class Interval:
         self.left_ns: int | None = None
 
     def leave(self) -> None:
-        """The pass was left. Takes no lock: the garbage collector may call this anywhere."""
+        """The pass was left early. Takes no lock: the garbage collector may call this anywhere."""
         self.left_ns = perf_counter_ns()
 
 
 @dataclass
 class Gauges:
-    """What stands at a moment instead of growing; after a run, as it stood at its end.
+    """Values at one moment, as opposed to counters; after a run, those at its end.
 
     Attributes:
         channels: by ``(consumer, input index)``.
-        memory: bytes that chunks hold, and the most that they have held.
+        memory: bytes that chunks hold, and the peak of these.
         coreless: per stage, nanoseconds that its threads and processes were ready to run and had no core.
         processes: per stage with worker processes, nanoseconds that these ran on a core.
     """
@@ -61,7 +61,7 @@ class Gauges:
 
 
 class PassTotals:
-    """Thread-safe; one per runtime."""
+    """The totals of one runtime. Thread-safe."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -74,7 +74,7 @@ class PassTotals:
         """Distinguishes the counters of one loader from those of another."""
 
     def begin(self, run: Run) -> Interval:
-        """A pass over ``run`` begins; ends the one before."""
+        """Begin a pass over ``run``; ends the previous one."""
         self.end()
         with self._lock:
             self._interval = Interval(run, self.look(run, perf_counter_ns()))
@@ -82,7 +82,7 @@ class PassTotals:
             return self._interval
 
     def end(self) -> None:
-        """The pass is over, if one is: add its interval to the total."""
+        """End the current pass, if there is one: add its interval to the total."""
         with self._lock:
             self._total = self._so_far()
             if self._interval is not None:
@@ -90,12 +90,12 @@ class PassTotals:
             self._interval = None
 
     def totals(self) -> Totals:
-        """All intervals, the running one included."""
+        """The sum of all intervals, the running one included."""
         with self._lock:
             return self._so_far()
 
     def gauges(self) -> Gauges:
-        """Depths, memory and worker processes as they stand."""
+        """Queue depths, memory and worker processes now."""
         with self._lock:
             if self._interval is not None:
                 self._look_at_gauges()
@@ -122,8 +122,8 @@ class PassTotals:
         return self._total + (self.look(interval.run, interval.left_ns or perf_counter_ns()) - interval.start)
 
     def look(self, run: Run, now_ns: int) -> Totals:
-        """All counters of a run as they stand."""
-        elsewhere = self._runtime.look_elsewhere(run)
+        """All counters of a run now."""
+        remote = self._runtime.remote_totals(run)
         found: Totals = Counter({("elapsed",): now_ns})
         for stage, meters in self._runtime.meters.items():
             found["busy", stage] = sum(meter.busy_ns for meter in meters)
@@ -139,7 +139,7 @@ class PassTotals:
             stats = channel.stats(now_ns)
             found["put", consumer, index] = stats.put_wait_ns
             found["get", consumer, index] = stats.get_wait_ns
-        for key, value in elsewhere.items():
-            # Who puts into the first queue here is the stage there, and not what brings its chunks.
+        for key, value in remote.items():
+            # Puts into the first queue here are the remote stage's, not those of the receiving loop.
             found[key] = value if key[0] == "put" else found[key] + value
         return found

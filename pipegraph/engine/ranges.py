@@ -1,6 +1,6 @@
-"""Shows stages as ranges in torch.profiler and NVTX: the methods of one worker's operator, wrapped.
+"""Shows stages as ranges in torch.profiler and NVTX, by wrapping the methods of a worker's operator.
 
-Only operators of a recording with ``ranges=True`` are wrapped, so all others pay nothing.
+Only a recording with ``ranges=True`` wraps operators, so all others pay nothing.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ WORKING = (
     *("process", "work_into", "choose", "take_bundle", "flush"),
     *("begin_batch", "do_row", "end_batch", "read", "read_into", "gather"),
 )
-"""Methods in which operators and random-access sources work."""
+"""Methods in which operators and random-access sources do their work."""
 
 READING = ("items", "iterate")
-"""Methods of sources whose iterators work, item by item."""
+"""Methods of sources that return an iterator, which does the work item by item."""
 
 
 def show_ranges(operator: Any, stage: str, tracer: Tracer) -> None:
-    """From now on the operator's work is a range named after its stage while ``tracer.ranges`` holds.
+    """Wrap an operator so that its work shows as a range named after its stage while ``tracer.ranges`` is set.
 
     Args:
-        operator: one worker's opened copy; its class is left as it is.
+        operator: one worker's opened copy; its class is not changed.
     """
     nvtx = cuda.nvtx_range if cuda.is_available() else nullcontext
-    inside = False  # a method that calls another one of the same operator is one range
+    inside = False  # nested calls of one operator's methods show as one range
 
     @contextmanager
     def shown() -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""A pure sequence-number buffer: what finishes out of order leaves in order."""
+"""A reorder buffer: items that finish out of order leave in the order of their sequence numbers. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ T = TypeVar("T")
 
 
 class ReorderBuffer(Generic[T]):
-    """Items arrive under sequence numbers 0, 1, 2 ... and are released in that order.
+    """Releases items in the order of their sequence numbers 0, 1, 2 ...
 
-    Under a number there may be any number of items (also none) until it is closed; the items
-    of the number that is next are released at once.
+    A number may have any number of items, or none, until it is closed. Items of the next
+    number are released at once.
 
     >>> buffer = ReorderBuffer()
     >>> buffer.add(1, "b")
@@ -33,7 +33,7 @@ class ReorderBuffer(Generic[T]):
         self._closed: set[int] = set()
 
     def add(self, seq: int, item: T, last: bool = True) -> list[T]:
-        """Put ``item`` under ``seq``, closing that if it is the ``last``; returns what is released."""
+        """Add an item with number ``seq``, which ``last`` closes; returns the released items."""
         if seq == self.next:
             return [item, *self._advance()] if last else [item]
         self._waiting.setdefault(seq, []).append(item)
@@ -43,7 +43,7 @@ class ReorderBuffer(Generic[T]):
         return []
 
     def close(self, seq: int) -> list[T]:
-        """No more items for ``seq``; returns what is released."""
+        """No more items for ``seq``; returns the released items."""
         if seq == self.next:
             return self._advance()
         self._closed.add(seq)

@@ -101,7 +101,7 @@ class Runtime(OperatorContexts):
         """A stage that the profile knows, in this process or not."""
         return self.plan.stages[stage]
 
-    def look_elsewhere(self, run: Run) -> Totals:
+    def remote_totals(self, run: Run) -> Totals:
         """What stages of the run that are not in this process have counted."""
         return Counter()
 

@@ -1,8 +1,8 @@
-"""Records worker events while a loader is traced.
+"""The event recorder of a traced loader.
 
-Off, it costs the loops one look at an attribute. On, the values of an event are appended to a bounded queue, and nobody
-waits; the oldest events are dropped where there are too many. Nothing is made of them before they are read: each object
-that is kept makes the garbage collector look through the whole program sooner, which costs far more than recording.
+Off, it costs a loop one attribute access. On, it appends the values of an event to a bounded queue, without waiting;
+when the queue is full the oldest events are dropped. Event objects are made only when read: every live object brings
+the next full garbage collection closer, which costs far more than recording.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 MAX_EVENTS = 200_000
-"""Of each kind."""
+"""Events of each kind that are kept."""
 
 
 class Worked(NamedTuple):
-    """A stage's operator worked in a thread, until ``end_ns``."""
+    """A stage's operator worked in a thread for ``took_ns``, until ``end_ns``."""
 
     thread: int
     stage: str
@@ -27,7 +27,7 @@ class Worked(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A stage sent on what it made of these samples."""
+    """A stage sent a chunk or bundle of these samples."""
 
     stage: str
     at_ns: int
@@ -36,7 +36,7 @@ class Sent(NamedTuple):
 
 
 class DeliveredEvent(NamedTuple):
-    """Training asked for a chunk and got it; its step lasts until it asks again."""
+    """The training loop asked for a chunk and got it; its step lasts until it asks again."""
 
     thread: int
     asked_ns: int
@@ -46,7 +46,7 @@ class DeliveredEvent(NamedTuple):
 
 
 class Events(NamedTuple):
-    """What was recorded, each kind in about the order of time."""
+    """Recorded events; each kind is roughly in the order of time."""
 
     worked: Sequence[Worked] = ()
     sent: Sequence[Sent] = ()
@@ -54,24 +54,24 @@ class Events(NamedTuple):
 
 
 class Tracer:
-    """Events of one loader; thread-safe. Whoever has one looks at ``on`` before each call."""
+    """Records the events of one loader. Thread-safe; callers check ``on`` before each call."""
 
     def __init__(self) -> None:
         self.on = False
         self.ranges = False
-        """Whether stages show as ranges in torch.profiler: read as workers open their operators, and at each call."""
+        """Whether stages show as ranges in torch.profiler; read when workers open their operators, and at each call."""
         self._worked = _queue(Worked)
         self._sent = _queue(Sent)
         self._delivered = _queue(DeliveredEvent)
 
     def take(self) -> Events:
-        """What was recorded since the last time; call it while ``on`` is False."""
+        """The events since the last call; call it while ``on`` is False."""
         return Events(
             _take(Worked, self._worked), _take(Sent, self._sent), _take(DeliveredEvent, self._delivered)
         )
 
     def worked(self, stage: str, took_ns: int) -> None:
-        """The calling thread has just worked for so long."""
+        """The calling thread has just worked for ``took_ns``."""
         self._worked.extend((get_ident(), stage, perf_counter_ns(), took_ns))
 
     def sent(self, stage: str, item: Any) -> None:
@@ -84,7 +84,7 @@ class Tracer:
 
 
 def _queue(kind: Any) -> deque[Any]:
-    """For the values of events of one kind, one event behind the other: ``extend`` with one event is atomic."""
+    """A queue for the values of one kind's events, laid out flat: ``extend`` with one event is atomic."""
     return deque(maxlen=MAX_EVENTS * len(kind._fields))
 
 

@@ -1,4 +1,4 @@
-"""Which items of an edge are not wanted: of an epoch that was discarded, or delivered before a restart. Pure."""
+"""Filters out unwanted items of an edge: of a discarded epoch, or delivered before a restart. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Unwanted:
     """The filters of one edge.
 
     Attributes:
-        discarded: the last epoch of which nothing is wanted any more.
-        active: whether anything may be taken out; while it is not, nobody need ask.
+        discarded: the last epoch whose items are all unwanted.
+        active: whether any item may be unwanted; while False, ``left_of`` need not be called.
     """
 
     __slots__ = ("_epoch", "_seen", "active", "discarded")
@@ -26,24 +26,25 @@ class Unwanted:
         self._seen: list[Callable[[Any], bool]] = []
 
     def discard(self, epoch: int) -> None:
-        """Nothing of ``epoch`` (or earlier) is wanted."""
+        """Filter out all items of ``epoch`` or earlier."""
         self.discarded = max(epoch, self.discarded)
         self.active = True
 
     def skip(self, epoch: int, seen: Callable[[Any], bool]) -> None:
-        """Nor the chunks and marks of ``epoch`` for which ``seen`` is true; several filters of one epoch add up."""
+        """Filter out the chunks and marks of ``epoch`` for which ``seen`` is true, in addition to earlier filters of
+        it."""
         self._epoch = epoch
         self._seen.append(seen)
         self.active = True
 
     def ended(self, epoch: int) -> None:
-        """Everything of ``epoch`` has passed: its filters are done."""
+        """All of ``epoch`` has passed: remove its filters."""
         if self._seen and epoch >= self._epoch:
             self._seen.clear()
         self.active = bool(self._seen) or epoch < self.discarded
 
     def left_of(self, item: Any) -> Any:
-        """The item, what is left of a bundle, or None."""
+        """The item, the wanted samples of a bundle, or None."""
         if isinstance(item, EndOfEpoch):
             return item
         if item.epoch <= self.discarded:
@@ -52,13 +53,13 @@ class Unwanted:
             return item
         if isinstance(item, Bundle):
             return self._rows_of(item)
-        return None if isinstance(item, Chunk | Mark) and self._saw(item) else item
+        return None if isinstance(item, Chunk | Mark) and self._was_seen(item) else item
 
     def _rows_of(self, bundle: Bundle) -> Bundle | None:
         kept = [
             index
             for index, row in enumerate(bundle.lineages)
-            if not self._saw(Chunk(None, (row,), bundle.epoch, *bundle.place(index)))
+            if not self._was_seen(Chunk(None, (row,), bundle.epoch, *bundle.place(index)))
         ]
         if len(kept) == bundle.count:
             return bundle
@@ -68,5 +69,5 @@ class Unwanted:
         left.buffers, left.nbytes = bundle.buffers, bundle.nbytes
         return left
 
-    def _saw(self, item: Any) -> bool:
+    def _was_seen(self, item: Any) -> bool:
         return any(seen(item) for seen in self._seen)

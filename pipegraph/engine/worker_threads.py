@@ -1,10 +1,10 @@
-"""The threads of a loader's workers, and the run that they are in.
+"""The worker threads of a loader, and the run that they work in.
 
-A thread lives until the loader closes, or until its worker is to leave; it works in every run that is published
-meanwhile, and waits between two.
+A thread lives until the loader closes, or until its worker is to leave. It works in every run published meanwhile, and
+waits between runs.
 
-Invariants, all under ``lock``: no run is published once ``closed`` is set, so whoever sets it cancels the last one;
-threads are started only while it is not set; and who is ``inside`` a run has been counted in by its ``activity``.
+Invariants, all under ``lock``: once ``closed`` is set no run is published, so the thread that sets it cancels the last
+one; no threads are started after that; and every thread ``inside`` a run is counted by the run's ``activity``.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class WorkerThreads:
     """See the module docstring. Thread-safe.
 
     Attributes:
-        lock: guards everything here; ``condition`` is notified of every change. Entered as itself: the condition's
-            own ``__exit__`` is Python, in which Ctrl-C would leave it locked.
-        run: the current one.
+        lock: guards everything here; ``condition`` is notified of every change. Always entered directly: Ctrl-C inside
+            the condition's own ``__exit__``, which is Python code, would leave it locked.
+        run: the current run.
         run_number: runs published so far.
-        closed: nothing begins any more.
+        closed: whether this is closed: no run and no thread starts any more.
     """
 
     def __init__(self, graph_name: str) -> None:
@@ -46,14 +46,14 @@ class WorkerThreads:
         self.closed = False
         self._prefix = f"pipegraph-{graph_name}-"
         self._threads: list[threading.Thread] = []
-        self._ready: set[threading.Thread] = set()  # those whose worker has opened its operator
-        self._inside: set[threading.Thread] = set()  # those of them that are in the current run
-        self._ended: set[threading.Thread] = set()  # those that have nothing left to do
+        self._ready: set[threading.Thread] = set()  # whose worker has opened its operator
+        self._inside: set[threading.Thread] = set()  # of these, the ones in the current run
+        self._ended: set[threading.Thread] = set()  # whose life has ended
 
     # -- starting ------------------------------------------------------------------------------
 
     def make(self, stage: str, index: int, life: Callable[[], None]) -> threading.Thread:
-        """A thread of a worker, not started."""
+        """A worker's thread, not started yet."""
         return threading.Thread(
             target=self._live, args=(life,), name=f"{self._prefix}{stage}-{index}", daemon=True
         )
@@ -61,10 +61,10 @@ class WorkerThreads:
     def launch(
         self, threads: list[threading.Thread], failed: Callable[[threading.Thread, BaseException], None]
     ) -> None:
-        """Start threads, unless this is closed; ``failed`` is called under the lock with each that cannot be had.
+        """Start threads, unless this is closed; ``failed`` is called under the lock for each that cannot be started.
 
-        Ctrl-C is raised in the main thread only, and in the middle of a ``Thread.start`` it would leave one of which
-        nobody knows whether it will ever run. This call, of C, has either happened or not.
+        They are started from a helper thread: Ctrl-C, raised in the main thread only, in the middle of ``Thread.start``
+        would leave a thread that may or may not run. ``start_new_thread`` is one C call: it happens or it does not.
         """
         _thread.start_new_thread(self._launch, (threads, failed))
 
@@ -96,7 +96,7 @@ class WorkerThreads:
     # -- runs ----------------------------------------------------------------------------------
 
     def publish(self, run: Run) -> None:
-        """Let everybody who is ready work in a run.
+        """Let all ready threads work in a run.
 
         Raises:
             Cancelled: this is closed.
@@ -111,7 +111,8 @@ class WorkerThreads:
             self.condition.notify_all()
 
     def enter(self) -> int:
-        """The calling thread's worker is ready: it joins the run there is. Returns the last run that is none of its."""
+        """The calling thread's worker is ready, and joins the current run, if any. Returns the number of the run before
+        the first that it works in."""
         with self.lock:
             self._ready.add(threading.current_thread())
             self.condition.notify_all()
@@ -124,11 +125,11 @@ class WorkerThreads:
     def serve(
         self, worker: Worker, seen: int, work: Callable[[Run], None], leaving: Callable[[Run], None]
     ) -> None:
-        """Work in every run after number ``seen``, until the end or until the worker is to leave.
+        """Work in every run after number ``seen``, until this is closed or the worker is to leave.
 
         Args:
-            work: returns when the worker is to leave; what it raises ends the run.
-            leaving: called with the run that the worker has left for good.
+            work: returns when the worker is to leave; an exception from it ends the run.
+            leaving: called with the run, after the worker has left it for good.
         """
         leaves = False
         while not leaves:
@@ -161,12 +162,13 @@ class WorkerThreads:
                 run = None
 
     def _leave(self, worker: Worker) -> None:
-        """The calling thread's worker takes part in no further run; under the lock."""
+        """Keep the calling thread's worker out of further runs; under the lock."""
         self._ready.discard(threading.current_thread())
         worker.opened = False
 
     def await_left(self, warn_after_s: float) -> bool:
-        """Blocks until every thread has left the cancelled run, and says after a while for whom; False once closed."""
+        """Blocks until every thread has left the cancelled run; logs which ones have not after ``warn_after_s``.
+        False once closed."""
         with self.lock:
             left = self.condition.wait_for(lambda: not self._inside or self.closed, warn_after_s)
             stuck = [] if left else list(self._inside)
@@ -181,12 +183,12 @@ class WorkerThreads:
                 self.run = None
             return not self.closed
 
-    # -- the end -------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------
 
     def join(self, deadline: float) -> Iterator[tuple[str, threading.Thread]]:
-        """Join every thread; gives those, with their stages, that are still running at ``deadline``.
+        """Join every thread; yields ``(stage, thread)`` for those still running at ``deadline``.
 
-        It continues where an interrupted one has stopped.
+        Called again, it continues where an interrupted call stopped.
         """
         while self._threads:
             thread = self._threads[-1]
@@ -198,7 +200,7 @@ class WorkerThreads:
     def _joined(self, thread: threading.Thread, deadline: float) -> bool:
         if thread is threading.current_thread():
             return True
-        # Not by a join: one that Ctrl-C breaks off leaves a thread that runs marked as stopped (CPython 90882).
+        # Not a timed join: if Ctrl-C interrupts it, a running thread is marked as stopped (CPython 90882).
         with self.lock:
             left = max(0.0, deadline - monotonic())
             ended = self.condition.wait_for(lambda: thread in self._ended or not thread.is_alive(), left)
@@ -206,10 +208,10 @@ class WorkerThreads:
             thread.join()
         return ended
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- inspection ----------------------------------------------------------------------------
 
     def names(self) -> dict[int, str]:
-        """``stage worker`` by the identity of each thread."""
+        """``"stage worker"`` by thread identity."""
         with self.lock:
             threads = list(self._threads)
         return {
@@ -223,7 +225,7 @@ class WorkerThreads:
 
 
 def stack_of(thread: threading.Thread | None) -> str:
-    """Where a thread stands now, as text."""
+    """The current stack of a thread, as text."""
     if thread is None:
         return ""
     frame = sys._current_frames().get(thread.ident or 0)

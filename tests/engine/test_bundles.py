@@ -15,7 +15,7 @@ from pipegraph import operators as ops
 from pipegraph.bundle import UNNAMED, Bundle, joined
 from pipegraph.chunk import Chunk, Lineages
 from pipegraph.contracts import Drawn, DrawnRows
-from pipegraph.engine.channel import NOBODY, Channel
+from pipegraph.engine.channel import NO_DEMAND, Channel
 from pipegraph.engine.contents import LIGHT_BYTES
 from pipegraph.engine.stage import bundle_size as pacing
 from pipegraph.engine.stage.bundle_size import Pace
@@ -507,7 +507,7 @@ def test_a_function_that_waits_for_the_consumer_of_rows_of_its_own_bundle_goes_o
 
 
 def test_whoever_waits_for_more_than_is_finished_makes_the_worker_look_again():
-    channel = SimpleNamespace(demand=NOBODY, nudged=0)
+    channel = SimpleNamespace(demand=NO_DEMAND, nudged=0)
     channel.nudge = lambda: setattr(channel, "nudged", channel.nudged + 1)
     sent = []
 
@@ -515,7 +515,7 @@ def test_whoever_waits_for_more_than_is_finished_makes_the_worker_look_again():
         def send(self, last=False):
             self.sent = len(self.made)
             sent.append(self.sent)
-            channel.demand = NOBODY
+            channel.demand = NO_DEMAND
 
     sender = SimpleNamespace(channels=[channel], units=[])
     stage = SimpleNamespace(sender=sender, pace=None, plan=SimpleNamespace(bundle_rows=10))

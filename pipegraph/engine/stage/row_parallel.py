@@ -56,7 +56,7 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
                 stage.leave(worker, job.ticket, _end(stage, worker, job), job.held, job.reserved)
                 yield
             continue
-        ticket, item = inbox.take(1, elsewhere=lambda: bool(stage.jobs))
+        ticket, item = inbox.take(1, other_work=lambda: bool(stage.jobs))
         if ticket < 0:
             continue
         worker.ticket = ticket

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Mark
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.channel import NOBODY, Channel
+from pipegraph.engine.channel import NO_DEMAND, Channel
 from pipegraph.engine.contents import samples_in
 from pipegraph.engine.stage.watermark import Watermark
 from pipegraph.tree import copy_containers
@@ -87,8 +87,8 @@ class Sender:
 
     def demand(self) -> int:
         """How many items the next stage needs before it can continue; 1 where it does not wait."""
-        demand = self.channels[0].demand if len(self.channels) == 1 else NOBODY
-        return 1 if demand == NOBODY else demand
+        demand = self.channels[0].demand if len(self.channels) == 1 else NO_DEMAND
+        return 1 if demand == NO_DEMAND else demand
 
     def _send_finished(self, needed: int) -> None:
         """A worker of the next stage waits: send what is finished of units in work. Called by its thread."""
@@ -139,7 +139,7 @@ class ByTicket(Sender):
         for channel in self.channels:
             channel.close_seq(ticket)
         self._done(ticket)
-        if len(self.channels) == 1 and (needed := self.channels[0].demand) != NOBODY:
+        if len(self.channels) == 1 and (needed := self.channels[0].demand) != NO_DEMAND:
             self._send_finished(needed)  # the next stage waits already, and another ticket has its turn now
 
     def token(self, ticket: int, token: Any) -> None:
