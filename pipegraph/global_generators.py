@@ -22,8 +22,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import partial
-from itertools import islice
+from functools import lru_cache, partial
+from itertools import chain, islice
 from types import BuiltinMethodType, CodeType, MethodType, ModuleType
 from typing import Any, TypeVar
 
@@ -329,16 +329,28 @@ _PYTHON = getattr(random.random, "__self__", None)
 
 def _named(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
     """What the code reaches by global names, and by attributes of modules behind them."""
-    value: Any = None
+    for name, *attributes in _paths(code):
+        value = names.get(name)
+        yield value
+        for attribute in attributes:
+            if not isinstance(value, ModuleType):
+                break
+            value = vars(value).get(attribute)
+            yield value
+
+
+@lru_cache(maxsize=512)
+def _paths(code: CodeType) -> tuple[tuple[str, ...], ...]:
+    """Each global name in the code with the attributes behind it. Kept: to disassemble a function takes 0.2 ms."""
+    found: list[list[str]] = []
+    follows = False
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
-            value = names.get(step.argval)
-            yield value
-        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(value, ModuleType):
-            value = vars(value).get(step.argval)
-            yield value
+            found.append([step.argval])
+            follows = True
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and follows:
+            found[-1].append(step.argval)
         elif not step.opname.startswith(("CACHE", "PUSH_NULL")):
-            value = None
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _named(constant, names)
+            follows = False
+    inner = (_paths(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return (*map(tuple, found), *chain.from_iterable(inner))

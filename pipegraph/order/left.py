@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from bisect import bisect_left
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -116,7 +117,7 @@ class Left:
 
     def count(self, total: int) -> int:
         """How many are left of a stream of ``total`` places."""
-        return int(np.searchsorted(self.front, total)) + max(0, total - self.start)
+        return bisect_left(self.front, total) + max(0, total - self.start)
 
     def after(self, ranks: int, consumed: int | tuple[Taken, ...]) -> Left:
         """What is left when each rank has consumed so much of its share of this."""
