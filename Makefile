@@ -5,7 +5,8 @@
 #   make demo DATA=path          the same on a folder of images or tar shards
 #   make test                    the tests (not the slow ones) on all cores; ARGS="-n 0 -x" for one process
 #   make lint                    ruff and mypy
-#   make fuzz                    2,000 random graphs (EXAMPLES=n for another number), then the slow tests
+#   make fuzz                    2,000 random graphs (EXAMPLES=n for another number) and a twentieth of that for each
+#                                order, then the slow tests
 #   make test-interop            the trainers' examples (Lightning, Accelerate, Hugging Face, DDP, FSDP2) and other people's
 #                                transforms, in an environment of their own
 #   make test-ray                stages on a local Ray cluster, with Ray installed for it in .venv-ray
@@ -65,7 +66,7 @@ lint: $(VENV)/.installed-lint
 	$(VENV)/bin/mypy
 
 fuzz: $(VENV)/.installed-test
-	PIPEGRAPH_FUZZ_EXAMPLES=$(EXAMPLES) $(VENV)/bin/python -m pytest tests/engine/test_fuzz.py $(ARGS)
+	PIPEGRAPH_FUZZ_EXAMPLES=$(EXAMPLES) $(VENV)/bin/python -m pytest tests/engine/test_fuzz.py tests/order/test_every_order.py $(ARGS)
 	$(VENV)/bin/python -m pytest -m slow $(ARGS)
 EXAMPLES := 2000
 

@@ -212,7 +212,7 @@ def test_a_sample_that_was_skipped_does_not_count_as_left_out():
 @pytest.mark.parametrize("operator", [CutWithState, FirstFitWithState])
 def test_a_packer_with_a_state_resumes_exactly(monkeypatch, operator, every):
     monkeypatch.setattr("pipegraph.engine.stage.stateful_loop.SNAPSHOT_EVERY", every)
-    assert_resumes_exactly(over(operator))
+    assert_resumes_exactly(over(operator, documents(20)))
 
 
 def test_a_packer_whose_begin_makes_its_attributes_can_have_a_state():

@@ -124,11 +124,11 @@ class Alternate(pg.FanIn):
         return list(cursor[0])
 
 
-def numbers(n=11):
+def numbers(n=8):
     return ops.FromIterable(range(n))
 
 
-def sequence(n=11, **options):
+def sequence(n=8, **options):
     return ops.FromSequence(list(range(n)), **options)
 
 
@@ -162,7 +162,7 @@ def fan_in(join, *branches, source=numbers):
 def routed(*branches, outputs=2, choose=lambda x: x // 2):
     def make():
         graph = pg.Graph("routed", seed=3)
-        route = graph.add(numbers(14)).then(ops.Route(lambda x: choose(x) % outputs, outputs))
+        route = graph.add(numbers(10)).then(ops.Route(lambda x: choose(x) % outputs, outputs))
         ends = []
         for output, branch in enumerate(branches):
             node = route[output]
@@ -194,7 +194,7 @@ def plus():
 def nested():
     """A route inside a branch of a route, with windows on the way."""
     graph = pg.Graph("nested", seed=3)
-    outer = graph.add(numbers(20)).then(ops.Route(lambda x: x // 3 % 2, 2), name="outer")
+    outer = graph.add(numbers(14)).then(ops.Route(lambda x: x // 3 % 2, 2), name="outer")
     inner = outer[0].then(plus()).then(ops.Route(lambda x: x % 2, 2), name="inner")
     joined = graph.add(ops.Merge(), inner[0].then(ops.Shuffle(3)), inner[1].then(flat()), name="inner-merge")
     graph.add(ops.Merge(), joined, outer[1].then(RunningSum()).then(lambda t: t[0]), name="outer-merge")
@@ -204,7 +204,7 @@ def nested():
 def side_branch():
     """A branch of a route that is also read from outside of its merge."""
     graph = pg.Graph("side", seed=3)
-    route = graph.add(numbers(12)).then(ops.Route(lambda x: x % 2, 2))
+    route = graph.add(numbers(9)).then(ops.Route(lambda x: x % 2, 2))
     even = route[0].then(plus(), name="even")
     merged = graph.add(ops.Merge(), even.then(ops.Shuffle(2)), route[1])
     graph.add(ops.Zip(), merged, even.then(ops.Shuffle(3)))
@@ -214,9 +214,9 @@ def side_branch():
 def everything():
     """One graph that holds every operator of the engine."""
     graph = pg.Graph("everything", seed=3)
-    ints = graph.add(ops.FromIterable(range(16)), name="ints")
+    ints = graph.add(ops.FromIterable(range(12)), name="ints")
     shuffled = graph.add(
-        ops.FromSequence(list(range(9)), order=StridedOrder(shuffle=True)), name="shuffled", workers=3
+        ops.FromSequence(list(range(7)), order=StridedOrder(shuffle=True)), name="shuffled", workers=3
     )
     mixed = graph.add(ops.Mix([2, 1], stop="all"), ints, shuffled, name="mixed")
     random = mixed.then(noisy, name="noisy", workers=3)
@@ -267,7 +267,7 @@ CASES = {
     "Bucket": chain(numbers, bucket),
     "Bucket and Batch": chain(numbers, bucket, batch(2)),
     "Bucket after Shuffle": chain(numbers, lambda: ops.Shuffle(5), bucket),
-    "a stateful operator": chain(lambda: numbers(100), RunningSum),
+    "a stateful operator": chain(lambda: numbers(70), RunningSum),
     "a stateful operator behind a filter": chain(numbers, lambda: ops.Filter(lambda x: x % 3), RunningSum),
     "a user's regrouping operator": chain(numbers, Pairs),
     "a stateful regrouping operator": chain(numbers, StatefulPairs),

@@ -109,8 +109,10 @@ def test_every_token_comes_once_in_whole_segments(lengths, length, method, windo
 # -- resume ----------------------------------------------------------------------------------------
 
 
-def packed(method, length=8, window=6, lengths=None, batch=None):
-    lengths = [(7 * i) % 13 for i in range(40)] if lengths is None else lengths
+LENGTHS = [(7 * i) % 13 for i in range(26)]
+
+
+def packed(method, length=8, window=6, lengths=LENGTHS, batch=None):
 
     def make():
         graph = pg.Graph("g", seed=3)
@@ -170,8 +172,8 @@ def test_a_state_is_small_and_holds_no_tokens(method):
 def test_below_a_route_and_a_mixture_it_resumes_too():
     def make():
         graph = pg.Graph("g", seed=3)
-        one = graph.add(ops.FromSequence(documents([5, 9, 2, 7, 0, 3] * 3)), name="one")
-        other = graph.add(ops.FromSequence(documents([4, 4, 11] * 3)), name="other")
+        one = graph.add(ops.FromSequence(documents([5, 9, 2, 7, 0, 3] * 2)), name="one")
+        other = graph.add(ops.FromSequence(documents([4, 4, 11] * 2)), name="other")
         mix = graph.add(ops.Mix([1, 2], stop="all"), one, other, name="mix")
         routed = mix.then(ops.Route(lambda x: len(x) % 2, 2), name="route")
         ends = [
@@ -188,7 +190,7 @@ def test_below_a_route_and_a_mixture_it_resumes_too():
 def test_rows_may_be_worked_on_unordered_below_it(method):
     def make():
         graph = pg.Graph("g", seed=3)
-        source = graph.add(ops.FromSequence(documents([40, 3, 9, 0, 25] * 3)))
+        source = graph.add(ops.FromSequence(documents([40, 3, 9, 0, 25] * 2)))
         source.then(ops.Pack(6, method, window=3), name="pack").then(
             lambda row, rng: (row["tokens"], rng.integers(1000)), workers=3, ordered=False
         )
@@ -213,7 +215,7 @@ def test_another_length_of_row_goes_on_where_the_oldest_document_lies():
         warnings.simplefilter("ignore", PipegraphWarning)
         loader.load_state_dict(state, allow=["pack"])
         rest = list(loader)
-    whole = sorted(t for item in documents([(7 * i) % 13 for i in range(40)]) for t in item.tolist())
+    whole = sorted(t for item in documents(LENGTHS) for t in item.tolist())
     missing = set(whole) - set(tokens_of(head)) - set(tokens_of(rest))
     assert not missing  # and no more than the rest of one document comes twice
     assert len(tokens_of(head)) + len(tokens_of(rest)) - len(whole) < 13

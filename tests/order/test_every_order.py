@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections import Counter
 
@@ -34,6 +35,8 @@ ORDERS: list[Order] = [
     LaneOrder(lanes=3, window=2, tail="uneven"),
 ]
 SHUFFLED = [order for order in ORDERS if getattr(order, "shuffle")]  # noqa: B009
+EXAMPLES = int(os.environ.get("PIPEGRAPH_FUZZ_EXAMPLES", "300")) // 20
+"""Of what takes long, for each order."""
 LAYOUTS = st.lists(st.integers(0, 40), min_size=1, max_size=30)
 
 
@@ -128,7 +131,7 @@ def run_resized(order, layout, seed, epoch, sizes, draw):
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
-@settings(max_examples=40)
+@settings(max_examples=EXAMPLES)
 @given(
     layout=st.one_of(LAYOUTS, st.lists(st.integers(20, 90), min_size=20, max_size=40)),
     seed=st.integers(0, 2**32),
@@ -186,11 +189,11 @@ def test_an_empty_set_is_an_empty_epoch_and_has_no_samples(order):
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
 def test_a_substitute_is_another_sample_and_each_attempt_draws_anew(order):
     layout = [30, 40, 50, 60]
-    drawn = [order.substitute(layout, 100, attempt, 3, 1) for attempt in range(40)]
+    drawn = [order.substitute(layout, 100, attempt, 3, 1) for attempt in range(20)]
     assert 100 not in drawn
     assert len(set(drawn)) > 10
     assert all(0 <= position < 180 for position in drawn)
-    assert drawn == [order.substitute(layout, 280, attempt, 3, 1) for attempt in range(40)]
+    assert drawn == [order.substitute(layout, 280, attempt, 3, 1) for attempt in range(20)]
     assert order.substitute(1, 0, 0) == 0
     assert order.substitute(1, 0, 2) == 0
 

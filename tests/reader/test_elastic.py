@@ -22,7 +22,10 @@ Place = tuple[int, Any]
 def graph_of(folder: Any, order: pg.order.Order, manifest: Manifest | None, size: int = GLOBAL) -> pg.Graph:
     graph = pg.Graph("elastic", seed=5)
     select = ops.ShardSelect(folder, order=order, manifest=manifest)
-    graph.add(select).then(ops.Load()).then(ops.Batch(global_size=size, collate=list))
+    # Short queues: most ranks stop after one step, and what they read ahead is thrown away.
+    graph.add(select, capacity=1).then(ops.Load(), capacity=1).then(
+        ops.Batch(global_size=size, collate=list), capacity=1
+    )
     return graph
 
 
@@ -78,13 +81,12 @@ def chain(make: Callable[[], pg.Graph], stops: list[int]) -> list[list[Place]]:
 def test_lanes_give_the_same_global_batches_through_8_6_5_16_7_and_1_ranks(
     write_shards: Any, make_manifest: Any, turn: int
 ) -> None:
-    folder = write_shards("npy", 4, 4_500)
+    folder = write_shards("npy", 4, 2_950)
     manifest = make_manifest(folder, block_nbytes=100_000)
     make = lambda: graph_of(folder, pg.order.LaneOrder(lanes=24 + turn), manifest)  # noqa: E731
     with World(make, 1) as alone:
         whole = list(alone.steps())
-    rng = random.Random(turn)
-    assert chain(make, [rng.randrange(1, 3) for _ in RUN[:-1]]) == whole
+    assert chain(make, random.Random(turn).sample([1, 1, 1, 1, 2], 5)) == whole
     assert [position for batch in whole for position, _ in batch] == list(range(len(manifest)))
 
 
@@ -96,9 +98,9 @@ def test_lanes_give_the_same_global_batches_through_8_6_5_16_7_and_1_ranks(
 def test_other_orders_give_each_sample_once_through_all_these_ranks(
     write_shards: Any, make_manifest: Any, order: pg.order.Order
 ) -> None:
-    folder = write_shards("npy", 9, 1_300)
+    folder = write_shards("npy", 9, 950)
     manifest = make_manifest(folder, block_nbytes=100_000)
-    batches = chain(lambda: graph_of(folder, order, manifest), [1, 1, 2, 1, 1])
+    batches = chain(lambda: graph_of(folder, order, manifest), [1, 1, 1, 1, 1])
     total = len(manifest)
     real = Counter(value for batch in batches for position, value in batch if position < total)
     assert len(real) == total
