@@ -10,6 +10,12 @@ from pipegraph.order.layout import Int64Array
 from pipegraph.order.left import Taken, runs_left
 
 
+def runs_of(first: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """The numbers first, first + 1 ... of each run, so many of each; beside each number its run's."""
+    run = np.repeat(np.arange(len(counts)), counts)
+    return run, np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts) + first[run]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Spans:
     """Half-open spans of places, read one after the other. None is empty.
@@ -43,10 +49,7 @@ class Spans:
         ends = self.ends
         first = np.searchsorted(ends, start, side="right")
         last = np.searchsorted(ends, stop, side="left")
-        pieces = last - first + 1
-        # Piece i of an interval lies in span first + i.
-        interval = np.repeat(np.arange(len(start)), pieces)
-        span = np.arange(len(interval)) - np.repeat(np.cumsum(pieces) - pieces, pieces) + first[interval]
+        interval, span = runs_of(first, last - first + 1)
         shift = self.high[span] - ends[span]
         begin = ends[span] - (self.high - self.low)[span]
         return Spans(

@@ -78,10 +78,7 @@ class BlockOrder(Order):
     def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
         if self.shuffle:
             return None
-        left = self._left(layout, deal)
-        share = self._local_count(left.total, deal.world_size)
-        bounds = np.minimum(np.arange(deal.world_size + 1, dtype=np.int64) * share, left.total)
-        low, high, step = pieces_of(Shares(left, bounds), ranks)
+        low, high, step = pieces_of(self._shares(self._left(layout, deal), deal.world_size), ranks)
         starts = np.concatenate(([0], np.cumsum(block_samples(layout))))
         return Visits.of(
             len(starts) - 1, overlaps(starts, low, np.minimum(high, total_samples(layout)), step)
@@ -139,11 +136,13 @@ class BlockOrder(Order):
                 return Spans(np.zeros_like(whole), whole)
             left = self._left_of(listed, history[:-1])
             ranks, consumed = history[-1]
-            share = self._local_count(left.total, ranks)
-            bounds = np.minimum(np.arange(ranks + 1, dtype=np.int64) * share, left.total)
-            return Shares(left, bounds).left_after(consumed)
+            return self._shares(left, ranks).left_after(consumed)
 
         return _lefts.get((self.allow_duplicates, listed, history), work_out)
+
+    def _shares(self, left: Spans, ranks: int) -> Shares:
+        share = self._local_count(left.total, ranks)
+        return Shares(left, np.minimum(np.arange(ranks + 1, dtype=np.int64) * share, left.total))
 
     def _at_places(self, layout: LayoutLike, deal: Deal, places: Int64Array) -> Int64Array:
         """The positions that the list holds at these places."""

@@ -59,13 +59,7 @@ class LaneOrder(Order):
         check_choice("LaneOrder: tail", self.tail, TAILS)
 
     def config(self) -> JsonDict:
-        return {
-            "order": "LaneOrder",
-            "lanes": self.lanes,
-            "window": self.window,
-            "shuffle": self.shuffle,
-            "tail": self.tail,
-        }
+        return {"order": "LaneOrder"} | dataclasses.asdict(self)
 
     def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
         if not self.shuffle:
@@ -76,9 +70,8 @@ class LaneOrder(Order):
         shared = int(np.gcd(lanes, deal.world_size))
         wanted = np.isin((np.arange(lanes) - gone) % shared, np.unique(np.asarray(ranks) % shared))
         # The pieces that lanes cut blocks into.
-        low = np.sort(
-            np.concatenate(([0], table.ends[:-1], bounds[:-1])), kind="stable"
-        )  # two runs: one merge
+        # Two runs, so that sorting is one merge.
+        low = np.sort(np.concatenate(([0], table.ends[:-1], bounds[:-1])), kind="stable")
         low = low[(np.diff(low, prepend=-1) > 0) & (low < bounds[-1])]
         lane = np.searchsorted(bounds, low, side="right") - 1
         low, lane = low[wanted[lane]], lane[wanted[lane]]
@@ -149,13 +142,7 @@ class LanedEpoch:
 
     @classmethod
     def of(
-        cls,
-        samples: Int64Array,
-        lanes: int,
-        window: int,
-        seed: int,
-        epoch: int,
-        digest: str | None = None,
+        cls, samples: Int64Array, lanes: int, window: int, seed: int, epoch: int, digest: str | None = None
     ) -> LanedEpoch:
         """The epoch of blocks with these numbers of samples; ``digest`` as for ``BlockTable.of``."""
         table = BlockPlaces.of(samples, shuffled(len(samples), key64("blocks", seed, epoch)), digest)

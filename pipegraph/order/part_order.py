@@ -11,7 +11,7 @@ import numpy as np
 from pipegraph.errors import GraphError
 from pipegraph.order._blocks import BlockPlaces
 from pipegraph.order._cache import BoundedMemo
-from pipegraph.order._spans import Shares, Spans
+from pipegraph.order._spans import Shares, Spans, runs_of
 from pipegraph.order._stream import TAILS, Tail
 from pipegraph.order.base import JsonDict, Order, check_choice, check_rank, check_seed
 from pipegraph.order.layout import (
@@ -61,7 +61,7 @@ class PartOrder(Order):
         check_choice("PartOrder: tail", self.tail, TAILS)
 
     def config(self) -> JsonDict:
-        return {"order": "PartOrder", "shuffle": self.shuffle, "tail": self.tail}
+        return {"order": "PartOrder"} | dataclasses.asdict(self)
 
     def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
         shares, table = self._shares(layout, deal), self._table(layout, deal.seed, deal.epoch)
@@ -78,9 +78,7 @@ class PartOrder(Order):
         # The samples of a part are permuted through all of its blocks.
         first_block = np.searchsorted(starts, part_first[part], side="left")
         last_block = np.searchsorted(starts, part_first[part + 1], side="left")
-        many = last_block - first_block
-        span = np.repeat(np.arange(len(part)), many)
-        number = np.arange(len(span)) - np.repeat(np.cumsum(many) - many, many) + first_block[span]
+        span, number = runs_of(first_block, last_block - first_block)
         visits = number, step[span], step[span] + (high - low)[span] - 1
         return Visits.of(len(starts) - 1, visits)
 

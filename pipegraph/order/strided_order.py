@@ -45,7 +45,7 @@ class StridedOrder(Order):
     drop_last: bool = False
 
     def config(self) -> JsonDict:
-        return {"order": "StridedOrder", "shuffle": self.shuffle, "drop_last": self.drop_last}
+        return {"order": "StridedOrder"} | dataclasses.asdict(self)
 
     def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
         return None if self.shuffle else stream_visits(layout, deal)

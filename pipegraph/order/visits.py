@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipegraph.order._spans import Shares
+from pipegraph.order._spans import Shares, runs_of
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples
 from pipegraph.order.left import Deal
 
@@ -102,9 +102,7 @@ def overlaps(starts: Int64Array, low: Int64Array, high: Int64Array, step: Int64A
     kept = high > low
     low, high, step = low[kept], high[kept], step[kept]
     first = np.searchsorted(starts, low, side="right") - 1
-    many = np.searchsorted(starts, high, side="left") - first
-    run = np.repeat(np.arange(len(low)), many)
-    number = np.arange(len(run)) - np.repeat(np.cumsum(many) - many, many) + first[run]
+    run, number = runs_of(first, np.searchsorted(starts, high, side="left") - first)
     begin = np.maximum(starts[number], low[run]) - low[run] + step[run]
     end = np.minimum(starts[number + 1], high[run]) - low[run] + step[run]
     return number, begin, end - 1

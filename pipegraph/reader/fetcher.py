@@ -9,7 +9,7 @@ from typing import Any
 
 from pipegraph.errors import LoaderClosedError
 from pipegraph.storage import Cacheable, CachedFile, NodeCache, StoreClient
-from pipegraph.storage.node_cache import Download, Sink
+from pipegraph.storage.entries import Download, Sink
 from pipegraph.storage.open_blocks import BlockCache
 from pipegraph.storage.space import NO_ROOM
 from pipegraph.storage.stores import StoreStats

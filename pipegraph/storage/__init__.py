@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from pipegraph.errors import StoreError as StoreError
 
+from .entries import Cacheable as Cacheable, CachedFile as CachedFile, CacheStats as CacheStats
 from .indexing import IndexProgress as IndexProgress, build_manifest as build_manifest
 from .local import LocalParts as LocalParts
 from .manifest import Manifest as Manifest
-from .node_cache import (
-    Cacheable as Cacheable,
-    CachedFile as CachedFile,
-    CacheStats as CacheStats,
-    NodeCache as NodeCache,
-)
+from .node_cache import NodeCache as NodeCache
 from .object_file import RemoteFile as RemoteFile
 from .open_blocks import open_block as open_block
 from .opening import open_part as open_part

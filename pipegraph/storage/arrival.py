@@ -12,21 +12,16 @@ from .checksum import crc32c_extend, file_crc32c
 from .shard_files import LocalFile, ShardFile
 
 
-class Coverage:
-    """Which pieces of a range have come, in any order; a piece that comes again replaces the one before.
+class _Arrival:
+    """Which pieces of a range have come, in any order; one that comes again replaces the one before."""
 
-    Not thread-safe.
+    def __init__(self, nbytes: int, crc32c: int | None) -> None:
+        self._nbytes, self._crc32c = nbytes, crc32c
+        self._lock = threading.Lock()
+        self._sizes: dict[int, int] = {}  # of the pieces, by where they begin; under the lock
 
-    Args:
-        nbytes: of the range.
-    """
-
-    def __init__(self, nbytes: int) -> None:
-        self._nbytes = nbytes
-        self._pieces: dict[int, int] = {}
-
-    def add(self, offset: int, nbytes: int) -> None:
-        """A piece has come.
+    def _note(self, offset: int, nbytes: int) -> None:
+        """A piece has come. Called with the lock held.
 
         Raises:
             DataError: it lies outside the range.
@@ -34,37 +29,27 @@ class Coverage:
         if offset < 0 or offset + nbytes > self._nbytes:
             raise DataError(f"download wrote bytes {offset}..{offset + nbytes} of an entry of {self._nbytes}")
         if nbytes:
-            self._pieces[offset] = nbytes
+            self._sizes[offset] = nbytes
 
-    def lacks(self) -> str | None:
-        """What has not come; None if every byte did.
+    def mismatch(self) -> str | None:
+        """What is wrong with what came, or None; once every call of `write_at` has returned.
 
         Raises:
             DataError: pieces overlap in part.
         """
+        with self._lock:
+            pieces = sorted(self._sizes.items())
         covered = 0
-        for offset, nbytes in sorted(self._pieces.items()):
+        for offset, nbytes in pieces:
             if offset > covered:
                 break
             if offset < covered:
                 raise DataError(f"download wrote the bytes from {offset} to {covered} in pieces that overlap")
             covered += nbytes
-        return f"{covered} of {self._nbytes} bytes came" if covered < self._nbytes else None
-
-
-class _Arrival:
-    """What both sinks know of the bytes that are to come."""
-
-    def __init__(self, nbytes: int, crc32c: int | None) -> None:
-        self._nbytes, self._crc32c = nbytes, crc32c
-        self._lock, self._pieces = threading.Lock(), Coverage(nbytes)
-
-    def mismatch(self) -> str | None:
-        """What is wrong with what came, or None; once every call of `write_at` has returned."""
-        with self._lock:
-            lacks = self._pieces.lacks()
-        if lacks or self._crc32c is None or (found := self._crc()) == self._crc32c:
-            return lacks
+        if covered < self._nbytes:
+            return f"{covered} of {self._nbytes} bytes came"
+        if self._crc32c is None or (found := self._crc()) == self._crc32c:
+            return None
         return f"crc32c is {found:08x}, should be {self._crc32c:08x}"
 
     def _crc(self) -> int:
@@ -87,7 +72,7 @@ class FileArrival(_Arrival):
 
     def write_at(self, offset: int, data: bytes) -> None:
         with self._lock:
-            self._pieces.add(offset, len(data))
+            self._note(offset, len(data))
         view, at = memoryview(data), offset
         while view:
             written = os.pwrite(self._fd, view, at)
@@ -113,7 +98,7 @@ class MemoryArrival(_Arrival, ShardFile):
 
     def write_at(self, offset: int, data: bytes) -> None:
         with self._lock:
-            self._pieces.add(offset, len(data))
+            self._note(offset, len(data))
             if data:
                 self._data[offset] = data
 

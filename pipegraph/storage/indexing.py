@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import IO, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
-from pipegraph.errors import DataError, ShardError, note
+from pipegraph.closing import Closing
+from pipegraph.errors import ShardError, note
 from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, Block
 
 from .checksum import crc32c_extend, file_crc32c
+from .filelock import open_journal
 from .formats import Format, format_of
 from .manifest import Manifest, PartIndex
 from .opening import open_part
@@ -152,7 +154,9 @@ def build_manifest(
             store = stack.enter_context(StoreClient())
         if journal is None and path is not None and not remote:
             journal = os.fspath(path) + ".partial"
-        notes = stack.enter_context(_Journal.open(journal, path)) if journal is not None else None
+        notes = None
+        if journal is not None:
+            notes = stack.enter_context(_Journal(os.fspath(journal), os.fspath(path or journal)))
         if block_nbytes is None:
             block_nbytes = max(BLOCK_NBYTES, sum(part.size or 0 for part in found) // MAX_BLOCKS)
         settings = [block_nbytes, checksums]
@@ -165,13 +169,10 @@ def build_manifest(
                 )
 
         done: dict[int, PartIndex] = {}
-        todo: list[int] = []
         for number, part in enumerate(found):
-            known = notes.find(part, settings) if notes else None
-            if known:
+            if notes and (known := notes.find(part, settings)):
                 done[number] = known
-            else:
-                todo.append(number)
+        todo = [number for number in range(len(found)) if number not in done]
         nbytes = sum(i.part.size or 0 for i in done.values())
         samples = sum(i.samples for i in done.values())
         if progress:
@@ -217,37 +218,23 @@ def _in_parallel(
             raise failure
 
 
-class _Journal:
+class _Journal(Closing):
     """Finished parts of a manifest under construction, one JSON line each.
 
     An exclusive lock keeps two processes from building the same manifest; it ends
     with its process.
     """
 
-    def __init__(self, path: str, file: IO[bytes]) -> None:
-        self._path, self._file = path, file
+    def __init__(self, path: str, manifest: str) -> None:
+        self._path = path
+        self._file = open_journal(path, f"{manifest}: another process is writing this manifest")
         self._known: dict[str, tuple[Any, dict[str, Any]]] = {}
-        for line in file.read().splitlines():
+        for line in self._file.read().splitlines():
             # The line that a killed process was writing is cut short.
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 record = json.loads(line)
                 self._known[record["index"]["uri"]] = (record["of"], record["index"])
-
-    @staticmethod
-    def open(path: str | os.PathLike[str], manifest: str | os.PathLike[str] | None) -> _Journal:
-        name = os.fspath(path)
-        file = open(name, "a+b")  # noqa: SIM115  the journal closes it
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.close()
-            raise DataError(
-                f"{os.fspath(manifest or path)}: another process is writing this manifest"
-            ) from error
-        file.seek(0)
-        journal = _Journal(name, file)
-        file.write(b"\n")
-        return journal
+        self._file.write(b"\n")
 
     def find(self, part: Part, settings: list[Any]) -> PartIndex | None:
         of, record = self._known.get(part.uri, (None, {}))
@@ -264,13 +251,9 @@ class _Journal:
         self._file.flush()
 
     def remove(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
+        Path(self._path).unlink(missing_ok=True)
 
-    def __enter__(self) -> _Journal:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
+    def close(self) -> None:
         self._file.close()
 
 

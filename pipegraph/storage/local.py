@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import abstractmethod
-from typing import final
+from typing import Any, Generic, TypeVar, final
 
 from pipegraph.errors import ShardError
 from pipegraph.machine import open_files_limit
@@ -23,7 +23,10 @@ Identity = tuple[int, int, int, int]
 """Device, inode, size and modification time in ns: a file that differs in one of them was changed."""
 
 
-class Reopenable(ShardFile):
+F = TypeVar("F", bound=ShardFile)
+
+
+class Reopenable(ShardFile, Generic[F]):
     """A file that is opened again where it had to be closed to make room for others.
 
     Args:
@@ -32,9 +35,9 @@ class Reopenable(ShardFile):
 
     def __init__(self, files: OpenFiles) -> None:
         self._files = files
-        self._file: ShardFile | None = None
+        self._file: F | None = None
 
-    def opened(self) -> ShardFile:
+    def opened(self) -> F:
         """The open file; the reference keeps it open, whoever makes room meanwhile."""
         file = self._file
         if file is None:
@@ -43,7 +46,7 @@ class Reopenable(ShardFile):
         return file
 
     @abstractmethod
-    def _open_again(self) -> ShardFile: ...
+    def _open_again(self) -> F: ...
 
     def close(self) -> None:
         self._files.dismiss(self)
@@ -60,9 +63,9 @@ class OpenFiles:
         self._max_open = max_open
         # Guards the table. A file that leaves it is closed when its last read has ended.
         self._lock = threading.Lock()
-        self._open: dict[Reopenable, None] = {}  # the one opened longest ago first
+        self._open: dict[Reopenable[Any], None] = {}  # the one opened longest ago first
 
-    def admit(self, file: Reopenable, opened: ShardFile) -> None:
+    def admit(self, file: Reopenable[F], opened: F) -> None:
         """It is open; others are closed for it."""
         with self._lock:
             self._open[file] = None
@@ -72,7 +75,7 @@ class OpenFiles:
                 del self._open[oldest]
                 oldest._file = None
 
-    def dismiss(self, file: Reopenable) -> None:
+    def dismiss(self, file: Reopenable[Any]) -> None:
         """It is not needed any more."""
         with self._lock:
             self._open.pop(file, None)
@@ -124,7 +127,7 @@ class LocalParts:
         return None
 
 
-class PartFile(Reopenable):
+class PartFile(Reopenable[LocalFile]):
     """A local part.
 
     Attributes:
@@ -143,15 +146,13 @@ class PartFile(Reopenable):
         file = self.opened()
         data = file.read_at(offset, nbytes)
         self._reads += 1
-        if not self._reads % LOOK_EVERY and _mtime_ns(file) != self.identity[3]:
+        if not self._reads % LOOK_EVERY and identity_of(file) != self.identity:
             raise self._changed()
         return data
 
     def changed_ns(self) -> int:
         """When anything of the file was changed last, which a program cannot set back as it can the time of a write."""
-        file = self.opened()
-        assert isinstance(file, LocalFile)
-        return os.fstat(file.fileno()).st_ctime_ns
+        return os.fstat(self.opened().fileno()).st_ctime_ns
 
     def _open_again(self) -> LocalFile:
         opened = _opened(self._part)
@@ -161,11 +162,6 @@ class PartFile(Reopenable):
 
     def _changed(self) -> ShardError:
         return ShardError(f"{self.name}: the file was changed while it was read; index the parts again")
-
-
-def _mtime_ns(file: ShardFile) -> int:
-    assert isinstance(file, LocalFile)
-    return os.fstat(file.fileno()).st_mtime_ns
 
 
 def _opened(part: Part) -> LocalFile:

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -54,15 +55,7 @@ class PartIndex:
         return sum(block.samples for block in self.blocks)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "uri": self.part.uri,
-            "nbytes": self.part.size,
-            "crc32c": self.crc32c,
-            "samples": [b.samples for b in self.blocks],
-            "offsets": [b.offset for b in self.blocks],
-            "block_nbytes": [b.nbytes for b in self.blocks],
-            "block_crc32c": list(self.block_crc32c),
-        }
+        return Manifest.of([self]).record(0)
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> PartIndex:
@@ -204,23 +197,25 @@ class Manifest:
 
     def _lines(self, folder: str | None) -> Iterator[str]:
         yield json.dumps({"version": VERSION, "digest": self.contents})[:-1] + ', "parts": [\n'
-        for number, part in enumerate(self.parts):
-            uri = part.uri
-            if folder is not None and part.is_local:
-                uri = _relative(uri, folder)
-            blocks = slice(int(self.first_block[number]), int(self.first_block[number + 1]))
-            crc, crcs = int(self.part_crc32c[number]), self.block_crc32c[blocks]
-            record = {
-                "uri": uri,
-                "nbytes": part.size,
-                "crc32c": None if crc == _UNKNOWN else crc,
-                "samples": self.block_samples[blocks].tolist(),
-                "offsets": self.block_offsets[blocks].tolist(),
-                "block_nbytes": self.block_nbytes[blocks].tolist(),
-                "block_crc32c": [] if _UNKNOWN in crcs else crcs.tolist(),
-            }
-            yield json.dumps(record) + ("\n" if number == len(self.parts) - 1 else ",\n")
+        for number in range(len(self.parts)):
+            record = json.dumps(self.record(number, folder))
+            yield record + ("\n" if number == len(self.parts) - 1 else ",\n")
         yield "]}\n"
+
+    def record(self, number: int, folder: str | None = None) -> dict[str, Any]:
+        """What the manifest says of one part, as JSON; a local path relative to `folder`."""
+        part = self.parts[number]
+        blocks = slice(int(self.first_block[number]), int(self.first_block[number + 1]))
+        crc, crcs = int(self.part_crc32c[number]), self.block_crc32c[blocks]
+        return {
+            "uri": part.uri if folder is None or not part.is_local else _relative(part.uri, folder),
+            "nbytes": part.size,
+            "crc32c": None if crc == _UNKNOWN else crc,
+            "samples": self.block_samples[blocks].tolist(),
+            "offsets": self.block_offsets[blocks].tolist(),
+            "block_nbytes": self.block_nbytes[blocks].tolist(),
+            "block_crc32c": [] if _UNKNOWN in crcs else crcs.tolist(),
+        }
 
     @staticmethod
     def from_records(records: Iterable[dict[str, Any]], folder: str | None = None) -> Manifest:
@@ -382,8 +377,7 @@ def write_atomically(path: str, pieces: Iterable[bytes]) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        Path(temporary).unlink(missing_ok=True)
         raise
     sync_folder(folder)
 

@@ -28,13 +28,7 @@ from pipegraph.units import format_bytes, parse_bytes
 from .arrival import FileArrival
 from .checksum import file_crc32c
 from .commits import Commits
-from .entries import (
-    Cacheable as Cacheable,
-    CachedFile as CachedFile,
-    CacheStats as CacheStats,
-    Download as Download,
-    Sink as Sink,
-)
+from .entries import Cacheable, CachedFile, CacheStats, Download
 from .eviction import NextUse
 from .filelock import LockWaits, is_at, try_exclusive
 from .space import Space

@@ -11,9 +11,9 @@ from pipegraph.errors import ChecksumError
 from pipegraph.storage.formats.shard_format import Block
 
 from .arrival import MemoryArrival
-from .entries import CachedFile
+from .entries import Cacheable, CachedFile, Download, Sink
 from .local import LocalParts, PartFile, Reopenable
-from .node_cache import DOWNLOADS, Cacheable, Download, Sink
+from .node_cache import DOWNLOADS
 from .opening import identify, open_part
 from .parts import Part
 from .shard_files import OverlayFile, ShardFile
@@ -85,17 +85,17 @@ def open_block(
         if cache is not None:
             try:
                 entry = CachedEntry(cache.fetch(what, bring), partial(cache.fetch, what, bring), local)
-                return _FetchedBlock(base, block, entry)
+                return OverlayFile(base, block.offset, entry)
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise
-        return _FetchedBlock(base, block, _into_memory(what, bring))
+        return OverlayFile(base, block.offset, _into_memory(what, bring))
     except BaseException:
         base.close()
         raise
 
 
-class CachedEntry(Reopenable):
+class CachedEntry(Reopenable[CachedFile]):
     """An entry of a cache. While it is closed it may be evicted; it is fetched again then."""
 
     def __init__(self, entry: CachedFile, fetch: Callable[[], CachedFile], local: LocalParts) -> None:
@@ -132,18 +132,3 @@ def _copy(base: ShardFile, block: Block, sink: Sink) -> None:
     step = 4 << 20
     for at in range(0, block.nbytes, step):
         sink.write_at(at, base.read_at(block.offset + at, min(step, block.nbytes - at)))
-
-
-class _FetchedBlock(ShardFile):
-    """A part with one local block; closes both."""
-
-    def __init__(self, base: ShardFile, block: Block, local: ShardFile) -> None:
-        self.name, self.size, self._base = base.name, base.size, base
-        self._file = OverlayFile(base, block.offset, local)
-
-    def read_at(self, offset: int, nbytes: int) -> bytes:
-        return self._file.read_at(offset, nbytes)
-
-    def close(self) -> None:
-        self._file.close()
-        self._base.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import itertools
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -120,29 +121,14 @@ def expand_braces(pattern: str) -> Iterator[str]:
     literals, groups = pieces[0::2], [_alternatives(pattern, body) for body in pieces[1::2]]
     if any(c in piece for piece in literals for c in "{}"):
         raise DataError(f"parts {pattern!r}: braces must be closed and must not be nested")
-    count = 1
-    for group in groups:
-        count *= len(group)
+    count = math.prod(map(len, groups))
     if count > MAX_PARTS:
         raise DataError(f"parts {pattern!r}: names {count} parts, more than {MAX_PARTS}; is the range meant?")
     for choice in itertools.product(*groups):
         yield literals[0] + "".join(a + b for a, b in zip(choice, literals[1:], strict=True))
 
 
-class _Numbers:
-    """The numbers of one brace range, made as they are asked for."""
-
-    def __init__(self, start: int, stop: int, width: int) -> None:
-        self._range, self._width = range(start, stop + 1), width
-
-    def __len__(self) -> int:
-        return len(self._range)
-
-    def __iter__(self) -> Iterator[str]:
-        return (f"{i:0{self._width}d}" for i in self._range)
-
-
-def _alternatives(pattern: str, body: str) -> list[str] | _Numbers:
+def _alternatives(pattern: str, body: str) -> list[str]:
     bounds = _RANGE.match(body)
     if bounds:
         start, stop = int(bounds[1]), int(bounds[2])
@@ -152,7 +138,7 @@ def _alternatives(pattern: str, body: str) -> list[str] | _Numbers:
             )
         if stop - start >= MAX_PARTS:
             raise DataError(f"parts {pattern!r}: {{{body}}} names more than {MAX_PARTS} parts")
-        return _Numbers(start, stop, len(bounds[1]))
+        return [f"{number:0{len(bounds[1])}d}" for number in range(start, stop + 1)]
     if "," in body:
         return body.split(",")
     raise DataError(f"parts {pattern!r}: {{{body}}} is neither a range {{0..9}} nor a list {{a,b}}")

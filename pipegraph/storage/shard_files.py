@@ -148,8 +148,7 @@ class OverlayFile(ShardFile):
 
     Reads inside the range go to `inner` (whose first byte is the range's),
     all others to `base`: so a format finds a block's bytes at the offsets
-    they have in the shard, and a footer where it always is.
-    Closes `inner`, not `base`.
+    they have in the shard, and a footer where it always is. Closes both.
     """
 
     def __init__(self, base: ShardFile, offset: int, inner: ShardFile) -> None:
@@ -172,6 +171,7 @@ class OverlayFile(ShardFile):
 
     def close(self) -> None:
         self._inner.close()
+        self._base.close()
 
 
 class _RawView(io.RawIOBase):

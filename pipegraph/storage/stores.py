@@ -130,7 +130,7 @@ class StoreClient(Closing):
             self._versions.answered(url, info)
             return info
 
-        return Pending(self._start(head())).result()
+        return self._result(head())
 
     def expect(self, part: Part) -> None:
         """From now on every answer must be of the part's size and version, as far as they are known.

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from pipegraph.errors import ChecksumError, DataError
-from pipegraph.storage.node_cache import Cacheable, NodeCache, Sink
+from pipegraph.storage.entries import Cacheable, Sink
+from pipegraph.storage.node_cache import NodeCache
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ import pytest
 
 from pipegraph.errors import ChecksumError, DataError, GraphError, LoaderClosedError
 from pipegraph.storage.checksum import crc32c_extend
+from pipegraph.storage.entries import Cacheable, Sink
 from pipegraph.storage.eviction import NextUse
-from pipegraph.storage.node_cache import DOWNLOADS, Cacheable, NodeCache, Sink
+from pipegraph.storage.node_cache import DOWNLOADS, NodeCache
 
 
 def content(number: int, nbytes: int = 1000) -> bytes:

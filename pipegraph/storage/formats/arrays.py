@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,10 +37,7 @@ class _Header:
 
     @property
     def row_nbytes(self) -> int:
-        nbytes = self.dtype.itemsize
-        for n in self.row_shape:
-            nbytes *= n
-        return nbytes
+        return self.dtype.itemsize * math.prod(self.row_shape)
 
     @property
     def nbytes(self) -> int:
@@ -61,9 +59,8 @@ class NpyFormat(Format):
         header = _npy_header(file)
         step = max(1, block_nbytes // header.row_nbytes)
         for first in range(0, header.rows, step):
-            rows = min(step, header.rows - first)
-            offset = header.data + first * header.row_nbytes
-            yield Block(offset, rows * header.row_nbytes, first, rows)
+            rows, nbytes = min(step, header.rows - first), header.row_nbytes
+            yield Block(header.data + first * nbytes, rows * nbytes, first, rows)
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         header = _npy_header(file)
@@ -132,9 +129,8 @@ class TokenFormat(Format):
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         self._windows(file)  # what lies behind the last whole block of a broken part fails here
-        return _ArrayRows(
-            file, block, self.stride * self.dtype.itemsize, self.dtype, (self.window,), "tokens", overlap=True
-        )
+        step = self.stride * self.dtype.itemsize
+        return _ArrayRows(file, block, step, self.dtype, (self.window,), "tokens")
 
 
 @final
@@ -161,20 +157,21 @@ class NpzFormat(Format):
 
 
 class _ArrayRows(BlockSamples[Sample]):
+    """Rows of ``shape`` that begin every ``step`` bytes; they may overlap."""
+
     def __init__(
         self,
         file: ShardFile,
         block: Block,
-        step_nbytes: int,
+        step: int,
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
         field: str,
-        *,
-        overlap: bool = False,
     ) -> None:
-        self._file, self._block, self._step = file, block, step_nbytes
+        self._file, self._block, self._step = file, block, step
         self._dtype, self._shape, self._field = dtype, shape, field
-        self._row_nbytes = dtype.itemsize * int(np.prod(shape, dtype=object)) if overlap else step_nbytes
+        self._count = math.prod(shape)
+        self._row_nbytes = dtype.itemsize * self._count
 
     def __len__(self) -> int:
         return self._block.samples
@@ -189,8 +186,7 @@ class _ArrayRows(BlockSamples[Sample]):
         return self._row(self._file.read_at(self._block.offset + index * self._step, self._row_nbytes), 0)
 
     def _row(self, data: bytes, offset: int) -> Sample:
-        count = self._row_nbytes // self._dtype.itemsize
-        flat = np.frombuffer(data, self._dtype, count, offset)
+        flat = np.frombuffer(data, self._dtype, self._count, offset)
         return _sample(self._field, flat.reshape(self._shape))
 
 
@@ -246,10 +242,9 @@ def _header(stream: Any, size: int, name: str) -> _Header:
     header = _Header(stream.tell(), shape[0], tuple(shape[1:]), dtype)
     if header.row_nbytes == 0:
         raise ShardError(f"{name}: rows of shape {header.row_shape} and type {dtype} hold no bytes")
-    if header.data + header.rows * header.row_nbytes > size:
+    if header.data + header.nbytes > size:
         raise ShardError(
-            f"{name}: says {shape} of {dtype}, {header.rows * header.row_nbytes} bytes, "
-            f"but {size - header.data} follow"
+            f"{name}: says {shape} of {dtype}, {header.nbytes} bytes, but {size - header.data} follow"
         )
     return header
 
@@ -284,9 +279,8 @@ def _npz_members(file: ShardFile, *, load: bool) -> Iterator[tuple[str, _Header,
                     array = np.empty(0, header.dtype)
                     if load:
                         # The zip reader never gives more than `file_size`, which is bounded above.
-                        nbytes = header.rows * header.row_nbytes
-                        data = stream.read(nbytes)
-                        if len(data) != nbytes:
+                        data = stream.read(header.nbytes)
+                        if len(data) != header.nbytes:
                             raise ShardError(f"{where}: truncated")
                         array = np.frombuffer(data, header.dtype).reshape(header.rows, *header.row_shape)
                 yield field, header, array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, final
 
 from pipegraph.errors import ShardError
@@ -30,15 +30,16 @@ class JsonLinesFormat(Format):
     in_place = True
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
-        return _objects(_plain(file), file.name)
+        return _objects(_pieces(file, 0, file.size), file.name)
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
         start = end = first = count = 0
-        for offset, nbytes in _line_spans(file, 0, file.size):
-            if offset + nbytes - start > block_nbytes and count > first:
+        for offset, line in _lines(_pieces(file, 0, file.size), file.name):
+            stop = min(offset + len(line) + 1, file.size)
+            if stop - start > block_nbytes and count > first:
                 yield Block(start, end - start, first, count - first)
                 first, start = count, offset
-            count, end = count + 1, offset + nbytes
+            count, end = count + 1, stop
         if count > first:
             yield Block(start, end - start, first, count - first)
 
@@ -79,14 +80,10 @@ class _Lines(BlockSamples[Sample]):
     def __init__(self, file: ShardFile, block: Block) -> None:
         self.file, self._start, self._stop = file, block.offset, block.offset + block.nbytes
         self._offsets = array("I" if block.nbytes < 2**32 else "Q")
-        for offset, _ in _line_spans(file, self._start, self._stop):
-            self._offsets.append(offset - self._start)
+        for offset, _ in _lines(_pieces(file, self._start, self._stop), file.name):
+            self._offsets.append(offset)
         self.nbytes = len(self._offsets) * self._offsets.itemsize
-        if len(self) != block.samples:
-            raise ShardError(
-                f"{file.name}: the block at byte {block.offset} holds {len(self)} lines, its index says "
-                f"{block.samples}; make the index anew"
-            )
+        block.check(f"{file.name}: the block at byte {block.offset}", len(self), "lines")
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -110,45 +107,29 @@ def _parse(line: bytes, where: str) -> Sample:
 
 
 def _objects(pieces: Iterator[bytes], name: str) -> Iterator[Sample]:
-    for number, line in enumerate(_lines(pieces, name), 1):
+    for number, (_, line) in enumerate(_lines(pieces, name), 1):
         yield _parse(line, f"{name}, object {number}")
 
 
-def _lines(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """Non-empty lines, without their ends."""
-    rest: list[bytes] = []
+def _lines(pieces: Iterable[bytes], name: str) -> Iterator[tuple[int, bytes]]:
+    """The non-empty lines without their ends, and where each begins."""
+    offset, rest = 0, list[bytes]()
     for piece in pieces:
-        end = piece.rfind(b"\n")
-        if end >= 0:
-            rest.append(piece[:end])
-            for line in b"".join(rest).split(b"\n"):
+        rest.append(piece)
+        if b"\n" in piece:
+            *lines, last = b"".join(rest).split(b"\n")
+            rest = [last]
+            for line in lines:
                 if line.strip():
-                    yield line
-            rest = []
-        rest.append(piece[end + 1 :])
+                    yield offset, line
+                offset += len(line) + 1
         if sum(map(len, rest)) > MAX_LINE_NBYTES:
-            raise ShardError(f"{name}: a line is longer than {MAX_LINE_NBYTES} bytes")
-    last = b"".join(rest)
-    if last.strip():
-        yield last
+            raise ShardError(f"{name}: the line at byte {offset} is longer than {MAX_LINE_NBYTES} bytes")
+    line = b"".join(rest)
+    if line.strip():
+        yield offset, line
 
 
-def _line_spans(file: ShardFile, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """(offset, nbytes) of the non-empty lines between two line starts."""
-    offset, rest = start, b""
+def _pieces(file: ShardFile, start: int, stop: int) -> Iterator[bytes]:
     for at in range(start, stop, CHUNK_NBYTES):
-        lines = (rest + file.read_at(at, min(CHUNK_NBYTES, stop - at))).split(b"\n")
-        rest = lines.pop()
-        for line in lines:
-            if line.strip():
-                yield offset, len(line) + 1
-            offset += len(line) + 1
-        if len(rest) > MAX_LINE_NBYTES:
-            raise ShardError(f"{file.name}: the line at byte {offset} is longer than {MAX_LINE_NBYTES} bytes")
-    if rest.strip():
-        yield offset, len(rest)
-
-
-def _plain(file: ShardFile) -> Iterator[bytes]:
-    for at in range(0, file.size, CHUNK_NBYTES):
-        yield file.read_at(at, min(CHUNK_NBYTES, file.size - at))
+        yield file.read_at(at, min(CHUNK_NBYTES, stop - at))

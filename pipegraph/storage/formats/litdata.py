@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,19 +29,15 @@ INDEX: Final = "index.json"
 _MAX_INDEX_NBYTES: Final = 1 << 28
 _MAX_DEPTH: Final = 64
 
-TENSOR_DTYPES: Final = tuple(
-    (
-        "float32 float32 float64 float64 complex64 complex64 complex128 complex128 float16 float16 bfloat16 "
-        "uint8 int8 int16 int16 int32 int32 int64 int64 bool uint16"
-    ).split()
-)
+TENSOR_DTYPES: Final = (
+    "float32 float32 float64 float64 complex64 complex64 complex128 complex128 float16 float16 bfloat16 "
+    "uint8 int8 int16 int16 int32 int32 int64 int64 bool uint16"
+).split()
 """torch's, by the number in a format or head; the order is LitData's."""
 
-ARRAY_DTYPES: Final = tuple(
-    (
-        "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 bool"
-    ).split()
-)
+ARRAY_DTYPES: Final = (
+    "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 bool"
+).split()
 
 Decoder = Callable[[bytes], Any]
 
@@ -240,9 +237,7 @@ def _leaf_decoder(form: str, name: str) -> Decoder:
 
 def _count(data: bytes, dtype: str, itemsize: int, shape: Sequence[int] | None) -> int:
     """How many values there are, which is as many as the shape says."""
-    count = 1
-    for size in shape if shape is not None else [len(data) // itemsize]:
-        count *= size  # in Python's numbers, which do not overflow
+    count = len(data) // itemsize if shape is None else math.prod(shape)
     if count * itemsize != len(data):
         raise ValueError(
             f"{len(data)} bytes are no values of {dtype}" + (f" of shape {shape}" if shape else "")

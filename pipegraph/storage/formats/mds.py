@@ -7,6 +7,7 @@ A sample is the uint32 sizes of its columns of varying size, then the values of 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -204,9 +205,7 @@ def _array(data: bytes, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | No
             raise ValueError("an array without a shape")
         shape = tuple(np.frombuffer(data, f"<u{width}", dims, at + 1).tolist())
         at += 1 + dims * width
-    count = 1
-    for size in shape:
-        count *= size  # in Python's numbers, which do not overflow
+    count = math.prod(shape)
     if count * dtype.itemsize != len(data) - at:
         raise ValueError(f"{len(data) - at} bytes are no {dtype} array of shape {shape}")
     return np.frombuffer(data, dtype, count, at).reshape(shape).astype(dtype.newbyteorder("="))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
-from pipegraph.errors import ShardError
 from pipegraph.storage.shard_files import ShardFile
 
 from .offset_table import TableRows
@@ -42,11 +41,8 @@ class PackedFormat(Format):
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         whole = in_memory(file, self.take_room)
         found = next(iter(self.inner.index(whole, whole.size)), None)
-        if found is None or found.samples != block.samples:
-            raise ShardError(
-                f"{file.name}: it holds {found.samples if found else 0} samples, its index says {block.samples}; make "
-                "the index anew"
-            )
+        block.check(f"{file.name}: it", found.samples if found else 0)
+        assert found is not None
         rows = self.inner.read(whole, found)
         assert isinstance(rows, TableRows)
         rows.nbytes += whole.size

@@ -98,11 +98,7 @@ class ParquetFormat(Format):
             for batch in self._batches(reader, file, groups):
                 held.add(batch.num_rows, *self._passing(batch, file.name))
                 self.take_room(held.nbytes, file.name)
-        if len(held) != block.samples:
-            raise ShardError(
-                f"{file.name}: the block at row {block.first} holds {len(held)} rows, its index says "
-                f"{block.samples}; make the index anew"
-            )
+        block.check(f"{file.name}: the block at row {block.first}", len(held), "rows")
         return held
 
     def fields(self, file: ShardFile) -> Mapping[str, str]:

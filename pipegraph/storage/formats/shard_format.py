@@ -43,6 +43,13 @@ class Block:
     first: int
     samples: int
 
+    def check(self, what: str, found: int, unit: str = "samples") -> None:
+        """Raise ShardError unless ``what`` holds as many samples as the block should."""
+        if found != self.samples:
+            raise ShardError(
+                f"{what} holds {found} {unit}, its index says {self.samples}; make the index anew"
+            )
+
 
 Room = Callable[[int], None]
 """Called with the bytes held so far; waits until there is room for them, and raises where there never is."""

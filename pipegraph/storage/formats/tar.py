@@ -65,11 +65,7 @@ class _TarBlock(BlockSamples[Sample]):
         # block of a broken part, or has the archive's end in it: without its marker it was cut short.
         self._starts = array("q", _sample_starts(file, block.offset, stop, marker=stop == file.size))
         self.nbytes = 8 * len(self._starts)
-        if len(self) != block.samples:
-            raise ShardError(
-                f"{file.name}: the block at byte {block.offset} holds {len(self)} samples, its index says "
-                f"{block.samples}; make the index anew"
-            )
+        block.check(f"{file.name}: the block at byte {block.offset}", len(self))
 
     def __len__(self) -> int:
         return len(self._starts) - 1

@@ -35,13 +35,8 @@ class ChecksumFile(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         piece = data if isinstance(data, bytes) else bytes(data)
-        nbytes = len(piece)
-        self._pieces.append(piece)
-        self._held += nbytes
-        self.nbytes += nbytes
-        if self._held >= _PIECE_NBYTES:
-            self.flush()
-        return nbytes
+        self.write_pieces([piece], len(piece))
+        return len(piece)
 
     def write_pieces(self, pieces: list[bytes], nbytes: int) -> None:
         """Write several pieces that have so many bytes together."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,6 @@ from pipegraph.errors import DataError
 
 Kinds = dict[str, str]
 """Field -> ``"bytes"``, ``"text"``, ``"bool"``, ``"int"``, ``"float"``, ``"array:DTYPE"``, ``"json"`` or ``"null"``."""
-
-_NO_ARRAY = ("null", "json")
 
 
 def kind_of(value: Any) -> str:
@@ -32,13 +30,18 @@ def kind_of(value: Any) -> str:
         return "float"
     if isinstance(value, np.ndarray):
         return f"array:{value.dtype.newbyteorder('=').name}"
-    if hasattr(value, "detach") and hasattr(value, "numpy"):  # a tensor; torch is not needed to write shards
+    if is_tensor(value):
         return kind_of(value.detach().cpu().numpy())
     if isinstance(value, list | tuple) and value:
         kinds = {kind_of(each) for each in value}
         if kinds <= {"int", "float"}:
             return "array:float64" if "float" in kinds else "array:int64"
     return "json"
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it is one of torch's, which is not needed to write shards."""
+    return hasattr(value, "detach") and hasattr(value, "numpy")
 
 
 def kinds_of(samples: Iterable[Mapping[str, Any]]) -> Kinds:
@@ -97,7 +100,7 @@ def fitted(value: Any, kind: str, field: str) -> Any:
     name, _, dtype = kind.partition(":")
     try:
         if name == "array" and (found.startswith("array:") or isinstance(value, list | tuple)):
-            array = value.detach().cpu().numpy() if hasattr(value, "detach") else value
+            array = value.detach().cpu().numpy() if is_tensor(value) else value
             if isinstance(value, np.ndarray) and value.dtype.newbyteorder("=") != np.dtype(dtype):
                 raise TypeError(f"an array of {value.dtype}")
             return np.ascontiguousarray(array, dtype=dtype)
@@ -112,6 +115,20 @@ def fitted(value: Any, kind: str, field: str) -> Any:
         f"field {field!r} holds {kind} in the samples that were looked at first, and {found} in this one; make all "
         "values of a field alike"
     )
+
+
+def fitted_fields(sample: Mapping[str, Any], kinds: Kinds, number: int) -> Iterator[tuple[str, str, Any]]:
+    """Name, kind and value of each field, in the order of ``kinds``; without a key, sample ``number`` has that as one.
+
+    Raises:
+        DataError: a value is of another kind, or there is a field that ``kinds`` does not have.
+    """
+    odd = next((name for name in sample if name not in kinds), None)
+    if odd is not None:
+        raise DataError(f"sample {number} has the field {odd!r}, which those looked at first have not")
+    for field, kind in kinds.items():
+        given = sample.get(field)
+        yield field, kind, fitted(f"{number:09d}" if field == "key" and given is None else given, kind, field)
 
 
 def as_json(value: Any) -> str:

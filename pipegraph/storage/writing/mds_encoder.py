@@ -14,7 +14,7 @@ from pipegraph.storage.formats.offset_table import table_nbytes
 
 from .checksum_file import ChecksumFile
 from .encoder import Encoder, Sample
-from .field_kinds import Kinds, fitted
+from .field_kinds import Kinds, fitted_fields
 
 _ENCODINGS: Final = {
     "bytes": "bytes",
@@ -62,9 +62,7 @@ class MdsEncoder(Encoder):
 
     def encode(self, sample: Sample, number: int) -> bytes:
         sizes, values = [], []
-        for field, kind in self.kinds.items():
-            given = sample.get(field)
-            value = fitted(f"{number:09d}" if field == "key" and given is None else given, kind, field)
+        for field, kind, value in fitted_fields(sample, self.kinds, number):
             if value is None:
                 raise DataError(
                     f"sample {number}: field {field!r} is None or missing, which MDS has no place for; fill it, or "
@@ -74,9 +72,6 @@ class MdsEncoder(Encoder):
             if kind not in ("int", "float", "bool"):
                 sizes.append(len(data))
             values.append(data)
-        odd = [name for name in sample if name not in self.kinds]
-        if odd:
-            raise DataError(f"sample {number} has the field {odd[0]!r}, which those looked at first have not")
         return struct.pack(f"<{len(sizes)}I", *sizes) + b"".join(values)
 
     def size(self, encoded: bytes) -> int:

@@ -6,14 +6,14 @@ While a pack is not complete, ``manifest.json.partial`` notes what is finished, 
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
+from pathlib import Path
 from typing import IO, Any, Final
 
 from pipegraph.closing import Closing
 from pipegraph.errors import DataError
+from pipegraph.storage.filelock import open_journal
 from pipegraph.storage.manifest import Manifest, PartIndex, write_atomically
 
 from .shard_file import PARTIAL
@@ -40,6 +40,7 @@ class PackFolder(Closing):
         self.settings = json.loads(json.dumps(settings))
         self.finished: dict[int, PartIndex] = {}
         self.kinds: dict[str, str] | None = None
+        self._journal_path = Path(self.folder, f"{MANIFEST}.partial")
         self._journal: IO[bytes] | None = None
         os.makedirs(self.folder, exist_ok=True)
         self.complete = self._was_completed()
@@ -67,8 +68,7 @@ class PackFolder(Closing):
         self._compare(known, "holds a pack that was made with")
         self.manifest()
         # A process that was killed behind its last step has left these.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.folder, f"{MANIFEST}.partial"))
+        self._journal_path.unlink(missing_ok=True)
         self._remove_partial()
         return True
 
@@ -98,38 +98,27 @@ class PackFolder(Closing):
         )
 
     def _open_journal(self) -> None:
-        name = os.path.join(self.folder, f"{MANIFEST}.partial")
-        fresh = not os.path.exists(name)
-        file = open(name, "a+b")  # noqa: SIM115  close() closes it
+        refusal = f"{self.folder!r}: another process is packing into this folder"
+        self._journal = open_journal(str(self._journal_path), refusal)
         try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise DataError(f"{self.folder!r}: another process is packing into this folder") from error
-            self._journal = file
-            file.seek(0)
-            lines = file.read().splitlines()
+            lines = self._journal.read().splitlines()
             self._read_journal(lines)
-            if fresh or not lines:
+            if not lines:
                 self._check_empty()
                 self._note({"settings": self.settings})
             else:
-                file.write(b"\n")  # the line that a killed process was writing is cut short
+                self._journal.write(b"\n")  # the line that a killed process was writing is cut short
             self._remove_partial()
         except BaseException:
-            self._journal = None
-            file.close()
+            self.close()
             raise
 
     def _check_empty(self) -> None:
         shard = os.path.splitext(self.path(0))[1]
-        found = [
-            n
-            for n in os.listdir(self.folder)
-            if n == MANIFEST or (n.startswith("shard") and n.endswith(shard))
-        ]
+        names = os.listdir(self.folder)
+        found = [n for n in names if n == MANIFEST or (n.startswith("shard") and n.endswith(shard))]
         if found:
-            os.unlink(os.path.join(self.folder, f"{MANIFEST}.partial"))
+            self._journal_path.unlink()
             raise DataError(
                 f"{self.folder!r} holds {found[0]!r} already, which no pack that was stopped has left; choose another "
                 "folder, or remove what is there"
@@ -155,8 +144,7 @@ class PackFolder(Closing):
         written_at_once = tuple(f".{name}." for name in (MANIFEST, SETTINGS, INDEX))
         for name in os.listdir(self.folder):
             if name.startswith(written_at_once) or (name.startswith(".shard") and PARTIAL in name):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(self.folder, name))
+                Path(self.folder, name).unlink(missing_ok=True)
 
     def _note(self, record: dict[str, Any]) -> None:
         assert self._journal is not None
@@ -188,8 +176,7 @@ class PackFolder(Closing):
         manifest.save(os.path.join(self.folder, MANIFEST))
         text = json.dumps(self.settings, indent=1, sort_keys=True).encode() + b"\n"
         write_atomically(os.path.join(self.folder, SETTINGS), [text])
-        with contextlib.suppress(FileNotFoundError):  # another process has seen that it is complete
-            os.unlink(os.path.join(self.folder, f"{MANIFEST}.partial"))
+        self._journal_path.unlink(missing_ok=True)  # another process may have seen that it is complete
         return manifest
 
     def close(self) -> None:

@@ -11,12 +11,10 @@ from pipegraph.errors import DataError, MissingExtraError
 
 from .checksum_file import ChecksumFile
 from .encoder import Encoder, Sample
-from .field_kinds import Kinds, fitted
+from .field_kinds import Kinds, fitted_fields
 
 GROUP_NBYTES: Final = 16_000_000
 """About what a row group holds before it is encoded: readers decode whole ones."""
-
-_FIXED: Final = {"int": 8, "float": 8, "bool": 1, "null": 0}
 
 
 class ParquetEncoder(Encoder):
@@ -58,29 +56,17 @@ class ParquetEncoder(Encoder):
 
     def encode(self, sample: Sample, number: int) -> list[Any]:
         row = []
-        for field, kind in self.kinds.items():
-            given = sample.get(field)
-            value = fitted(f"{number:09d}" if field == "key" and given is None else given, kind, field)
+        for field, _, value in fitted_fields(sample, self.kinds, number):
             if isinstance(value, np.ndarray) and value.ndim != 1:
                 raise DataError(
                     f"field {field!r}: Parquet keeps lists of numbers, not arrays of shape {value.shape}; write mds, "
                     "or flatten them"
                 )
             row.append(value)
-        odd = [name for name in sample if name not in self.kinds]
-        if odd:
-            raise DataError(f"sample {number} has the field {odd[0]!r}, which those looked at first have not")
         return row
 
     def size(self, encoded: list[Any]) -> int:
-        return sum(
-            value.nbytes
-            if isinstance(value, np.ndarray)
-            else len(value)
-            if isinstance(value, str | bytes)
-            else 8
-            for value in encoded
-        )
+        return sum(map(_nbytes, encoded))
 
     def begin(self, file: ChecksumFile) -> None:
         self._writer = self._parquet.ParquetWriter(file, self._schema, write_page_checksum=True)
@@ -110,3 +96,9 @@ class ParquetEncoder(Encoder):
         if self._rows:
             self._flush()
         self._writer.close()
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return len(value) if isinstance(value, str | bytes) else 8

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from pipegraph.errors import DataError, note
 from pipegraph.storage.formats import format_of
@@ -31,8 +31,7 @@ class OpenShard:
         folder, name = os.path.split(path)
         self._path, self._encoder = path, encoder
         self._temporary = os.path.join(folder, f".{name}{PARTIAL}{os.getpid()}")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._temporary)  # of an earlier process with the same number
+        Path(self._temporary).unlink(missing_ok=True)  # of an earlier process with the same number
         self._file = ChecksumFile(self._temporary)
         encoder.begin(self._file)
 
@@ -62,8 +61,7 @@ class OpenShard:
     def abandon(self) -> None:
         """Remove what was written, if it was not finished."""
         self._file.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._temporary)
+        Path(self._temporary).unlink(missing_ok=True)
 
 
 def write_shard(path: str, encoder: Encoder, samples: Iterable[tuple[int, Sample]]) -> PartIndex:
@@ -75,16 +73,13 @@ def write_shard(path: str, encoder: Encoder, samples: Iterable[tuple[int, Sample
     Raises:
         DataError: a sample cannot be written; a note says which.
     """
-    shard = OpenShard(path, encoder)
+    shard, number = OpenShard(path, encoder), -1
     try:
-        number = -1
-        try:
-            for number, sample in samples:
-                encoder.add(encoder.encode(sample, number))
-        except DataError as error:
+        for number, sample in samples:
+            encoder.add(encoder.encode(sample, number))
+    except BaseException as error:
+        if isinstance(error, DataError):
             note(error, f"sample {number} of the source, in {os.path.basename(path)}")
-            raise
-        return shard.finish()
-    except BaseException:
         shard.abandon()
         raise
+    return shard.finish()

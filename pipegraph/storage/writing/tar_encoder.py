@@ -15,7 +15,7 @@ from pipegraph.storage.formats.tar import blocks_between, split_key
 
 from .checksum_file import ChecksumFile
 from .encoder import Encoder, Sample
-from .field_kinds import as_json
+from .field_kinds import as_json, is_tensor
 
 _BLOCK: Final = 512
 MARKER_NBYTES: Final = 2 * _BLOCK
@@ -150,7 +150,7 @@ def content_of(value: Any) -> bytes:
         return bytes(value)
     if isinstance(value, str):
         return value.encode()
-    if hasattr(value, "detach") and hasattr(value, "numpy"):
+    if is_tensor(value):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
