@@ -93,22 +93,22 @@ class _Lines(BlockSamples[Sample]):
         stop = self._stop if index + 1 == len(self) else self._start + self._offsets[index + 1]
         # Up to the next line that is not empty.
         line = self.file.read_at(offset, stop - offset).strip()
-        return _parse(line, f"{self.file.name}, byte {offset}")
+        return _parse(line, self.file.name, offset)
 
 
-def _parse(line: bytes, where: str) -> Sample:
+def _parse(line: bytes, name: str, offset: int) -> Sample:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ShardError(f"{where}: not JSON: {error}") from None
+        raise ShardError(f"{name}, byte {offset}: not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ShardError(f"{where}: a line must hold an object, got {type(value).__name__}")
+        raise ShardError(f"{name}, byte {offset}: a line must hold an object, got {type(value).__name__}")
     return value
 
 
-def _objects(pieces: Iterator[bytes], name: str) -> Iterator[Sample]:
-    for number, (_, line) in enumerate(_lines(pieces, name), 1):
-        yield _parse(line, f"{name}, object {number}")
+def _objects(pieces: Iterable[bytes], name: str) -> Iterator[Sample]:
+    for offset, line in _lines(pieces, name):
+        yield _parse(line, name, offset)
 
 
 def _lines(pieces: Iterable[bytes], name: str) -> Iterator[tuple[int, bytes]]:
@@ -117,8 +117,8 @@ def _lines(pieces: Iterable[bytes], name: str) -> Iterator[tuple[int, bytes]]:
     for piece in pieces:
         rest.append(piece)
         if b"\n" in piece:
-            *lines, last = b"".join(rest).split(b"\n")
-            rest = [last]
+            lines = b"".join(rest).split(b"\n")
+            rest = [lines.pop()]
             for line in lines:
                 if line.strip():
                     yield offset, line
