@@ -141,15 +141,6 @@ async def _finish_tasks() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _is_generator(function: Any) -> bool:
-    """Whether a call makes a generator and no value."""
-    return any(map(inspect.isgeneratorfunction, _callables(function))) or _is_async_generator(function)
-
-
-def _is_async_generator(function: Any) -> bool:
-    return any(map(inspect.isasyncgenfunction, _callables(function)))
-
-
 def _callables(function: Any) -> tuple[Any, Any]:
     return function, getattr(function, "__call__", None)  # noqa: B004
 
@@ -168,12 +159,14 @@ class _Function(Operator):
     def __init__(self, function: Callable[..., Any]) -> None:
         if not callable(function):
             raise GraphError(f"{type(self).__name__}: a function is needed, got {function!r}")
-        if type(self) is FlatMap and _is_async_generator(function):
+        is_async_generator = any(map(inspect.isasyncgenfunction, _callables(function)))
+        if type(self) is FlatMap and is_async_generator:
             raise GraphError(
                 f"FlatMap: {_stem(function)} is an async generator function; let it return a list "
                 "(`return [item async for item in ...]`), or make it a plain generator"
             )
-        if type(self) is not FlatMap and _is_generator(function):
+        is_generator = is_async_generator or any(map(inspect.isgeneratorfunction, _callables(function)))
+        if type(self) is not FlatMap and is_generator:
             raise GraphError(
                 f"{type(self).__name__}: {_stem(function)} is a generator function, whose items would get lost; place "
                 "it as ops.FlatMap(function), or let it return a value"
@@ -187,10 +180,8 @@ class _Function(Operator):
             )
         self.function = function
         self.random = _takes_rng(function)
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004
-        )
-        self._plain = not self.random and not self._is_async
+        self._is_async = any(map(inspect.iscoroutinefunction, _callables(function)))
+        self.bundles = not self._is_async and type(self) is not FlatMap
         self._async: _EventLoop | None = None
         self._context = Context("")
         self._draws = Draws()
@@ -259,23 +250,18 @@ class Map(_Function):
 
     default_name = "map"
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        self.bundles = not self._is_async
-
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
-        if self._plain:
-            function, add = self.function, made.append
-            draws = self._draws
-            for item in draws.rows(bundle.epoch, bundle.lineages, made, start, bundle.data):
-                out = function(item)
-                if out.__class__ is CoroutineType:
-                    raise not_awaited(out)
-                add(out)
-            draws.over()
+        if self.random:
+            for index, _ in enumerate(islice(bundle.data, start, None), start):
+                made.append(self.call(bundle.one(index)))
             return
-        for index, _ in enumerate(islice(bundle.data, start, None), start):
-            made.append(self.call(bundle.one(index)))
+        function, draws, add = self.function, self._draws, made.append
+        for item in draws.rows(bundle.epoch, bundle.lineages, made, start, bundle.data):
+            out = function(item)
+            if out.__class__ is CoroutineType:
+                raise not_awaited(out)
+            add(out)
+        draws.over()
 
     def process(self, chunk: Chunk) -> Chunk:
         data = chunk.data
@@ -300,23 +286,18 @@ class Filter(_Function):
 
     one_to_one = False
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        self.bundles = not self._is_async
-
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
-        add = made.append
-        if self._plain:
-            function, draws = self.function, self._draws
-            for item in draws.rows(bundle.epoch, bundle.lineages, made, start, bundle.data):
-                kept = function(item)
-                if kept.__class__ is CoroutineType:
-                    raise not_awaited(kept)
-                add(item if kept else DROPPED)
-            draws.over()
+        if self.random:
+            for index, item in enumerate(islice(bundle.data, start, None), start):
+                made.append(item if self.call(bundle.one(index)) else DROPPED)
             return
-        for index, item in enumerate(islice(bundle.data, start, None), start):
-            add(item if self.call(bundle.one(index)) else DROPPED)
+        function, draws, add = self.function, self._draws, made.append
+        for item in draws.rows(bundle.epoch, bundle.lineages, made, start, bundle.data):
+            kept = function(item)
+            if kept.__class__ is CoroutineType:
+                raise not_awaited(kept)
+            add(item if kept else DROPPED)
+        draws.over()
 
     def process(self, chunk: Chunk) -> Chunk | None:
         return chunk if self.call(chunk) else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, final
 
@@ -15,7 +17,8 @@ from pipegraph.integers import integer
 from pipegraph.randomness import generator
 
 Begin = Literal["first", "middle", "random"]
-Seconds = tuple[float, float] | str | None
+Range = tuple[float, float] | None
+Seconds = Range | str
 
 VIDEO_FIELDS = ("video", "mp4", "webm", "mkv", "mov", "avi", "bytes", "path")
 AUDIO_FIELDS = ("audio", "wav", "flac", "mp3", "ogg", "opus", "m4a", "bytes", "path")
@@ -52,8 +55,11 @@ def _check_seconds(seconds: Any, who: str) -> None:
 class _Decode(Operator):
     """What both share: where the input lies, the range of time, where a clip begins."""
 
+    needs = "sample"
     what: str
     fields: tuple[str, ...]
+    own: tuple[str, ...]
+    """The parameters that the other one does not have."""
 
     def __init__(self, field: str | None, output: str, seconds: Seconds, begin: Begin) -> None:
         who = type(self).__name__
@@ -72,15 +78,16 @@ class _Decode(Operator):
         self._context = context
         self._open = _decoders(self.what)
 
-    def decode(
-        self, source: Any, seconds: tuple[float, float] | None, first: Callable[[int, int], int]
-    ) -> Any:
+    def config(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in (*self.own, "begin", "seconds", "field", "output")}
+
+    @abstractmethod
+    def decode(self, source: Any, seconds: Range, first: Callable[[int, int], int]) -> dict[str, Any]:
         """The fields to add.
 
         Args:
             first: of how many there are and how many are wanted, with which to begin.
         """
-        raise NotImplementedError
 
     def process(self, chunk: Chunk) -> Chunk:
         data, who = chunk.data, type(self).__name__
@@ -98,18 +105,16 @@ class _Decode(Operator):
                 f"{who}: encoded bytes or the path of a file are needed, got {type(source).__name__}; put "
                 "it before Batch"
             )
-        made = self._made(source, self._range(data, who), chunk)
+        made = self._decoded(source, self._range(data, who), chunk)
         kept = {key: value for key, value in data.items() if key != name or name == "path"} if name else {}
-        for field in made:
-            if field in kept:
-                raise DataError(
-                    f"{who}: there is a field {field!r} already; choose another name with output="
-                )
+        taken = next((field for field in made if field in kept), None)
+        if taken is not None:
+            raise DataError(f"{who}: there is a field {taken!r} already; choose another name with output=")
         chunk.keys = chunk.own_keys
         chunk.data = {**kept, **made}
         return chunk
 
-    def _range(self, data: Any, who: str) -> tuple[float, float] | None:
+    def _range(self, data: Any, who: str) -> Range:
         if not isinstance(self.seconds, str):
             return self.seconds
         if not isinstance(data, Mapping) or self.seconds not in data:
@@ -125,7 +130,7 @@ class _Decode(Operator):
             )
         return start, stop
 
-    def _made(self, source: Any, seconds: tuple[float, float] | None, chunk: Chunk) -> dict[str, Any]:
+    def _decoded(self, source: Any, seconds: Range, chunk: Chunk) -> dict[str, Any]:
         def first(there: int, wanted: int) -> int:
             spare = max(0, there - wanted)
             if self.begin == "first":
@@ -137,17 +142,12 @@ class _Decode(Operator):
             return int(drawn.integers(spare + 1))
 
         try:
-            found: dict[str, Any] = self.decode(source, seconds, first)
+            return self.decode(source, seconds, first)
         except DataError:
             raise
-        except FileNotFoundError:
-            raise
         except (RuntimeError, ValueError, IndexError) as error:
-            of = (
-                f"the file {os.fspath(source)!r}" if not isinstance(source, bytes) else f"{len(source)} bytes"
-            )
+            of = f"{len(source)} bytes" if isinstance(source, bytes) else f"the file {os.fspath(source)!r}"
             raise DecodeError(f"{of} cannot be decoded as {self.what}: {error}") from error
-        return found
 
 
 @final
@@ -174,9 +174,7 @@ class DecodeVideo(_Decode):
     """
 
     default_name = "decodevideo"
-    needs = "sample"
-    what = "video"
-    fields = VIDEO_FIELDS
+    what, fields, own = "video", VIDEO_FIELDS, ("frames", "stride")
 
     def __init__(
         self,
@@ -191,13 +189,7 @@ class DecodeVideo(_Decode):
         self.frames = None if frames is None else integer(frames, "DecodeVideo: frames")
         self.stride = integer(stride, "DecodeVideo: stride")
 
-    def config(self) -> dict[str, Any]:
-        own = {"frames": self.frames, "stride": self.stride, "begin": self.begin}
-        return {**own, "seconds": self.seconds, "field": self.field, "output": self.output}
-
-    def decode(
-        self, source: Any, seconds: tuple[float, float] | None, first: Callable[[int, int], int]
-    ) -> Any:
+    def decode(self, source: Any, seconds: Range, first: Callable[[int, int], int]) -> dict[str, Any]:
         decoder = self._open.VideoDecoder(source, num_ffmpeg_threads=1)
         low, high = 0, len(decoder)
         if seconds is not None:
@@ -222,22 +214,13 @@ def _shown(decoder: Any, start: float, stop: float) -> tuple[int, int]:
     start, stop = max(start, begins), min(stop, ends)
     if start >= stop:
         return 0, 0
-    count = len(decoder)
 
-    def number_at(seconds: float) -> int:
-        """Of the first frame that is shown later: by bisection, as frames need not be of equal length."""
-        low, high = 0, count
-        while low < high:
-            middle = (low + high) // 2
-            if decoder.get_frame_at(middle).pts_seconds > seconds:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+    def begin(number: int) -> float:
+        return float(decoder.get_frame_at(number).pts_seconds)
 
-    last = number_at(stop)
-    at_stop = last > 0 and decoder.get_frame_at(last - 1).pts_seconds == stop
-    return max(0, number_at(start) - 1), last - at_stop
+    # Frames need not be of equal length.
+    numbers = range(len(decoder))
+    return max(0, bisect_right(numbers, start, key=begin) - 1), bisect_left(numbers, stop, key=begin)
 
 
 @final
@@ -263,9 +246,7 @@ class DecodeAudio(_Decode):
     """
 
     default_name = "decodeaudio"
-    needs = "sample"
-    what = "audio"
-    fields = AUDIO_FIELDS
+    what, fields, own = "audio", AUDIO_FIELDS, ("samples", "rate", "channels")
 
     def __init__(
         self,
@@ -282,13 +263,7 @@ class DecodeAudio(_Decode):
         self.rate = None if rate is None else integer(rate, "DecodeAudio: rate")
         self.channels = None if channels is None else integer(channels, "DecodeAudio: channels")
 
-    def config(self) -> dict[str, Any]:
-        own = {"samples": self.samples, "rate": self.rate, "channels": self.channels, "begin": self.begin}
-        return {**own, "seconds": self.seconds, "field": self.field, "output": self.output}
-
-    def decode(
-        self, source: Any, seconds: tuple[float, float] | None, first: Callable[[int, int], int]
-    ) -> Any:
+    def decode(self, source: Any, seconds: Range, first: Callable[[int, int], int]) -> dict[str, Any]:
         decoder = self._open.AudioDecoder(source, sample_rate=self.rate, num_channels=self.channels)
         if seconds is None:
             found = decoder.get_all_samples()
