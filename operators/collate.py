@@ -225,9 +225,8 @@ def _beside(items: Sequence[Any], made: Mapping[Any, Any], pad: Any, field: str)
         filling = _pad_of(pad, _join(field, key))
         if not isinstance(filling, Pad) or not _is_ragged(items[0][key]):
             continue
-        for name, tensor in filling.fields(
-            str(key), [len(item[key]) for item in items], value.shape[1]
-        ).items():
+        lengths = [len(item[key]) for item in items]
+        for name, tensor in filling.fields(str(key), lengths, value.shape[1]).items():
             if name in made or name in found:
                 raise DataError(
                     f"{_where(_join(field, name))}: there is such a field already; give Pad(mask=..., lengths=...) "
@@ -253,12 +252,8 @@ def _collate_records(items: Sequence[Any], first: Any, pad: Any, field: str) -> 
     names = _fields_of(first)
     for name in names:
         _check_place(getattr(first, name), pad, _join(field, name))
-    if is_namedtuple(first):
-        columns = zip(names, zip(*items, strict=True), strict=True)
-        return type(first)(*[collate(column, pad, _join(field, name)) for name, column in columns])
-    return with_fields(
-        first, {n: collate([getattr(item, n) for item in items], pad, _join(field, n)) for n in names}
-    )
+    made = {n: collate([getattr(item, n) for item in items], pad, _join(field, n)) for n in names}
+    return type(first)(*made.values()) if is_namedtuple(first) else with_fields(first, made)
 
 
 # -- numbers -----------------------------------------------------------------------------------------
@@ -314,12 +309,7 @@ def _tensors(items: Sequence[Any], field: str) -> list[torch.Tensor]:
     for item in items:
         try:
             made.append(_tensor(item))
-        except (
-            TypeError,
-            ValueError,
-            RuntimeError,
-            OverflowError,
-        ) as error:  # also an int of more than 64 bits
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # an int of over 64 bits too
             raise DataError(
                 f"{_where(field)}: {_named(item)} cannot be made a tensor ({error}); change it with a Map before "
                 "Batch, or use Batch(..., collate=list)"

@@ -113,9 +113,9 @@ class DecodeImage(RowOperator):
             names_of(masks, "masks"), names_of(boxes, "boxes"), names_of(keypoints, "keypoints"), region
         )
         names = [self.output, *self.companions.fields, *([] if region is None else [region])]
-        twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-        if twice:
-            raise GraphError(f"DecodeImage: field {twice[0]!r} is named for two things")
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise GraphError(f"DecodeImage: field {twice!r} is named for two things")
         self.size = (pair[0], pair[1])
         if field is not None and not isinstance(field, str):
             raise GraphError(f"DecodeImage: field must be a field's name or None, got {field!r}")
@@ -218,11 +218,10 @@ class DecodeImage(RowOperator):
 
     def begin_batch(self, chunk: Chunk) -> ImageBatch:
         paths = None if self._load is None else self._paths(chunk)
-        field, encoded = (
-            ("bytes", chunk.data["path"])
-            if paths is not None
-            else find_encoded(chunk.data, self.field, self.output)
-        )
+        if paths is None:
+            field, encoded = find_encoded(chunk.data, self.field, self.output)
+        else:
+            field, encoded = "bytes", paths
         count = len(chunk.lineages)
         if not isinstance(encoded, list | tuple) or len(encoded) != count:
             raise DataError(
@@ -274,9 +273,8 @@ class DecodeImage(RowOperator):
             _, encoded = find_encoded(sample, self.field, self.output)
             part = self._part(encoded, batch.numbers[index])
         if self.companions:
-            row = sample
-            if row is None:
-                row = {name: batch.chunk.data[name][index] for name in self._columns(batch)}
+            data = batch.chunk.data
+            row = {name: data[name][index] for name in self._columns(batch)} if sample is None else sample
             batch.beside[index] = self._beside(row, batch.field, part)
         self._decode(encoded, part, batch.rows[index])
         batch.encoded[index] = None
@@ -302,9 +300,7 @@ class DecodeImage(RowOperator):
             for index, sample in batch.substitutes.items():
                 data = with_row(data, parts, index, sample)
         if len(kept) < count:
-            for place, index in enumerate(kept):
-                if place != index:
-                    rows[place] = rows[index]
+            StageSlabs.close_gaps(rows, kept)
             data = select_rows(data, kept, count, chunk.layout)
             chunk = chunk.select(kept, data)
         else:

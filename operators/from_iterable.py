@@ -61,9 +61,8 @@ class FromIterable(Source):
         self.never_waits = type(iterable) in (list, range, tuple)
         self._history: tuple[int, History] = (0, ())
         self._one_shot = not self._callable and isinstance(iterable, Iterator)
-        self._claims: dict[
-            str, tuple[int, object]
-        ] = {}  # of a one-shot iterator, shared by all copies as that is
+        # Of a one-shot iterator; shared by all copies, as that is.
+        self._claims: dict[str, tuple[int, object]] = {}
         self._drawing = Turn()
         self._now: DrawnItems | None = None
         self._from: tuple[int, Any] | None = None

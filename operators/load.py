@@ -96,16 +96,8 @@ class _Reads(Operator):
     reads = True
     _select: ShardSelect | None = None
 
-    def __init__(
-        self,
-        cache: NodeCache | None = None,
-        preload: bool = True,
-        columns: Sequence[str] | None = None,
-        filter: Sequence[Any] | None = None,
-    ) -> None:
-        self.cache = cache
-        self.preload = preload
-        self.choice = Choice(chosen_columns(columns, "Load"), filter)
+    def __init__(self, cache: NodeCache | None, preload: bool, choice: Choice) -> None:
+        self.cache, self.preload, self.choice = cache, preload, choice
         self._context = Context("")
         self._reading: Reading | None = None
 
@@ -118,10 +110,8 @@ class _Reads(Operator):
         return blocks_nbytes(self._select, memory_limit)
 
     def open(self, context: Context) -> None:
-        if (
-            self._select is not None and not self._select.whole_parts
-        ):  # else the stage of the parts lists them, and fails
-            self._select.find(context.stopping)
+        if self._select is not None and not self._select.whole_parts:
+            self._select.find(context.stopping)  # whole parts are listed by their own stage, which fails then
         self._context = context
         self._reading = context.share(
             "reading", lambda: Reading(self.cache, self.preload, self.choice, context)
@@ -179,14 +169,21 @@ class Load(_Reads):
     gives = "sample"
     bundles = True
 
+    def __init__(
+        self,
+        cache: NodeCache | None = None,
+        preload: bool = True,
+        columns: Sequence[str] | None = None,
+        filter: Sequence[Any] | None = None,
+    ) -> None:
+        super().__init__(cache, preload, Choice(chosen_columns(columns, "Load"), filter))
+
     def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
         source = upstream[0]
         if not isinstance(source, ShardSelect):
             return self
         if source.whole_parts:
-            whole = LoadParts(source.order, self.cache, self.preload, self.choice.columns, self.choice.filter)
-            whole._select = source
-            return whole
+            return LoadParts(source, self.cache, self.preload, self.choice)
         bound = copy.copy(self)
         bound._select = source
         if self.choice.filter is not None:
@@ -209,13 +206,10 @@ class Load(_Reads):
 
     def notes(self) -> list[str]:
         select = self._select
-        manifest = select.known_manifest() if select is not None else None
-        if (
-            select is None
-            or manifest is None
-            or not isinstance(select.order, LaneOrder)
-            or not manifest.blocks
-        ):
+        if select is None or not isinstance(select.order, LaneOrder):
+            return []
+        manifest = select.known_manifest()
+        if manifest is None or not manifest.blocks:
             return []
         _, world_size = resolve(None, None)
         largest = int(manifest.block_nbytes.max())
@@ -290,16 +284,9 @@ class LoadParts(_Reads):
     gives = "sample"
     one_to_one = False
 
-    def __init__(
-        self,
-        order: Order,
-        cache: NodeCache | None = None,
-        preload: bool = True,
-        columns: Sequence[str] | None = None,
-        filter: Sequence[Any] | None = None,
-    ) -> None:
-        super().__init__(cache, preload, columns, filter)
-        self._order = order
+    def __init__(self, select: ShardSelect, cache: NodeCache | None, preload: bool, choice: Choice) -> None:
+        super().__init__(cache, preload, choice)
+        self._select, self._order = select, select.order
 
     def config(self) -> dict[str, Any]:
         return {**self._order.config(), **self.choice.config()}

@@ -131,9 +131,7 @@ class Normalize(RowOperator):
         data = chunk.data
         chunk.keys = chunk.own_keys
         if len(kept) < count:
-            for place, index in enumerate(kept):
-                if place != index:
-                    out[place] = out[index]
+            StageSlabs.close_gaps(out, kept)
             out = out[: len(kept)]
             data = select_rows(data, kept, count, chunk.layout)
             chunk = chunk.select(kept, data)

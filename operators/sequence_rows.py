@@ -176,9 +176,7 @@ class BestFit:
         self._came = 0
         self._base = 0  # the first piece of the oldest document held
         self._left = 0  # a bit for each piece from there on
-        self._gone: deque[bool] = (
-            deque()
-        )  # of the pieces that come next: whether they had left before the restart
+        self._gone = deque[bool]()  # of the pieces that come next: whether they had left before the restart
         self._rows = 0
         self._after: Cursor = None
 

@@ -56,9 +56,8 @@ def _is_in_place(name: Any) -> bool:
         form = format_of(uri)
     except DataError:  # a folder
         return False
-    return (
-        form.in_place and type(form).fields is Format.fields
-    )  # else parts are compared, which reads all of them
+    # Where a format knows its fields, parts are compared, which reads all of them.
+    return form.in_place and type(form).fields is Format.fields
 
 
 @final

@@ -224,26 +224,12 @@ class ShardSelect(OrderedSource):
         if self._feed is not None:
             history = self._consumed(epoch)
             args = (epoch, rank, world_size, history)
-            self._feed.deal(
-                RankSteps(
-                    epoch,
-                    self.seed,
-                    start,
-                    self._left(*args),
-                    partial(self._blocks, *args),
-                    history,
-                )
-            )
+            blocks = partial(self._blocks, *args)
+            self._feed.deal(RankSteps(epoch, self.seed, start, self._left(*args), blocks, history))
         yield from super().positions(epoch, rank, world_size, start)
 
     def _blocks(
-        self,
-        epoch: int,
-        rank: int,
-        world_size: int,
-        history: History,
-        first: int,
-        last: int,
+        self, epoch: int, rank: int, world_size: int, history: History, first: int, last: int
     ) -> Int64Array:
         """The block that each of this rank's steps first..last-1 reads."""
         manifest = self.manifest()
@@ -264,10 +250,9 @@ class ShardSelect(OrderedSource):
         return zip(numbers.tolist(), (indices - starts[numbers]).tolist(), strict=True)
 
     def item(self, index: int) -> ShardSample:
-        starts = self._starts.get()
-        number = int(np.searchsorted(starts, index, side="right")) - 1
         assert self._feed is not None
-        return ShardSample(self._feed, number, index - int(starts[number]))
+        ((number, place),) = self.places(np.array([index]))
+        return ShardSample(self._feed, number, place)
 
     def _my_parts(self, epoch: int, rank: int, world_size: int) -> list[int]:
         assert isinstance(self.order, PartOrder)

@@ -69,12 +69,7 @@ class Reading:
             source = PartSource(select.part_list(), whole, fetcher, self._choice)
         else:
             source = ManifestSource(
-                select.manifest(),
-                select.order,
-                feed.rank,
-                feed.world_size,
-                fetcher,
-                self._choice,
+                select.manifest(), select.order, feed.rank, feed.world_size, fetcher, self._choice
             )
         return BlockReader(source, self._ahead, context.count, context.share("blocks", LateBlocks))
 
@@ -136,7 +131,8 @@ def holds_blocks(select: ShardSelect, cache: NodeCache | None) -> bool:
     """Whether blocks are held in memory: remote ones without a cache, and decoded ones."""
     if select.whole_parts:
         assert isinstance(select.order, PartOrder)
-        return select.order.shuffle and ((cache is None and select.is_remote()) or _decodes(select))
+        if not select.order.shuffle:
+            return False  # parts are read as streams
     return (cache is None and select.is_remote()) or _decodes(select)
 
 
