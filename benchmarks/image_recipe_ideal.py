@@ -32,7 +32,8 @@ from ideal import HandWritten
 from image_recipe import check, enlarge
 from images import BATCH, SIZE, WORKERS, add_images_option, one_thread_each, photographs
 
-from pipegraph.operators.images import RandomResizedCrop, draw, open_backend, probe
+from pipegraph.operators.images import RandomResizedCrop, crop_window, open_backend, probe
+from pipegraph.operators.images.crop import DRAWS
 
 CLAIM = "region decode beats full decode; at 3000 x 2000 by 2.5 times"
 FULL = "OpenCV, full"
@@ -65,7 +66,7 @@ def make_backend_fill(name: str) -> Callable[[str, Any], None]:
         with open(path, "rb") as file:
             data = file.read()
         header = probe(data)
-        cut = draw(crop, 0.5, *header.size, (SIZE, SIZE), rng)
+        cut = crop_window(crop, 0.5, *header.size, (SIZE, SIZE), rng.random(DRAWS).tolist())
         backend.decode_into(data, header, cut, pixels)
         cv2.split(pixels, planes)
         for channel, plane in enumerate(planes):

@@ -22,7 +22,7 @@ import torch
 from PIL import Image, ImageOps
 
 from pipegraph.operators.images import CenterCrop, open_backend, probe
-from pipegraph.operators.images.crop import cut_of
+from pipegraph.operators.images.crop import crop_window
 from pipegraph.operators.images.decoder import INTERPOLATIONS, Interpolation
 
 RESIZE, SIZE, FILES, TURNS = 256, 224, 60, 5
@@ -45,7 +45,7 @@ def ours(backend: Any, data: bytes, interpolation: Interpolation) -> Any:
     """What ``DecodeImage`` makes of it: (SIZE, SIZE, 3) uint8."""
     header = probe(data)
     out = np.empty((SIZE, SIZE, 3), np.uint8)
-    cut = cut_of(CenterCrop(RESIZE), 0.0, *header.size, (SIZE, SIZE), (), interpolation == "antialias")
+    cut = crop_window(CenterCrop(RESIZE), 0.0, *header.size, (SIZE, SIZE), (), interpolation == "antialias")
     backend.decode_into(data, header, cut, out, interpolation=interpolation)
     return out
 

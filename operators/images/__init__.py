@@ -1,7 +1,7 @@
 """Decoding one region of one encoded image into given memory: pure functions and backends, no pipeline.
 
-For each sample: ``probe`` its header, ``draw`` a crop window from the header's size
-and the sample's own generator, and let a ``Backend`` decode that window into a
+For each sample: ``probe`` its header, choose a ``crop_window`` by the header's size
+and the sample's own random numbers, and let a backend decode that window into a
 slot of the batch. ``normalize_into`` turns a batch of uint8 into normalised floats.
 """
 
@@ -20,7 +20,6 @@ from pipegraph.operators.images.crop import (
     Region as Region,
     check_crop as check_crop,
     crop_window as crop_window,
-    draw as draw,
 )
 from pipegraph.operators.images.decoder import (
     INTERPOLATIONS as INTERPOLATIONS,

@@ -63,9 +63,8 @@ def fastest(rates: Mapping[str, float]) -> str:
     Raises:
         ValueError: there are none.
     """
-    names = list(rates)
-    best = names[0]
-    for name in names[1:]:
+    best, *others = rates
+    for name in others:
         if rates[name] > _MARGIN * rates[best]:
             best = name
     return best

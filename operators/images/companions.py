@@ -35,9 +35,9 @@ class Rectangle(NamedTuple):
 def rectangle(cut: CropWindow) -> Rectangle:
     """What a cut shows."""
     top, left, height, width = cut.region
-    if cut.box is None:
-        return Rectangle(top, left, height, width)
     box = cut.box
+    if box is None:
+        return Rectangle(top, left, height, width)
     return Rectangle(top + box.top, left + box.left, box.bottom - box.top, box.right - box.left)
 
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import numpy as np
-
 from pipegraph.errors import GraphError
 from pipegraph.integers import integer
 
@@ -217,18 +215,3 @@ def crop_window(
     else:
         region = crop.region(height, width, size[0], size[1], numbers)
     return CropWindow(region, mirrored)
-
-
-def draw(
-    crop: Crop, flip: float, height: int, width: int, size: tuple[int, int], rng: np.random.Generator | None
-) -> CropWindow:
-    """:func:`crop_window` with numbers from ``rng``.
-
-    Args:
-        rng: consumed by one ``random(DRAWS)``, whatever the image's size; left
-            alone, and so may be ``None``, when nothing is random.
-    """
-    numbers: Sequence[float] = ()
-    if rng is not None and (flip or (crop is not None and crop.random)):
-        numbers = rng.random(DRAWS).tolist()
-    return crop_window(crop, flip, height, width, size, numbers)

@@ -88,15 +88,14 @@ def row_filler(
 ) -> Callable[[npt.NDArray[np.uint8], npt.NDArray[Any]], None]:
     """A function that normalises one uint8 (H, W, C) image into memory of its own, on any thread.
 
-    Its target is (C, H, W) for layout ``"NCHW"``, else (H, W, C), of the integers of ``bits_of(dtype)``: NumPy has
-    no bfloat16.
+    Its target is (C, H, W) for layout ``"NCHW"``, else (H, W, C), of the integers of ``bits_of(dtype)``.
     """
     tables = _tables(tuple(mean), tuple(std), dtype)
     return partial(_fill_planes if layout == "NCHW" else _fill_pixels, tables)
 
 
 def bits_of(dtype: torch.dtype) -> npt.DTypeLike:
-    """The integers that have the bits of ``dtype``."""
+    """The integers that have the bits of ``dtype``: NumPy has no bfloat16."""
     return np.int32 if dtype.itemsize == 4 else np.int16
 
 
@@ -137,12 +136,10 @@ def _fill_pixels(
 
 @lru_cache(maxsize=16)
 def _tables(mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype) -> npt.NDArray[Any]:
-    """(C, 256), as the integers that have the bits of ``dtype``: NumPy has no bfloat16."""
+    """(C, 256), of the integers of ``bits_of(dtype)``."""
     values = torch.arange(256, dtype=torch.float64) / 255
-    exact = (values - torch.tensor(mean, dtype=torch.float64)[:, None]) / torch.tensor(
-        std, dtype=torch.float64
-    )[:, None]
-    table = exact.to(dtype)
+    mean_64, std_64 = torch.tensor((mean, std), dtype=torch.float64)[..., None]
+    table: torch.Tensor = ((values - mean_64) / std_64).to(dtype)
     return table.view(_BITS[table.element_size()]).numpy()
 
 
@@ -151,5 +148,5 @@ def _affine(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scale and bias, (C,) float32 each, on ``device``."""
-    mean_64, std_64 = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
+    mean_64, std_64 = torch.tensor((mean, std), dtype=torch.float64)
     return (1 / (255 * std_64)).float().to(device), (-mean_64 / std_64).float().to(device)

@@ -7,7 +7,7 @@ import numpy as np
 from pipegraph.operators.images.crop import Region
 from pipegraph.operators.images.decoder import Buffer, ImageHWC
 from pipegraph.operators.images.header import Header
-from pipegraph.operators.images.scaling import opencv, reduced_region
+from pipegraph.operators.images.scaling import opencv, part_of
 
 
 class OpencvRegions:
@@ -17,12 +17,7 @@ class OpencvRegions:
 
     def __init__(self) -> None:
         cv2 = opencv()
-        reduced = {
-            1: 0,
-            2: cv2.IMREAD_REDUCED_GRAYSCALE_2,
-            4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
-            8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
-        }
+        reduced = {1: 0} | {n: getattr(cv2, f"IMREAD_REDUCED_GRAYSCALE_{n}") for n in (2, 4, 8)}
         # The orientation is applied by the caller: OpenCV would apply it a second time.
         self._flags = {
             (channels, factor): kind | flag | cv2.IMREAD_IGNORE_ORIENTATION
@@ -39,9 +34,4 @@ class OpencvRegions:
             whole = cv2.imdecode(np.frombuffer(data, np.uint8), self._flags[channels, factor])
         except cv2.error:
             return None
-        rows, columns = -(-header.height // factor), -(-header.width // factor)
-        if whole is None or whole.shape[:2] != (rows, columns):
-            return None
-        top, left, h, w = reduced_region(region, factor, rows, columns)
-        pixels: ImageHWC = whole[top : top + h, left : left + w]
-        return pixels
+        return part_of(whole, region, factor, -(-header.height // factor), -(-header.width // factor))

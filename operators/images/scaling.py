@@ -55,15 +55,21 @@ def reduced_region(region: Region, factor: int, height: int, width: int) -> Regi
     return Region(top, left, max(1, bottom - top), max(1, right - left))
 
 
+def part_of(whole: ImageHWC | None, region: Region, factor: int, height: int, width: int) -> ImageHWC | None:
+    """``region`` of an image that was decoded at 1/``factor``; None where that is not of height x width."""
+    if whole is None or whole.shape[:2] != (height, width):
+        return None
+    top, left, h, w = reduced_region(region, factor, height, width)
+    return whole[top : top + h, left : left + w]
+
+
 def block_factors(height: int, width: int, out_height: int, out_width: int) -> tuple[int, int]:
     """How many rows and columns to average before the linear step; (1, 1) for none.
 
     Linear interpolation alone still serves factors below three in one direction.
     """
     rows, columns = max(1, height // out_height), max(1, width // out_width)
-    if max(rows, columns) >= 3 or min(rows, columns) >= 2:
-        return rows, columns
-    return 1, 1
+    return (rows, columns) if max(rows, columns) >= 3 or min(rows, columns) >= 2 else (1, 1)
 
 
 def resize_into(

@@ -17,7 +17,7 @@ from pipegraph.errors import MissingExtraError
 from pipegraph.operators.images.crop import Region
 from pipegraph.operators.images.decoder import Buffer, ImageHWC
 from pipegraph.operators.images.header import Header
-from pipegraph.operators.images.scaling import reduced_region
+from pipegraph.operators.images.scaling import part_of
 from pipegraph.operators.images.scratch import Scratch
 
 _MARGIN_ROWS = 16
@@ -61,8 +61,4 @@ class SimplejpegRegions:
             )
         except ValueError:
             return None
-        if whole.shape[:2] != (rows, columns):
-            return None
-        top, left, h, w = reduced_region(region, factor, rows, columns)
-        pixels: ImageHWC = whole[top : top + h, left : left + w]
-        return pixels
+        return part_of(whole, region, factor, rows, columns)

@@ -26,16 +26,21 @@ from pipegraph.operators.images import (
     CropWindow,
     RandomResizedCrop,
     Region,
-    draw,
+    crop_window,
     open_backend,
     probe,
 )
 from pipegraph.operators.images.choice import installed
+from pipegraph.operators.images.crop import DRAWS
 
 TOLERANCE_ON_SMALL_IMAGES = 6.0
 
 FAST = ("opencv", "simplejpeg", "nvimgcodec", "auto")
 MODULES = {"nvimgcodec": "nvidia.nvimgcodec"}
+
+
+def draw(crop, flip, height, width, size, rng):
+    return crop_window(crop, flip, height, width, size, rng.random(DRAWS).tolist())
 
 
 def backend_of(name):
