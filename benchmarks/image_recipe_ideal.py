@@ -32,7 +32,7 @@ from ideal import HandWritten
 from image_recipe import check, enlarge
 from images import BATCH, SIZE, WORKERS, add_images_option, one_thread_each, photographs
 
-from pipegraph.operators.images import RandomResizedCrop, crop_window, open_backend, probe
+from pipegraph.operators.images import RandomResizedCrop, crop_window, note_of, open_backend, probe
 from pipegraph.operators.images.crop import DRAWS
 
 CLAIM = "region decode beats full decode; at 3000 x 2000 by 2.5 times"
@@ -132,11 +132,12 @@ def main() -> None:
     paths = photographs(options.images)
     one_thread_each()
     # Calibrate before the clock runs, and say what was chosen.
-    print(open_backend("auto").describe())
+    open_backend("auto")
+    print(note_of("auto"))
     warm, timed = (1, 2) if options.large else (2, 6)
     configuration = {
         "images": timed * BATCH, "batch": BATCH, "size": SIZE, "workers": WORKERS, "rounds": options.rounds,
-        "large": options.large, "auto": open_backend("auto").describe(),
+        "large": options.large, "auto": note_of("auto"),
     }  # fmt: skip
     script = "image_recipe_ideal" + ("_large" if options.large else "")
     with tempfile.TemporaryDirectory() as folder:

@@ -55,9 +55,9 @@ def open_backend(name: str) -> ImageBackend:
 
 
 def family_of(name: str) -> str:
-    """``Backend.family`` of what ``open_backend(name)`` gives here; opens nothing.
+    """Backends of one family give the same bytes: ``"pillow"``, or ``"opencv"`` for all others; opens nothing.
 
-    It belongs to what a state must agree with: two families differ in their bytes.
+    It belongs to what a state must agree with.
     """
     return "pillow" if name == "pillow" or (name == "auto" and not installed("cv2")) else "opencv"
 
@@ -104,4 +104,4 @@ def _calibrate() -> tuple[ImageBackend, Calibration | None]:
             broken.append(name)
     measured = calibrate(decoders, tuple(broken))
     exact, reduced = decoders[fastest(measured.exact)], decoders[fastest(measured.reduced)]
-    return RegionBackend("auto", exact, reduced, decoders["opencv"], f"auto: {measured}"), measured
+    return RegionBackend("auto", exact, reduced, decoders["opencv"]), measured

@@ -26,12 +26,6 @@ class ImageBackend(Protocol):
     """
 
     name: str
-    family: str
-    """Backends of one family give the same bytes: ``"pillow"``, or ``"opencv"`` for all others."""
-
-    def describe(self) -> str:
-        """One line for ``plan()`` and ``doctor``: what decodes what, and why."""
-        ...
 
     def decode_into(
         self,

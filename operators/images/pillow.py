@@ -77,16 +77,11 @@ class PillowBackend:
     """See the module; the other backends give it everything unusual."""
 
     name = "pillow"
-    family = "pillow"
 
     def __init__(self) -> None:
         # Not imported yet: the backends that keep one for unusual files may never need it.
         if importlib.util.find_spec("PIL") is None:
             raise MissingExtraError("Pillow", "images", "decoding images")
-
-    def describe(self) -> str:
-        """See ``Backend.describe``."""
-        return "pillow: whole images (the reference)"
 
     def decode_into(
         self,

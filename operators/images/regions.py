@@ -50,32 +50,11 @@ class RegionBackend:
         exact: decodes JPEG regions at full scale.
         reduced: decodes JPEG regions at 1/2, 1/4 and 1/8.
         other: decodes plain images of other formats.
-        description: what ``describe()`` says; by default which decoder does what.
     """
 
-    family = "opencv"
-
-    def __init__(
-        self,
-        name: str,
-        exact: RegionDecoder,
-        reduced: RegionDecoder,
-        other: RegionDecoder,
-        description: str = "",
-    ) -> None:
-        self.name = name
-        self._exact = exact
-        self._reduced = reduced
-        self._other = other
-        self._description = description or (
-            f"{name}: JPEG regions by {exact.name}, at reduced scale by {reduced.name}, "
-            f"other formats by {other.name}"
-        )
+    def __init__(self, name: str, exact: RegionDecoder, reduced: RegionDecoder, other: RegionDecoder) -> None:
+        self.name, self._exact, self._reduced, self._other = name, exact, reduced, other
         self._pillow = PillowBackend()
-
-    def describe(self) -> str:
-        """One line: which decoders do what, and why these."""
-        return self._description
 
     def decode_into(
         self,

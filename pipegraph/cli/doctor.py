@@ -111,12 +111,13 @@ def _devices() -> list[tuple[str, str]]:
 
 
 def _decoders() -> list[tuple[str, str]]:
-    from pipegraph.operators.images import known_calibration, open_backend
+    from pipegraph.operators.images import known_calibration, note_of, open_backend
 
     try:
-        lines = [("decoder", open_backend("auto").describe())]
+        open_backend("auto")
     except MissingExtraError as error:
         return [("decoder", f"none: {error}")]
+    lines = [("decoder", note_of("auto"))]
     measured = known_calibration()
     if measured is not None:
         lines += [("", f"JPEG regions/s of one thread at {each}") for each in measured.figures()]

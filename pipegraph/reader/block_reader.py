@@ -22,9 +22,12 @@ from pipegraph.errors import LoaderClosedError
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.block_table import BlockEntry, BlockTable
 from pipegraph.reader.late_blocks import LateBlocks, Standing
-from pipegraph.reader.loads import GaveWayError, Loads
 from pipegraph.reader.prefetcher import FETCHERS, PrefetchPlanner
 from pipegraph.reader.uses import RankSteps, Uses
+
+
+class _GaveWayError(Exception):
+    """A load made room for one that was begun before it; it begins again later."""
 
 
 class BlockReader:
@@ -55,7 +58,7 @@ class BlockReader:
         self._work = threading.Condition(self._lock)  # fetchers wait for orders
         self._planning = threading.Condition(self._lock)  # the scheduler waits for events and for its time
         self._table = BlockTable(source)
-        self._loads = Loads(source, self._table, self._arrived)
+        self._growing = 0  # loads that wait for room
         self._queue: deque[BlockEntry] = deque()
         self._cancelled = self._closed = False
         self._events = 0
@@ -134,8 +137,12 @@ class BlockReader:
     def release(self, entry: BlockEntry) -> None:
         """The end of a use."""
         with self._lock:
-            entry.pins -= 1
-            self._loads.released()
+            self._unpin(entry)
+
+    def _unpin(self, entry: BlockEntry) -> None:
+        entry.pins -= 1
+        if self._growing:
+            self._arrived.notify_all()
 
     def _use(self, entry: BlockEntry, epoch: int, step: Any) -> BlockEntry:
         self._table.use(entry)
@@ -192,8 +199,7 @@ class BlockReader:
                     try:
                         self._arrived.wait()
                     finally:
-                        entry.pins -= 1
-                        self._loads.released()
+                        self._unpin(entry)
             finally:
                 if waits:
                     waited = self._standing.end(self._clock())
@@ -225,13 +231,13 @@ class BlockReader:
 
     def _load(self, entry: BlockEntry) -> None:
         """Load one block. Called with the lock held, which is released meanwhile."""
-        self._loads.begin(entry, self._planner.schedule)
+        self._table.begin(entry, self._planner.schedule)
         began = self._clock()
         self._lock.release()
         gave_way = False
         try:
             entry.file, entry.value = self._source.open(entry.number, partial(self._grow, entry))
-        except GaveWayError:
+        except _GaveWayError:
             gave_way = True
         except LoaderClosedError:
             pass
@@ -239,7 +245,6 @@ class BlockReader:
             entry.error = caught
         finally:
             self._lock.acquire()
-            self._loads.end(entry)
             if gave_way:
                 self._table.put_back(entry)
                 self._queue.appendleft(entry)
@@ -256,8 +261,27 @@ class BlockReader:
             self._work.notify()
 
     def _grow(self, entry: BlockEntry, nbytes: int) -> None:
+        """A running load holds so many bytes now; waits until there is room for them.
+
+        If several need more than there is, the one begun first continues as soon as the blocks being read are
+        released; the others give way. So one of them always finishes.
+
+        Raises:
+            MemoryLimitError: there is no room for it even alone.
+        """
         with self._lock:
-            self._loads.grow(entry, nbytes, self._planner.schedule, lambda: self._closed)
+            while not self._table.grow(entry, nbytes, self._planner.schedule):
+                if self._closed:
+                    raise LoaderClosedError("the pipeline was closed while a block was read")
+                if nbytes > self._source.budget():
+                    raise self._source.too_large(entry.number)
+                if self._table.loading[0] is not entry:
+                    raise _GaveWayError
+                self._growing += 1
+                try:
+                    self._arrived.wait()
+                finally:
+                    self._growing -= 1
 
     def _fetch(self) -> None:
         """The life of a fetch thread."""
@@ -271,14 +295,14 @@ class BlockReader:
             self._sweep()
 
     def _may_load(self, entry: BlockEntry) -> bool:
-        if not self._loads.may_begin(entry):
+        if not self._table.may_begin(entry):
             return False
         schedule = self._planner.schedule
         return (
             entry.awaited
             or entry.first <= schedule.tick
             or schedule.in_first_stride(entry.first)  # a first batch needs a block of each lane
-            or len(self._loads) < self._planner.at_once()
+            or len(self._table.loading) < self._planner.at_once()
         )
 
     def _sweep(self) -> None:

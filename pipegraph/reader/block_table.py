@@ -56,6 +56,7 @@ class BlockTable:
 
     Attributes:
         nbytes: of all that are loaded or being loaded.
+        loading: those being loaded, the one begun first comes first.
         doomed: released files, which the caller closes outside the lock.
     """
 
@@ -63,6 +64,7 @@ class BlockTable:
         self._source = source
         self._entries: OrderedDict[int, BlockEntry] = OrderedDict()
         self.nbytes = 0
+        self.loading: list[BlockEntry] = []
         self.doomed: list[ShardFile] = []
 
     def get(self, number: int) -> BlockEntry | None:
@@ -88,19 +90,20 @@ class BlockTable:
         entry.pins += 1
         self._entries.move_to_end(entry.number)
 
-    def fits(self, entry: BlockEntry) -> bool:
-        """Whether it has room beside what is being loaded or read; the rest can make room for it."""
-        taken = sum(
-            e.nbytes
-            for e in self._entries.values()
-            if e.state == "loading" or (e.state == "ready" and e.pins)
-        )
-        return taken + entry.nbytes <= self._source.budget()
+    def may_begin(self, entry: BlockEntry) -> bool:
+        """Whether it has room beside what is being loaded or read; the rest can make room for it.
+
+        Alone any block may try.
+        """
+        read = [e for e in self._entries.values() if e.state == "ready" and e.pins]
+        taken = sum(e.nbytes for e in (*self.loading, *read))
+        return not self.loading or taken + entry.nbytes <= self._source.budget()
 
     def begin(self, entry: BlockEntry, schedule: ReadSchedule) -> None:
         """Its loading begins."""
         self.make_room(entry.nbytes, schedule)
         entry.state = "loading"
+        self.loading.append(entry)
         self.nbytes += entry.nbytes
 
     def grow(self, entry: BlockEntry, nbytes: int, schedule: ReadSchedule) -> bool:
@@ -113,11 +116,13 @@ class BlockTable:
 
     def put_back(self, entry: BlockEntry) -> None:
         """Its loading was interrupted and starts again later."""
+        self.loading.remove(entry)
         self.nbytes -= entry.nbytes
         entry.state = "waiting"
 
     def loaded(self, entry: BlockEntry, schedule: ReadSchedule) -> None:
         """It is ready; its size may be known only now."""
+        self.loading.remove(entry)
         nbytes = self._source.held_nbytes(entry.number)
         self.nbytes += nbytes - entry.nbytes
         entry.nbytes = nbytes
@@ -126,6 +131,7 @@ class BlockTable:
 
     def failed(self, entry: BlockEntry) -> None:
         """It could not be loaded; without an error, its loading was interrupted."""
+        self.loading.remove(entry)
         entry.state = "failed"
         self.nbytes -= entry.nbytes
         entry.nbytes = 0
