@@ -32,7 +32,7 @@ class Trace:
     def __init__(self, reducer: Reducer) -> None:
         self._lock = threading.Lock()
         self.restart()
-        reducer.observer = self._observe
+        reducer.streams.observer = self._observe
         executor_module.backward_job = self._backward_job
 
     def _observe(self, bucket: int, work: Callable[[], None]) -> None:

@@ -19,20 +19,17 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=device.type != "cpu")
 
 
-def copy_tree(
-    tree: Any, backend: Backend, stream: Stream, *, consumer: Stream | None = None, free: Event | None = None
-) -> tuple[Any, Event]:
+def copy_tree(tree: Any, backend: Backend, stream: Stream) -> tuple[Any, Event]:
     """Copy the tensors of `tree` to the backend's device on `stream`. Returns at once.
+
+    On CUDA the copies' memory comes from the pool of the calling thread's current stream, which is to use them, so
+    that it may be freed while that stream still reads it.
 
     Args:
         tree: any nest of dicts, lists, tuples, named tuples, dataclasses; leaves that are
             no tensors are passed on as they are. Strides of dense tensors are kept.
         backend: of the target device.
         stream: of that backend, the stage's own.
-        consumer: the stream that will use the copies (default: the calling
-            thread's current one). On CUDA their memory comes from its pool, so that it
-            may be freed while that stream still reads it.
-        free: an event to wait for before the first byte is written.
 
     Returns:
         The same nest with the copies, and the event after which they may be
@@ -40,7 +37,6 @@ def copy_tree(
         host only where the host is that stream. The bytes of `tree` must stay as they are until
         the event is reached; then they may be overwritten.
     """
-    target = consumer if consumer is not None else backend.current_stream()
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def allocated(leaf: Any) -> Any:
@@ -50,12 +46,11 @@ def copy_tree(
         pairs.append((copy, leaf))
         return copy
 
-    with backend.use(target):
+    consumer = backend.current_stream()
+    with backend.use(consumer):
         copied = map_leaves(allocated, tree)
         # The new memory may be a block that earlier work of the consumer still uses.
-        stream.wait_event(target.record_event())
-    if free is not None:
-        stream.wait_event(free)
+        stream.wait_event(consumer.record_event())
     for copy, leaf in pairs:
         backend.copy_async(copy, leaf, stream)
     return copied, stream.record_event()

@@ -259,10 +259,8 @@ class CpuStream(Stream):
         return self.record_event().query()
 
     def synchronize(self) -> None:
-        ticket = _Ticket(self._fifo)
-        self._fifo.put(_Item(ticket=ticket))
         try:
-            ticket.result()
+            self.record_event().synchronize()
         finally:
             unseen = self._fifo.take_failures()
         for failed in unseen:

@@ -11,7 +11,7 @@ streams that read it, and whoever writes to the slab next waits for them on its 
 
 from __future__ import annotations
 
-import weakref
+import math
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from pipegraph.device.backend import Event, Stream
+from pipegraph.device.loans import Loans
 from pipegraph.errors import DeviceError
 
 ALIGNMENT = 64
@@ -64,8 +65,7 @@ class SlabRing:
         self._spare = spare
         self._on_return = on_return
         self._free: SimpleQueue[tuple[torch.Tensor, list[Event]]] = SimpleQueue()
-        self._returned: SimpleQueue[_SlabReturn] = SimpleQueue()
-        self._lent: set[_SlabReturn] = set()
+        self._loans: Loans[tuple[torch.Tensor, list[Stream]]] = Loans()
         self.made = 0
 
     def take(self, nbytes: int, writer: Stream | None = None) -> torch.Tensor:
@@ -75,7 +75,8 @@ class SlabRing:
             writer: the stream that will write to it, which is made to wait for streams that read it still. Without
                 one the calling thread is the writer, and nobody's stream may have read it.
         """
-        self._collect()
+        for slab, readers in self._loans.returned():
+            self._free.put((slab, _marks(readers)))
         while True:
             try:
                 slab, readers_done = self._free.get_nowait()
@@ -99,26 +100,17 @@ class SlabRing:
             self._free.put((memory[start : start + size], []))
         return memory[:size] if count > 1 else memory
 
-    def _collect(self) -> None:
-        """Free what has come back since, and mark where the streams that read it stand now."""
-        while True:
-            try:
-                back = self._returned.get_nowait()
-            except Empty:
-                return
-            self._lent.discard(back)
-            self._free.put((back.slab, _marks(back.readers)))
-
     def give_back(self, slab: torch.Tensor) -> None:
         """A slab that was taken and never lent."""
         self._free.put((slab, []))
 
     def lend(self, slab: torch.Tensor) -> Lease:
         """Start a delivery of the slab; it returns when the last tensor made of the lease is gone."""
-        return Lease(slab, self)
+        return Lease(slab, self._loans)
 
 
 def _marks(readers: list[Stream]) -> list[Event]:
+    """Where the streams that read a slab stand now."""
     found = []
     for stream in readers:
         try:
@@ -126,22 +118,6 @@ def _marks(readers: list[Stream]) -> list[Event]:
         except DeviceError:
             continue  # its backend was closed, which ends its work
     return found
-
-
-class _SlabReturn(weakref.ref[Any]):
-    """Remembers a lent slab until the last tensor made of its lease is gone.
-
-    Its callback is ``SimpleQueue.put`` itself: no Python code runs there, so a Ctrl-C can never arrive inside it,
-    where the interpreter would print and drop it.
-    """
-
-    __slots__ = ("readers", "slab")
-    __hash__ = object.__hash__  # a reference's own hash asks its referent, and arrays have none
-    slab: torch.Tensor
-    readers: list[Stream]
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
 
 
 class _DeviceOwner:
@@ -181,14 +157,11 @@ class Lease:
 
     __slots__ = ("_owner", "readers", "slab")
 
-    def __init__(self, slab: torch.Tensor, ring: SlabRing) -> None:
-        owner: Any = slab.numpy()[:] if slab.device.type == "cpu" else _DeviceOwner(slab)
-        back = _SlabReturn(owner, ring._returned.put)
-        back.slab = self.slab = slab
+    def __init__(self, slab: torch.Tensor, loans: Loans[tuple[torch.Tensor, list[Stream]]]) -> None:
+        self._owner: Any = slab.numpy()[:] if slab.device.type == "cpu" else _DeviceOwner(slab)
+        self.slab = slab
         self.readers: list[Stream] = []
-        back.readers = self.readers
-        ring._lent.add(back)
-        self._owner = owner
+        loans.lend(self._owner, (slab, self.readers))
 
     def tensor(
         self,
@@ -203,9 +176,7 @@ class Lease:
             offset: bytes from the slab's start.
             strides: in elements, of a dense tensor; None is contiguous.
         """
-        count = 1
-        for size in shape:
-            count *= size
+        count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=dtype, device=self.slab.device)
         if isinstance(self._owner, _DeviceOwner):

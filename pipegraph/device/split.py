@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -180,8 +181,7 @@ def cut(tree: Any, sizes: Sequence[int], dim: int = 0, *, lists: bool = False) -
     if not below:
         return whole
     if lists and type(tree) is list and len(tree) == rows and not _holds_tensors(tree):
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        return [tree[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        return [tree[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
     cut_entries = [cut(entry, sizes, dim, lists=lists) for _, entry in below]
     return [rebuilt(tree, [parts[i] for parts in cut_entries]) for i in range(len(sizes))]
 
@@ -199,14 +199,10 @@ def _cut_array(array: np.ndarray[Any, Any], sizes: Sequence[int], dim: int) -> l
 
 
 def _cut_tensor(tensor: torch.Tensor, sizes: Sequence[int], dim: int) -> list[torch.Tensor]:
-    parts, start = [], 0
-    for size in sizes:
-        part = tensor if len(sizes) == 1 else tensor.narrow(dim, start, size)
-        # `.data` has a version counter of its own; a view that needs gradients has not.
-        differentiable = torch.is_grad_enabled() and part.requires_grad
-        parts.append(part.clone() if differentiable else part.data)
-        start += size
-    return parts
+    parts = [tensor] if len(sizes) == 1 else torch.split(tensor, list(sizes), dim)
+    # `.data` has a version counter of its own; a view that needs gradients has not.
+    differentiable = torch.is_grad_enabled() and tensor.requires_grad
+    return [part.clone() if differentiable else part.data for part in parts]
 
 
 def moved(tree: Any, device: torch.device) -> Any:

@@ -33,7 +33,6 @@ class Sums:
     Args:
         parameters: per replica, in the same order.
         owners: the replica that steps each parameter; None where all do.
-        ranks: the process group, if there is one.
     """
 
     def __init__(
@@ -47,9 +46,7 @@ class Sums:
         """Set every replica's ``.grad``: views of buckets, valid until these are written again."""
         sparse = self._sparse(flags)
         for index, wanted in enumerate(layout.hooked):
-            for replica, given in enumerate(self._parameters):
-                if not wanted:
-                    continue
+            for replica, given in enumerate(self._parameters if wanted else ()):
                 elsewhere = self._owners is not None and self._owners[index] != replica
                 if flags[index] == NONE or elsewhere:
                     given[index].grad = None

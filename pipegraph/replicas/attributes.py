@@ -31,12 +31,7 @@ _ATOMS = (
 
 
 class Attributes:
-    """Attributes of the replicas' modules, as they were after the last call.
-
-    Args:
-        submodules: by replica, in the same order.
-        slots: by replica.
-    """
+    """Attributes of the replicas' modules (by replica, in the same order), as they were after the last call."""
 
     def __init__(self, submodules: Sequence[Sequence[Module]], slots: Sequence[Slot]) -> None:
         self._first = list(submodules[0])

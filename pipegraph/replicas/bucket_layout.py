@@ -77,7 +77,6 @@ class BucketLayout:
             self._lay_out(order)
 
     def begin(self) -> None:
-        """A step begins."""
         if not self.order_known:
             self._arrived = []
 
@@ -94,7 +93,6 @@ class BucketLayout:
             self._rebuilt = False
 
     def detach(self) -> None:
-        """Take the hooks off."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -98,26 +97,17 @@ def _culprit(model: Module, memo: dict[int, Any], error: Exception) -> str:
     return str(error)
 
 
-@dataclass
 class Replicas:
-    """The replicas of one model, the first of which *is* the model.
+    """The replicas of one model, the first of which *is* the model; it is checked, and copied to the other slots.
 
     Not thread-safe: the executor calls it between phases.
     """
 
-    modules: list[Module]
-    slots: Sequence[Slot]
-    _tree: list[int] = field(init=False)
-    _given: dict[int, tuple[int, int]] = field(init=False, default_factory=dict)
-
-    @classmethod
-    def build(cls, model: Module, slots: Sequence[Slot]) -> Replicas:
-        """Check the model and copy it to every slot but the first."""
-        check_model(model, slots[0].device)
+    def __init__(self, model: Module, slots: Sequence[Slot]) -> None:
         first = slots[0].device
-        return cls([model, *(build_replica(model, first, slot.device) for slot in slots[1:])], slots)
-
-    def __post_init__(self) -> None:
+        check_model(model, first)
+        self.slots = slots
+        self.modules = [model, *(build_replica(model, first, slot.device) for slot in slots[1:])]
         self.parameters = [list(module.parameters()) for module in self.modules]
         self.names = [name for name, _ in self.modules[0].named_parameters()]
         self._submodules = [list(module.modules()) for module in self.modules]

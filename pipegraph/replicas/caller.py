@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -72,11 +72,6 @@ class CallerState:
         return self.context.copy().run(self._run, work)
 
     def _run(self, work: Callable[[], T]) -> T:
-        with self._entered():
-            return work()
-
-    @contextmanager
-    def _entered(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self.inference))
             # Inside inference mode, which turns gradients off by itself.
@@ -86,21 +81,12 @@ class CallerState:
             for kind, dtype in self.autocast:
                 manager: Any = torch.autocast(kind, dtype=dtype, cache_enabled=self.autocast_cache)
                 stack.enter_context(manager)
-            yield
-
-
-_NOTHING = nullcontext()
-
-
-def no_autocast() -> AbstractContextManager[None]:
-    """The calling thread without the autocast that it may be under."""
-    if not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
-        return _NOTHING
-    return _left_autocast()
+            return work()
 
 
 @contextmanager
-def _left_autocast() -> Iterator[None]:
+def no_autocast() -> Iterator[None]:
+    """The calling thread without the autocast that it may be under."""
     with ExitStack() as stack:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,21 +16,38 @@ from pipegraph.replicas.build import Replicas
 from pipegraph.replicas.caller import no_autocast
 from pipegraph.replicas.compiled import compiled, warn_of_no_overlap
 from pipegraph.replicas.feed import ReplicaFeed
-from pipegraph.replicas.jobs import Forward, Loss, after, backward_job, call_job, step_job
 from pipegraph.replicas.losses import Reduction, shares
 from pipegraph.replicas.parameter_gather import Exchange
-from pipegraph.replicas.replica_threads import Job
 from pipegraph.replicas.runner import ReplicaRunner
 from pipegraph.replicas.seeds import forked_seed, replica_seed
+
+#: ``forward(module, part)``
+Forward = Callable[[Callable[..., Any], Any], Any]
+#: ``loss(outputs, part)``
+Loss = Callable[[Any, Any], Any]
+
+
+def by_signature(module: Callable[..., Any], part: Any) -> Any:
+    """The default ``forward``: a mapping as keyword arguments where the module takes them, else the part as it is."""
+    if isinstance(part, Mapping) and _takes(module, part):
+        return module(**part)
+    return module(part)
+
+
+def _takes(module: Any, part: Mapping[Any, Any]) -> bool:
+    called = getattr(module, "_orig_mod", module)
+    try:
+        inspect.signature(getattr(called, "forward", called)).bind(**part)
+    except (TypeError, ValueError):  # other keys; or nothing that has a signature
+        return False
+    return True
 
 
 class Calls:
     """What is called of each replica, and how: at the same time, or in turn and seeded.
 
     Args:
-        runner: runs the jobs.
         module: the first replica as the user holds it.
-        replicas: all of them.
         wrap: how the user had wrapped (compiled) the model, if so.
         options: for ``torch.compile``; None without it.
         deterministic: run the replicas one after another, each seeded by (seed, call, replica).
@@ -64,8 +83,12 @@ class Calls:
 
     def outputs(self, feed: ReplicaFeed) -> dict[int, Any]:
         """Call each replica with its arguments."""
-        jobs = {r: call_job(self._each[r], fetch) for r, fetch in enumerate(feed.fetch)}
-        return self._forward(jobs, feed)[0]
+
+        def call(replica: int) -> Any:
+            args, kwargs = feed.fetch[replica]()
+            return self._each[replica](*args, **kwargs)
+
+        return self._forward(call, feed)[0]
 
     def backward(
         self,
@@ -77,8 +100,13 @@ class Calls:
         outputs: bool,
     ) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
         """Forward, losses and backward of all replicas; the whole loss, and the outputs if asked for."""
-        jobs = {r: step_job(self._each[r], fetch, forward, loss) for r, fetch in enumerate(feed.fetch)}
-        made, serial = self._forward(jobs, feed)
+
+        def call(replica: int) -> Any:
+            part = feed.fetch[replica]()
+            made = forward(self._each[replica], part)
+            return made, loss(made, part)
+
+        made, serial = self._forward(call, feed)
         values = {r: value for r, (_, value) in made.items()}
         scaled, total = shares(values, dict(enumerate(feed.rows)), reduction, self._runner.slots[0].device)
         kept = tuple(map_tree(_detached, given) for given, _ in made.values()) if outputs else None
@@ -89,27 +117,29 @@ class Calls:
             if self.joint_backward:
                 torch.autograd.backward(list(scaled.values()))
             else:
-                self._runner.run({r: backward_job(share) for r, share in scaled.items()}, serial)
+                self._runner.run({r: share.backward for r, share in scaled.items()}, serial)
         return total, kept
 
-    def _forward(self, jobs: dict[int, Job], feed: ReplicaFeed) -> tuple[dict[int, Any], bool]:
-        """Run forwards; also whether this call's replicas go one after another."""
+    def _forward(self, call: Callable[[int], Any], feed: ReplicaFeed) -> tuple[dict[int, Any], bool]:
+        """Call each replica that has a part; also whether this call's replicas go one after another."""
+        count, devices = self.count, list(self._runner.backends)
+
+        def job(replica: int) -> Any:
+            if self._exchange is not None:
+                self._exchange.wait(replica)
+            if not self._deterministic:
+                return call(replica)
+            with forked_seed(replica_seed(self._seed, count, replica), devices):
+                return call(replica)
+
         serial = self._deterministic
-        if self._deterministic:
-            devices = list(self._runner.backends)
-            jobs = {
-                r: forked_seed(job, replica_seed(self._seed, self.count, r), devices)
-                for r, job in jobs.items()
-            }
         if self._seen_shapes is not None:
             # A compiler's first run for a shape is not made by several threads at once.
             shapes = (feed.shapes(), self._module.training, torch.is_grad_enabled())
             serial = serial or shapes not in self._seen_shapes
             self._seen_shapes.add(shapes)
         self.count += 1
-        if self._exchange is not None:
-            jobs = {r: after(self._exchange, r, job) for r, job in jobs.items()}
-        return self._runner.run_watched(jobs, serial), serial
+        return self._runner.run_watched({r: partial(job, r) for r in range(len(feed.fetch))}, serial), serial
 
 
 def _callables(

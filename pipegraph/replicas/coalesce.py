@@ -8,9 +8,8 @@ import torch
 
 from pipegraph.device import normalised, sent
 
-BUFFER_SIZE = (
-    10 * 1024 * 1024
-)  # bytes; DataParallel's choice, large enough that a copy's fixed cost is nothing
+#: Bytes; DataParallel's choice, large enough that a copy's fixed cost is nothing.
+BUFFER_SIZE = 10 * 1024 * 1024
 
 
 def broadcast_coalesced(

@@ -16,11 +16,10 @@ from pipegraph.device import Slot, every_device, normalised, slots_on
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.buckets import deal_owners
 from pipegraph.replicas.build import Replicas
-from pipegraph.replicas.calls import Calls
+from pipegraph.replicas.calls import Calls, Forward, Loss, by_signature
 from pipegraph.replicas.compiled import own_keys, plain_keys, unwrapped
 from pipegraph.replicas.feed import batch_feed, call_feed
 from pipegraph.replicas.group import Ranks, refuse_own_collectives
-from pipegraph.replicas.jobs import Forward, Loss, by_signature
 from pipegraph.replicas.losses import Reduction
 from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers, zero_grads
 from pipegraph.replicas.parameter_gather import Exchange
@@ -90,7 +89,7 @@ class ReplicaExecutor(Closing):
             if len(slots) > 1:
                 refuse_own_collectives(inner)
             self._ranks.take_first_ranks([*inner.parameters(), *inner.buffers()])
-        self._replicas = Replicas.build(inner, slots)
+        self._replicas = Replicas(inner, slots)
         count = len(slots)
         owners = None
         if shard_optimizer and count > 1:
@@ -197,8 +196,8 @@ class ReplicaExecutor(Closing):
             feed = batch_feed(batch, self._runner.slots, self._dim)
             del batch
             self._align()
-            if self._update is not None:
-                self._update.prepare()
+            for part in () if self._optimizers is None else self._optimizers.parts:
+                part.align()
             reducer = self._reducer if self._syncing else None
             try:
                 if reducer is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ class ReplicaFeed:
         shapes: what a compiler would specialise on.
     """
 
-    fetch: list[Callable[[], Any]]
+    fetch: Sequence[Callable[[], Any]]
     rows: list[int | None]
     shapes: Callable[[], object]
 
@@ -67,7 +68,7 @@ def _scattered_feed(batch: Scattered, slots: Sequence[Slot], dim: int) -> Replic
             f"{list(map(str, places))}"
         )
     rows = [part_rows(part, dim) for part in batch]
-    fetch = [_waiting(batch, replica) for replica in range(len(batch))]
+    fetch = [partial(batch.wait, replica) for replica in range(len(batch))]
     return ReplicaFeed(fetch, rows, lambda: _shapes(list(batch)))
 
 
@@ -75,10 +76,6 @@ def _moving(parts: list[Any], rows: Sequence[int | None], slots: Sequence[Slot])
     return ReplicaFeed(
         [_mover(part, slots[r].device) for r, part in enumerate(parts)], list(rows), lambda: _shapes(parts)
     )
-
-
-def _waiting(batch: Scattered, replica: int) -> Callable[[], Any]:
-    return lambda: batch.wait(replica)
 
 
 def _mover(part: Any, device: torch.device) -> Callable[[], Any]:

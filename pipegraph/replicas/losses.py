@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -51,24 +51,24 @@ def shares(
             # One part that is the whole batch is left as it is, to the last bit.
             scaled = dict(values)
         else:
-            scaled = {replica: value * share for replica, value, share in _by_rows(values, rows)}
+            parts = _parts_of_rows({replica: rows[replica] for replica in values})
+            scaled = {replica: value * parts[replica] for replica, value in values.items()}
     total = torch.stack([sent(share.detach(), device) for share in scaled.values()]).sum()
     return scaled, total
 
 
-def _by_rows(
-    values: Mapping[int, Any], rows: Mapping[int, int | None]
-) -> Iterator[tuple[int, torch.Tensor, float]]:
-    """Each replica's mean with its part's share of the rows."""
-    counts = {replica: rows[replica] for replica in values}
+def _parts_of_rows(counts: Mapping[int, int | None]) -> dict[int, float]:
+    """Each part's share of all rows."""
     whole = sum(count or 0 for count in counts.values())
+    parts = {}
     for replica, count in counts.items():
         if count is None or whole == 0:
             raise ReplicaError(
                 f"cannot say how many rows part {replica} of the batch has, so means over rows cannot be put "
                 "together: return a pair (total, weight) from loss, or use reduction='sum'"
             )
-        yield replica, values[replica], count / whole
+        parts[replica] = count / whole
+    return parts
 
 
 def _pair(value: Any) -> tuple[torch.Tensor, torch.Tensor | float] | None:

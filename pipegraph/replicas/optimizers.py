@@ -23,7 +23,6 @@ class OneOptimizer:
     """The replicas' copies of one optimizer.
 
     Args:
-        each: by replica.
         parameters: by replica, all of the module's.
         owners: the replica that steps each parameter, whole ones (schedule B); None where all step all.
 
@@ -90,7 +89,7 @@ class OneOptimizer:
             self._copy_states()
 
     def settings_from_step(self) -> None:
-        """After a step: what the optimizer has changed in its own settings."""
+        """After a step, or a load: what the optimizer has changed in its own settings."""
         if self.groups is not self.each[0].param_groups:
             self._take_settings(self.each[0].param_groups, self.groups)
 
@@ -208,8 +207,7 @@ class OneOptimizer:
         self._touched = False
         if self._owners is None:
             self.groups = self.each[0].param_groups
-        else:
-            self._take_settings(self.each[0].param_groups, self.groups)
+        self.settings_from_step()
 
     def _part_of(self, state: Mapping[str, Any], replica: int) -> dict[str, Any]:
         if self._owners is None:
@@ -234,7 +232,6 @@ class ReplicaOptimizers:
     Args:
         factory: gets a replica's parameters as a list, or the replica itself when its
             parameter is named ``module``; returns an optimizer, or a sequence of them.
-        modules: the replicas.
         owners: the replica that steps each parameter (schedule B); None where all step all.
     """
 
@@ -258,20 +255,10 @@ class ReplicaOptimizers:
         """Of all parameters that an optimizer steps."""
         return {index for part in self.parts for index in part.indices}
 
-    def align(self) -> None:
-        """Before a step: see :meth:`OneOptimizer.align`."""
-        for part in self.parts:
-            part.align()
-
     def unscale(self, scaler: GradScaler) -> bool:
         """Unscale all gradients; whether all are finite."""
         verdicts = [part.unscale(scaler) for part in self.parts] if scaler.is_enabled() else []
         return all(verdicts)
-
-    def forget_scaling(self, scaler: GradScaler) -> None:
-        """After a failure; see :meth:`OneOptimizer.forget_scaling`."""
-        for part in self.parts:
-            part.forget_scaling(scaler)
 
     def clip(self, limit: float) -> torch.Tensor:
         """Scale gradients to a total norm of at most `limit`; the norm before, on the first device."""
@@ -306,7 +293,6 @@ class ReplicaOptimizers:
             part.check(its)
 
     def load_state_dict(self, state: Any) -> None:
-        """Load a checked state into all replicas."""
         for part, its in zip(self.parts, self._listed(state), strict=True):
             part.load_state_dict(its)
 
@@ -324,7 +310,6 @@ def _refuse_closure(optimizer: Optimizer) -> None:
 
 
 def zero_grads(parameters: Sequence[Sequence[Parameter]]) -> None:
-    """Set every gradient to None."""
     for given in parameters:
         for parameter in given:
             parameter.grad = None

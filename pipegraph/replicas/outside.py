@@ -106,7 +106,6 @@ class Outside:
         return finish is not None and finish() is None
 
     def forget(self) -> None:
-        """No reduction of a backward is under way."""
         with self._lock:
             self._finish = None
 
@@ -163,14 +162,13 @@ class Outside:
     def disarm(self) -> None:
         """Take the guards off, and let the reducer go."""
         self._armed = False
-        self._begin = self._complete = _refuse_late
+        self._begin = self._complete = refuse_gone
         for handle in self._guards.values():
             handle.remove()
         self._guards = {}
 
 
 def _made(tree: Any) -> list[torch.Tensor]:
-    """The tensors of a tree that have a history."""
     return [leaf for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]
 
 
@@ -184,10 +182,6 @@ def _captured(parameter: Parameter) -> bool:
     return False
 
 
-def _refuse_late() -> None:
-    raise ReplicaError(GONE)
-
-
-def refuse_gone(parameter: torch.Tensor) -> None:
-    """The hook of replicas whose executor is gone."""
+def refuse_gone(*_: torch.Tensor) -> None:
+    """The reduction, and the hook of replicas, once the executor is gone."""
     raise ReplicaError(GONE)

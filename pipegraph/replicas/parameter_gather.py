@@ -20,8 +20,6 @@ class Exchange:
         parameters: per replica.
         owners: by parameter.
         indices: of the parameters that an optimizer steps.
-        slots: per replica.
-        backends: by device.
     """
 
     def __init__(

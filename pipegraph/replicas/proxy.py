@@ -53,7 +53,6 @@ class JointOptimizer(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of all replicas."""
         self._parts.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
@@ -61,7 +60,6 @@ class JointOptimizer(Optimizer):
         return self._parts.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of one optimizer into all."""
         self._parts.check(state_dict)
         self._parts.load_state_dict(state_dict)
 

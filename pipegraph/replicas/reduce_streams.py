@@ -17,7 +17,8 @@ from pipegraph.replicas.buckets import GradientBucket
 from pipegraph.replicas.coalesce import flat_like
 from pipegraph.replicas.group import Ranks
 
-#: Called as ``observer(bucket, work)`` by the stream that does the work, and has to call it.
+#: Sees every sum and copy of a bucket: called as ``observer(bucket, work)`` by the stream that does the work, and has
+#: to call it.
 Observer = Callable[[int, Callable[[], None]], None]
 
 
@@ -51,10 +52,8 @@ class ReduceStreams:
     """One side stream per replica.
 
     Args:
-        slots: of the replicas.
         backends: by device; their owner closes them, and with them the streams made here.
         scattered_sums: every sum stays on its bucket's owner (schedule B) and is not copied to the others.
-        ranks: the process group, if there is one.
     """
 
     def __init__(
@@ -191,10 +190,6 @@ class ReduceStreams:
         self._flags.synchronize()
         return [int(flag) for flag in self._received[0].tolist()]
 
-    def await_reduced(self, live: LiveBucket) -> None:
-        """Make the current streams wait until every replica's buffer holds the sum."""
-        self._await_filled(live)
-
     def drain(self, buckets: Sequence[LiveBucket]) -> None:
         """After a failed step: wait until all side streams are idle, and forget its events and failures."""
         for stream in self._side:
@@ -290,8 +285,8 @@ class ReduceStreams:
         """Copies, and collectives, read the sum."""
         stream.wait_event(live.summed)
 
-    def _await_filled(self, live: LiveBucket) -> None:
-        """The optimizers read what the side streams have written."""
+    def await_filled(self, live: LiveBucket) -> None:
+        """The optimizers read what the side streams have written: the current streams wait for all replicas' sums."""
         live.summed.wait()
         site = self._site(live)
         for replica, event in enumerate(live.filled):

@@ -32,7 +32,7 @@ from pipegraph.replicas.bucket_layout import BucketLayout
 from pipegraph.replicas.buckets import GradientBucket
 from pipegraph.replicas.group import Ranks
 from pipegraph.replicas.outside import Outside, refuse_gone
-from pipegraph.replicas.reduce_streams import LiveBucket, Observer, ReduceStreams
+from pipegraph.replicas.reduce_streams import LiveBucket, ReduceStreams
 
 
 class Reducer:
@@ -41,10 +41,8 @@ class Reducer:
     Args:
         parameters: per replica, in the same order.
         names: of the parameters, for messages.
-        slots: per replica.
         backends: by device; this object makes its streams there and leaves closing to the backends' owner.
         owners: the replica that steps each parameter (schedule B); None where all do (schedule A).
-        ranks: the process group, if there is one.
         sparse: parameters known to have sparse gradients, which have no place in a bucket; others are
             found out in their first step.
     """
@@ -62,8 +60,8 @@ class Reducer:
         self._parameters = [list(given) for given in parameters]
         self._names = list(names)
         self._ranks = ranks
-        self._reduce_streams = ReduceStreams(slots, backends, owners is not None, ranks)
-        self._layout = BucketLayout(self._parameters, self._reduce_streams, owners, ranks, sparse)
+        self.streams = ReduceStreams(slots, backends, owners is not None, ranks)
+        self._layout = BucketLayout(self._parameters, self.streams, owners, ranks, sparse)
         self._sums = Sums(self._parameters, owners, ranks)
         # Re-entrant, because `stop` may be called by the garbage collector.
         self._condition = threading.Condition(threading.RLock())
@@ -92,17 +90,7 @@ class Reducer:
         return hook
 
     @property
-    def observer(self) -> Observer | None:
-        """Sees every sum and copy of a bucket as ``observer(bucket, work)``, and has to call ``work``."""
-        return self._reduce_streams.observer
-
-    @observer.setter
-    def observer(self, observer: Observer | None) -> None:
-        self._reduce_streams.observer = observer
-
-    @property
     def layout(self) -> tuple[GradientBucket, ...]:
-        """The present buckets."""
         return tuple(live.plan for live in self._layout.buckets)
 
     # A step, in the caller's thread: begin, complete, release; or abort
@@ -162,7 +150,7 @@ class Reducer:
             if grad.is_sparse:
                 self._sparse.add(index)
         if not grad.is_sparse:
-            self._reduce_streams.put(live, replica, index, grad)
+            self.streams.put(live, replica, index, grad)
             if not outside.under_way:
                 # The gradient lives on in its bucket: its own memory is free for the rest of the backward.
                 parameter.grad = live.views[replica][index]
@@ -172,7 +160,7 @@ class Reducer:
                 live.pending -= 1
                 live.left[replica] -= 1
                 if live.left[replica] == 0:
-                    self._reduce_streams.arrived(live, replica)
+                    self.streams.arrived(live, replica)
                 if replica == self._leader:
                     self._layout.arrived(index)
                 if live.pending == 0:
@@ -195,9 +183,9 @@ class Reducer:
         if failure is not None:
             raise failure
         for live in self._layout.buckets:
-            self._reduce_streams.await_reduced(live)
+            self.streams.await_filled(live)
         if self._ranks is not None:
-            self._reduce_streams.await_flags()
+            self.streams.await_flags()
         self._flags = self._agreed_flags()
         found = {index for index, flag in enumerate(self._flags) if flag == SPARSE}
         with self._condition:
@@ -214,13 +202,13 @@ class Reducer:
                 if grad.is_sparse:
                     self._sparse.add(member.parameter)
                 else:
-                    self._reduce_streams.put(live, replica, member.parameter, grad)
+                    self.streams.put(live, replica, member.parameter, grad)
                 live.marked.add((replica, member.parameter))
         for replica in live.contributors() or [live.plan.owner]:
             for member in live.plan.members:
                 if (replica, member.parameter) not in live.marked:
-                    self._reduce_streams.put(live, replica, member.parameter, None)
-            self._reduce_streams.arrived(live, replica)
+                    self.streams.put(live, replica, member.parameter, None)
+            self.streams.arrived(live, replica)
 
     @property
     def _launches(self) -> int:
@@ -238,7 +226,7 @@ class Reducer:
         if self._ranks is None or all(flag == DENSE for flag in wanted):
             # Only a rank that lacks one, or has a sparse one, has to wait for the others' answer.
             return flags
-        return self._reduce_streams.flags()
+        return self.streams.flags()
 
     def give(self) -> None:
         """Set every replica's ``.grad`` to the sums: views of buckets, valid until :meth:`release`."""
@@ -266,9 +254,9 @@ class Reducer:
     def release(self) -> None:
         """The reduced gradients have been used; tests poison the buckets."""
         for replica in range(len(self._parameters)):
-            self._reduce_streams.used(replica)
+            self.streams.used(replica)
         for live in self._layout.buckets:
-            self._reduce_streams.released(live)
+            self.streams.released(live)
 
     def abort(self) -> bool:
         """Forget a step that failed; nothing of it reaches a later one.
@@ -284,7 +272,7 @@ class Reducer:
             self._condition.wait_for(lambda: not self._launching)
         if self._ranks is not None and launched:
             return False
-        self._reduce_streams.drain(self._layout.buckets)
+        self.streams.drain(self._layout.buckets)
         return True
 
     def stop(self) -> None:
@@ -321,9 +309,9 @@ class Reducer:
             try:
                 if number < len(self._layout.buckets):
                     live = self._layout.buckets[number]
-                    self._reduce_streams.launch(live, live.contributors())
+                    self.streams.launch(live, live.contributors())
                 else:
-                    self._reduce_streams.exchange_flags(self._own_flags())
+                    self.streams.exchange_flags(self._own_flags())
             except BaseException as failure:
                 with self._condition:
                     self._failure = failure

@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import torch
-
 from pipegraph.device import Backend, Slot, Stream, backend_for
 from pipegraph.errors import PipegraphWarning
 
@@ -27,10 +25,7 @@ class ReplicaStreams:
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = tuple(slots)
-        self.backends: dict[torch.device, Backend] = {}
-        for slot in slots:
-            if slot.device not in self.backends:
-                self.backends[slot.device] = backend_for(slot.device)
+        self.backends = {device: backend_for(device) for device in dict.fromkeys(s.device for s in slots)}
         warn_if_unequal(list(self.backends.values()))
         self._own: list[Stream | None] = [
             self.backends[slot.device].stream(slot, f"replica-{slot.index}")
@@ -64,7 +59,6 @@ class ReplicaStreams:
                 stream.record_event().wait(self.backends[self.slots[replica].device].current_stream())
 
     def close(self) -> None:
-        """End all streams of all backends."""
         for backend in self.backends.values():
             backend.close()
 

@@ -46,23 +46,16 @@ class ReplicaThreads:
     Args:
         names: what failures are to be noted with, one per member: ``"replica 0 on cpu#0"``.
         intra_op: the width of each thread's tensor operations.
-        devices: each thread's own.
+        devices: each thread's own, to be made its current one; None where there is none.
     """
 
-    def __init__(
-        self, names: Sequence[str], intra_op: int, devices: Sequence[torch.device] | None = None
-    ) -> None:
+    def __init__(self, names: Sequence[str], intra_op: int, devices: Sequence[torch.device | None]) -> None:
         self._names = tuple(names)
         self._orders: list[SimpleQueue[_Order | None]] = [SimpleQueue() for _ in names]
         self._threads = [
-            start_thread(
-                partial(
-                    _serve, orders, None if devices is None else devices[index]
-                ),  # of the queue, not of its owner
-                f"pipegraph-replica-{index}",
-                intra_op,
-            )
-            for index, orders in enumerate(self._orders)
+            # They know the queue, not its owner, so that this can be collected.
+            start_thread(partial(_serve, orders, device), f"pipegraph-replica-{index}", intra_op)
+            for index, (orders, device) in enumerate(zip(self._orders, devices, strict=True))
         ]
         self._end = weakref.finalize(self, _end, self._orders)
 
@@ -84,11 +77,15 @@ class ReplicaThreads:
         except KeyboardInterrupt:
             _wait_once_more(futures)
             raise
-        return collect(futures, self._names)
+        for member in sorted(futures):
+            failure = futures[member].exception()
+            if failure is not None:
+                note_once(failure, f"in {self._names[member]}")
+                raise failure
+        return {member: future.result() for member, future in futures.items()}
 
     @property
     def members(self) -> tuple[threading.Thread, ...]:
-        """The threads, by replica."""
         return tuple(self._threads)
 
     def close(self, join: bool = True) -> None:
@@ -114,16 +111,6 @@ def _wait_once_more(futures: Mapping[int, Future[Any]]) -> None:
         wait(list(futures.values()))
     except KeyboardInterrupt:
         raise Abandoned("interrupted twice while replicas still ran") from None
-
-
-def collect(futures: Mapping[int, Future[Any]], names: Sequence[str]) -> dict[int, Any]:
-    """Results by member, or the lowest member's failure, noted once with its name."""
-    for member in sorted(futures):
-        failure = futures[member].exception()
-        if failure is not None:
-            note_once(failure, f"in {names[member]}")
-            raise failure
-    return {member: future.result() for member, future in futures.items()}
 
 
 def note_once(failure: BaseException, text: str) -> None:
@@ -174,32 +161,22 @@ def parallel_apply(
     backends = {place: backend_for(place) for place in places}
     streams = {place: backend.current_stream() for place, backend in backends.items()}
 
-    def job(index: int) -> Job:
-        def call() -> Any:
-            with backends[places[index]].use(streams[places[index]]):
-                return modules[index](*arguments[index], **given[index])
+    def call(index: int) -> Any:
+        with backends[places[index]].use(streams[places[index]]):
+            return modules[index](*arguments[index], **given[index])
 
-        return lambda: state.run(call)
-
-    futures: dict[int, Future[Any]] = {index: Future() for index in range(count)}
     if count == 1:
         try:
             return [modules[0](*arguments[0], **given[0])]
         except BaseException as failure:
             note_once(failure, f"in {names[0]}")
             raise
-    width = max(1, torch.get_num_threads() // max(1, count))
-    threads = []
-    for index in range(count):
-        orders: SimpleQueue[_Order | None] = SimpleQueue()
-        orders.put((job(index), futures[index]))
-        orders.put(None)
-        threads.append(start_thread(partial(_serve, orders), f"pipegraph-apply-{index}", width))
+    threads = ReplicaThreads(names, max(1, torch.get_num_threads() // max(1, count)), [None] * count)
+    all_ended = True
     try:
-        wait(list(futures.values()))
-    except KeyboardInterrupt:
-        _wait_once_more(futures)
+        return list(threads.run({i: partial(state.run, partial(call, i)) for i in range(count)}).values())
+    except Abandoned:
+        all_ended = False
         raise
-    for thread in threads:
-        thread.join()
-    return list(collect(futures, names).values())
+    finally:
+        threads.close(join=all_ended)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from pipegraph.device import Backend, Slot
+from pipegraph.device import Slot
 from pipegraph.errors import PipegraphWarning
 from pipegraph.replicas.caller import CallerState
 from pipegraph.replicas.replica_streams import ReplicaStreams
@@ -21,18 +22,13 @@ class ReplicaRunner:
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._streams = ReplicaStreams(slots)
-        self.slots = self._streams.slots
+        self.slots, self.backends = self._streams.slots, self._streams.backends
         self._names = [f"replica {replica} on {slot}" for replica, slot in enumerate(slots)]
         width = max(1, torch.get_num_threads() // len(slots))
         self.threads = (
             ReplicaThreads(self._names, width, [slot.device for slot in slots]) if len(slots) > 1 else None
         )
         self._watched = sorted({slot.device for slot in slots if slot.index > 0}, key=str)
-
-    @property
-    def backends(self) -> Mapping[torch.device, Backend]:
-        """By device."""
-        return self._streams.backends
 
     def seed_devices(self, seed: int) -> None:
         """Distinct devices draw different numbers; the first keeps the caller's own state."""
@@ -53,7 +49,7 @@ class ReplicaRunner:
                 note_once(failure, f"in {self._names[0]}")
                 raise
         state = CallerState.capture(frozenset(device.type for device in self.backends))
-        orders = {replica: _under(state, self._streams.bound(replica, job)) for replica, job in jobs.items()}
+        orders = {r: partial(state.run, self._streams.bound(r, job)) for r, job in jobs.items()}
         results: dict[int, Any] = {}
         for chosen in [{replica: order} for replica, order in orders.items()] if serial else [orders]:
             results.update(self.threads.run(chosen))
@@ -77,7 +73,6 @@ class ReplicaRunner:
         return results
 
     def stop_watching(self) -> None:
-        """No warning about shared generators."""
         self._watched = []
 
     def close(self, join: bool = True) -> None:
@@ -86,7 +81,3 @@ class ReplicaRunner:
             self.threads.close(join)
         if join:
             self._streams.close()
-
-
-def _under(state: CallerState, job: Job) -> Job:
-    return lambda: state.run(job)

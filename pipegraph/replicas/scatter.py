@@ -83,19 +83,17 @@ def _gather(outputs: list[Any], device: torch.device, dim: int) -> Any:
             raise ValueError(f"gather: all replicas' dicts need the same keys, got {keys}")
         joined = [(key, _gather([output[key] for output in outputs], device, dim)) for key in first]
         return type(first)(joined)  # type: ignore[call-arg]
-    if isinstance(first, (tuple, list)):
-        if any(len(first) != len(other) for other in outputs):
-            raise ValueError(f"gather: sequences of lengths {[len(other) for other in outputs]} do not match")
-        entries = [_gather(list(column), device, dim) for column in zip(*outputs, strict=True)]
-        return rebuilt(first, entries)
-    if isinstance(first, Iterable) and not isinstance(first, (str, bytes)):
-        # As DataParallel does it: a container of another kind (a cache of keys and values) is made from its entries.
-        entries = [_gather(list(column), device, dim) for column in zip(*outputs, strict=True)]
-        kind: Any = type(first)
-        return kind(entries)
-    raise TypeError(
-        f"gather: cannot join objects of type {type(first).__name__}: return tensors, or nests of them"
-    )
+    if not isinstance(first, Iterable) or isinstance(first, (str, bytes)):
+        raise TypeError(
+            f"gather: cannot join objects of type {type(first).__name__}: return tensors, or nests of them"
+        )
+    sequences = isinstance(first, (tuple, list))
+    if sequences and len({len(other) for other in outputs}) > 1:
+        raise ValueError(f"gather: sequences of lengths {[len(other) for other in outputs]} do not match")
+    entries = [_gather(list(column), device, dim) for column in zip(*outputs, strict=True)]
+    # As DataParallel does it: a container of another kind (a cache of keys and values) is made from its entries.
+    kind: Any = type(first)
+    return rebuilt(first, entries) if sequences else kind(entries)
 
 
 def _gather_tensors(outputs: list[torch.Tensor], device: torch.device, dim: int) -> torch.Tensor:

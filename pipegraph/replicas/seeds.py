@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
-
-T = TypeVar("T")
 
 
 def replica_seed(seed: int, call: int, replica: int) -> int:
@@ -20,13 +18,9 @@ def replica_seed(seed: int, call: int, replica: int) -> int:
     return int(words[0]) << 31 ^ int(words[1])
 
 
-def forked_seed(job: Callable[[], T], seed: int, devices: Sequence[torch.device]) -> Callable[[], T]:
-    """`job` with all generators seeded, which are as before when it ends. One such job at a time."""
-    indices = [device.index for device in devices if device.type == "cuda"]
-
-    def run() -> T:
-        with torch.random.fork_rng(devices=indices):
-            torch.manual_seed(seed)
-            return job()
-
-    return run
+@contextmanager
+def forked_seed(seed: int, devices: Sequence[torch.device]) -> Iterator[None]:
+    """All generators are seeded inside, and as before when it ends. One thread at a time."""
+    with torch.random.fork_rng(devices=[device.index for device in devices if device.type == "cuda"]):
+        torch.manual_seed(seed)
+        yield

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,15 +27,9 @@ DIFFER = "the executor is closed: its replicas may differ after a failed optimiz
 
 
 class Update:
-    """Makes optimizer steps on all replicas.
+    """Makes optimizer steps on all replicas. It does not keep ``user``, the executor, alive.
 
-    Args:
-        user: the executor, which is not kept alive.
-        runner: runs them.
-        replicas: whose parameters are stepped.
-        optimizers: of all replicas.
-        exchange: gathers new parameters from their owners; None where every replica steps all.
-        reducer: sums gradients; None with one replica.
+    There is no exchange where every replica steps all parameters, and no reducer with one replica.
 
     Attributes:
         proxies: the optimizers as users hold them.
@@ -58,17 +53,12 @@ class Update:
         self._spent = False
         self.proxies = tuple(self._proxy(part) for part in optimizers.parts)
 
-    def prepare(self) -> None:
-        """Before a step's gradients are made: settings are alike."""
-        self._optimizers.align()
-
     def drop_spent(self) -> None:
         """Drop gradients that optimizers have stepped with: an interrupt may have come before they were dropped."""
         if self._spent:
             self.drop()
 
     def drop(self) -> None:
-        """Drop all gradients."""
         zero_grads(self._replicas.parameters)
         self._spent = False
 
@@ -84,21 +74,19 @@ class Update:
             norm = optimizers.clip(clip_norm) if clip_norm is not None else None
             if self._exchange is not None:
                 self._exchange.settle()
-        except BaseException:
-            zero_grads(self._replicas.parameters)
-            if scaler is not None:
-                optimizers.forget_scaling(scaler)
-            raise
-        self._spent = True
-        try:
+            self._spent = True
             if finite:
                 self._step(optimizers.parts)
             if scaler is not None:
                 scaler.update()
         except BaseException as failure:
             if scaler is not None:
-                optimizers.forget_scaling(scaler)
-            self._break(failure)
+                for part in optimizers.parts:
+                    part.forget_scaling(scaler)
+            if self._spent:
+                self._break(failure)
+            else:
+                zero_grads(self._replicas.parameters)
             raise
         for proxy in self.proxies:
             proxy._opt_called = True  # what schedulers ask, to warn of a step before the optimizer's
@@ -147,7 +135,7 @@ class Update:
     def _step(self, parts: Sequence[OneOptimizer]) -> None:
         """Step optimizers on all replicas, and begin to exchange what only the owners have."""
         with no_autocast():
-            self._runner.run({r: _stepping(parts, r) for r in range(len(self._replicas.modules))})
+            self._runner.run({r: partial(_step, parts, r) for r in range(len(self._replicas.modules))})
         if self._exchange is not None:
             self._exchange.start()
             self._exchange.wait(0)
@@ -156,9 +144,6 @@ class Update:
         self._replicas.note_parameters()
 
 
-def _stepping(parts: Sequence[OneOptimizer], replica: int) -> Callable[[], None]:
-    def step() -> None:
-        for part in parts:
-            part.each[replica].step()
-
-    return step
+def _step(parts: Sequence[OneOptimizer], replica: int) -> None:
+    for part in parts:
+        part.each[replica].step()

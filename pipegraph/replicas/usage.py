@@ -49,7 +49,6 @@ class Usage:
             self._refuse_closed()
 
     def leave(self) -> None:
-        """The call has ended."""
         self._caller = None
         self._lock.release()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import NamedTuple
 
 import pytest
@@ -45,15 +44,6 @@ def test_channels_last_is_kept() -> None:
     assert torch.equal(image, copied)
 
 
-def test_the_copy_waits_until_its_target_is_free() -> None:
-    gate = threading.Event()
-    with backend_for("cpu") as backend:
-        compute, copy = backend.stream(Slot(CPU), "compute"), backend.stream(Slot(CPU), "copy")
-        compute.run(gate.wait)
-        _, ready = copy_tree(torch.ones(3), backend, copy, free=compute.record_event())
-        assert not ready.query()
-        gate.set()
-        ready.synchronize()
 
 
 @pytest.mark.parametrize("waits", [True, False])

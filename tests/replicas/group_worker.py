@@ -276,7 +276,7 @@ def a_failure_after_the_first_collective_closes_the_executor() -> None:
             launched.wait()
             raise ValueError("mine")
 
-        reducer.observer = observer
+        reducer.streams.observer = observer
         executor.module.first.weight.register_post_accumulate_grad_hook(fail)
         with pytest.raises(ValueError, match="mine") as caught:
             executor.step(data(1, RANK), square)

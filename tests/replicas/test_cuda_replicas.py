@@ -144,7 +144,7 @@ def test_delayed_streams_leave_every_step_right(
 def test_one_wait_removed_under_delayed_streams_is_found(
     make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(ReduceStreams, "_await_filled", lambda *_: None)
+    monkeypatch.setattr(ReduceStreams, "await_filled", lambda *_: None)
     inner = ReduceStreams._observed
 
     def delayed(self: ReduceStreams, live: Any, work: Any) -> Any:

@@ -25,7 +25,7 @@ def test_outputs_come_in_order_from_threads_of_their_own() -> None:
         return x * scale
 
     assert parallel_apply([work, work], [(1,), 2], [{"scale": 10}, {}], CPUS) == [10, 2]
-    assert sorted(names) == ["pipegraph-apply-0", "pipegraph-apply-1"]
+    assert sorted(names) == ["pipegraph-replica-0", "pipegraph-replica-1"]
 
 
 def test_replicas_really_run_at_the_same_time() -> None:

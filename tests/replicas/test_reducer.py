@@ -149,7 +149,7 @@ def test_buckets_are_reduced_while_backward_runs(make_executor: MakeExecutor, mo
         summed.wait()  # not a hook of ours: a long backward of the first layers
         seen.append(True)
 
-    reducer.observer = observer
+    reducer.streams.observer = observer
     # In the joint mode the one thread runs both replicas' last layers before their first ones.
     for module in executor._replicas.modules:
         module[0].register_full_backward_hook(hold)  # type: ignore[index]
@@ -206,7 +206,7 @@ def test_our_hooks_do_not_wait_for_held_side_streams(make_executor: MakeExecutor
         gate.wait()
         work()
 
-    reducer.observer = observer
+    reducer.streams.observer = observer
     complete = reducer.complete
 
     def opened() -> None:
@@ -255,7 +255,7 @@ def test_late_streams_and_poisoned_buffers_leave_every_step_right(
 
 
 @pytest.mark.usefixtures("small_buckets")
-@pytest.mark.parametrize("wait", ["_await_filled", "_await_summed"])
+@pytest.mark.parametrize("wait", ["await_filled", "_await_summed"])
 def test_one_wait_removed_from_training_is_found(
     make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, mode: str, wait: str
 ) -> None:
@@ -298,7 +298,7 @@ def filled(value: float) -> torch.Tensor:
     return torch.full((8,), value, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("removed", [None, "_await_arrivals", "_await_summed", "_await_filled"])
+@pytest.mark.parametrize("removed", [None, "_await_arrivals", "_await_summed", "await_filled"])
 def test_each_wait_of_the_lanes_is_needed(monkeypatch: pytest.MonkeyPatch, removed: str | None) -> None:
     """As on a GPU: gradients are written and read on streams of the replicas' own, and the host never waits."""
     if removed is not None:
@@ -318,7 +318,7 @@ def test_each_wait_of_the_lanes_is_needed(monkeypatch: pytest.MonkeyPatch, remov
                 reduce_streams.launch(live, [0, 1, 2])
                 for replica, stream in enumerate(compute):
                     with backend.use(stream):
-                        reduce_streams.await_reduced(live)
+                        reduce_streams.await_filled(live)
                     view = live.views[replica][0]
                     stream.run(lambda view=view, step=step: read.append((3 * step + 3, view.clone())))
             for stream in compute:
@@ -372,7 +372,7 @@ def test_the_wait_for_an_idle_replicas_optimizer_is_needed(
             reduce_streams.put(live, replica, 0, filled(1))
             reduce_streams.arrived(live, replica)
         reduce_streams.launch(live, [0, 1, 2])
-        reduce_streams.await_reduced(live)
+        reduce_streams.await_filled(live)
         optimizer.run(gate.wait)  # the idle replica's step is late
         optimizer.run(lambda: read.append(live.views[2][0].clone()))
         with backend.use(optimizer):

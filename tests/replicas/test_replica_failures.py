@@ -256,9 +256,9 @@ def test_a_failing_side_stream_is_raised_and_leaves_the_executor_usable(
         raise BrokenError("side stream")
 
     for step in range(4):
-        reducer.observer = fail
+        reducer.streams.observer = fail
         with pytest.raises(BrokenError, match="side stream"):
             executor.step(data(seed=50), square)
-        reducer.observer = None
+        reducer.streams.observer = None
         executor.step(data(step), square)
     assert_usable(executor, 4)
