@@ -30,7 +30,6 @@ class ActorProgress:
         self.noting = False
 
     def begin(self, row: int) -> None:
-        """A row is begun."""
         self._now = self._call, row, time.monotonic_ns(), self._member
         if self.noting:
             note(self._key, row, self._member)

@@ -22,6 +22,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -110,13 +111,6 @@ class ActorHost:
         self.deaths = 0
 
     def start(self) -> None:
-        """Make the actor and open the operator in it; blocks until the cluster has room for it.
-
-        Raises:
-            Exception: what ``open`` raised there.
-            Died: it ended as it started, several times, and not with its node.
-            Cancelled: the trainer stops.
-        """
         ends = 0
         while ends < STARTS:
             try:
@@ -125,7 +119,7 @@ class ActorHost:
             except Died as died:
                 last = died
                 ends += NODE_DIED not in died.reason
-        raise Died(f"{last.reason}, each time that it was started", NOTHING, "")
+        raise replace(last, reason=f"{last.reason}, each time that it was started", row=NOTHING, member=0)
 
     def _start(self) -> None:
         self._actor = ray.remote(**self._options)(StageActor).remote(self._key)
@@ -142,12 +136,6 @@ class ActorHost:
     # -- calls ---------------------------------------------------------------------------------
 
     def call(self, name: str, *args: Any) -> Any:
-        """Call a method of the worker there; see ``process.worker.Worker``.
-
-        Raises:
-            Exception: what it raised there, with the text of its traceback as cause.
-            Died, Overdue, Cancelled: see the module docstring.
-        """
         called = (name, *args)
         if self._next is not None and same_call(self._next[0], called):
             answer, self._next = self._next[1], None
@@ -169,7 +157,6 @@ class ActorHost:
         return self._sent, answer
 
     def _look_ahead(self) -> None:
-        """Send what will be called next."""
         if self._noting or self.ahead is None or (found := self.ahead()) is None:
             return
         with contextlib.suppress(Exception):  # its own call will say so
@@ -284,11 +271,9 @@ class ActorHost:
     # -- the end -------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """End a call that waits, and those to come until :meth:`uncancel`. Any thread."""
         self._set_cancelled(True)
 
     def uncancel(self) -> None:
-        """Calls may wait again."""
         self._set_cancelled(False)
 
     def _set_cancelled(self, cancelled: bool) -> None:

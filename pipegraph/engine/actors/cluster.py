@@ -18,9 +18,6 @@ NAMED = ("num_cpus", "num_gpus", "memory")
 class Cluster:
     """Actors on the Ray cluster to which this process is connected.
 
-    Args:
-        plan: whose stages they are.
-
     Raises:
         MissingExtraError: Ray is not installed.
         GraphError: the process is not connected, or through Ray Client.
@@ -45,11 +42,7 @@ class Cluster:
         self._sealed: dict[str, Any] = {}
 
     def operator(self, stage: StagePlan, contexts: Sequence[Context]) -> Any:
-        """What one worker of a stage holds in place of its operator.
-
-        Args:
-            stage: with its followers.
-            contexts: of the stage and of each follower.
+        """What one worker of a stage holds in place of its operator; ``contexts`` are the stage's and its followers'.
 
         Raises:
             GraphError: the operator cannot be sent to another process.

@@ -18,7 +18,7 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
-from pipegraph.engine.process.wire import APART, TreePickler, light_below
+from pipegraph.engine.process.wire import APART, TreePickler, light_below, set_apart
 
 
 class Parcel:
@@ -34,26 +34,18 @@ class Parcel:
     __slots__ = ("_buffers", "_refs", "_stream", "nbytes")
 
     def __init__(self, value: Any) -> None:
-        buffers: list[Any] = []
-
-        def take(buffer: pickle.PickleBuffer) -> bool:
-            if buffer.raw().nbytes < APART:
-                return True
-            buffers.append(buffer)
-            return False
-
+        take, self._buffers = set_apart()
         file = io.BytesIO()
         pickler = _Pickler(file, take)
         pickler.dump(value)
         self._refs = pickler.refs
         self._stream: Any = file.getbuffer()
-        self._buffers = buffers
-        self.nbytes = self._stream.nbytes + sum([buffer.raw().nbytes for buffer in buffers])
+        self.nbytes = self._stream.nbytes + sum([buffer.nbytes for buffer in self._buffers])
 
     def __reduce__(self) -> tuple[Any, ...]:
         stream = self._stream if self._stream.nbytes >= APART else bytes(self._stream)
         given = stream if isinstance(stream, bytes) else pickle.PickleBuffer(stream)
-        return _received, (given, self._refs, *self._buffers)
+        return _received, (given, self._refs, *map(pickle.PickleBuffer, self._buffers))
 
 
 class _Pickler(TreePickler):

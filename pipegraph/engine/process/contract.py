@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 Call = tuple[Any, ...]
@@ -21,6 +22,7 @@ def same_call(sent: Call, called: Call) -> bool:
     return sent[0] == called[0] and sent[1] is called[1] and sent[2:] == called[2:]
 
 
+@dataclass(eq=False)
 class Died(Exception):
     """The worker has ended in the middle of a call.
 
@@ -33,24 +35,15 @@ class Died(Exception):
         status: its exit status, negative for a signal, if it is known.
     """
 
-    def __init__(
-        self,
-        reason: str,
-        row: int,
-        stack: str,
-        member: int = 0,
-        pid: int | None = None,
-        status: int | None = None,
-    ) -> None:
-        super().__init__(reason)
-        self.pid = pid
-        self.status = status
-        self.reason = reason
-        self.row = row
-        self.stack = stack
-        self.member = member
+    reason: str
+    row: int
+    stack: str
+    member: int = 0
+    pid: int | None = None
+    status: int | None = None
 
 
+@dataclass(eq=False)
 class Overdue(Exception):
     """A row took longer than the stage's timeout; its worker was ended, or given up.
 
@@ -61,12 +54,10 @@ class Overdue(Exception):
         member: number of the stage at work, where several run in one worker.
     """
 
-    def __init__(self, row: int, stack: str, done: Sequence[Any] = (), member: int = 0) -> None:
-        super().__init__(row)
-        self.row = row
-        self.stack = stack
-        self.done = done
-        self.member = member
+    row: int
+    stack: str
+    done: Sequence[Any] = ()
+    member: int = 0
 
 
 class Host(Protocol):

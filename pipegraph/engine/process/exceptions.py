@@ -10,6 +10,8 @@ from typing import Any
 
 import cloudpickle
 
+from pipegraph.errors import described, shown
+
 
 class RemoteTraceback(Exception):
     """The traceback of an error in a worker process, as text: the cause of the error that is raised here."""
@@ -38,7 +40,7 @@ class Carried:
 
     def __init__(self, error: BaseException, within: tuple[BaseException, ...] = ()) -> None:
         self._text = "".join(_formatted(error))
-        self._what = f"{type(error).__qualname__}: {_text_of(error)}"
+        self._what = described(error)
         self._pickled = _dumped(error, (*within, error))
 
     def error(self) -> BaseException:
@@ -70,10 +72,8 @@ def _made(
     """An exception made without its ``__init__``, which may want other arguments than ``args``."""
     if issubclass(kind, BaseExceptionGroup):
         args = (args[0], [_arrived(each) for each in args[1]])
-    args, attributes = (
-        tuple(map(_arrived, args)),
-        {name: _arrived(value) for name, value in attributes.items()},
-    )
+    args = tuple(map(_arrived, args))
+    attributes = {name: _arrived(value) for name, value in attributes.items()}
     try:
         error: BaseException = kind.__new__(kind, *args)
     except TypeError:  # of two built-in bases the one that comes second has another __new__ (MemoryError)
@@ -96,20 +96,6 @@ def _formatted(error: BaseException) -> list[str]:
         return [*traceback.format_tb(error.__traceback__), type(error).__qualname__]
 
 
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "(its text cannot be had)"
-
-
-def _repr_of(value: Any) -> str:
-    try:
-        return repr(value)
-    except Exception:
-        return f"a {type(value).__qualname__}"
-
-
 def _dumped(error: BaseException, within: tuple[BaseException, ...]) -> bytes:
     def sent(value: Any, otherwise: Callable[[Any], Any]) -> Any:
         if _can(value):
@@ -119,15 +105,14 @@ def _dumped(error: BaseException, within: tuple[BaseException, ...]) -> bytes:
         return otherwise(value)
 
     left = object()
-    attributes = {**getattr(error, "__dict__", {})}
+    attributes = {**_slots(error), **getattr(error, "__dict__", {})}
     notes = attributes.pop("__notes__", None)
-    attributes = {**_slots(error), **attributes}
     attributes = {name: sent(value, lambda _: left) for name, value in attributes.items()}
     kept = {name: value for name, value in attributes.items() if value is not left}
     if isinstance(error, BaseExceptionGroup):
         args: tuple[Any, ...] = (error.message, [Carried(each, within) for each in error.exceptions])
     else:
-        args = tuple([sent(each, _repr_of) for each in error.args])
+        args = tuple([sent(each, shown) for each in error.args])
     try:
         return bytes(cloudpickle.dumps((type(error), args, kept, notes)))
     except Exception:

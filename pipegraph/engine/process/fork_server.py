@@ -6,7 +6,6 @@ SIGTERM.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import ctypes
 import gc
@@ -148,8 +147,7 @@ def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
 
 
 def send(sock: socket.socket, data: bytes, fds: list[int]) -> None:
-    ancillary: list[Any] = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([data], ancillary)
+    socket.send_fds(sock, [data], fds)
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:

@@ -76,9 +76,6 @@ def _sealed(run: Sequence[StagePlan]) -> Sealed:
 class Processes:
     """Made before the loader has threads: then the zygote can be a fork of this process.
 
-    Args:
-        plan: whose stages they are.
-
     Raises:
         GraphError: this system does not offer what worker processes need.
     """
@@ -101,11 +98,7 @@ class Processes:
         return self._borrowed
 
     def operator(self, stage: StagePlan, contexts: Sequence[Context]) -> Any:
-        """What one worker of a stage holds in place of its operator.
-
-        Args:
-            stage: with its followers.
-            contexts: of the stage and of each follower.
+        """What one worker of a stage holds in place of its operator; ``contexts`` are the stage's and its followers'.
 
         Raises:
             GraphError: the operator cannot be sent to another process.

@@ -25,6 +25,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pipegraph import forks
@@ -54,11 +55,9 @@ STACK_S = 1.0
 
 
 class ProcessHost:
-    """See the module docstring.
+    """A :class:`~.contract.Host`; see the module docstring.
 
     Args:
-        parent: whose fork the process is.
-        sealed: the operator.
         context: whose stop ends a start.
         given: to the process, beside the operator.
         timeout_s: for one row; None waits for ever.
@@ -103,17 +102,9 @@ class ProcessHost:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process that there is."""
         return None if self._child is None else self._child.pid
 
     def start(self) -> None:
-        """Start the process and open the operator in it.
-
-        Raises:
-            Exception: what ``open`` raised there.
-            Died: it ended as it started, several times.
-            Cancelled: the trainer stops.
-        """
         if self._wake < 0:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         for _ in range(STARTS):
@@ -122,8 +113,7 @@ class ProcessHost:
                     return self._start()
             except Died as died:
                 last = died
-        again = f"{last.reason}, each time that it was started"
-        raise Died(again, NOTHING, last.stack, 0, last.pid, last.status)
+        raise replace(last, reason=f"{last.reason}, each time that it was started", row=NOTHING, member=0)
 
     def _start(self) -> None:
         with contextlib.ExitStack() as undo:
@@ -153,12 +143,6 @@ class ProcessHost:
     # -- calls ---------------------------------------------------------------------------------
 
     def call(self, name: str, *args: Any) -> Any:
-        """Call a method of the worker there; see ``worker.ProcessWorker``.
-
-        Raises:
-            Exception: what it raised there, with the text of its traceback as cause.
-            Died, Overdue, Cancelled: see the module docstring.
-        """
         called = (name, *args)
         if self._next is not None and same_call(self._next, called):
             self._next, outcome, self._outcome = None, self._outcome, None
@@ -189,7 +173,6 @@ class ProcessHost:
         return self._result(self._timeout_s)
 
     def _look_ahead(self) -> None:
-        """Send what will be called next."""
         if self.ahead is None or (found := self.ahead()) is None:
             return
         assert self._port is not None
@@ -210,7 +193,7 @@ class ProcessHost:
         try:
             self._outcome = self._result(self._timeout_s), None
         except Died as died:
-            raise Died(died.reason, NOTHING, died.stack, 0, died.pid, died.status) from None
+            raise replace(died, row=NOTHING, member=0) from None
         except Overdue as late:  # of an item that has its turn later, and its deadline then
             raise Died(self.gave_up, NOTHING, late.stack) from None
         except Exception as error:
@@ -246,16 +229,14 @@ class ProcessHost:
         except Unreadable as bad:
             unreadable = bad
         self._unanswered -= 1
-        with contextlib.suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # whoever waits for the next one sees
+        # Whoever waits for the next one sees that it is gone.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._port.flush()
         if unreadable is not None:
             raise unreadable
         return answer
 
     def _await(self, timeout_s: float | None) -> None:
-        """Blocks until there is an answer."""
         assert self._child is not None
         assert self._page is not None
         sock = self._child.sock.fileno()
@@ -345,23 +326,16 @@ class ProcessHost:
     # -- the end -------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """End a call that waits, and those to come until :meth:`uncancel`. Any thread."""
         with self._waking:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
     def uncancel(self) -> None:
-        """Calls may wait again."""
         with self._waking, contextlib.suppress(BlockingIOError):
             if self._wake >= 0:
                 os.eventfd_read(self._wake)
 
     def close(self, grace_s: float = GRACE_S) -> None:
-        """End the process; idempotent.
-
-        Raises:
-            Exception: what the operator's ``close`` raised there.
-        """
         if self._wake < 0:
             return
         error: BaseException | None = None

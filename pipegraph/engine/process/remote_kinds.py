@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partialmethod
 from typing import Any
 
 from pipegraph.bundle import Bundle
@@ -18,11 +19,9 @@ class RemoteMap(Remote):
     """One to one, and filters."""
 
     def call_for(self, chunk: Chunk) -> Call | None:
-        """See :meth:`process`."""
         return "process", chunk
 
     def process(self, chunk: Chunk) -> Any:
-        """One item."""
         deaths = Deaths()
         while True:
             try:
@@ -83,7 +82,6 @@ class RemoteRows(RemoteMap):
         self._replaced.append((index, sample))
 
     def end(self, kept: Sequence[int]) -> Chunk:
-        """The batch of the rows that stay."""
         deaths = Deaths()
         while True:
             try:
@@ -130,6 +128,7 @@ class RemoteSource(Remote):
     def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
         super().__init__(host, operator, stage, timeout_s)
         self.group = operator.group
+        self.index_of, self.substitute = operator.index_of, operator.substitute
         self._snapshot: Any = None
         self._restored: Any = None
         self._prepared: tuple[Any, int, Sequence[Any]] | None = None  # of the position that is next
@@ -140,45 +139,30 @@ class RemoteSource(Remote):
         super().open(context)
 
     def close(self) -> None:
-        """End both."""
         try:
             super().close()
         finally:
             self._operator.close()
 
     def cancel(self) -> None:
-        """End a call, or a wait for positions."""
         self._operator.cancel()
         super().cancel()
 
     def uncancel(self) -> None:
-        """Both may wait again."""
         self._operator.uncancel()
         super().uncancel()
 
     def begin_run(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
-        """A run begins."""
         self._operator.begin_run(epoch, history)
         if not self._operator.random_access:
             self._host.call("invoke", "begin_run", epoch, history)
 
-    def index_of(self, position: Any, epoch: int) -> Any:
-        """The operator's."""
-        return self._operator.index_of(position, epoch)
-
-    def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
-        """The operator's."""
-        found: int | None = self._operator.substitute(position, epoch, attempt)
-        return found
-
     def call_for(self, chunk: Chunk) -> Call | None:
-        """See :meth:`read`."""
         indices = self.indices_of([chunk.data], chunk.epoch)
         self._prepared = chunk.data, chunk.epoch, indices
         return "read", indices, 0, 1
 
     def read(self, position: Any, epoch: int) -> Any:
-        """The item at a position."""
         found: list[Any] = []
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared[0] is position and prepared[1] == epoch:
@@ -189,7 +173,6 @@ class RemoteSource(Remote):
         return found[0]
 
     def read_many(self, positions: Sequence[Any], epoch: int) -> list[Any]:
-        """The items at several positions."""
         found: list[Any] = []
         self.read_into(found, self.indices_of(positions, epoch), 0)
         return found
@@ -202,7 +185,6 @@ class RemoteSource(Remote):
         return found
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
-        """Append items, until one fails."""
         self._extend(found, "read", indices, start, len(indices))
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
@@ -239,7 +221,6 @@ class RemoteSource(Remote):
         return self._snapshot
 
     def restore(self, step: int, snapshot: Any) -> None:
-        """The next ``iterate`` resumes from a snapshot."""
         self._restored = (step, snapshot)
 
 
@@ -249,33 +230,9 @@ class RemoteHolder(Remote):
     failing: Sequence[Chunk] = ()
     spent = None  # operators that have one are not portable
 
-    def begin(self) -> None:
-        """A run begins."""
-        self._keep("begin")
-
-    def process(self, chunk: Chunk) -> Any:
-        """``process`` of a regrouping or stateful operator."""
-        return self._keep("process", chunk)
-
-    def flush(self) -> list[Any]:
-        """What is left at the end of an epoch."""
-        return list(self._keep("flush"))
-
-    def resume(self, cursor: Any) -> Any:
-        """Continue at a cursor."""
-        return self._keep("resume", cursor)
-
     def emits_next(self) -> bool:
         """Asking costs more than reserving once too often."""
         return True
-
-    def state_dict(self) -> Any:
-        """Of the operator."""
-        return self._keep("state_dict")
-
-    def load_state_dict(self, state: Any) -> None:
-        """Of the operator."""
-        self._keep("load_state_dict", state)
 
     def _keep(self, name: str, *args: Any) -> Any:
         error: WorkerDiedError | StageTimeoutError
@@ -289,6 +246,13 @@ class RemoteHolder(Remote):
             f"pipegraph: what the operator held is lost with its {self._host.place}; resume from a state"
         )
         raise error
+
+    begin = partialmethod(_keep, "begin")
+    process = partialmethod(_keep, "process")
+    flush = partialmethod(_keep, "flush")
+    resume = partialmethod(_keep, "resume")
+    state_dict = partialmethod(_keep, "state_dict")
+    load_state_dict = partialmethod(_keep, "load_state_dict")
 
 
 def remote(operator: Any, host: Host, stage: str, timeout_s: float | None) -> Any:

@@ -43,11 +43,8 @@ def clamped(row: int, at: int, stop: int) -> int:
 class Remote:
     """What all kinds share: the life of the process, and what a death is called.
 
-    Args:
-        host: the process, or the thread under a deadline.
-        operator: the operator as the plan has it; only asked for facts and for what is decided in the trainer.
-        stage: its name, for messages.
-        timeout_s: of the stage, for messages.
+    ``operator`` is the plan's own, asked only for facts and for what is decided in the trainer; ``stage`` and
+    ``timeout_s`` are for messages.
     """
 
     def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
@@ -59,11 +56,9 @@ class Remote:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process that there is."""
         return self._host.pid
 
     def open(self, context: Context) -> None:
-        """Start the process; it opens the operator."""
         try:
             self._host.start()
         except Died as died:
@@ -74,11 +69,9 @@ class Remote:
             raise
 
     def close(self) -> None:
-        """End the process."""
         self._host.close()
 
     def look_ahead(self, ahead: Callable[[], Call | None]) -> None:
-        """Whom the host asks for the call that follows."""
         self._host.ahead = ahead
 
     def call_for(self, chunk: Chunk) -> Call | None:
@@ -86,11 +79,9 @@ class Remote:
         return None
 
     def cancel(self) -> None:
-        """End a call that waits."""
         self._host.cancel()
 
     def uncancel(self) -> None:
-        """Calls may wait again."""
         self._host.uncancel()
 
     def _blame(self, died: Died, stage: str = "") -> WorkerDiedError:

@@ -45,7 +45,6 @@ class ProcessRun:
         self.begin_bundle()
 
     def begin_bundle(self) -> None:
-        """Another bundle begins."""
         self._ready: deque[Any] = deque()  # rows that were made behind one that failed
         self._deaths = Deaths()
         self._overtime: dict[int, Overdue] = {}
@@ -112,7 +111,6 @@ class ProcessRun:
         return ("whole", chunk) if chunk.batched else None
 
     def process(self, chunk: Chunk) -> Chunk:
-        """One item."""
         if chunk.batched:
             return self._batch(chunk)
         names = None if chunk._keys is None else [chunk._keys[0]]

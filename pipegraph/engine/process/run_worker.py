@@ -7,6 +7,7 @@ fails stays in its place as :class:`FailedRow`, and the stages behind pass it by
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
@@ -20,24 +21,18 @@ Figures = list[tuple[int, int, int]]
 """For each stage of a run that has begun: nanoseconds of work, rows in, rows made."""
 
 
+@dataclass(eq=False, slots=True)
 class FailedRow:
     """In place of a row: the stage of the run in which it failed, by number, and its error."""
 
-    __slots__ = ("error", "member")
-
-    def __init__(self, member: int, error: Any) -> None:
-        self.member = member
-        self.error = error
+    member: int
+    error: Any
 
 
 class RunWorker(ProcessWorker):
     """See the module docstring; the first stage of the run is a worker's own, with what it is asked.
 
     Args:
-        page: where it notes which row of which stage is in work.
-        operator: of the first stage.
-        context: of the first stage.
-        carry, pack: see ``ProcessWorker``.
         others: operators and contexts of the stages behind it.
         judged: the number of the stage whose policy continues after a failure; -1: a failure ends the rows.
     """
@@ -117,7 +112,6 @@ class RunWorker(ProcessWorker):
         return list(made)
 
     def whole(self, chunk: Chunk) -> tuple[Chunk | FailedRow, Figures]:
-        """A batch through all stages."""
         figures: Figures = []
         for member, (operator, context) in enumerate(zip(self._members, self._contexts, strict=True)):
             self._run_page.enter(member, 0)

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pipegraph.engine.process.segments import aligned, anonymous_file
+from pipegraph.device.slabs import aligned
+from pipegraph.engine.process.segments import anonymous_file
 from pipegraph.engine.process.wire import TreePickler, set_apart
 from pipegraph.errors import NotPicklableError
 

@@ -14,15 +14,9 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-import weakref
-from queue import Empty, SimpleQueue
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-ALIGNMENT = 64
-"""Bytes: a cache line, and what vector instructions like best."""
 
 SMALLEST = 1 << 16
 """Bytes of the smallest segment."""
@@ -31,11 +25,6 @@ SPARE = 16
 """Free segments that a sender keeps; beyond these they are given back to the system."""
 
 Bytes = NDArray[np.uint8]
-
-
-def aligned(nbytes: int) -> int:
-    """``nbytes`` rounded up to whole units of :data:`ALIGNMENT`."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def anonymous_file(nbytes: int) -> int:
@@ -124,50 +113,7 @@ class Arena:
         return oldest
 
     def close(self) -> None:
-        """Close every descriptor."""
         for segment in self._all.values():
             segment.close()
         self._all.clear()
         self._free.clear()
-
-
-class _Return(weakref.ref[Any]):
-    """Remembers a lease's number until the last array made of it is gone.
-
-    Its callback is ``SimpleQueue.put`` itself: no Python code runs, and no lock is taken that the garbage collector
-    could find held.
-    """
-
-    __slots__ = ("number",)
-    __hash__ = object.__hash__
-    number: int
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-
-class Leases:
-    """What a receiver has been lent and not returned."""
-
-    def __init__(self) -> None:
-        self._returned: SimpleQueue[_Return] = SimpleQueue()
-        self._lent: set[_Return] = set()
-
-    def lend(self, number: int, segment: Segment) -> memoryview:
-        """The memory of a segment, under lease ``number``: over when the last object made of it is gone."""
-        owner: Any = segment.memory[:]
-        back = _Return(owner, self._returned.put)
-        back.number = number
-        self._lent.add(back)
-        return memoryview(owner)
-
-    def returned(self) -> list[int]:
-        """The leases that have ended since the last call."""
-        found: list[int] = []
-        while True:
-            try:
-                back = self._returned.get_nowait()
-            except Empty:
-                return found
-            self._lent.discard(back)
-            found.append(back.number)

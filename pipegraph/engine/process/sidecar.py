@@ -34,10 +34,6 @@ class _Host(ProcessHost):
         super().__init__(parent, sealed, Context(""), facts, None, lambda member, name, n: None)
         self.control: Connection | None = None
 
-    def opened_with(self, context: Context) -> None:
-        """Its stop ends a start."""
-        self._context = context
-
     def _start(self) -> None:
         """As a worker's, with a new control connection."""
         self.end_control()
@@ -51,7 +47,6 @@ class _Host(ProcessHost):
             self.extra = ()
 
     def end_control(self) -> None:
-        """Close the control connection."""
         control, self.control = self.control, None
         if control is not None:
             control.close()
@@ -61,8 +56,6 @@ class Sidecar:
     """What the one worker of the ``Elsewhere`` stage holds; its loop is ``stage.sidecar_loop``.
 
     Args:
-        parent: whose fork the process is.
-        sealed: the plan that runs there.
         facts: ``(memory limit, seed, rank, world size)``.
     """
 
@@ -71,9 +64,7 @@ class Sidecar:
 
     def __init__(self, parent: zygote.Zygote, sealed: Sealed, facts: tuple[int, int, int, int]) -> None:
         self._host = _Host(parent, sealed, facts)
-        self._sending = (
-            threading.Lock()
-        )  # of whole messages on the control connection; never held for an answer
+        self._sending = threading.Lock()  # of whole messages on the control connection, not for their answers
         self._asking = threading.Lock()  # one question at a time
         self._question = 0
         self.number = 0
@@ -81,12 +72,11 @@ class Sidecar:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process."""
         return self._host.pid
 
     def open(self, context: Context) -> None:
         """Start the process, and the workers in it."""
-        self._host.opened_with(context)
+        self._host._context = context  # whose stop ends a start
         try:
             with context.stopping.ending(self._stop):
                 self._host.start()
@@ -111,11 +101,9 @@ class Sidecar:
     # -- calls, by the one thread --------------------------------------------------------------
 
     def start_run(self, *args: Any) -> None:
-        """See ``sidecar_process.Serving``."""
         self._host.call("start_run", self.number, *args)
 
     def next(self, stop: int, horizon: float) -> Any:
-        """See ``sidecar_process.Serving``."""
         return self._host.call("next", stop, horizon)
 
     # -- any thread ----------------------------------------------------------------------------
@@ -126,7 +114,6 @@ class Sidecar:
         self._host.cancel()
 
     def uncancel(self) -> None:
-        """Calls may wait again."""
         self._host.uncancel()
 
     def _stop(self) -> None:

@@ -43,7 +43,6 @@ class Kept:
         self._error = error
 
     def error(self) -> BaseException:
-        """The exception."""
         return self._error
 
 
@@ -161,13 +160,7 @@ class _Helper:
 
 
 class ThreadHost:
-    """See the module docstring. One thread calls; ``cancel`` may come from any.
-
-    Args:
-        operator: as the plan has it.
-        context: what it is opened with.
-        timeout_s: for one row.
-    """
+    """See the module docstring; ``timeout_s`` is for one row."""
 
     pid: int | None = None
     """Of no process."""
@@ -185,12 +178,6 @@ class ThreadHost:
         self._left: list[_Helper] = []
 
     def start(self) -> None:
-        """Start the thread and open the operator in it.
-
-        Raises:
-            Exception: what ``open`` raised there.
-            Cancelled: the trainer stops.
-        """
         helper = _Helper(copy.copy(self._plain), self._context)
         with self._lock:
             self._helper = helper
@@ -200,12 +187,6 @@ class ThreadHost:
             self._result(math.inf)
 
     def call(self, name: str, *args: Any) -> Any:
-        """Call a method of the worker there; see ``worker.ProcessWorker``.
-
-        Raises:
-            Exception: what it raised there.
-            Overdue, Cancelled: see ``contract``.
-        """
         if self._helper is not None and self._helper.busy:  # with a call that was cancelled
             with contextlib.suppress(Exception):
                 self._result(self._timeout_s)
@@ -237,11 +218,9 @@ class ThreadHost:
         return Overdue(row, stack, done)
 
     def cancel(self) -> None:
-        """End a call that waits, and those to come until :meth:`uncancel`. Any thread."""
         self._set_cancelled(True)
 
     def uncancel(self) -> None:
-        """Calls may wait again."""
         self._set_cancelled(False)
 
     def _set_cancelled(self, cancelled: bool) -> None:

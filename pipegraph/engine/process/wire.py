@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import io
 import marshal
+import math
 import os
 import pickle
 import socket
@@ -24,7 +25,9 @@ import cloudpickle
 import numpy as np
 import torch
 
-from pipegraph.engine.process.segments import Arena, Leases, Segment, aligned
+from pipegraph.device.loans import Loans
+from pipegraph.device.slabs import aligned
+from pipegraph.engine.process.segments import Arena, Segment
 
 APART = 1 << 12
 """Buffers of at least so many bytes leave the pickle: below that a copy costs less than the book-keeping."""
@@ -59,9 +62,7 @@ _NAMES = {value: name for name, value in _DTYPES.items()}  # a name is pickled i
 
 def _tensor(buffer: Any, name: str, shape: tuple[int, ...], grad: bool) -> torch.Tensor:
     """A tensor over received bytes."""
-    dtype, count = _DTYPES[name], 1
-    for size in shape:
-        count *= size
+    dtype, count = _DTYPES[name], math.prod(shape)
     made = torch.frombuffer(buffer, dtype=dtype, count=count) if count else torch.empty(0, dtype=dtype)
     made = made.view(shape)
     return made.requires_grad_() if grad else made
@@ -71,11 +72,8 @@ def light_below(sizes: Sequence[int]) -> int:
     """Buffers of a message that are smaller than this are copied out of it: a label that is kept must not keep the
     images that came with it."""
     light = sum(sizes) // SMALL_PART
-    if (
-        sum([nbytes for nbytes in sizes if nbytes < light]) > light
-    ):  # many of a size: it would copy nearly all
-        return 0
-    return light
+    # Many of a size: nearly all would be copied.
+    return 0 if sum([nbytes for nbytes in sizes if nbytes < light]) > light else light
 
 
 def _plain(tensor: torch.Tensor) -> bool:
@@ -191,7 +189,7 @@ class Port:
         self.sock = sock
         self.slabs = _Slabs()
         self._arena = Arena()
-        self._leases = Leases()
+        self._leases: Loans[int] = Loans()
         self._known: set[int] = set()  # our segments that the other end has mapped
         self._mapped: dict[int, Segment] = {}  # the other end's
         self._out: dict[int, Any] = {}  # by lease: what the other end still reads
@@ -234,7 +232,7 @@ class Port:
         leases += [self._lend(segment, new, tensors) for segment, tensors in self.slabs.named]
         fds = [segment.fd for segment in new]
         self.slabs.named = []
-        back = self._leases.returned()
+        back = list(self._leases.returned())
         about = marshal.dumps((leases, spans, inline, back, self._forgotten))
         self._forgotten = []
         head = _HEADER.pack(len(about), stream.nbytes if inline else 0, len(fds))
@@ -303,7 +301,10 @@ class Port:
             for lease, number, new in leases:
                 if new:
                     self._mapped[number] = Segment(number, new, fds.pop(0))
-                views.append(self._leases.lend(lease, self._mapped[number]))
+                owner: Any = self._mapped[number].memory[:]
+                self._leases.lend(owner, lease)
+                views.append(memoryview(owner))
+                del owner
         finally:
             for fd in fds:  # of a message that was broken off
                 os.close(fd)

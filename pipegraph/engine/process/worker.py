@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Protocol
@@ -48,7 +49,6 @@ class Page:
         self._words = memoryview(mmap.mmap(fd, PAGE)).cast("q")
 
     def begin(self, row: int) -> None:
-        """A row is begun."""
         self._words[1] = time.monotonic_ns()
         self._words[0] = row
 
@@ -89,23 +89,17 @@ def _needs_grad(leaf: Any) -> bool:
 
 
 class OperatorCounts:
-    """What an operator has counted since the last answer."""
+    """What the operators of a run of stages have counted since the last answer, by stage and name."""
 
     def __init__(self) -> None:
-        self._counts: dict[Any, int] = {}
+        self._counts: Counter[tuple[int, str]] = Counter()
 
-    def add(self, name: Any, n: int) -> None:
-        """As ``Context.count``."""
-        self._counts[name] = self._counts.get(name, 0) + n
+    def add(self, member: int, name: str, n: int) -> None:
+        self._counts[member, name] += n
 
-    def add_of(self, member: int, name: str, n: int) -> None:
-        """Of one of several stages."""
-        self.add((member, name), n)
-
-    def take(self) -> dict[Any, int]:
-        """What was counted since the last call."""
-        counts, self._counts = self._counts, {}
-        return counts
+    def take(self) -> dict[tuple[int, str], int]:
+        counts, self._counts = self._counts, Counter()
+        return dict(counts)
 
 
 class ProcessWorker:
@@ -113,8 +107,6 @@ class ProcessWorker:
 
     Args:
         page: where it notes which row is in work.
-        operator: its own, which is opened.
-        context: what it is opened with.
         carry: what makes of an error something that can be sent.
         pack: how the ``Batch`` behind it wants rows, where there is one.
     """
@@ -146,7 +138,6 @@ class ProcessWorker:
     # -- one-to-one ----------------------------------------------------------------------------
 
     def process(self, chunk: Chunk) -> Any:
-        """One item."""
         self._draws.one(chunk.epoch, chunk.lineages[0])
         return self._operator.process(chunk)
 
@@ -161,7 +152,6 @@ class ProcessWorker:
         return self._packed(made), None
 
     def read(self, indices: list[Any], start: int, stop: int) -> tuple[Any, Carried | None]:
-        """Items of a random-access source."""
         made = self._made = Made(self._page, start)
         try:
             if self._operator.reads_many:
@@ -214,7 +204,6 @@ class ProcessWorker:
         self._operator.do_row(self._batch, index, sample)
 
     def end(self, kept: list[int]) -> Any:
-        """The batch of the rows that stay."""
         batch, self._batch = self._batch, None
         return self._operator.end_batch(batch, kept)
 
@@ -272,6 +261,5 @@ class ProcessWorker:
         return list(made) if isinstance(made, Iterator) else made
 
     def close(self) -> None:
-        """The end."""
         self._items = iter(())
         self._operator.close()

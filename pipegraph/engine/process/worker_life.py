@@ -34,7 +34,7 @@ def opened_worker(
 ) -> ProcessWorker:
     """A worker for one stage, or for a run of them; see ``ProcessWorker`` and ``RunWorker``."""
     for member, each in enumerate(contexts):
-        each.count, each.allocate = partial(counts.add_of, member), allocate
+        each.count, each.allocate = partial(counts.add, member), allocate
         each.share = partial(_share, {})
     if len(operators) == 1:
         return ProcessWorker(page, operators[0], contexts[0], Carried, pack)

@@ -16,7 +16,6 @@ import json
 import math
 import os
 import pickle
-import select
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ import traceback
 import warnings
 import weakref
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Any
 
 from pipegraph import forks
@@ -59,9 +59,7 @@ class Child:
 
     def ends_within(self, seconds: float) -> bool:
         """Whether it has ended, waited for so long."""
-        poll = select.poll()
-        poll.register(self.sentinel, select.POLLIN)
-        return bool(poll.poll(None if seconds == math.inf else seconds * 1000))
+        return bool(wait([self.sentinel], None if seconds == math.inf else seconds))
 
     def close(self) -> None:
         """Close our descriptors."""
@@ -145,10 +143,7 @@ class Zygote:
 
         Outside the lock: each caller can be cancelled by itself. Afterwards requests take no time.
         """
-        poll = select.poll()
-        poll.register(self._ready, select.POLLIN)
-        poll.register(cancel, select.POLLIN)
-        if cancel in (fd for fd, _ in poll.poll()):
+        if cancel in wait([self._ready, cancel]):
             raise Cancelled
 
     def reap(self, child: Child) -> int | None:
@@ -174,9 +169,7 @@ class Zygote:
 
     def _end(self) -> None:
         self._sock.close()
-        poll = select.poll()
-        poll.register(self._ready, select.POLLIN)
-        if not poll.poll(0):  # it would see the end only when all is imported
+        if not wait([self._ready], 0):  # it would see the end only when all is imported
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         self._close_ready()
