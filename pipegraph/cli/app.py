@@ -143,8 +143,8 @@ def tune(
     ] = 0.0,
 ) -> None:
     """Find workers and queue lengths, and print them as code to paste behind the graph."""
+    from pipegraph.cli.profile_command import run_tune
     from pipegraph.cli.target import load_graph
-    from pipegraph.cli.tune_command import run_tune
 
     run_tune(load_graph(graph), seconds, output, step_ms / 1000)
 

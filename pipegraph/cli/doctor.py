@@ -100,14 +100,11 @@ def _processes() -> list[tuple[str, str]]:
 
 
 def _devices() -> list[tuple[str, str]]:
-    import torch
+    from pipegraph.device import cuda
 
-    from pipegraph.device.cuda import is_available
-
-    if not is_available():
+    if not cuda.is_available():
         return [("devices", "cpu (no CUDA device; device='cpu' follows the same code path)")]
-    count = torch.accelerator.device_count()
-    return [("devices", f"{count} x cuda, and cpu")]
+    return [("devices", f"{len(cuda.devices())} x cuda, and cpu")]
 
 
 def _decoders() -> list[tuple[str, str]]:

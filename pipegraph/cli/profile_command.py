@@ -1,7 +1,8 @@
-"""``pipegraph profile``: run a graph for a while without a training loop."""
+"""``pipegraph profile`` and ``pipegraph tune``: run a graph for a while without a training loop."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from time import perf_counter
 
@@ -28,24 +29,31 @@ def run_profile(
 
     Args:
         step_s: seconds that a simulated training step takes for each chunk.
-        report: where to write the HTML report.
-        trace: where to write a trace for Perfetto.
-
-    Raises:
-        DataError: a whole epoch delivered nothing.
-        MissingExtraError: the report needs a package that is not installed.
+        report, trace: files to write, an HTML report and a trace for Perfetto.
     """
     with (
         graph.loader(output, epochs=None) as loader,
         record(loader, report=report, trace=trace, every=EVERY_S),
     ):
-        run_for(loader, seconds, step_s, ProgressLine(f"profiling {graph.name}", quiet=as_json))
+        _run_for(loader, seconds, step_s, ProgressLine(f"profiling {graph.name}", quiet=as_json))
     found = loader.profile()
     print(found.to_json(indent=2) if as_json else found)
 
 
-def run_for(loader: Loader, seconds: float, step_s: float, progress: ProgressLine) -> None:
-    """Iterate a loader over and over for ``seconds``; closes it then.
+def run_tune(graph: Graph, seconds: float, output: str | None, step_s: float = 0.0) -> None:
+    """Iterate ``graph`` over and over for ``seconds`` with ``autotune=True``; prints code for the settings.
+
+    What was tried and why goes to the standard error, so that the code can be sent to a file.
+    """
+    with graph.loader(output, epochs=None, autotune=True) as loader:
+        _run_for(loader, seconds, step_s, ProgressLine(f"tuning {graph.name}", quiet=not sys.stdout.isatty()))
+    found = loader.tuning()
+    print(found.story, file=sys.stderr)
+    print(found.code)
+
+
+def _run_for(loader: Loader, seconds: float, step_s: float, progress: ProgressLine) -> None:
+    """Iterate a loader over and over for ``seconds``, ``step_s`` of them for each chunk; closes it then.
 
     Raises:
         DataError: a whole epoch delivered nothing.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipegraph.contracts import Source
 from pipegraph.errors import GraphError
@@ -19,7 +19,7 @@ from .bottleneck import (
     find_cause,
     find_lock_holder,
 )
-from .measured import Measured, StageCounts, measure
+from .measured import Measured, measure
 from .values import MIN_S, ChannelProfile, Profile, StageProfile, run_busy, run_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def profile_of(loader: Loader, since: Profile | None = None) -> Profile:
         raise GraphError(f"since must be an earlier profile of this loader, got {since!r}")
     if runtime is None:
         stages = {
-            name: StageProfile(workers=_workers(stage), backend=stage.backend)
+            name: StageProfile(workers=stage.workers if stage.bypassed is None else 0, backend=stage.backend)
             for name, stage in plan.stages.items()
         }
         return Profile(stages, CONSUMER, 0.0, 0.0, quarantined, graph=plan.graph_name)
@@ -176,10 +176,6 @@ def _wake_s(measured: Measured) -> float:
     return late_ns / 1e9 / max(1, wakes)
 
 
-def _workers(stage: StagePlan) -> int:
-    return 0 if stage.bypassed is not None else stage.workers
-
-
 def _producers(plan: Plan) -> dict[Edge, str]:
     """The stage that feeds each edge ``(consumer, input index)``; ``("", 0)`` is the training loop's."""
     found = {
@@ -219,38 +215,33 @@ def _edges(plan: Plan, waits: Waits, totals: Totals, elapsed_ns: int) -> list[Ed
     def worked(name: str) -> int:
         return totals["worked", name] or plan.stages[name].workers * elapsed_ns
 
-    found = []
-    for (consumer, index), producer in _producers(plan).items():
-        empty, full = waits[consumer, index]
-        found.append(
-            EdgeFacts(
-                producer,
-                consumer or CONSUMER,
-                _share(empty, worked(consumer) if consumer else elapsed_ns),
-                _share(full, worked(producer)),
-                plan.stages[producer].backend == "inline",
-            )
+    return [
+        EdgeFacts(
+            producer,
+            consumer or CONSUMER,
+            _share(waits[consumer, index][0], worked(consumer) if consumer else elapsed_ns),
+            _share(waits[consumer, index][1], worked(producer)),
+            plan.stages[producer].backend == "inline",
         )
-    return found
+        for (consumer, index), producer in _producers(plan).items()
+    ]
 
 
 def _channels(plan: Plan, measured: Measured) -> list[ChannelProfile]:
-    found, totals = [], measured.totals
-    for edge, producer in _producers(plan).items():
-        look = measured.channels.get(edge)
-        if look is not None:
-            found.append(
-                ChannelProfile(
-                    producer=producer,
-                    consumer=edge[0] or CONSUMER,
-                    capacity=look.capacity,
-                    depth=look.depth,
-                    nbytes=look.nbytes,
-                    put_wait_s=totals["put", *edge] / 1e9,
-                    get_wait_s=totals["get", *edge] / 1e9,
-                )
-            )
-    return found
+    totals, looks = measured.totals, measured.channels
+    return [
+        ChannelProfile(
+            producer=producer,
+            consumer=edge[0] or CONSUMER,
+            capacity=looks[edge].capacity,
+            depth=looks[edge].depth,
+            nbytes=looks[edge].nbytes,
+            put_wait_s=totals["put", *edge] / 1e9,
+            get_wait_s=totals["get", *edge] / 1e9,
+        )
+        for edge, producer in _producers(plan).items()
+        if edge in looks
+    ]
 
 
 def _share(wait_ns: float, worked_ns: int) -> float:
@@ -259,21 +250,39 @@ def _share(wait_ns: float, worked_ns: int) -> float:
 
 
 def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elapsed_ns: int) -> StageProfile:
-    if stage.bypassed is not None:
-        return _within(stage, measured, elapsed_ns)
     name, totals = stage.name, measured.totals
-    workers = measured.workers.get(name, stage.workers)
+    counts = measured.stages.get(name)
+    if counts is None:
+        return StageProfile(within=stage.within)
+    within = stage.bypassed is not None  # another stage's workers do its work
+    workers = stage.workers if within else measured.workers.get(name, stage.workers)
     worked_ns = totals["worked", name] or workers * elapsed_ns
-    counts: StageCounts = measured.stages[name]
-    producers = _producers(plan)
     # A source's call may read a whole group of items.
-    calls = counts.items if isinstance(stage.operator, Source) else counts.calls
+    calls = counts.items if isinstance(stage.operator, Source) and not within else counts.calls
+    found = StageProfile(
+        items=counts.items,
+        samples=counts.samples,
+        nbytes=counts.nbytes,
+        rate=totals["items", name] * 1e9 / elapsed_ns,
+        service_mean_s=counts.busy_ns / 1e9 / max(1, calls),
+        service_p50_s=counts.durations.quantile_s(0.5),
+        service_p90_s=counts.durations.quantile_s(0.9),
+        service_p99_s=counts.durations.quantile_s(0.99),
+        busy=_share(totals["busy", name], worked_ns),
+        backend=stage.backend,
+        failed=counts.failed,
+        dropped=counts.dropped,
+        counters=counts.counters,
+        within=stage.within,
+    )
+    if within:
+        return found
     starved = sum(waits[name, index][0] for index in range(len(stage.upstream)))
     memory = totals["memory", name]
-    blocked = memory + sum(waits[edge][1] for edge, producer in producers.items() if producer == name)
+    blocked = memory + sum(waits[edge][1] for edge, producer in _producers(plan).items() if producer == name)
     ran = totals["cpu", name] + counts.child_ns
-    return StageProfile(
-        **_counted(stage, measured, elapsed_ns, worked_ns, calls),
+    return replace(
+        found,
         running=None if stage.backend == "inline" else _share(ran, worked_ns),
         coreless=_share(counts.coreless_ns, worked_ns),
         starved=_share(starved, worked_ns),
@@ -284,35 +293,3 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
         reports={key: report.to_dict() for key, report in counts.reports.items()},
         remarks=tuple(line for report in counts.reports.values() for line in report.lines()),
     )
-
-
-def _within(stage: StagePlan, measured: Measured, elapsed_ns: int) -> StageProfile:
-    """A stage whose work another one's workers do, with what they have counted of it, if anything."""
-    counts = measured.stages.get(stage.name)
-    if counts is None:
-        return StageProfile(within=stage.within)
-    worked_ns = measured.totals["worked", stage.name] or stage.workers * elapsed_ns
-    found = _counted(stage, measured, elapsed_ns, worked_ns, counts.calls)
-    return StageProfile(**found, within=stage.within)
-
-
-def _counted(
-    stage: StagePlan, measured: Measured, elapsed_ns: int, worked_ns: int, calls: int
-) -> dict[str, Any]:
-    """What follows from the stage's own counters."""
-    counts, totals, name = measured.stages[stage.name], measured.totals, stage.name
-    return {
-        "items": counts.items,
-        "samples": counts.samples,
-        "nbytes": counts.nbytes,
-        "rate": totals["items", name] * 1e9 / elapsed_ns,
-        "service_mean_s": counts.busy_ns / 1e9 / max(1, calls),
-        "service_p50_s": counts.durations.quantile_s(0.5),
-        "service_p90_s": counts.durations.quantile_s(0.9),
-        "service_p99_s": counts.durations.quantile_s(0.99),
-        "busy": _share(totals["busy", name], worked_ns),
-        "backend": stage.backend,
-        "failed": counts.failed,
-        "dropped": counts.dropped,
-        "counters": counts.counters,
-    }

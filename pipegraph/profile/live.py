@@ -38,7 +38,7 @@ BAR = 10
 
 
 class Live:
-    """What ``pg.live(loader)`` gives: a context manager, and an iterator over one pass.
+    """``pg.live(loader)``: shows a loader's passes while they run; a context manager, and an iterator over one pass.
 
     ::
 
@@ -95,10 +95,7 @@ class Live:
             self._show(whole=True)
             self._view.__exit__(kind, error, trace)
         else:
-            prefix = "done: " if kind is None else "stopped: "
-            self._console.print(
-                line(self._loader.profile(), prefix), markup=False, soft_wrap=True, emoji=False
-            )
+            self._say(line(self._loader.profile(), "done: " if kind is None else "stopped: "))
 
     def __iter__(self) -> Iterator[Any]:
         with self:
@@ -117,7 +114,12 @@ class Live:
             else:
                 found = self._loader.profile(self._last)
                 self._last = self._loader.profile()
-                self._console.print(line(found, self._words()), markup=False, soft_wrap=True, emoji=False)
+                done, total = self._done()
+                of = f" of {total:,}" if total else ""
+                self._say(line(found, f"epoch {self._epoch}, {done:,}{of}: "))
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True, emoji=False)
 
     def _show(self, whole: bool = False) -> None:
         """Draw anew in place of the last frame."""
@@ -135,10 +137,6 @@ class Live:
             )
         self._view.update(frame, refresh=True)
         self._frame = frame, width
-
-    def _words(self) -> str:
-        done, total = self._done()
-        return f"epoch {self._epoch}, {done:,}{f' of {total:,}' if total else ''}: "
 
     def _done(self) -> tuple[int, int | None]:
         """Chunks of the running epoch that were delivered, and how many it has."""
@@ -206,6 +204,4 @@ def line(profile: Profile, prefix: str = "") -> str:
     return f"{words}, {'training' if trains else profile.bottleneck} sets the pace"
 
 
-def live(loader: Loader) -> Live:
-    """Show a loader's passes while they run; see :class:`Live`."""
-    return Live(loader)
+live = Live

@@ -14,6 +14,9 @@ from .values import Profile
 
 Labels = Mapping[str, str]
 
+QUANTILES = (("0.5", "p50_s"), ("0.9", "p90_s"), ("0.99", "p99_s"))
+"""As OpenMetrics writes them, and as a profile's fields end."""
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -46,96 +49,60 @@ def _escaped(text: str) -> str:
 
 def _families(profile: Profile) -> Iterable[Metric]:
     graph = {"graph": profile.graph}
-    running = [(name, stage) for name, stage in profile.stages.items() if stage.workers]
+    running = {name: stage for name, stage in profile.stages.items() if stage.workers}
 
-    def stages(name: str, kind: str, about: str, values: Iterable[float], unit: str = "") -> Metric:
+    def metric(
+        name: str, kind: str, about: str, values: Iterable[tuple[Labels, float]], unit: str = ""
+    ) -> Metric:
         suffix = "_total" if kind == "counter" else ""
-        samples = tuple(
-            (suffix, {**graph, "stage": stage}, value)
-            for (stage, _), value in zip(running, values, strict=True)
-        )
-        return Metric(f"pipegraph_stage_{name}", kind, about, samples, unit)
+        samples = tuple((suffix, {**graph, **labels}, value) for labels, value in values)
+        return Metric(f"pipegraph_{name}", kind, about, samples, unit)
+
+    def stages(name: str, kind: str, about: str, field: str, unit: str = "") -> Metric:
+        values = [({"stage": each}, getattr(stage, field)) for each, stage in running.items()]
+        return metric(f"stage_{name}", kind, about, values, unit)
 
     def loader(name: str, kind: str, about: str, value: float, unit: str = "") -> Metric:
-        suffix = "_total" if kind == "counter" else ""
-        return Metric(f"pipegraph_{name}", kind, about, ((suffix, graph, value),), unit)
+        return metric(name, kind, about, [({}, value)], unit)
 
-    made = [stage for _, stage in running]
-    yield stages("items", "counter", "Chunks that the stage sent.", [s.items for s in made])
-    yield stages("samples", "counter", "Samples in them.", [s.samples for s in made])
-    yield stages("made_bytes", "counter", "Bytes of data that it made.", [s.nbytes for s in made], "bytes")
-    yield stages("failed", "counter", "Items that failed.", [s.failed for s in made])
-    yield stages("retried", "counter", "Tries after the first.", [s.retried for s in made])
-    yield stages("dropped", "counter", "Items that it sent nothing for.", [s.dropped for s in made])
-    yield stages("workers", "gauge", "Workers.", [s.workers for s in made])
+    yield stages("items", "counter", "Chunks that the stage sent.", "items")
+    yield stages("samples", "counter", "Samples in them.", "samples")
+    yield stages("made_bytes", "counter", "Bytes of data that it made.", "nbytes", "bytes")
+    yield stages("failed", "counter", "Items that failed.", "failed")
+    yield stages("retried", "counter", "Tries after the first.", "retried")
+    yield stages("dropped", "counter", "Items that it sent nothing for.", "dropped")
+    yield stages("workers", "gauge", "Workers.", "workers")
     for state in ("busy", "starved", "blocked"):
-        yield stages(
-            f"{state}_ratio",
-            "gauge",
-            f"Share of its workers' time that they were {state}.",
-            [getattr(stage, state) for stage in made],
-            "ratio",
-        )
-    quantiles = (("0.5", "service_p50_s"), ("0.9", "service_p90_s"), ("0.99", "service_p99_s"))
-    yield Metric(
-        "pipegraph_stage_service_seconds",
-        "summary",
-        "How long one piece of work took.",
-        tuple(
-            ("", {**graph, "stage": name, "quantile": quantile}, getattr(stage, field))
-            for name, stage in running
-            for quantile, field in quantiles
-        ),
-        "seconds",
-    )
+        about = f"Share of its workers' time that they were {state}."
+        yield stages(f"{state}_ratio", "gauge", about, state, "ratio")
+    services = [
+        ({"stage": name, "quantile": quantile}, getattr(stage, f"service_{field}"))
+        for name, stage in running.items()
+        for quantile, field in QUANTILES
+    ]
+    yield metric("stage_service_seconds", "summary", "How long one piece of work took.", services, "seconds")
     for field in ("depth", "capacity"):
-        yield Metric(
-            f"pipegraph_channel_{field}",
-            "gauge",
-            f"The queue's {field} in items.",
-            tuple(
-                (
-                    "",
-                    {**graph, "producer": each.producer, "consumer": each.consumer},
-                    getattr(each, field),
-                )
-                for each in profile.channels
-            ),
-        )
+        queues = [
+            ({"producer": each.producer, "consumer": each.consumer}, getattr(each, field))
+            for each in profile.channels
+        ]
+        yield metric(f"channel_{field}", "gauge", f"The queue's {field} in items.", queues)
     yield loader("items", "counter", "Chunks delivered.", profile.items)
     yield loader("samples", "counter", "Samples delivered.", profile.samples)
     yield loader("running_seconds", "counter", "Time that passes ran.", profile.elapsed_s, "seconds")
     yield loader(
         "stall_seconds", "counter", "Time that training waited for data.", profile.stall_s, "seconds"
     )
-    yield Metric(
-        "pipegraph_wait_seconds",
-        "summary",
-        "How long training waited for a chunk.",
-        tuple(
-            ("", {**graph, "quantile": quantile}, value)
-            for quantile, value in (
-                ("0.5", profile.wait_p50_s),
-                ("0.9", profile.wait_p90_s),
-                ("0.99", profile.wait_p99_s),
-            )
-        ),
-        "seconds",
-    )
+    waits = [({"quantile": quantile}, getattr(profile, f"wait_{field}")) for quantile, field in QUANTILES]
+    yield metric("wait_seconds", "summary", "How long training waited for a chunk.", waits, "seconds")
     yield loader("memory_bytes", "gauge", "Bytes that chunks hold.", profile.memory_bytes, "bytes")
     yield loader("memory_limit_bytes", "gauge", "Bytes they may hold.", profile.memory_limit, "bytes")
     yield loader("pinned_bytes", "gauge", "Pinned memory of stages.", profile.pinned_bytes, "bytes")
     yield loader("quarantined", "counter", "Samples left out or replaced.", len(profile.quarantined))
-    holders = [name for name, _ in running] + [CONSUMER]
-    yield Metric(
-        "pipegraph_bottleneck",
-        "stateset",
-        "Which stage sets the pace.",
-        tuple(
-            ("", {**graph, "pipegraph_bottleneck": name}, float(name == profile.bottleneck))
-            for name in holders
-        ),
-    )
+    holders = [
+        ({"pipegraph_bottleneck": name}, float(name == profile.bottleneck)) for name in [*running, CONSUMER]
+    ]
+    yield metric("bottleneck", "stateset", "Which stage sets the pace.", holders)
 
 
 def scalars(profile: Profile) -> dict[str, float]:

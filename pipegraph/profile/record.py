@@ -27,7 +27,7 @@ logger = logging.getLogger("pipegraph")
 
 
 class Recording:
-    """What ``pg.record(...)`` gives: a context manager. It looks at the loader from a thread of its own.
+    """``pg.record(...)``: watches a loader in a ``with`` block, from a thread of its own.
 
     Args:
         loader: running or not yet.
@@ -158,14 +158,4 @@ def _file(what: str, where: str | Path) -> Path:
     return path
 
 
-def record(
-    loader: Loader,
-    *,
-    report: str | Path | None = None,
-    trace: str | Path | None = None,
-    log: Log | None = None,
-    ranges: bool = False,
-    every: float = 1.0,
-) -> Recording:
-    """Watch a loader in a ``with`` block; see :class:`Recording` for the arguments."""
-    return Recording(loader, report=report, trace=trace, log=log, ranges=ranges, every=every)
+record = Recording

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -21,15 +22,15 @@ class Report(ABC):
         """The same for people: short lines for the printed profile; none if there is nothing to say."""
 
 
+@dataclass(frozen=True)
 class ReportSnapshot(Report):
     """A report as it stood when it was asked for."""
 
-    def __init__(self, values: dict[str, Any], lines: list[str]) -> None:
-        self._values = values
-        self._lines = lines
+    values: dict[str, Any]
+    texts: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        return self._values
+        return self.values
 
     def lines(self) -> list[str]:
-        return self._lines
+        return self.texts

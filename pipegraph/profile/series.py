@@ -32,7 +32,6 @@ class Moment:
 
     @property
     def samples_per_s(self) -> float:
-        """Delivered per second of the interval."""
         return self.samples / max(1e-9, self.end_s - self.start_s)
 
     def with_next(self, later: Moment) -> Moment:

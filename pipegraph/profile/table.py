@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from pipegraph.errors import shown
 from pipegraph.units import format_bytes, format_duration, shorten
 
@@ -37,7 +39,7 @@ def render(profile: Profile) -> str:
         cells += [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
         lines.append("  ".join(cells).rstrip())
     lines += [_cut(line) for line in _remarks(profile)]
-    return "\n".join([*(_cut(line) for line in lines), *_wrap(conclude(profile))])
+    return "\n".join([*(_cut(line) for line in lines), *textwrap.wrap(conclude(profile), WIDTH)])
 
 
 def conclude(profile: Profile) -> str:
@@ -189,9 +191,3 @@ def _share(share: float) -> str:
 def _cut(line: str) -> str:
     line = line.replace("\n", " ")
     return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
-
-
-def _wrap(sentence: str) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(sentence, WIDTH)

@@ -42,13 +42,12 @@ def trace_events(events: Events, threads: Mapping[int, str], graph: str) -> dict
     def us(ns: int) -> float:
         return (ns - zero) / 1000
 
-    made: list[dict[str, Any]] = [_named("process_name", 0, graph)]
+    made: list[dict[str, Any]] = [_event("M", "process_name", 0, args={"name": graph})]
     known = dict.fromkeys([e.thread for e in worked] + [e.thread for e in steps])
     for thread in known:
         trains = any(e.thread == thread for e in steps)
-        made.append(
-            _named("thread_name", thread, TRAINING if trains else threads.get(thread, f"thread {thread}"))
-        )
+        name = TRAINING if trains else threads.get(thread, f"thread {thread}")
+        made.append(_event("M", "thread_name", thread, args={"name": name}))
     made += [_slice(e.stage, e.thread, us(e.end_ns - e.took_ns), e.took_ns / 1000) for e in worked]
     last = max([zero, *(e.end_ns for e in worked), *(e.got_ns for e in steps)])
     asked_next: dict[int, int] = {}
@@ -58,23 +57,18 @@ def trace_events(events: Events, threads: Mapping[int, str], graph: str) -> dict
         wait_us = (step.got_ns - step.asked_ns) / 1000
         made.append(_slice("wait", step.thread, us(step.asked_ns), wait_us))
         long_us = max(1.0, (following - step.got_ns) / 1000)
-        made.append(
-            _slice("step", step.thread, us(step.got_ns), long_us, _samples(step.epoch, step.lineages))
-        )
+        shown = _samples(step.epoch, step.lineages)
+        made.append(_slice("step", step.thread, us(step.got_ns), long_us, args=shown))
     made += _flows(worked, sent, steps, us)
     return {"traceEvents": made, "displayTimeUnit": "ms"}
 
 
-def _named(what: str, thread: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": 1, "tid": thread, "args": {"name": name}}
+def _event(phase: str, name: str, thread: int, **more: Any) -> dict[str, Any]:
+    return {"ph": phase, "name": name, "pid": 1, "tid": thread, **more}
 
 
-def _slice(
-    name: str, thread: int, ts: float, dur: float, args: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    return {"ph": "X", "name": name, "cat": "work", "pid": 1, "tid": thread, "ts": ts, "dur": dur} | (
-        {"args": dict(args)} if args else {}
-    )
+def _slice(name: str, thread: int, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+    return _event("X", name, thread, cat="work", ts=ts, dur=dur, **args)
 
 
 def _samples(epoch: int, lineages: Sequence[Any]) -> dict[str, Any]:
@@ -111,9 +105,7 @@ def _flows(
             continue
         for index, (slice_, at_ns) in enumerate(places):
             middle = min(at_ns, slice_.end_ns) - min(slice_.took_ns, 1000) // 2
-            yield _flow("s" if index == 0 else "t", number, slice_.thread, us(middle))
-        yield _flow("f", number, step.thread, us(step.got_ns) + 0.5) | {"bp": "e"}
-
-
-def _flow(phase: str, number: int, thread: int, ts: float) -> dict[str, Any]:
-    return {"ph": phase, "name": "sample", "cat": "sample", "id": number, "pid": 1, "tid": thread, "ts": ts}
+            phase = "s" if index == 0 else "t"
+            yield _event(phase, "sample", slice_.thread, cat="sample", id=number, ts=us(middle))
+        at = us(step.got_ns) + 0.5
+        yield _event("f", "sample", step.thread, cat="sample", id=number, ts=at, bp="e")

@@ -12,8 +12,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from pipegraph.lazy_names import lazy_names
 from pipegraph.testing.gate import Gate as Gate, Sequencer as Sequencer
 from pipegraph.testing.leaks import Resources as Resources
 from pipegraph.testing.outcome import fingerprint as fingerprint
@@ -21,12 +22,7 @@ from pipegraph.testing.resume import assert_resumes_exactly as assert_resumes_ex
 from pipegraph.testing.same import assert_same_everywhere as assert_same_everywhere
 
 if TYPE_CHECKING:
-    from pipegraph.testing.leaks import no_leaks as no_leaks
+    from pipegraph.testing.leak_fixture import no_leaks as no_leaks
 
-
-def __getattr__(name: str) -> Any:
-    if name != "no_leaks":  # the one part that needs pytest
-        raise AttributeError(f"module 'pipegraph.testing' has no attribute {name!r}")
-    from pipegraph.testing import leaks
-
-    return leaks.no_leaks
+# The one part that needs pytest.
+__getattr__, __dir__, _ = lazy_names(__name__, {"leak_fixture": "no_leaks"})

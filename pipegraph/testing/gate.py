@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from pipegraph.chunk import Chunk
@@ -12,22 +13,22 @@ from pipegraph.contracts import Context, Operator
 from pipegraph.engine.activity import Cancelled
 
 
+@dataclass
 class _Door:
     """What all copies of a gate share."""
 
-    def __init__(self) -> None:
-        self.condition = threading.Condition()
-        self.passes = 0
-        self.positions: set[int] = set()
-        self.open = False
-        self.waiting: list[int] = []
+    condition: threading.Condition = field(default_factory=threading.Condition)
+    passes: int = 0
+    positions: set[int] = field(default_factory=set)
+    open: bool = False
+    waiting: list[int] = field(default_factory=list)
 
 
+@dataclass
 class _Run:
     """Whether the workers of one loader must wait no more. Changes under the door's condition."""
 
-    def __init__(self) -> None:
-        self.cancelled = False
+    cancelled: bool = False
 
 
 @final

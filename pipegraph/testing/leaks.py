@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 _SHARED_MEMORY = "/dev/shm/"
 
@@ -90,29 +87,3 @@ class Resources:
         found += [f"descriptor {each}" for each in sorted(self.descriptors - before.descriptors)]
         found += [f"shared memory {each}" for each in sorted(self.shared_memory - before.shared_memory)]
         return found
-
-
-def _no_leaks() -> Iterator[None]:
-    """Fails a test that leaves threads, processes, descriptors or shared memory behind."""
-    before = Resources.now()
-    yield
-    leaked = Resources.now().leaked_since(before)
-    if leaked:  # perhaps only garbage that nobody has collected yet
-        gc.collect()
-        leaked = Resources.now().leaked_since(before)
-    assert not leaked, "the test left behind: " + "; ".join(leaked)
-
-
-if TYPE_CHECKING:
-    no_leaks: Any
-
-
-def __getattr__(name: str) -> Any:
-    # A pytest fixture, made at first use: pytest is no dependency of the package.
-    if name != "no_leaks":
-        raise AttributeError(name)
-    import pytest
-
-    fixture = pytest.fixture(name="no_leaks")(_no_leaks)
-    globals()[name] = fixture
-    return fixture

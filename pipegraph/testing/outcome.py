@@ -24,22 +24,15 @@ def fingerprint(data: Any) -> Any:
     """A hashable value that is equal for equal trees: arrays and tensors by dtype, shape and bytes."""
     if isinstance(data, torch.Tensor):
         whole = data.detach().cpu().contiguous().resolve_conj().resolve_neg()
-        return (
-            (
-                "tensor",
-                str(whole.dtype),
-                tuple(whole.shape),
-                whole.reshape(-1).view(torch.uint8).numpy().tobytes(),
-            )
-            if (whole.numel())
-            else ("tensor", str(whole.dtype), tuple(whole.shape), b"")
-        )
+        content = whole.reshape(-1).view(torch.uint8).numpy().tobytes() if whole.numel() else b""
+        return ("tensor", str(whole.dtype), tuple(whole.shape), content)
     if isinstance(data, np.ndarray):
         if data.dtype.hasobject:
             return ("objects", data.shape, tuple(fingerprint(each) for each in data.flat))
         return ("array", data.dtype.str, data.shape, np.ascontiguousarray(data).tobytes())
     if isinstance(data, Mapping):
-        return ("mapping", *((key, fingerprint(value)) for key, value in sorted(data.items(), key=_by_repr)))
+        items = sorted(data.items(), key=lambda item: repr(item[0]))
+        return ("mapping", *((key, fingerprint(value)) for key, value in items))
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         values = (fingerprint(getattr(data, field.name)) for field in dataclasses.fields(data))
         return (type(data).__qualname__, *values)
@@ -52,10 +45,6 @@ def fingerprint(data: Any) -> Any:
     except TypeError:
         return repr(data)
     return data
-
-
-def _by_repr(item: tuple[Any, Any]) -> str:
-    return repr(item[0])
 
 
 def is_ordered(graph: Graph) -> bool:
@@ -75,7 +64,6 @@ class DeliveredChunk:
 
     @classmethod
     def of(cls, chunk: Chunk) -> DeliveredChunk:
-        """The chunk as a value."""
         keys = tuple(map(fingerprint, chunk.keys))
         return cls(chunk.epoch, tuple(chunk.lineages), keys, fingerprint(chunk.data), chunk.batched)
 

@@ -6,12 +6,9 @@ import json
 from typing import Any
 
 from pipegraph.graph import Graph
-from pipegraph.testing.outcome import (
-    DeliveredChunk,
-    MakeGraph,
-    assert_equal_chunks,
-    is_ordered,
-)
+from pipegraph.testing.outcome import DeliveredChunk, MakeGraph, assert_equal_chunks, is_ordered
+
+Chunks = tuple[DeliveredChunk, ...]
 
 
 def assert_resumes_exactly(make_graph: MakeGraph, epochs: int = 2, **loader_options: Any) -> None:
@@ -30,33 +27,27 @@ def assert_resumes_exactly(make_graph: MakeGraph, epochs: int = 2, **loader_opti
     """
     ordered = is_ordered(make_graph())
     whole, states = _uninterrupted(make_graph, epochs, loader_options)
+
+    def compare(before: Chunks, rest: Chunks, what: str) -> None:
+        if ordered:
+            assert_equal_chunks(whole[len(before) :], rest, True, what)
+        else:
+            assert_equal_chunks(whole, before + rest, False, what)
+
     for number, ((epoch, count), state, before) in enumerate(states):
         what = f"restored after {count} chunks of epoch {epoch}"
         middle = (len(whole) - len(before)) // 2
         rest, half, again = _restored(make_graph(), state, epochs, loader_options, middle)
-        _compare(whole, before, rest, ordered, what)
+        compare(before, rest, what)
         if number % 4 == 0:
             _, half, again = _restored(make_graph(), state, epochs, loader_options, middle, leaves=True)
         rest, _, _ = _restored(make_graph(), again, epochs, loader_options, 0)
-        _compare(whole, before + half, rest, ordered, f"{what}, and again after {len(half)} more")
-
-
-def _compare(
-    whole: tuple[DeliveredChunk, ...],
-    before: tuple[DeliveredChunk, ...],
-    rest: tuple[DeliveredChunk, ...],
-    ordered: bool,
-    what: str,
-) -> None:
-    if ordered:
-        assert_equal_chunks(whole[len(before) :], rest, True, what)
-    else:
-        assert_equal_chunks(whole, before + rest, False, what)
+        compare(before + half, rest, f"{what}, and again after {len(half)} more")
 
 
 def _uninterrupted(
     make_graph: MakeGraph, epochs: int, options: dict[str, Any]
-) -> tuple[tuple[DeliveredChunk, ...], list[tuple[tuple[int, int], str, tuple[DeliveredChunk, ...]]]]:
+) -> tuple[Chunks, list[tuple[tuple[int, int], str, Chunks]]]:
     """All chunks, and ``((epoch, chunks of it), state, chunks before)`` at every step."""
     chunks: list[DeliveredChunk] = []
     states = []
@@ -75,10 +66,10 @@ def _uninterrupted(
 
 def _restored(
     graph: Graph, state: str, epochs: int, options: dict[str, Any], middle: int, leaves: bool = False
-) -> tuple[tuple[DeliveredChunk, ...], tuple[DeliveredChunk, ...], str]:
+) -> tuple[Chunks, Chunks, str]:
     """All that comes after loading a state, its first ``middle`` chunks, and the state then; ``leaves``: by a break."""
     chunks: list[DeliveredChunk] = []
-    half: tuple[DeliveredChunk, ...] = ()
+    half: Chunks = ()
     again = state
     with graph.loader(epochs=epochs, **options) as loader:
         loader.load_state_dict(json.loads(state))

@@ -54,11 +54,7 @@ REST = 8
 
 
 class Search:
-    """Fed one window of facts after another; says what sizes to try.
-
-    Args:
-        sizes: of the tuned stages at the beginning.
-    """
+    """Fed one window of facts after another; says what sizes to try. It begins with those of the tuned stages."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes: dict[str, Size] = dict(sizes)  # those that are kept
@@ -80,7 +76,6 @@ class Search:
 
     @property
     def tuning(self) -> Tuning:
-        """What was decided so far."""
         return Tuning(tuple(self.decisions), dict(self.sizes), tuple(self.advice.values()), self.settled)
 
     def next(self, facts: Facts) -> dict[str, Size]:

@@ -16,6 +16,7 @@ from pipegraph.cli.demo.data import SEED, DataSet, find_data, own_images
 from pipegraph.cli.demo.network import Autoencoder, Classifier
 from pipegraph.cli.demo.shapes import IMAGES, shapes_folder
 from pipegraph.cli.progress_bars import ProgressLine
+from pipegraph.device import every_device
 from pipegraph.errors import PipegraphError
 from pipegraph.machine import cores
 
@@ -52,7 +53,7 @@ class DemoJob:
         self.data = data
         self.epochs = epochs
         self.progress = progress
-        self.devices = _devices()
+        self.devices = every_device()
         self.batch = max(1, min(BATCH, data.samples // MIN_STEPS))
         self.steps = -(-data.samples // self.batch)
         self.stop_at = max(1, min(STOP_WITHIN, epochs // 2 * self.steps + self.steps // 2))
@@ -144,11 +145,3 @@ class DemoJob:
             )
         else:
             self.progress.say(f"each of the {self.data.samples:,} images was delivered {whole}")
-
-
-def _devices() -> list[torch.device]:
-    """Every CUDA device there is, else the CPU."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None or found.type != "cuda":
-        return [torch.device("cpu")]
-    return [torch.device("cuda", index) for index in range(torch.accelerator.device_count())]
