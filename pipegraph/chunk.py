@@ -15,6 +15,7 @@ and :class:`Mark` (where a ``Route`` switched to another output).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -240,50 +241,40 @@ class Chunk:
         return grouped
 
 
-class EndOfEpoch:
+class _NoMemory:
+    """What tokens hold, as chunks say it."""
+
+    __slots__ = ()
+    buffers = ()
+    nbytes = 0
+
+
+@dataclass(slots=True, eq=False)
+class EndOfEpoch(_NoMemory):
     """The stage that sent this token has sent all of ``epoch``."""
 
-    __slots__ = ("after", "before", "epoch")
-    buffers = ()
-    nbytes = 0
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.before: Cursor = None
-        self.after: Cursor = None
-
-    def __repr__(self) -> str:
-        return f"<EndOfEpoch {self.epoch}>"
+    epoch: int
+    before: Cursor = None
+    after: Cursor = None
 
 
-class Failure:
+@dataclass(slots=True, eq=False)
+class Failure(_NoMemory):
     """An exception, in the failed item's place in the stream."""
 
-    __slots__ = ("epoch", "error")
-    buffers = ()
-    nbytes = 0
-
-    def __init__(self, error: BaseException, epoch: int) -> None:
-        self.error = error
-        self.epoch = epoch
-
-    def __repr__(self) -> str:
-        return f"<Failure {self.error!r}>"
+    error: BaseException
+    epoch: int
 
 
-class Mark:
+@dataclass(slots=True, eq=False)
+class Mark(_NoMemory):
     """Marks where a ``Route`` switched to output ``turn``; its ``Merge`` switches there too."""
 
-    __slots__ = ("after", "before", "epoch", "route", "turn")
-    buffers = ()
-    nbytes = 0
-
-    def __init__(self, route: str, turn: int, epoch: int, before: Cursor, after: Cursor) -> None:
-        self.route = route
-        self.turn = turn
-        self.epoch = epoch
-        self.before = before
-        self.after = after
+    route: str
+    turn: int
+    epoch: int
+    before: Cursor
+    after: Cursor
 
 
 Token = EndOfEpoch | Failure | Mark

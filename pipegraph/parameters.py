@@ -160,12 +160,8 @@ def plain_parameters(operator: Any) -> dict[str, str]:
     Numbers, texts, functions, and lists, tuples, sets and dicts of these. Anything else is left out: what it says of
     itself may differ from process to process.
     """
-    found = {}
-    for name, value in vars(operator).items():
-        text = _parameter(value)
-        if text is not None:
-            found[name] = text
-    return found
+    found = {name: _parameter(value) for name, value in vars(operator).items()}
+    return {name: text for name, text in found.items() if text is not None}
 
 
 def _parameter(value: Any) -> str | None:
@@ -176,10 +172,9 @@ def _parameter(value: Any) -> str | None:
         if len(value) > ENTRIES:
             return f"{kind} of {len(value)}"
         entries: Iterable[Any] = list(value.items()) if isinstance(value, dict) else value
-        texts = [_parameter(each) for each in entries]
-        if any(text is None for text in texts):
+        shown = [text for text in map(_parameter, entries) if text is not None]
+        if len(shown) < len(value):
             return f"{kind} of {len(value)}"
-        shown = [text for text in texts if text is not None]
         return f"{kind}({', '.join(sorted(shown) if isinstance(value, set | frozenset) else shown)})"
     if inspect.isroutine(value) or isinstance(value, partial | type):
         return function_name(value)

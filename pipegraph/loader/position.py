@@ -166,13 +166,11 @@ class Progress:
 
     @property
     def items(self) -> int:
-        """Chunks delivered by all passes."""
         rows = self._rows
         return self._items if rows is None else rows.items + rows.delivered
 
     @property
     def samples(self) -> int:
-        """Samples delivered by all passes."""
         rows = self._rows
         return self._samples if rows is None else rows.samples + rows.delivered
 

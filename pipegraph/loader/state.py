@@ -59,7 +59,6 @@ class Delivered:
 
     @property
     def cursor(self) -> Cursor:
-        """Of what was delivered last."""
         return self._known[1][-1][0]
 
     def read(self) -> tuple[Cursor, dict[Path, set[Lineage]]]:

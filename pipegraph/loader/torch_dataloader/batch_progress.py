@@ -13,6 +13,7 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from numbers import Integral
 from typing import Any
@@ -25,33 +26,31 @@ from pipegraph.errors import StateError
 VERSION = 2
 
 
+@dataclass
 class BatchProgress:
     """One pass.
 
-    Args:
-        options: of the loader, which decide what a batch is.
-        workers: whose copies of the data set have states; 0 where it has none.
-
     Attributes:
+        options: of the loader, which decide what a batch is.
         batches: delivered so far in this epoch.
         base_seed: of the workers, once the pass has begun.
         finished: whether the loop has run to its end.
         before: the random states at the beginning of a pass that has not begun.
         order: the random state that the epoch's order is drawn from, once it is known, and the sampler's own number of
             the epoch where it has one (``set_epoch``).
-        copies: for each worker the batches delivered, and where its copy stands, if it says so.
+        copies: for each worker whose copy of the data set has a state: the batches delivered, and where the copy
+            stands, if it says so.
         turn: the worker whose batch is next, where copies have states.
     """
 
-    def __init__(self, options: dict[str, Any], workers: int) -> None:
-        self.options = options
-        self.batches = 0
-        self.base_seed: int | None = None
-        self.finished = False
-        self.before: dict[str, Any] = {}
-        self.order: dict[str, Any] = {}
-        self.copies: list[tuple[int, Any]] = [(0, None)] * workers
-        self.turn = 0
+    options: dict[str, Any]
+    batches: int = 0
+    base_seed: int | None = None
+    before: dict[str, Any] = field(default_factory=dict)
+    order: dict[str, Any] = field(default_factory=dict)
+    copies: list[tuple[int, Any]] = field(default_factory=list)
+    turn: int = 0
+    finished: bool = False
 
     def deliver(self, worker: int, where: Any) -> None:
         """A batch of a worker was delivered; ``where`` its copy stands behind it."""
@@ -98,12 +97,15 @@ class BatchProgress:
                     f"{name}={now}, so that other samples would remain: resume with {name}={kept[name]} and change "
                     "it between epochs"
                 )
-        made = BatchProgress(fresh.options, 0)
-        made.batches, made.base_seed = state["batches"], state["base_seed"]
-        made.before, made.order = dict(state["before"]), dict(state["order"])
-        made.copies = [(done, kept) for done, kept in state["copies"]]
-        made.turn = state["turn"]
-        return made
+        return BatchProgress(
+            options=fresh.options,
+            batches=state["batches"],
+            base_seed=state["base_seed"],
+            before=dict(state["before"]),
+            order=dict(state["order"]),
+            copies=[(done, where) for done, where in state["copies"]],
+            turn=state["turn"],
+        )
 
 
 class Indices:
@@ -147,18 +149,18 @@ class Indices:
         return next(self._drawn)
 
 
+@dataclass
 class IndicesAnew:
     """:class:`Indices`, each time that it is iterated."""
 
-    def __init__(self, sampler: Any, progress: BatchProgress) -> None:
-        self._sampler = sampler
-        self._progress = progress
+    sampler: Any
+    progress: BatchProgress
 
     def __iter__(self) -> Indices:
-        return Indices(self._sampler, self._progress)
+        return Indices(self.sampler, self.progress)
 
     def __len__(self) -> int:
-        return len(self._sampler)
+        return len(self.sampler)
 
 
 def _behind(sampler: Any, batches: int) -> Iterator[Any]:

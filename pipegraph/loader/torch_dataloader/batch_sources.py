@@ -42,7 +42,6 @@ class Fetching:
     carries: bool = False
 
     def fetcher(self, kind: int) -> Any:
-        """Torch's fetcher."""
         create: Any = _DatasetKind.create_fetcher
         return create(kind, self.dataset, self.collates, self.collate, self.drop_last)
 
@@ -60,13 +59,13 @@ class Failed:
 
 
 @final
+@dataclass(eq=False)
 class Stateful:
     """A batch, and where its worker's copy of the data set stands behind it."""
 
-    def __init__(self, worker: int, data: Any, state: Any) -> None:
-        self.worker = worker
-        self.data = data
-        self.state = state
+    worker: int
+    data: Any
+    state: Any
 
 
 class _Batches(Source):
@@ -283,24 +282,20 @@ def begun(fetching: Fetching, done: int, state: Any) -> Any:
     return fetcher
 
 
+@dataclass(eq=False)
 class ReadAgain:
-    """An iterable in torch's own workers, behind what each has delivered, the first time that it is iterated there.
+    """An iterable in torch's own workers, behind what each has delivered, the first time that it is iterated there."""
 
-    Args:
-        done: batches delivered, of each worker.
-        size: of a batch.
-    """
-
-    def __init__(self, dataset: Any, done: list[int], size: int) -> None:
-        self._dataset = dataset
-        self._done = done
-        self._size = size
+    dataset: Any
+    done: list[int]
+    """Batches delivered, of each worker."""
+    size: int
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         assert info is not None
-        done, self._done[info.id] = self._done[info.id], 0
-        return islice(iter(self._dataset), done * self._size, None)
+        done, self.done[info.id] = self.done[info.id], 0
+        return islice(iter(self.dataset), done * self.size, None)
 
 
 def where(fetcher: Any) -> tuple[str, Any] | None:
@@ -323,11 +318,7 @@ def restore_copy(dataset: Any, state: tuple[str, Any] | None) -> None:
 
 
 class InTurn(FanIn):
-    """One item from each input in turn; an input that has ended is left out from then on.
-
-    Args:
-        first: the input to begin with, in the first epoch.
-    """
+    """One item from each input in turn, in the first epoch from ``first`` on; one that has ended is left out then."""
 
     own_numbers = True
     default_name = "batches"

@@ -172,8 +172,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
         options = {"batch_size": getattr(sampler, "batch_size", None), "shuffle": shuffle}
         if self._dataset_kind == _DatasetKind.Map and not self._copies_have_states:
-            return BatchProgress(options, 0)
-        return BatchProgress(options, 1 if self.workers == "thread" else max(1, self.num_workers))
+            return BatchProgress(options)
+        copies = 1 if self.workers == "thread" else max(1, self.num_workers)
+        return BatchProgress(options, copies=[(0, None)] * copies)
 
     @property
     def _copies_have_states(self) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import os
 import random
-import select
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +78,7 @@ def _stack_shared(
     """``default_collate`` of tensors, written once, to memory that the trainer reads."""
     first = batch[0]
     plain = first.__class__ is torch.Tensor and first.layout == torch.strided and first.device.type == "cpu"
-    plain = (
-        plain and not first.is_nested
-    )  # a nested tensor's layout is strided too; torch's function refuses it
+    plain = plain and not first.is_nested  # its layout is strided too; torch's function refuses it
     nbytes = len(batch) * first.nbytes if plain else 0
     alike = nbytes >= SHARED_BYTES and all(
         each.shape == first.shape and each.dtype == first.dtype and not each.requires_grad for each in batch
@@ -136,7 +134,6 @@ class WorkerProcess:
         return [WorkerProcess(pid) for each in operators if (pid := getattr(each, "pid", None)) is not None]
 
     def is_alive(self) -> bool:
-        """Whether it runs."""
         return self._started is not None and _start_time(self.pid) == self._started
 
     @property
@@ -152,12 +149,11 @@ class WorkerProcess:
             return
         try:
             if self.is_alive():
-                select.select([ended], [], [], timeout)
+                wait([ended], timeout)
         finally:
             os.close(ended)
 
     def terminate(self) -> None:
-        """End it."""
         if self.is_alive():
             os.kill(self.pid, signal.SIGTERM)
 

@@ -15,11 +15,7 @@ from pipegraph.engine.activity import Cancelled
 
 
 class IndexFeed:
-    """Indices that one thread puts and each worker's thread takes. Thread-safe.
-
-    Args:
-        shares: workers; they are dealt indices in turn.
-    """
+    """Indices that one thread puts and the threads of ``shares`` workers take, dealt in turn. Thread-safe."""
 
     def __init__(self, shares: int) -> None:
         self._changed = threading.Condition()
@@ -43,7 +39,6 @@ class IndexFeed:
             self._next = first
 
     def put(self, index: Any) -> None:
-        """The next index."""
         with self._changed:
             self._shares[self._next].append(index)
             self._next = (self._next + 1) % self._count
@@ -80,7 +75,6 @@ class IndexFeed:
             self._changed.notify_all()
 
     def uncancel(self) -> None:
-        """It may block again."""
         with self._changed:
             self._cancelled = False
 
@@ -90,7 +84,6 @@ class DrawnIndices:
 
     Args:
         sampler: gives them anew for each epoch; ``set_epoch`` is called where it has one.
-        shares: as of :class:`IndexFeed`.
     """
 
     def __init__(self, sampler: Iterable[Any], shares: int) -> None:
@@ -104,12 +97,10 @@ class DrawnIndices:
         return DrawnIndices, ((), self._count)
 
     def begin(self) -> None:
-        """See :class:`IndexFeed`."""
         with self._lock:
             self._epochs.clear()
 
     def indices_of(self, epoch: int, worker: int) -> Iterator[Any]:
-        """See :class:`IndexFeed`."""
         while True:
             with self._lock:
                 if epoch not in self._epochs:

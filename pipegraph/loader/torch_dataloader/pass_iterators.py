@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 
 def next_worker(progress: BatchProgress, iterable: bool, workers: int) -> int:
-    """The worker whose batch is next."""
     return progress.turn if iterable else progress.batches % workers
 
 
@@ -131,9 +130,8 @@ class Inline(_SingleProcessDataLoaderIter):
                 self._dataset, self._collate_fn, self._auto_collation, loader.batch_size, self._drop_last
             )
             self._dataset_fetcher = begun(fetching, done, state)
-        elif keeps_state(
-            self._dataset_fetcher.dataset_iter
-        ):  # a data set may still say where its last pass ended
+        # Not as the data set says, which may still tell of where its last pass ended.
+        elif keeps_state(self._dataset_fetcher.dataset_iter):
             progress.copies[0] = (0, where(self._dataset_fetcher))
 
     _fetched: Any = _SingleProcessDataLoaderIter._next_data
