@@ -82,7 +82,6 @@ class Landing:
         Args:
             spans: host memory (uint8, one dimension) and where in the slab it goes: one copy each.
             places: of the batch's tensors in the slab.
-            nbytes: of the batch.
             source: is kept until the copies are done: reused earlier, they would read the next batch.
 
         Returns:

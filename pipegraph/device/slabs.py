@@ -40,8 +40,7 @@ def aligned(nbytes: int) -> int:
 class SlabRing:
     """The free slabs of one stage; grows when all are out, so that taking one never waits for the user.
 
-    Taking and leasing are thread-safe. Slabs return through a ``SimpleQueue``, whose ``put`` takes no lock that
-    the garbage collector could find held.
+    Taking and leasing are thread-safe.
 
     Args:
         allocate: returns a uint8 tensor of at least that many bytes; what is large enough for several slabs is cut.

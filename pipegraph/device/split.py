@@ -158,9 +158,7 @@ def cut(tree: Any, sizes: Sequence[int], dim: int = 0, *, lists: bool = False) -
     are copied for the same reason (differentiably).
 
     Args:
-        tree: the batch.
         sizes: rows of each part; their sum is the batch's rows.
-        dim: the dimension that is cut.
         lists: also cut NumPy arrays, and lists without tensors, that have the batch's row count
             (captions, keys); otherwise they go whole to every part.
     """

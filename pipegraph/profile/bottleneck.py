@@ -175,10 +175,7 @@ class StageFacts:
 def find_cause(stage: StageFacts, cores_used: float, cores: float) -> Cause:
     """Why a stage that sets the pace, and not for the interpreter lock, is as slow as it is.
 
-    Args:
-        stage: the bottleneck.
-        cores_used: by this process and its workers on average.
-        cores: that they may use.
+    ``cores_used`` are this process's and its workers' on average, of the ``cores`` that they may use.
 
     >>> find_cause(StageFacts(busy=1.0, running=0.05, coreless=0.0, memory=0.0, reads=True), 0.3, 8)
     'storage'

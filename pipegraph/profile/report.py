@@ -72,11 +72,7 @@ class Change:
 
 
 def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
-    """The page.
-
-    Args:
-        profile: of the time that the page is about.
-        moments: how it went; without any the charts over time are left out.
+    """The page about the time of a profile; without ``moments`` the charts over time are left out.
 
     Raises:
         MissingExtraError: jinja2 is not installed.

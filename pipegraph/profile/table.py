@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from pipegraph.errors import shown
+from pipegraph.html import html_table
 from pipegraph.units import format_bytes, format_duration, shorten
 
 from .bottleneck import CONSUMER, SATURATED
@@ -40,6 +41,21 @@ def render(profile: Profile) -> str:
         lines.append("  ".join(cells).rstrip())
     lines += [_cut(line) for line in _remarks(profile)]
     return "\n".join([*(_cut(line) for line in lines), *textwrap.wrap(conclude(profile), WIDTH)])
+
+
+def render_html(profile: Profile) -> str:
+    """The stages that run, for a notebook."""
+    rows: list[tuple[str, ...]] = [
+        ("stage", "workers", "items/s", "p50", "p99", "busy", "starved", "blocked")
+    ]
+    for name, stage in profile.stages.items():
+        if stage.workers:
+            times = (f"{1e3 * each:,.3g} ms" for each in (stage.service_p50_s, stage.service_p99_s))
+            shares = (f"{100 * each:.0f} %" for each in (stage.busy, stage.starved, stage.blocked))
+            rows.append((name, str(stage.workers), f"{stage.rate:,.1f}", *times, *shares))
+    waited = f"waited {profile.stall_s:.2f} s of {profile.elapsed_s:.1f} s"
+    title = f"{profile.graph}: {profile.samples_per_s:,.0f} samples/s, {waited}"
+    return html_table(title, rows, [conclude(profile)])
 
 
 def conclude(profile: Profile) -> str:

@@ -29,7 +29,6 @@ def trace_events(events: Events, threads: Mapping[int, str], graph: str) -> dict
     Args:
         events: each kind in any order.
         threads: names of the workers' threads by their identity; any other thread goes by its number.
-        graph: its name.
     """
     if not any(events):
         return {"traceEvents": [], "displayTimeUnit": "ms"}

@@ -248,7 +248,7 @@ class Profile:
         )
 
     def _repr_html_(self) -> str:
-        from .notebook import render_html
+        from .table import render_html
 
         return render_html(self)
 

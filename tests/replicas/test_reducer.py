@@ -110,13 +110,13 @@ def test_buckets_are_launched_in_order_and_rebuilt_once(make_executor: MakeExecu
     reducer = executor._reducer
     assert reducer is not None
     launched: list[int] = []
-    launch = reducer._reduce_streams.launch
+    launch = reducer.streams.launch
 
     def watched(live: Any, contributors: Any) -> None:
         launched.append(live.number)
         launch(live, contributors)
 
-    reducer._reduce_streams.launch = watched  # type: ignore[method-assign]
+    reducer.streams.launch = watched  # type: ignore[method-assign]
     layouts = []
     for step in range(4):
         launched.clear()

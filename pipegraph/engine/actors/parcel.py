@@ -22,14 +22,7 @@ from pipegraph.engine.process.wire import APART, TreePickler, light_below, set_a
 
 
 class Parcel:
-    """A pickled object on its way.
-
-    Args:
-        value: what to send.
-
-    Raises:
-        Exception: it cannot be pickled.
-    """
+    """A pickled object on its way; raises what pickling it does."""
 
     __slots__ = ("_buffers", "_refs", "_stream", "nbytes")
 

@@ -30,10 +30,7 @@ class Carried:
     It is made again without its ``__init__``, which may want other arguments than ``args``: by its class, ``args``
     and attributes, and so are the exceptions of a group and those among args and attributes. An attribute that cannot
     be pickled stays behind; an exception whose class cannot arrives as a ``RuntimeError`` with its name and text.
-
-    Args:
-        error: to send.
-        within: those on whose way it is sent.
+    ``within`` are those on whose way it is sent.
     """
 
     __slots__ = ("_pickled", "_text", "_what")

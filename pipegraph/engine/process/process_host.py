@@ -25,7 +25,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipegraph import forks
@@ -52,6 +52,17 @@ END_S = 1.0
 
 STACK_S = 1.0
 """How long a hanging process may take to write its stack."""
+
+
+@dataclass
+class _Process:
+    """A process that runs; ``stack`` is the file that it writes its stack to, ``poll`` what a call waits on."""
+
+    child: zygote.Child
+    port: Port
+    page: Page
+    stack: int
+    poll: select.poll
 
 
 class ProcessHost:
@@ -88,11 +99,7 @@ class ProcessHost:
         self._count = count
         self._wake = -1  # made with the first process
         self._waking = threading.Lock()  # whoever writes to _wake finds it open
-        self._child: zygote.Child | None = None
-        self._port: Port | None = None
-        self._page: Page | None = None
-        self._stack = -1
-        self._poll = select.poll()
+        self._running: _Process | None = None
         self._unanswered = 0
         self.ahead: Callable[[], Call | None] | None = None
         self._next: Call | None = None  # sent ahead
@@ -102,7 +109,12 @@ class ProcessHost:
 
     @property
     def pid(self) -> int | None:
-        return None if self._child is None else self._child.pid
+        return None if self._running is None else self._running.child.pid
+
+    @property
+    def _process(self) -> _Process:
+        assert self._running is not None
+        return self._running
 
     def start(self) -> None:
         if self._wake < 0:
@@ -125,20 +137,15 @@ class ProcessHost:
             undo_stack = undo.enter_context(contextlib.ExitStack())
             undo_stack.callback(os.close, stack)
             fds = [page_fd, stack, self._sealed.fd, *self.extra]
-            self._child = self._zygote.spawn(self.entry, fds, self._wake)
+            child = self._zygote.spawn(self.entry, fds, self._wake)
             undo_stack.pop_all()
-        self._page, self._stack = page, stack
-        self._port = Port(self._child.sock)
-        self._poll = select.poll()
-        for fd in (self._child.sock.fileno(), self._child.sentinel, self._wake):
-            self._poll.register(fd, select.POLLIN)
+        poll = select.poll()
+        for fd in (child.sock.fileno(), child.sentinel, self._wake):
+            poll.register(fd, select.POLLIN)
+        self._running = _Process(child, Port(child.sock), page, stack, poll)
         self._unanswered = 0
-        try:
-            self._port.send((self._sealed.spans, self._given))
-            self._unanswered = 1
-            self._result(None)
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._died() from None
+        self._send((self._sealed.spans, self._given))
+        self._result(None)
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -152,33 +159,34 @@ class ProcessHost:
                 return outcome[0]
             self._look_ahead()
             return self._result(self._timeout_s)
-        if self._port is None:
+        if self._running is None:
             self.start()
-        assert self._port is not None
         expected = self._next is not None and self._outcome is None
         while self._unanswered > expected:  # of a call that was cancelled
             with contextlib.suppress(Exception):
                 self._result(self._timeout_s)
-        if self._port is None:  # it died of that
+        if self._running is None:  # it died of that
             self.start()
             expected = False
-        try:
-            self._port.send((name, args))
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._died() from None
-        self._unanswered += 1
+        self._send((name, args))
         if expected:
             self._answer_early()
         self._look_ahead()
         return self._result(self._timeout_s)
 
+    def _send(self, message: Any) -> None:
+        try:
+            self._process.port.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._died() from None
+        self._unanswered += 1
+
     def _look_ahead(self) -> None:
         if self.ahead is None or (found := self.ahead()) is None:
             return
-        assert self._port is not None
         self._next = self._outcome = None
         try:
-            self._port.send((found[0], found[1:]), wait=False)
+            self._process.port.send((found[0], found[1:]), wait=False)
         except Exception:  # its own call will say so
             return
         self._next = found
@@ -201,7 +209,6 @@ class ProcessHost:
 
     def _result(self, timeout_s: float | None) -> Any:
         self._await(timeout_s)
-        assert self._port is not None
         try:
             result, counts = self._receive()
         except (EOFError, ConnectionResetError):
@@ -222,38 +229,36 @@ class ProcessHost:
 
     def _receive(self) -> Any:
         """The next answer. Then the worker reads on, so that what is left of the next call finds room."""
-        assert self._port is not None
-        unreadable = None
+        port, unreadable = self._process.port, None
         try:
-            answer = self._port.receive()
+            answer = port.receive()
         except Unreadable as bad:
             unreadable = bad
         self._unanswered -= 1
         # Whoever waits for the next one sees that it is gone.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._port.flush()
+            port.flush()
         if unreadable is not None:
             raise unreadable
         return answer
 
     def _await(self, timeout_s: float | None) -> None:
-        assert self._child is not None
-        assert self._page is not None
-        sock = self._child.sock.fileno()
+        process = self._process
+        sock, sentinel = process.child.sock.fileno(), process.child.sentinel
         left_ms = math.inf if timeout_s is None else timeout_s * 1000
         without_s = 0.0
         while True:
             asked_ns = time.monotonic_ns()
-            ready = {fd for fd, _ in self._poll.poll(None if left_ms == math.inf else left_ms)}
+            ready = {fd for fd, _ in process.poll.poll(None if left_ms == math.inf else left_ms)}
             if self._wake in ready:
                 self._next = self._outcome = None  # nobody asks for it any more
                 raise Cancelled
             if sock in ready:
                 return
-            if self._child.sentinel in ready:
+            if sentinel in ready:
                 raise self._died()
             assert timeout_s is not None
-            row, since_ns, member = self._page.look()
+            row, since_ns, member = process.page.look()
             now_ns = time.monotonic_ns()
             without_s += stopped_s((now_ns - asked_ns) / 1e9, left_ms / 1000)
             spent_s = (now_ns - since_ns) / 1e9 - without_s
@@ -262,40 +267,37 @@ class ProcessHost:
             left_ms = max(1.0, (timeout_s - spent_s) * 1000)
 
     def _died(self) -> Died:
-        assert self._page is not None
-        assert self._child is not None
-        if not self._child.ends_within(END_S):  # it has closed its socket, and lives
-            self._child.kill()
-            self._child.ends_within(math.inf)
-        row, _, member = self._page.look()
+        child = self._process.child
+        if not child.ends_within(END_S):  # it has closed its socket, and lives
+            child.kill()
+            child.ends_within(math.inf)
+        row, _, member = self._process.page.look()
         stack = self._read_stack()
-        pid = self._child.pid
         status = self._end()
         self.deaths += 1
-        return Died(exit_reason(status), row, stack, member, pid, status)
+        return Died(exit_reason(status), row, stack, member, child.pid, status)
 
     def _overdue(self, row: int, member: int) -> Overdue:
         """End a process that hangs. It writes its stack on the way: that handler runs whatever the process does."""
-        assert self._child is not None
-        self._child.interrupt(signal.SIGABRT)
-        self._child.ends_within(STACK_S)
+        self._process.child.interrupt(signal.SIGABRT)
+        self._process.child.ends_within(STACK_S)
         stack = self._read_stack()
         self._kill()
         return Overdue(row, stack, member=member)
 
     def _read_stack(self) -> str:
-        nbytes = os.fstat(self._stack).st_size
-        return os.pread(self._stack, min(nbytes, 1 << 16), 0).decode(errors="replace")
+        fd = self._process.stack
+        nbytes = os.fstat(fd).st_size
+        return os.pread(fd, min(nbytes, 1 << 16), 0).decode(errors="replace")
 
     def _kill(self) -> None:
-        if self._child is not None:
-            self._child.kill()
+        if self._running is not None:
+            self._running.child.kill()
             self._end()
 
     def _end(self) -> int | None:
         """The process has ended, or is about to: its exit status. A later call starts another one."""
-        child = self._child
-        assert child is not None
+        child = self._process.child
         self._forget()
         try:
             return self._zygote.reap(child)
@@ -303,12 +305,10 @@ class ProcessHost:
             child.close()
 
     def _forget(self) -> None:
-        if self._port is not None:
-            self._port.close()
-        if self._stack >= 0:
-            os.close(self._stack)
-        self._child = self._port = self._page = None
-        self._stack = -1
+        if self._running is not None:
+            self._running.port.close()
+            os.close(self._running.stack)
+        self._running = None
         self._unanswered = 0
         if self._outcome is None:
             self._next = None  # it is lost with the process
@@ -316,10 +316,10 @@ class ProcessHost:
     def _forked(self) -> None:
         """In a forked child: the process is the parent's, and would not see it end while our socket is open."""
         self._waking = threading.Lock()
-        child, wake, self._wake = self._child, self._wake, -1
+        running, wake, self._wake = self._running, self._wake, -1
         self._forget()
-        if child is not None:
-            child.close()
+        if running is not None:
+            running.child.close()
         if wake >= 0:
             os.close(wake)
 
@@ -340,7 +340,7 @@ class ProcessHost:
             return
         error: BaseException | None = None
         try:
-            if self._port is not None and grace_s:
+            if self._running is not None and grace_s:
                 error = self._close_operator(grace_s)
         finally:
             self._kill()
@@ -351,17 +351,16 @@ class ProcessHost:
             raise error
 
     def _close_operator(self, grace_s: float) -> BaseException | None:
-        assert self._port is not None
-        assert self._child is not None
-        self._poll.unregister(self._wake)
+        process = self._process
+        process.poll.unregister(self._wake)
         deadline = time.monotonic() + grace_s
         try:
             closing = False
             while self._unanswered or not closing:
                 if not self._unanswered:
-                    self._port.send(("close", ()))
+                    process.port.send(("close", ()))
                     self._unanswered, closing = 1, True
-                if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                if not process.poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                     return None  # it is in the middle of a long item, which nobody waits for: it is killed
                 with contextlib.suppress(Unreadable):
                     result, _ = self._receive()

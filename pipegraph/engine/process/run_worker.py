@@ -61,8 +61,6 @@ class RunWorker(ProcessWorker):
         """Rows of a bundle (of a source: indices), of which the first is row ``first``, through the stages.
 
         Args:
-            bundle: the rows.
-            first: the number of the first, for the page.
             until: number of the stage that they are to reach; None for all.
 
         Returns:

@@ -23,13 +23,8 @@ from pipegraph.errors import NotPicklableError
 class Sealed:
     """A pickled object in an anonymous file, whose descriptor is given to every process that is to have it.
 
-    Args:
-        value: what to pickle.
-        stage: whose it is, for the message.
-        instead: what else the user can do, for the message.
-
     Raises:
-        NotPicklableError: it cannot be pickled; says what in it cannot.
+        NotPicklableError: it cannot be pickled; says what in it cannot, of which ``stage``, and what to do ``instead``.
     """
 
     def __init__(self, value: Any, stage: str, instead: str = "use backend='thread'") -> None:

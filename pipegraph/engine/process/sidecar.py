@@ -55,8 +55,7 @@ class _Host(ProcessHost):
 class Sidecar:
     """What the one worker of the ``Elsewhere`` stage holds; its loop is ``stage.sidecar_loop``.
 
-    Args:
-        facts: ``(memory limit, seed, rank, world size)``.
+    ``facts`` are ``(memory limit, seed, rank, world size)``.
     """
 
     kind = "source"

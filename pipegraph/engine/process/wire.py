@@ -179,11 +179,7 @@ class _Slabs:
 
 
 class Port:
-    """One end of a connection. One thread at a time.
-
-    Args:
-        sock: a connected stream socket (``AF_UNIX``), which the port owns.
-    """
+    """One end of a connection, a stream socket (``AF_UNIX``) that it owns. One thread at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock

@@ -102,8 +102,6 @@ class Zygote:
         A zygote that somebody has killed is started again; the kernel has ended its children with it.
 
         Args:
-            entry: what the process runs.
-            fds: descriptors that it is given.
             cancel: a descriptor that becomes readable where nobody wants the process any more.
 
         Raises:

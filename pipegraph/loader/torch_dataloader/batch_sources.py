@@ -116,12 +116,7 @@ class _Batches(Source):
 
 
 class MapBatches(_Batches):
-    """Batches of a map-style data set.
-
-    Args:
-        feed: where indices come from.
-        count: batches in an epoch; None if that is not known.
-    """
+    """Batches of a map-style data set; ``count`` in an epoch, None if that is not known."""
 
     default_name = "batches"
     random_access = True

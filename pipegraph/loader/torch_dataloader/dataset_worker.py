@@ -48,9 +48,7 @@ class DatasetWorker:
 def become_worker(worker: DatasetWorker, dataset: Any, allocate: Callable[[int], torch.Tensor]) -> None:
     """Make this process that worker, as torch's ``_worker_loop`` does.
 
-    Args:
-        dataset: this worker's copy.
-        allocate: shared memory that is sent without being copied.
+    ``dataset`` is this worker's copy; ``allocate`` gives shared memory that is sent without being copied.
     """
     global_generators.leave()  # its numbers are the worker's and not the sample's, as torch's are
     torch.set_num_threads(1)

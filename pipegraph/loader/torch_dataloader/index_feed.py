@@ -80,11 +80,7 @@ class IndexFeed:
 
 
 class DrawnIndices:
-    """Indices drawn from a sampler by whichever worker's thread wants one first. Thread-safe.
-
-    Args:
-        sampler: gives them anew for each epoch; ``set_epoch`` is called where it has one.
-    """
+    """Indices drawn from a sampler, anew for each epoch, by whichever worker's thread wants one first. Thread-safe."""
 
     def __init__(self, sampler: Iterable[Any], shares: int) -> None:
         self.done = 0
