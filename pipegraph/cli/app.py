@@ -31,6 +31,9 @@ Target = Annotated[
         "a program, such as training, belongs under if __name__ == '__main__'.",
     ),
 ]
+StepMs = Annotated[
+    float, typer.Option(min=0.0, help="A simulated training step of so many milliseconds per batch.")
+]
 Output = Annotated[
     str | None, typer.Option(help="The stage to deliver from, where the graph has several sinks.")
 ]
@@ -115,9 +118,7 @@ def profile(
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to run.")] = 20.0,
     output: Output = None,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON only.")] = False,
-    step_ms: Annotated[
-        float, typer.Option(min=0.0, help="A simulated training step of so many milliseconds per batch.")
-    ] = 0.0,
+    step_ms: StepMs = 0.0,
     report: Annotated[
         str | None, typer.Option(help="Write the profile as a page of HTML that opens from disk.")
     ] = None,
@@ -138,9 +139,7 @@ def tune(
     graph: Target,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to run.")] = 30.0,
     output: Output = None,
-    step_ms: Annotated[
-        float, typer.Option(min=0.0, help="A simulated training step of so many milliseconds per batch.")
-    ] = 0.0,
+    step_ms: StepMs = 0.0,
 ) -> None:
     """Find workers and queue lengths, and print them as code to paste behind the graph."""
     from pipegraph.cli.profile_command import run_tune

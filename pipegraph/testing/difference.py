@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-SHOWN = 120
+SHOWN = 200
 """Characters of a value that are shown."""
 
 
@@ -14,11 +14,9 @@ def difference(one: Any, other: Any, where: str = "") -> str:
     """The first difference between two fingerprints (see ``outcome.fingerprint``): where it is, and both values."""
     at = where or "the data"
     if not isinstance(one, tuple) or not isinstance(other, tuple) or not one or not other:
-        return f"{at}: should be {_shown(one)}, is {_shown(other)}"
+        return f"{at}: should be {brief(one)}, is {brief(other)}"
     if one[0] != other[0]:
-        return (
-            f"{at}: should be of type {_shown(one[0])}, is {_shown(other[0])}: {_shown(one)}, {_shown(other)}"
-        )
+        return f"{at}: should be of type {brief(one[0])}, is {brief(other[0])}: {brief(one)}, {brief(other)}"
     kind = one[0]
     if kind in ("tensor", "array"):
         return _arrays(one, other, at)
@@ -34,10 +32,10 @@ def _mappings(one: Any, other: Any, where: str) -> str:
     expected, found = dict(one[1:]), dict(other[1:])
     for key, value in expected.items():
         if key not in found:
-            return f"{where or 'the data'}: key {key!r} is missing; it has {_shown(list(found))}"
+            return f"{where or 'the data'}: key {key!r} is missing; it has {brief(list(found))}"
         if value != found[key]:
             return difference(value, found[key], f"{where}[{key!r}]")
-    return f"{where or 'the data'}: has keys that it should not have: {_shown([k for k in found if k not in expected])}"
+    return f"{where or 'the data'}: has keys that it should not have: {brief([k for k in found if k not in expected])}"
 
 
 def _arrays(one: Any, other: Any, at: str) -> str:
@@ -61,6 +59,7 @@ def _arrays(one: Any, other: Any, at: str) -> str:
     return f"{at}: {count} of {a.size} values differ; at {index} it should be {a[first]}, is {b[first]}"
 
 
-def _shown(value: Any) -> str:
+def brief(value: Any) -> str:
+    """The ``repr`` of a value, cut."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

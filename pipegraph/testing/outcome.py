@@ -15,7 +15,7 @@ import torch
 from pipegraph.chunk import Chunk
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
-from pipegraph.testing.difference import difference
+from pipegraph.testing.difference import brief, difference
 
 MakeGraph = Callable[[], Graph]
 
@@ -72,13 +72,13 @@ class DeliveredChunk:
         if self.epoch != other.epoch or self.batched != other.batched:
             return f"should be {self}, is {other}"
         if self.lineages != other.lineages:
-            return f"should hold the samples {_short(self.lineages)}, holds {_short(other.lineages)}"
+            return f"should hold the samples {brief(self.lineages)}, holds {brief(other.lineages)}"
         if self.keys != other.keys:
-            return f"should have the keys {_short(self.keys)}, has {_short(other.keys)}"
+            return f"should have the keys {brief(self.keys)}, has {brief(other.keys)}"
         return difference(self.data, other.data)
 
     def __repr__(self) -> str:
-        return f"<epoch {self.epoch}, samples {_short(self.lineages)}, data {_short(self.data)}>"
+        return f"<epoch {self.epoch}, samples {brief(self.lineages)}, data {brief(self.data)}>"
 
     def samples(self) -> Iterator[Any]:
         """What must be equal also where samples may meet in other batches."""
@@ -125,11 +125,6 @@ def assert_equal_chunks(
         f"{what}: {len(found)} chunks instead of {len(expected)}; "
         f"the first that differs: {(expected[len(found) :] or found[len(expected) :])[0]}"
     )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _some(counter: Counter[Any]) -> str:

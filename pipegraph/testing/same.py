@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -80,10 +81,11 @@ class _Shared:
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, Any]] = {}
 
-    def add(self, data: Any) -> None:
+    def add(self, data: Any) -> Any:
         for leaf in leaves(data):
             if isinstance(leaf, np.ndarray | torch.Tensor):
                 self._known.setdefault(id(leaf), (leaf, fingerprint(leaf)))
+        return data
 
     def check(self, data: Iterable[Any], stage: str) -> None:
         for leaf in data:
@@ -95,17 +97,12 @@ class _Shared:
 
 def _watched(graph: Graph) -> Graph:
     shared = _Shared()
-    readers: dict[str, int] = {}
-    for spec in graph.stages.values():
-        for edge in spec.upstream:
-            readers[edge.stage] = readers.get(edge.stage, 0) + 1
+    readers = Counter(edge.stage for spec in graph.stages.values() for edge in spec.upstream)
     for name, spec in graph.stages.items():
-        fans_out = readers.get(name, 0) > 1
-        watched: Operator | Source
         if isinstance(spec.operator, Source):
-            watched = _watched_source(spec.operator, name, shared, fans_out)
+            watched = _watched_source(spec.operator, shared)
         else:
-            watched = _watched_operator(spec.operator, name, shared, fans_out)
+            watched = _watched_operator(spec.operator, name, shared, fans_out=readers[name] > 1)
         graph.stages[name] = replace(spec, operator=watched)
     return graph
 
@@ -120,26 +117,18 @@ def _disguised(operator: Any, methods: dict[str, Any]) -> Any:
     return other
 
 
-def _watched_source(source: Any, stage: str, shared: _Shared, fans_out: bool) -> Any:
+def _watched_source(source: Any, shared: _Shared) -> Any:
     kind = type(source)
 
     def read(self: Any, position: int, epoch: int) -> Any:
-        data = kind.read(self, position, epoch)
-        shared.add(data)
-        return data
+        return shared.add(kind.read(self, position, epoch))
 
     def iterate(self: Any, *place: int) -> Iterator[tuple[int, Any]]:
-        for position, data in kind.iterate(self, *place):
-            shared.add(data)
-            yield position, data
+        return ((position, shared.add(data)) for position, data in kind.iterate(self, *place))
 
     def items(self: Any, *place: int) -> Iterator[Any] | None:
         found = kind.items(self, *place)
-        return None if found is None else map(seen, found)
-
-    def seen(data: Any) -> Any:
-        shared.add(data)
-        return data
+        return None if found is None else map(shared.add, found)
 
     methods = {"read": read} if source.random_access else {"iterate": iterate, "items": items}
     return _disguised(source, methods)
