@@ -241,12 +241,12 @@ class ReplicaExecutor(Closing):
     def _forget(self, reducer: Reducer | None, failure: BaseException) -> None:
         """After a failure before the optimizers: usable, unless something may still run on."""
         if isinstance(failure, Abandoned):
-            self._break("interrupted twice while replicas still ran", join=False)
+            self.break_off("interrupted twice while replicas still ran", join=False)
         elif reducer is not None and not reducer.abort():
             note_once(
                 failure, "the executor is closed: the other ranks wait for the rest of this step's buckets"
             )
-            self._break("a step failed after its first collective", join=False)
+            self.break_off("a step failed after its first collective", join=False)
         else:
             zero_grads(self._replicas.parameters)
 
@@ -303,7 +303,7 @@ class ReplicaExecutor(Closing):
                 try:
                     optimizers.load_state_dict(state["optimizer"])
                 except BaseException:
-                    self._break("a failed load_state_dict left the optimizers different", join=True)
+                    self.break_off("a failed load_state_dict left the optimizers different")
                     raise
 
     def train(self, mode: bool = True) -> Self:
@@ -354,23 +354,19 @@ class ReplicaExecutor(Closing):
     @contextmanager
     def entered(self) -> Iterator[None]:
         """A call: one at a time, and none once closed."""
-        self._usage.enter()
         outside = None if self._reducer is None else self._reducer.outside
-        try:
-            if outside is not None:
-                outside.busy = True
-            yield
-        finally:
-            if outside is not None:
-                outside.busy = False
-            self._replicas.attributes.note()
-            self._usage.leave()
+        with self._usage.entered():
+            try:
+                if outside is not None:
+                    outside.busy = True
+                yield
+            finally:
+                if outside is not None:
+                    outside.busy = False
+                self._replicas.attributes.note()
 
-    def broken(self, failure: BaseException) -> None:
-        """An optimizer step has failed, after which replicas may differ: close."""
-        self._break("an optimizer step failed half-way", join=not isinstance(failure, Abandoned))
-
-    def _break(self, why: str, join: bool) -> None:
+    def break_off(self, why: str, join: bool = True) -> None:
+        """Replicas may differ from now on, or may run on: close."""
         self._usage.closed = why
         self._shut(join)
 

@@ -17,7 +17,7 @@ from pipegraph.replicas.optimizers import OneOptimizer, ReplicaOptimizers, zero_
 from pipegraph.replicas.parameter_gather import Exchange
 from pipegraph.replicas.proxy import JointOptimizer
 from pipegraph.replicas.reducer import Reducer
-from pipegraph.replicas.replica_threads import note_once
+from pipegraph.replicas.replica_threads import Abandoned, note_once
 from pipegraph.replicas.runner import ReplicaRunner
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Update:
         note_once(failure, DIFFER)
         user = self._user()
         if user is not None:
-            user.broken(failure)
+            user.break_off("an optimizer step failed half-way", join=not isinstance(failure, Abandoned))
 
     def _step(self, parts: Sequence[OneOptimizer]) -> None:
         """Step optimizers on all replicas, and begin to exchange what only the owners have."""

@@ -30,8 +30,9 @@ class Usage:
         """Whether this is the process that built the executor, and has its threads."""
         return os.getpid() == self._process
 
-    def enter(self) -> None:
-        """A call begins.
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """A call.
 
         Raises:
             ReplicaError: closed, in use, or in a forked child.
@@ -43,14 +44,13 @@ class Usage:
         self._refuse_closed()
         if not self._lock.acquire(blocking=False):
             raise ReplicaError(_IN_USE)
-        self._caller = threading.get_ident()
-        if self.closed is not None:
-            self.leave()
+        try:
+            self._caller = threading.get_ident()
             self._refuse_closed()
-
-    def leave(self) -> None:
-        self._caller = None
-        self._lock.release()
+            yield
+        finally:
+            self._caller = None
+            self._lock.release()
 
     def _refuse_closed(self) -> None:
         if self.closed is not None:
