@@ -196,19 +196,8 @@ class Chunk:
 
     def select(self, indices: Sequence[int], data: Any) -> Chunk:
         """A batch of the samples ``indices`` of this one."""
-        keys = self.keys
-        chunk = Chunk(
-            data,
-            tuple(self.lineages[i] for i in indices),
-            self.epoch,
-            self.before,
-            self.after,
-            tuple(keys[i] for i in indices),
-            self.batched,
-            self.layout,
-        )
-        if self.paths is not None:
-            chunk.paths = tuple(self.paths[i] for i in indices)
+        chunk = self.replace(data)
+        chunk.shorten(indices, data)
         return chunk
 
     def shorten(self, kept: Sequence[int], data: Any) -> None:

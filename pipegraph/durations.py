@@ -119,24 +119,21 @@ class Stopwatch:
     def count(self) -> None:
         """Count what was noted."""
         with self._lock:
-            self._count()
-
-    def _count(self) -> None:
-        noted = self.noted[:]
-        del self.noted[: len(noted)]  # the thread may have noted more since
-        if self._counted is None:
-            self._counted = Durations()
-        if noted:
-            self._counted.add_all(noted)
-        none = self._none - self._none_counted  # the thread may note more meanwhile
-        if none:
-            self._counted.add(0, none)
-            self._none_counted += none
+            noted = self.noted[:]
+            del self.noted[: len(noted)]  # the thread may have noted more since
+            if self._counted is None:
+                self._counted = Durations()
+            if noted:
+                self._counted.add_all(noted)
+            none = self._none - self._none_counted  # the thread may note more meanwhile
+            if none:
+                self._counted.add(0, none)
+                self._none_counted += none
 
     def durations(self) -> Durations:
         """A copy of what was counted so far."""
         with self._lock:
-            self._count()
+            self.count()
             made = Durations()
             assert self._counted is not None
             made.merge(self._counted)

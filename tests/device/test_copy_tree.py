@@ -44,8 +44,6 @@ def test_channels_last_is_kept() -> None:
     assert torch.equal(image, copied)
 
 
-
-
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_slab_refilled_without_waiting_for_the_copy_is_found(waits: bool) -> None:
     """The ring of two slabs that the loader uses, once right and once with its wait removed."""

@@ -243,13 +243,17 @@ class ProcessHost:
         return answer
 
     def _await(self, timeout_s: float | None) -> None:
-        process = self._process
-        sock, sentinel = process.child.sock.fileno(), process.child.sentinel
+        # No name for the process here: the traceback of what is raised would keep its page mapped.
+        sock, sentinel, poll = (
+            self._process.child.sock.fileno(),
+            self._process.child.sentinel,
+            self._process.poll,
+        )
         left_ms = math.inf if timeout_s is None else timeout_s * 1000
         without_s = 0.0
         while True:
             asked_ns = time.monotonic_ns()
-            ready = {fd for fd, _ in process.poll.poll(None if left_ms == math.inf else left_ms)}
+            ready = {fd for fd, _ in poll.poll(None if left_ms == math.inf else left_ms)}
             if self._wake in ready:
                 self._next = self._outcome = None  # nobody asks for it any more
                 raise Cancelled
@@ -258,7 +262,7 @@ class ProcessHost:
             if sentinel in ready:
                 raise self._died()
             assert timeout_s is not None
-            row, since_ns, member = process.page.look()
+            row, since_ns, member = self._process.page.look()
             now_ns = time.monotonic_ns()
             without_s += stopped_s((now_ns - asked_ns) / 1e9, left_ms / 1000)
             spent_s = (now_ns - since_ns) / 1e9 - without_s
