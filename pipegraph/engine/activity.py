@@ -14,16 +14,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pipegraph.engine.stage.stage_run import Meter
-
+from typing import Protocol
 
 _own = threading.local()
 
 
-def count_wakes(counts: Meter) -> None:
+class WakeCounts(Protocol):
+    """Of one thread: how often it resumed after a wait, and nanoseconds from being woken to that."""
+
+    wakes: int
+    late_ns: int
+
+
+def count_wakes(counts: WakeCounts) -> None:
     """Let the calling thread count in ``counts`` how often it resumed after a wait, and how late after its wake-up:
     because it had no core, or not the interpreter lock."""
     _own.counts = counts

@@ -28,16 +28,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch
 from pipegraph.engine.activity import Activity, Cancelled, Leaving, Waiter
 from pipegraph.engine.contents import Contents
+from pipegraph.engine.stage_pump import StagePump
 from pipegraph.engine.unwanted import Unwanted
-
-if TYPE_CHECKING:
-    from pipegraph.engine.run import StagePump
 
 NO_DEMAND = sys.maxsize
 """Value of ``Channel.demand`` while a reader is not waiting."""

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from pipegraph.engine.meter import Meter
 from pipegraph.engine.pass_totals import Totals
 from pipegraph.engine.process.sidecar import Sidecar
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
-from pipegraph.engine.stage.stage_run import Meter
 from pipegraph.planning.isolation import Elsewhere, Isolation
 from pipegraph.planning.plan import StagePlan
 
@@ -32,7 +32,7 @@ class IsolatedRun(Run):
         super().__init__(runtime, epoch, horizon, Resume(history=resume.history, stream=resume.stream))
         runtime.runs += 1
         self.number = runtime.runs
-        self._runtime: IsolatedRuntime = runtime
+        self._runtime = runtime
         self._asked = epoch, horizon, resume
         self._steps = restarts(runtime.isolation.whole, resume.cursor).steps
         self.snapshots = {stage.name: Snapshots(stage.name) for stage in runtime.isolation.whole.running}

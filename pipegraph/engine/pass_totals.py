@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter_ns, process_time_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipegraph.engine.channel import ChannelStats
+from pipegraph.engine.loader_context import LoaderContext
+from pipegraph.engine.run import Run
+from pipegraph.engine.staffing import Staffing
 from pipegraph.machine import scheduled
-
-if TYPE_CHECKING:
-    from pipegraph.engine.channel import ChannelStats
-    from pipegraph.engine.run import Run
-    from pipegraph.engine.runtime import Runtime
 
 Totals = Counter[tuple[Any, ...]]
 """Nanoseconds or numbers under ``("elapsed",)``, ``("busy", stage)``, ``("items", stage)``,
@@ -61,10 +61,18 @@ class Gauges:
 
 
 class PassTotals:
-    """The totals of one runtime. Thread-safe."""
+    """The totals of one runtime. Thread-safe.
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    Args:
+        remote_totals: what stages of a run that are not in this process have counted.
+    """
+
+    def __init__(
+        self, loader: LoaderContext, staffing: Staffing, remote_totals: Callable[[Run], Totals]
+    ) -> None:
+        self._loader = loader
+        self._staffing = staffing
+        self._remote_totals = remote_totals
         self._lock = threading.Lock()
         self._total: Totals = Counter()
         self._interval: Interval | None = None
@@ -103,11 +111,11 @@ class PassTotals:
 
     def _look_at_gauges(self) -> None:
         assert self._interval is not None
-        run, runtime = self._interval.run, self._runtime
-        coreless = {name: sum(meter.waited_ns() for meter in each) for name, each in runtime.meters.items()}
+        run, loader = self._interval.run, self._loader
+        coreless = {name: sum(meter.waited_ns() for meter in each) for name, each in loader.meters.items()}
         processes = {}
-        for name, workers in runtime.workers.items():
-            if runtime.plan.stages[name].backend == "process":
+        for name, workers in loader.workers.items():
+            if loader.plan.stages[name].backend == "process":
                 pids = [worker.operator.pid for worker in workers]
                 found = [scheduled(pid) or (0, 0) for pid in pids if pid is not None]
                 processes[name] = sum(ran for ran, _ in found)
@@ -123,12 +131,12 @@ class PassTotals:
 
     def look(self, run: Run, now_ns: int) -> Totals:
         """All counters of a run now."""
-        remote = self._runtime.remote_totals(run)
+        remote = self._remote_totals(run)
         found: Totals = Counter({("elapsed",): now_ns})
-        for stage, meters in self._runtime.meters.items():
+        for stage, meters in self._loader.meters.items():
             found["busy", stage] = sum(meter.busy_ns for meter in meters)
             found["items", stage] = sum(meter.items for meter in meters)
-            found["worked", stage] = self._runtime.staffing.worked_ns(stage, now_ns)
+            found["worked", stage] = self._staffing.worked_ns(stage, now_ns)
             found["cpu", stage] = sum(meter.cpu_ns() for meter in meters)
             found["wakes", stage] = sum(meter.wakes for meter in meters)
             found["late", stage] = sum(meter.late_ns for meter in meters)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from pipegraph import global_generators
 from pipegraph.contracts import Context, FanIn, FanOut, Regroup, Source
-from pipegraph.engine.activity import Activity, Cancelled
+from pipegraph.engine.activity import Activity
 from pipegraph.engine.channel import Channel
+from pipegraph.engine.loader_context import LoaderContext
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.bundle_size import Pace
 from pipegraph.engine.stage.cursors import earlier
@@ -27,14 +27,13 @@ from pipegraph.engine.stage.restore import (
     unique_paths,
     was_delivered,
 )
-from pipegraph.engine.stage.source_loops import MORE, positions_loop
-from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.engine.stage.source_loops import positions_loop
+from pipegraph.engine.stage.stage_run import StageRun
+from pipegraph.engine.stage_pump import StagePump
+from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import MemoryLimitError, PipegraphError
 from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
 from pipegraph.units import format_bytes
-
-if TYPE_CHECKING:
-    from pipegraph.engine.runtime import Runtime
 
 BUNDLES_PER_LIMIT = 64
 """A bundle of rows is at most this part of the memory limit, for it is made, counted and waited for as one."""
@@ -43,87 +42,27 @@ MIN_BYTES = 512
 """What an item in a queue takes at the very least, with its chunk object: bounds growth where data holds no buffers."""
 
 
-class StagePump:
-    """Lets one waiting thread at a time step an inline stage: whoever waits for its output drives it.
-
-    Attributes:
-        more: whether the next step waits for nobody.
-    """
-
-    def __init__(self, loop: Iterator[Any], channels: list[Channel]) -> None:
-        self._loop = loop
-        self._channels = channels
-        self._lock = threading.Lock()
-        self._busy = False
-        self._over = False
-        self.more = False
-
-    def try_enter(self) -> bool:
-        """Become the driver; False while another thread is."""
-        with self._lock:
-            if self._busy:
-                return False
-            self._busy = True
-            return True
-
-    def step(self) -> None:
-        """One unit of work."""
-        self.more = False
-        entered = global_generators.enter()  # the consumer's thread has numbers of its own
-        try:
-            for more in self._loop:
-                self.more = more is MORE
-                return
-        finally:
-            if entered:
-                global_generators.leave()
-        raise Cancelled  # it has ended by an error, which its driver had
-
-    def leave(self) -> None:
-        """Free the role, then let a waiter of each channel look again: it may have found us busy."""
-        with self._lock:
-            self._busy = over = self._over
-        if over:
-            self._close()
-        for channel in self._channels:
-            channel.nudge()
-
-    def end(self) -> None:
-        """Nobody may drive from now on: end the loop, and with it what it holds open, such as a user's generator.
-
-        Where somebody is driving still, that is done as they leave.
-        """
-        with self._lock:
-            busy, self._busy, self._over = self._busy, True, True
-        if not busy:
-            self._close()
-
-    def _close(self) -> None:
-        assert isinstance(self._loop, Generator)
-        self._loop.close()
-
-
 class Run:
     """One wiring of the graph; see the module docstring."""
 
-    def __init__(self, runtime: Runtime, epoch: int, horizon: float, resume: Resume) -> None:
-        self.plan = runtime.plan
-        self.seed = runtime.seed
-        self.rank, self.world_size = resume.stream or (runtime.rank, runtime.world_size)
-        self.ledger = runtime.ledger
-        self.tracer = runtime.tracer
+    def __init__(self, loader: LoaderContext, epoch: int, horizon: float, resume: Resume) -> None:
+        self.plan = loader.plan
+        self.seed = loader.seed
+        self.rank, self.world_size = resume.stream or (loader.rank, loader.world_size)
+        self.ledger = loader.ledger
+        self.tracer = loader.tracer
         self.first_epoch = epoch
         self.history = resume.history
         self.activity = Activity()
         self.activity.on_idle = self._resolve
-        self.account = Account(_for_chunks(runtime), self.activity)
+        self.account = Account(_for_chunks(loader), self.activity)
         self.horizon = Horizon(self.activity, horizon)
         self.stopping = threading.Event()
         self.error: BaseException | None = None
         self.grown: dict[str, int] = {}
         self.channels: dict[tuple[str, int], Channel] = {}
         self.stages: dict[str, StageRun] = {}
-        self._runtime = runtime
+        self._loader = loader
         self._lock = threading.Lock()
         self.over = False
         self._inner: list[Channel] = []
@@ -142,14 +81,14 @@ class Run:
 
     def source(self, stage: str) -> Source | None:
         """A source as it was opened, to be asked what is where; None once the runtime has closed."""
-        reader = self._runtime.readers.get(stage)
-        if reader is None and (workers := self._runtime.workers.get(stage)):
+        reader = self._loader.readers.get(stage)
+        if reader is None and (workers := self._loader.workers.get(stage)):
             reader = workers[0].operator
         return reader
 
     def context(self, stage: str, worker: int) -> Context:
         """What a worker's operator is opened with."""
-        return self._runtime.context(stage, worker)
+        return self._loader.context(stage, worker)
 
     # -- wiring --------------------------------------------------------------------------------
 
@@ -172,7 +111,7 @@ class Run:
         for consumer, index, edge in [*edges, ("", 0, plan.output)]:
             producer = plan.stages[edge.stage]
             channel = Channel(
-                self._runtime.capacity(producer.name),
+                self._loader.capacity(producer.name),
                 producer.spec.max_bytes or share,
                 self.activity,
                 sequenced=self.stages[producer.name].by_ticket,
@@ -203,7 +142,7 @@ class Run:
             if isinstance(stage.operator, Source) and stage.operator.random_access:
                 inner = Channel(max(64, 2 * stage.workers, run.pace.max_rows), None, self.activity)
                 pump = inner.pump = StagePump(
-                    positions_loop(run, self._runtime.readers[stage.name], inner), [inner]
+                    positions_loop(run, self._loader.readers[stage.name], inner), inner.nudge
                 )
                 self._pumps.append(pump)
                 run.inboxes = [inner]
@@ -219,7 +158,7 @@ class Run:
         remote, far = stage.away, stage.backend == "ray"
         if not isinstance(operator, Source):
             return Pace(max(1, stage.capacity // stage.workers), nbytes=nbytes, remote=remote, far=far)
-        group = self._runtime.readers[stage.name].group if operator.random_access else 1
+        group = self._loader.readers[stage.name].group if operator.random_access else 1
         rows, size, batches = stage.bundle_rows, sys.maxsize, 1
         if stage.bundle is not None:
             batch = self.plan.stages[stage.bundle].operator
@@ -259,7 +198,7 @@ class Run:
         """Make an inline stage step when its output is waited for."""
         run = self.stages[stage.name]
         channels = [channel for output in run.outboxes for channel in output]
-        pump = StagePump(loop_for(run, worker), channels)
+        pump = StagePump(loop_for(run, worker), lambda: _nudge(channels))
         self._pumps.append(pump)
         for channel in channels:
             channel.pump = pump
@@ -320,7 +259,7 @@ class Run:
             if capacity * MIN_BYTES <= self.account.limit:
                 producer = self._producer(consumer, index)
                 self.grown[producer] = channel.grow()
-                self._runtime.note_growth(producer, self.grown[producer])
+                self._loader.note_growth(producer, self.grown[producer])
                 return None
             return self._too_long(consumer, index, capacity)
         if self.account.waiting():
@@ -373,10 +312,15 @@ class Run:
         )
 
 
-def _for_chunks(runtime: Runtime) -> int:
+def _nudge(channels: list[Channel]) -> None:
+    for channel in channels:
+        channel.nudge()
+
+
+def _for_chunks(loader: LoaderContext) -> int:
     """Bytes of the limit that are left to chunks beside what operators hold themselves, such as blocks of shards."""
-    limit = runtime.memory_limit
-    operators = [stage.operator for stage in runtime.plan.running]
+    limit = loader.memory_limit
+    operators = [stage.operator for stage in loader.plan.running]
     return max(1, limit - sum(0 if isinstance(each, Source) else each.holds(limit) for each in operators))
 
 

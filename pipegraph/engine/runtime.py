@@ -32,16 +32,15 @@ from typing import TYPE_CHECKING, Any
 
 from pipegraph.contracts import Source, history_of
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.operator_contexts import OperatorContexts
+from pipegraph.engine.loader_context import LoaderContext
+from pipegraph.engine.meter import FirstMeter, Meter
 from pipegraph.engine.pass_totals import PassTotals, Totals
 from pipegraph.engine.run import Run
 from pipegraph.engine.staffing import Staffing
 from pipegraph.engine.stage.cache_wiring import wire_cache
-from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.loops import loop_for
 from pipegraph.engine.stage.restore import Resume
-from pipegraph.engine.stage.stage_run import FirstMeter, Meter, Worker
-from pipegraph.engine.tracing import Tracer
+from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.worker_threads import WorkerThreads, stack_of
 from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
 from pipegraph.global_generators import enter_worker
@@ -56,19 +55,14 @@ GRACE_S = 5.0
 """How long ``close`` waits for user code to return, and a new pass before it says for whom it waits."""
 
 
-class Runtime(OperatorContexts):
+class Runtime(LoaderContext):
     """Owns the threads of one loader. The consumer's thread calls its methods; any may ``close`` it."""
 
     def __init__(self, plan: Plan, memory_limit: int, seed: int, rank: int, world_size: int) -> None:
         super().__init__(plan, memory_limit, seed, rank, world_size)
-        self.ledger = Ledger()
         self.threads = WorkerThreads(plan.graph_name)
-        self.workers: dict[str, list[Worker]] = {}
-        self.meters: dict[str, list[Meter]] = {}  # kept after close
-        self.pass_totals = PassTotals(self)
-        self.tracer = Tracer()
-        self.readers: dict[str, Source] = {}  # deal the positions of random-access sources
-        self.grown: dict[str, int] = {}
+        self.staffing = Staffing(self, self.threads)
+        self.pass_totals = PassTotals(self, self.staffing, self.remote_totals)
         self._processes: Processes | None = None
         self._actors: Cluster | None = None
         # One thread closes what is open; a signal handler may begin anew inside.
@@ -80,26 +74,11 @@ class Runtime(OperatorContexts):
         self._to_open: dict[str, int] = {}  # workers that a stage waits for before the first run
         self._open_error: BaseException | None = None
         self._close_errors: list[str] = []
-        self.staffing = Staffing(self)
 
     @property
     def run(self) -> Run | None:
         """The current one."""
         return self.threads.run
-
-    # -- facts for runs --------------------------------------------------------------------------
-
-    def capacity(self, stage: str) -> int:
-        """A stage's queue capacity, as it was chosen and has grown."""
-        return max(self.staffing.capacity(stage), self.grown.get(stage, 0))
-
-    def note_growth(self, stage: str, capacity: int) -> None:
-        """Parks' rule enlarged a queue: later runs start with it."""
-        self.grown[stage] = max(capacity, self.grown.get(stage, 0))
-
-    def planned(self, stage: str) -> StagePlan:
-        """A stage that the profile knows, in this process or not."""
-        return self.plan.stages[stage]
 
     def remote_totals(self, run: Run) -> Totals:
         """What stages of the run that are not in this process have counted."""
@@ -230,7 +209,6 @@ class Runtime(OperatorContexts):
         self.threads.condition.notify_all()
 
     def make_operator(self, stage: StagePlan, index: int) -> Any:
-        """What a worker of the stage holds: a copy of the operator, or what stands for one in a process."""
         if not stage.remote:
             return copy.copy(stage.operator)
         if not stage.away:
@@ -290,7 +268,6 @@ class Runtime(OperatorContexts):
                 self.staffing.gone(stage.name, worker)
 
     def serve(self, stage: StagePlan, worker: Worker, seen: int) -> None:
-        """Work in every run after number ``seen``, until the end or until the worker is to leave."""
         self.threads.serve(
             worker,
             seen,

@@ -15,18 +15,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
 
 from pipegraph.contracts import Source, history_of
 from pipegraph.engine.activity import Cancelled, Leaving
+from pipegraph.engine.loader_context import LoaderContext
+from pipegraph.engine.meter import Meter
+from pipegraph.engine.run import Run
 from pipegraph.engine.stage.expand_loop import Loop
-from pipegraph.engine.stage.stage_run import Meter, Worker
+from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.worker_threads import WorkerThreads
 from pipegraph.global_generators import enter_worker
-
-if TYPE_CHECKING:
-    from pipegraph.engine.run import Run
-    from pipegraph.engine.runtime import Runtime
-    from pipegraph.planning.plan import StagePlan
+from pipegraph.planning.plan import StagePlan
 
 
 @dataclass
@@ -50,11 +49,11 @@ class Present:
 class Staffing:
     """See the module docstring. Thread-safe."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._tuned = {stage.name: stage for stage in runtime.plan.running if stage.tuned}
+    def __init__(self, loader: LoaderContext, threads: WorkerThreads) -> None:
+        self._loader = loader
+        self._threads = threads
+        self._tuned = {stage.name: stage for stage in loader.plan.running if stage.tuned}
         self._joining: dict[str, list[Worker]] = {name: [] for name in self._tuned}
-        self._capacities: dict[str, int] = {}
         self._present: dict[str, Present] = {}
         self._refused: dict[str, BaseException] = {}
         self._here = threading.local()  # which worker works in a thread
@@ -67,33 +66,33 @@ class Staffing:
 
     def capacity(self, stage: str) -> int:
         """What a stage's queues may hold, as planned or chosen since."""
-        return self._capacities.get(stage, self._runtime.plan.stages[stage].capacity)
+        return self._loader.capacities.get(stage, self._loader.plan.stages[stage].capacity)
 
     def workers(self, stage: str) -> int:
         """How many take part now."""
         present = self._present.get(stage)
-        return self._runtime.planned(stage).workers if present is None else present.workers
+        return self._loader.planned(stage).workers if present is None else present.workers
 
     def count(self, stage: str) -> int:
         """How many there are, those included that are opening and those that have not left yet."""
-        with self._runtime.threads.lock:
-            return len(self._runtime.workers.get(stage, ())) + len(self._joining[stage])
+        with self._threads.lock:
+            return len(self._loader.workers.get(stage, ())) + len(self._joining[stage])
 
     def settled(self) -> bool:
         """Whether nobody is joining or leaving."""
-        with self._runtime.threads.lock:
+        with self._threads.lock:
             return not any(self._joining.values()) and not any(
-                worker.leaves for name in self._tuned for worker in self._runtime.workers.get(name, ())
+                worker.leaves for name in self._tuned for worker in self._loader.workers.get(name, ())
             )
 
     def worked_ns(self, stage: str, now_ns: int) -> int:
         """How long its workers have been there, all together; what it grows by is worker-time."""
         present = self._present.get(stage)
-        return self._runtime.planned(stage).workers * now_ns if present is None else present.until(now_ns)
+        return self._loader.planned(stage).workers * now_ns if present is None else present.until(now_ns)
 
     def refused(self) -> dict[str, BaseException]:
         """Per stage the error with which a worker could not be started, each reported once."""
-        with self._runtime.threads.lock:
+        with self._threads.lock:
             found, self._refused = self._refused, {}
         return found
 
@@ -101,12 +100,12 @@ class Staffing:
 
     def resize(self, stage: str, workers: int) -> None:
         """Let a tuned stage have so many workers, at least one. Returns at once; they come and go by themselves."""
-        runtime = self._runtime
+        loader, threads = self._loader, self._threads
         coming: dict[threading.Thread, Worker] = {}
-        with runtime.threads.lock:
-            if runtime.threads.closed or not runtime.workers:
+        with threads.lock:
+            if threads.closed or not loader.workers:
                 return
-            here, joining = runtime.workers[stage], self._joining[stage]
+            here, joining = loader.workers[stage], self._joining[stage]
             staying = [worker for worker in (*here, *joining) if not worker.leaves]
             for worker in sorted(staying, key=lambda each: each.index)[max(1, workers) :]:
                 worker.leaves = True
@@ -117,9 +116,9 @@ class Staffing:
                 worker = Worker(index, None, self._meter(stage, index))
                 joining.append(worker)
                 life = partial(self._join, self._tuned[stage], worker)
-                coming[runtime.threads.make(stage, index, life)] = worker
-            runtime.threads.condition.notify_all()
-            run = runtime.run
+                coming[threads.make(stage, index, life)] = worker
+            threads.condition.notify_all()
+            run = threads.run
         if run is not None and workers < len(staying):
             for channel in run.stages[stage].inboxes:
                 channel.nudge_all()
@@ -129,14 +128,14 @@ class Staffing:
                 self._refused[stage] = error
                 self._joining[stage].remove(coming[thread])
 
-            runtime.threads.launch(list(coming), failed)
+            threads.launch(list(coming), failed)
 
     def set_capacity(self, stage: str, capacity: int) -> None:
         """Let a tuned stage's queues hold so many items, at least one bundle of rows."""
-        runtime = self._runtime
-        with runtime.threads.lock:
-            self._capacities[stage] = max(capacity, self._tuned[stage].bundle_rows)
-            run = runtime.run
+        loader, threads = self._loader, self._threads
+        with threads.lock:
+            loader.capacities[stage] = max(capacity, self._tuned[stage].bundle_rows)
+            run = threads.run
         if run is not None:
             self.apply_size(run, stage)
 
@@ -150,7 +149,7 @@ class Staffing:
     def enter(self, run: Run) -> None:
         """A run is about to be published; the runtime's lock is held, and nobody works in the run yet."""
         for name, stage in self._tuned.items():
-            run.stages[name].staff(self._taking_part(name), self._runtime.capacity(name))
+            run.stages[name].staff(self._taking_part(name), self._loader.capacity(name))
             if (
                 "workers" in stage.tuned
             ):  # not an inline one's, where the worker of another stage may be its driver
@@ -159,10 +158,10 @@ class Staffing:
 
     def apply_size(self, run: Run, stage: str) -> None:
         """Give a stage of a run its size."""
-        runtime = self._runtime
+        loader, threads = self._loader, self._threads
         with self._sizing:
-            with runtime.threads.lock:
-                workers, capacity = self._taking_part(stage), runtime.capacity(stage)
+            with threads.lock:
+                workers, capacity = self._taking_part(stage), loader.capacity(stage)
                 self._present[stage].change(workers)
             run.stages[stage].staff(max(1, workers), capacity)
 
@@ -181,44 +180,44 @@ class Staffing:
 
     def gone(self, stage: str, worker: Worker) -> None:
         """A worker has left and closed its operator."""
-        runtime = self._runtime
-        with runtime.threads.lock:
-            if not runtime.threads.closed:
-                runtime.workers[stage] = [each for each in runtime.workers[stage] if each is not worker]
-            runtime.threads.condition.notify_all()
+        loader, threads = self._loader, self._threads
+        with threads.lock:
+            if not threads.closed:
+                loader.workers[stage] = [each for each in loader.workers[stage] if each is not worker]
+            threads.condition.notify_all()
 
     # -- joining -------------------------------------------------------------------------------
 
     def _taking_part(self, stage: str) -> int:
-        return sum(worker.opened for worker in self._runtime.workers[stage])
+        return sum(worker.opened for worker in self._loader.workers[stage])
 
     def _meter(self, stage: str, index: int) -> Meter:
         """The meter of this index: what a worker counts is kept when it leaves."""
-        meters = self._runtime.meters[stage]
+        meters = self._loader.meters[stage]
         if index < len(meters):
             return meters[index]
-        meter = Meter(stage, self._runtime.tracer)
-        self._runtime.meters[stage] = [*meters, meter]
+        meter = Meter(stage, self._loader.tracer)
+        self._loader.meters[stage] = [*meters, meter]
         return meter
 
     def _join(self, stage: StagePlan, worker: Worker) -> None:
         """The life of a worker that comes later."""
-        runtime, name = self._runtime, stage.name
+        loader, threads, name = self._loader, self._threads, stage.name
         worker.meter.thread_begins()
-        enter_worker(runtime.seed, name)
+        enter_worker(loader.seed, name)
         try:
             with self._opening:
-                if runtime.threads.closed or worker.leaves:
+                if threads.closed or worker.leaves:
                     raise Cancelled
-                worker.operator = runtime.make_operator(stage, worker.index)
-                runtime.open_operator(name, worker)
+                worker.operator = loader.make_operator(stage, worker.index)
+                loader.open_operator(name, worker)
         except BaseException as error:
             worker.meter.thread_ends()
-            with runtime.threads.lock:
+            with threads.lock:
                 if not isinstance(error, Cancelled):
                     self._refused[name] = error
                 self._joining[name].remove(worker)
-                runtime.threads.condition.notify_all()
+                threads.condition.notify_all()
             return
         try:
             found = self._admitted(stage, worker)
@@ -226,35 +225,33 @@ class Staffing:
                 run, seen = found
                 self.apply_size(run, name)
                 del run, found
-                runtime.serve(stage, worker, seen)
+                loader.serve(stage, worker, seen)
         except BaseException as error:  # what a source does as a run begins
-            with runtime.threads.lock:
+            with threads.lock:
                 self._refused[name] = error
         finally:
             worker.meter.thread_ends()
-            runtime.close_operators(name, worker)
-            with runtime.threads.lock, suppress(ValueError):
+            loader.close_operators(name, worker)
+            with threads.lock, suppress(ValueError):
                 self._joining[name].remove(worker)
             self.gone(name, worker)
 
     def _admitted(self, stage: StagePlan, worker: Worker) -> tuple[Run, int] | None:
         """The run that an opened worker has joined, and the number of the one before; None if it is wanted no more."""
-        runtime, name = self._runtime, stage.name
+        loader, threads, name = self._loader, self._threads, stage.name
         while True:
-            with runtime.threads.lock:
-                while not (runtime.threads.closed or worker.leaves) and (
-                    runtime.run is None or runtime.run.over
-                ):
-                    runtime.threads.condition.wait()
-                if runtime.threads.closed or worker.leaves:
+            with threads.lock:
+                while not (threads.closed or worker.leaves) and (threads.run is None or threads.run.over):
+                    threads.condition.wait()
+                if threads.closed or worker.leaves:
                     return None
-                run = runtime.run
+                run = threads.run
                 assert run is not None
             if isinstance(stage.operator, Source):
                 worker.operator.begin_run(run.first_epoch, history_of(run.history, name))
-            with runtime.threads.lock:
-                if runtime.run is not run or run.over or runtime.threads.closed or worker.leaves:
+            with threads.lock:
+                if threads.run is not run or run.over or threads.closed or worker.leaves:
                     continue
                 self._joining[name].remove(worker)
-                runtime.workers[name] = [*runtime.workers[name], worker]
-                return run, runtime.threads.enter()
+                loader.workers[name] = [*loader.workers[name], worker]
+                return run, threads.enter()

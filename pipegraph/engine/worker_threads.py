@@ -16,13 +16,10 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from pipegraph.engine.activity import Cancelled
-
-if TYPE_CHECKING:
-    from pipegraph.engine.run import Run
-    from pipegraph.engine.stage.stage_run import Worker
+from pipegraph.engine.run import Run
+from pipegraph.engine.stage_worker import Worker
 
 log = logging.getLogger("pipegraph")
 

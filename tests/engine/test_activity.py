@@ -4,7 +4,7 @@ import threading
 from time import perf_counter_ns
 
 from pipegraph.engine.activity import Activity, Waiter
-from pipegraph.engine.stage.stage_run import Meter
+from pipegraph.engine.meter import Meter
 
 
 def test_idle_is_told_once_when_the_last_running_thread_waits():

@@ -10,17 +10,15 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipegraph.bundle import UNNAMED, Bundle, named
 from pipegraph.chunk import Chunk
+from pipegraph.engine.meter import Meter
 from pipegraph.engine.process.contract import Call, Died, Host, Overdue
 from pipegraph.engine.process.remote_kinds import RemoteMap, RemoteSource
 from pipegraph.engine.process.remote_operator import Deaths, clamped
 from pipegraph.engine.process.run_worker import FailedRow, Figures
-
-if TYPE_CHECKING:
-    from pipegraph.engine.stage.stage_run import Meter
 
 
 class ProcessRun:

@@ -14,7 +14,8 @@ from typing import Any
 
 from pipegraph.bundle import Bundle
 from pipegraph.engine.process.contract import Call
-from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.engine.stage.stage_run import StageRun
+from pipegraph.engine.stage_worker import Worker
 
 QUICK_NS = 100_000_000
 """Items that come at longer intervals are not taken ahead: the wait is short beside them, and whoever is idle at the

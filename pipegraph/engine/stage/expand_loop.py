@@ -15,8 +15,9 @@ from pipegraph.chunk import Chunk, Mark
 from pipegraph.engine.stage.cursors import same
 from pipegraph.engine.stage.failure_notes import not_a_chunk
 from pipegraph.engine.stage.row_intake import rows_of
-from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
+from pipegraph.engine.stage_worker import Worker
 
 Loop = Iterator[Any]
 

@@ -7,25 +7,25 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.contracts import Operator, Source
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.engine.stage.failure_notes import explain, where
+from pipegraph.engine.stage.stage_context import StageContext
+from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import BudgetError, StageTimeoutError, WorkerDiedError, described, note
 from pipegraph.global_generators import Draws, drawing
+from pipegraph.planning.plan import lineage_above
 from pipegraph.policies import Replace, Retry, Skip, exceeded, final_policy, is_share
 from pipegraph.tree import copy_containers
-
-if TYPE_CHECKING:
-    from pipegraph.engine.stage.stage_run import StageRun, Worker
 
 log = logging.getLogger("pipegraph")
 
 
-def is_interrupt(stage: StageRun, error: BaseException) -> bool:
+def is_interrupt(stage: StageContext, error: BaseException) -> bool:
     """Whether it is Ctrl-C, which came while an inline stage ran in the main thread, and not the stage's own doing."""
     return (
         isinstance(error, KeyboardInterrupt)
@@ -41,7 +41,7 @@ class Failures:
     until all earlier items have left, so that which failure exceeds a budget never depends on timing.
     """
 
-    def __init__(self, stage: StageRun) -> None:
+    def __init__(self, stage: StageContext) -> None:
         self.stage = stage
         self.policy = stage.plan.spec.on_error
         self.final = final_policy(self.policy)
@@ -207,7 +207,7 @@ class Failures:
         """Record the failure, or return the error that exceeds the budget."""
         stage, name = self.stage, self.name
         assert isinstance(self.final, Skip | Replace)
-        stage.sender.wait_turn(worker.ticket)
+        stage.wait_turn(worker.ticket)
         ledger = stage.run.ledger
         with stage.judging:
             ordinal = stage.ordinals.of(worker.ticket, chunk, row)
@@ -330,7 +330,7 @@ class Failures:
         """Substitute samples as they reach this stage's input, drawn from the position's window."""
         assert isinstance(self.final, Replace)
         stage = self.stage
-        chain = worker.substitutes(stage)
+        chain = substitutes(stage, worker)
         source: Any = chain[0]  # a Source, or its other end in a process
         row = chunk.lineages[0]
         draws = Draws(stage.run.seed, stage.name)
@@ -354,10 +354,10 @@ class Failures:
             yield one
 
 
-def open_substitutes(stage: StageRun, worker: Worker) -> list[Operator | Source]:
-    """Own copies of the source and the one-to-one stages above ``stage``, for substitutes."""
-    from pipegraph.planning.plan import lineage_above
-
+def substitutes(stage: StageContext, worker: Worker) -> list[Operator | Source]:
+    """A worker's own source and one-to-one stages above ``stage``, opened for substitutes at first need."""
+    if worker.chain is not None:
+        return worker.chain
     chain: list[Operator | Source] = []
     for above in reversed(lineage_above(stage.plan, stage.run.plan.stages)):
         if above.bypassed is None and above.operator.kind in ("source", "map"):
@@ -365,6 +365,5 @@ def open_substitutes(stage: StageRun, worker: Worker) -> list[Operator | Source]
             operator.open(stage.run.context(above.name, worker.index))
             worker.substituting.append(operator)
             chain.append(operator)
-    if isinstance(stage.plan.operator, Source):
-        chain = [worker.operator]
-    return chain
+    worker.chain = [worker.operator] if isinstance(stage.plan.operator, Source) else chain
+    return worker.chain

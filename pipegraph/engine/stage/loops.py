@@ -19,8 +19,9 @@ from pipegraph.engine.stage.regroup_loop import regroup_loop
 from pipegraph.engine.stage.row_parallel import rows_loop
 from pipegraph.engine.stage.sidecar_loop import sidecar_loop
 from pipegraph.engine.stage.source_loops import sequence_loop
-from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.stateful_loop import stateful_loop
+from pipegraph.engine.stage_worker import Worker
 from pipegraph.planning.isolation import Elsewhere
 
 _BY_KIND = {

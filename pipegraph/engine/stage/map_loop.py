@@ -20,8 +20,9 @@ from pipegraph.engine.process.contract import Call
 from pipegraph.engine.stage.ahead import Ahead
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.row_parallel import whole_batches
-from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
+from pipegraph.engine.stage_worker import Worker
 from pipegraph.global_generators import Draws
 from pipegraph.policies import Retry
 from pipegraph.tree import copy_containers

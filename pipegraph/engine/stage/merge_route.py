@@ -11,10 +11,10 @@ from typing import Any
 
 from pipegraph.chunk import Chunk, EndOfEpoch, Mark
 from pipegraph.contracts import FanIn, FanOut
-from pipegraph.engine.stage.ordinals import number_item
 from pipegraph.engine.stage.restore import ways_in
 from pipegraph.engine.stage.row_intake import RowIntake
-from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.engine.stage.stage_run import StageRun
+from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import shown
 
 Loop = Iterator[None]
@@ -36,7 +36,7 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
     while True:
         item = get()
         if item.__class__ is Chunk:
-            number_item(stage, worker, item)
+            stage.number(worker, item)
             start = now()
             failed: Any = None
             try:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch
 from pipegraph.contracts import Source
-
-if TYPE_CHECKING:
-    from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.engine.stage.ledger import Ledger
+from pipegraph.planning.plan import StagePlan
 
 
 class Ordinals:
     """Of one stage in one run. ``number`` is called in the order of items; the rest by any worker."""
 
-    def __init__(self, stage: StageRun) -> None:
-        self._stage = stage
-        by_name = {each.name: each for each in (stage.plan, *stage.plan.followers)}
-        self._name = stage.plan.judged
+    def __init__(self, plan: StagePlan, ledger: Ledger) -> None:
+        self._ledger = ledger
+        by_name = {each.name: each for each in (plan, *plan.followers)}
+        self._name = plan.judged
         self._operator = by_name[self._name].operator
         self._before: dict[int, int] = {}  # per ticket, the items before its own
         self._count = 0
@@ -38,18 +37,17 @@ class Ordinals:
             self._count = item.after  # steps say it all
             return
         self._before[ticket] = self._count
-        stage = self._stage
         if item.__class__ is Bundle:
-            stage.run.ledger.took(self._name, item.epoch, item.befores(), self._count + 1)
+            self._ledger.took(self._name, item.epoch, item.befores(), self._count + 1)
             self._count += len(item.lineages)
             return
         self._count += len(item.lineages) if self._operator.per_sample else 1
-        stage.run.ledger.took(self._name, item.epoch, (item.before,), self._count)
+        self._ledger.took(self._name, item.epoch, (item.before,), self._count)
 
     def _turn_to(self, epoch: int) -> None:
         if epoch != self._epoch:
             self._epoch = epoch
-            self._count = self._stage.run.ledger.items_before(self._name, epoch)
+            self._count = self._ledger.items_before(self._name, epoch)
 
     def of(self, ticket: int, chunk: Chunk, row: int = 0) -> int:
         """The ordinal of an item, or of a row of it."""
@@ -64,11 +62,3 @@ class Ordinals:
     def total(self, epoch: int) -> int:
         """All items of an epoch that has come to its end."""
         return self._totals.pop(epoch, 0)
-
-
-def number_item(stage: StageRun, worker: Worker, item: Any) -> None:
-    """The ordinal of an item, for a stage that has a budget and a single worker that does not ``take``."""
-    if stage.budgeted:
-        stage.ordinals.forget(worker.ticket)
-        worker.ticket += 1
-        stage.ordinals.number(worker.ticket, item)

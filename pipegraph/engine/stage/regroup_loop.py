@@ -15,9 +15,9 @@ from pipegraph.contracts import Regroup
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.cursors import earlier
 from pipegraph.engine.stage.groups import Groups, watched
-from pipegraph.engine.stage.ordinals import number_item
 from pipegraph.engine.stage.row_intake import RowIntake
-from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.engine.stage.stage_run import StageRun
+from pipegraph.engine.stage_worker import Worker
 from pipegraph.tree import buffers
 
 Loop = Iterator[None]
@@ -87,7 +87,7 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
         else:
             item = one()
         if isinstance(item, Chunk):
-            number_item(stage, worker, item)
+            stage.number(worker, item)
             held.add(item)
             if groups is not None:
                 groups.came(item)

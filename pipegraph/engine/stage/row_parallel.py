@@ -17,7 +17,8 @@ from pipegraph.chunk import Chunk, Failure
 from pipegraph.contracts import RowOperator
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.row_intake import rows_of
-from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.engine.stage.stage_run import StageRun
+from pipegraph.engine.stage_worker import Worker
 from pipegraph.global_generators import Draws
 
 

@@ -10,19 +10,17 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Mark
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import NO_DEMAND, Channel
 from pipegraph.engine.contents import samples_in
+from pipegraph.engine.stage.failure_policy import Failures
+from pipegraph.engine.stage.stage_context import StageContext
 from pipegraph.engine.stage.watermark import Watermark
 from pipegraph.tree import copy_containers
-
-if TYPE_CHECKING:
-    from pipegraph.engine.stage.stage_run import StageRun
-    from pipegraph.engine.stage.unit import Unit
 
 
 class Sender:
@@ -35,11 +33,12 @@ class Sender:
     first: Callable[[int], bool] | None = None
     """Whether a ticket is next to leave its stage, where tickets may overtake each other."""
 
-    def __init__(self, stage: StageRun, channels: list[Channel]) -> None:
+    def __init__(self, stage: StageContext, failures: Failures, channels: list[Channel]) -> None:
         self.stage = stage
+        self.failures = failures
         self.channels = channels
-        self.units: list[weakref.ref[Unit]] = []
-        """What the workers have in work, of which a part may be finished; their loops hold it."""
+        self.offers: list[weakref.WeakMethod[Callable[[int], None]]] = []
+        """Of each worker's unit in work, which its loop holds: sends what of it is finished."""
         if len(channels) == 1:
             channels[0].starved = self._send_finished
 
@@ -74,7 +73,7 @@ class Sender:
 
     def token(self, ticket: int, token: Any) -> None:
         """Pass a token on in its place."""
-        if token.__class__ is EndOfEpoch and (failure := self.stage.failures.at_end(token.epoch)) is not None:
+        if token.__class__ is EndOfEpoch and (failure := self.failures.at_end(token.epoch)) is not None:
             self.send(ticket, failure, False)
         self.send(ticket, token)
 
@@ -92,10 +91,10 @@ class Sender:
 
     def _send_finished(self, needed: int) -> None:
         """A worker of the next stage waits: send what is finished of units in work. Called by its thread."""
-        for each in self.units:
-            unit = each()
-            if unit is not None:
-                unit.offer_finished(needed)
+        for each in self.offers:
+            offer = each()
+            if offer is not None:
+                offer(needed)
 
     def _put(self, index: int, ticket: int, item: Any, last: bool) -> bool:
         return self.channels[index].put(item)
@@ -131,8 +130,8 @@ class Sender:
 class ByTicket(Sender):
     """In order, from several workers: what is made of a ticket takes its input's place."""
 
-    def __init__(self, stage: StageRun, channels: list[Channel]) -> None:
-        super().__init__(stage, channels)
+    def __init__(self, stage: StageContext, failures: Failures, channels: list[Channel]) -> None:
+        super().__init__(stage, failures, channels)
         self.first = channels[0].at_head
 
     def drop(self, ticket: int) -> None:
@@ -143,7 +142,7 @@ class ByTicket(Sender):
             self._send_finished(needed)  # the next stage waits already, and another ticket has its turn now
 
     def token(self, ticket: int, token: Any) -> None:
-        if token.__class__ is EndOfEpoch and self.stage.failures.judges_epochs:
+        if token.__class__ is EndOfEpoch and self.failures.judges_epochs:
             self.wait_turn(ticket)  # until all that may have failed has been judged
         super().token(ticket, token)
 
@@ -170,8 +169,8 @@ class AsFinished(Sender):
     To the channels an epoch is one sequence number: chunks of one leave in any order.
     """
 
-    def __init__(self, stage: StageRun, channels: list[Channel]) -> None:
-        super().__init__(stage, channels)
+    def __init__(self, stage: StageContext, failures: Failures, channels: list[Channel]) -> None:
+        super().__init__(stage, failures, channels)
         self.first = self._is_oldest
         self._lock = threading.Lock()
         self._open: dict[int, tuple[int, int]] = {}  # ticket -> epoch and items taken before it
@@ -270,7 +269,7 @@ class AsFinished(Sender):
             self._end(ending)
 
     def _end(self, token: Any) -> None:
-        failure = self.stage.failures.at_end(token.epoch)
+        failure = self.failures.at_end(token.epoch)
         if failure is not None:
             self.stage.run.fail(failure.error)
             raise Cancelled

@@ -15,8 +15,9 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.contents import samples_in
 from pipegraph.engine.process.contract import Died
 from pipegraph.engine.process.sidecar import Sidecar, blame
-from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import settle
+from pipegraph.engine.stage_worker import Worker
 
 log = logging.getLogger("pipegraph")
 

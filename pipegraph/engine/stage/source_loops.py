@@ -14,15 +14,14 @@ from pipegraph.contracts import DrawnRows, Source
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.stage.failure_policy import is_interrupt
-from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
+from pipegraph.engine.stage_pump import MORE
+from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import note
 from pipegraph.global_generators import Draws
 
 Loop = Iterator[Any]
-
-MORE = object()
-"""Given between two steps of ``positions_loop`` if the next one waits for nobody."""
 
 SNAPSHOT_EVERY = 64
 """Items between two snapshots of an iterator that can give one."""

@@ -22,10 +22,10 @@ from pipegraph.contracts import Regroup, Source
 from pipegraph.engine.stage.failure_notes import where
 from pipegraph.engine.stage.groups import forgotten, twice
 from pipegraph.engine.stage.kept import decode, encode_state, lineages
-from pipegraph.engine.stage.ordinals import number_item
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.snapshots import snapshot_bytes
-from pipegraph.engine.stage.stage_run import StageRun, Worker
+from pipegraph.engine.stage.stage_run import StageRun
+from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import GraphError, note
 
 SNAPSHOT_EVERY = 64
@@ -104,7 +104,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     while True:
         item = get()
         if isinstance(item, Chunk):
-            number_item(stage, worker, item)
+            stage.number(worker, item)
             after = item.after
             if item.buffers:
                 held.append(item.buffers)

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,10 +32,9 @@ from pipegraph.chunk import Chunk
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.bundle_size import LIGHT_ROW_BYTES
 from pipegraph.engine.stage.row_intake import rows_of
+from pipegraph.engine.stage.stage_run import StageRun
+from pipegraph.engine.stage_worker import Worker
 from pipegraph.tree import ATOMS, buffers_of_each
-
-if TYPE_CHECKING:
-    from pipegraph.engine.stage.stage_run import StageRun, Worker
 
 SMALL_BYTES = LIGHT_ROW_BYTES
 """Buffers up to this size count with their bundle, one by one above: what they may share does not matter then."""
@@ -78,7 +77,7 @@ class Unit:
         self._rest: Any = iter(())  # through which the worker runs
         self._channel = self.sender.channels[0] if len(self.sender.channels) == 1 else None
         if self._channel is not None:
-            self.sender.units.append(weakref.ref(self))
+            self.sender.offers.append(weakref.WeakMethod(self.offer_finished))
 
     def begin(self, ticket: int, held: Buffers = (), granted: int | None = None) -> None:
         """Another unit begins; ``held`` are the buffers that it is made of, ``granted`` bytes are reserved for it."""

@@ -1,0 +1,102 @@
+"""What all runs of one loader share: plan, seed, rank, workers, counters, and what operators are opened with."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from pipegraph.contracts import Context, Operator, Source
+from pipegraph.engine.meter import Meter
+from pipegraph.engine.stage.ledger import Ledger
+from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.tracing import Tracer
+from pipegraph.planning.plan import Plan, StagePlan
+from pipegraph.stopping import Stopping
+
+
+class LoaderContext(ABC):
+    """See the module docstring.
+
+    Attributes:
+        workers: per stage, those that take part.
+        meters: per stage, of all workers that it has had; kept after the end.
+        readers: per random-access source, the copy that deals its positions.
+        grown: queues that had to become longer than planned, and how long.
+        capacities: of queues, where they were chosen while the loader runs.
+        counters: per stage, what its operators count.
+    """
+
+    def __init__(self, plan: Plan, memory_limit: int, seed: int, rank: int, world_size: int) -> None:
+        self.plan = plan
+        self.memory_limit = memory_limit
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.stopping = Stopping()
+        self.ledger = Ledger()
+        self.tracer = Tracer()
+        self.workers: dict[str, list[Worker]] = {}
+        self.meters: dict[str, list[Meter]] = {}
+        self.readers: dict[str, Source] = {}
+        self.grown: dict[str, int] = {}
+        self.capacities: dict[str, int] = {}
+        self.counters: dict[str, dict[str, int]] = {}
+        self._counting = threading.RLock()
+        self._sharing = threading.RLock()
+        self._shared: dict[tuple[str, str], Any] = {}
+
+    @abstractmethod
+    def make_operator(self, stage: StagePlan, index: int) -> Any:
+        """What a worker of the stage holds: a copy of the operator, or what stands for one elsewhere."""
+
+    @abstractmethod
+    def open_operator(self, stage: str, worker: Worker) -> None:
+        """Open a worker's operator, in its own thread."""
+
+    @abstractmethod
+    def close_operators(self, stage: str, opened: Worker | Source) -> None:
+        """Close what was opened for a worker; what that raises is kept for the end."""
+
+    @abstractmethod
+    def serve(self, stage: StagePlan, worker: Worker, seen: int) -> None:
+        """Work in every run after number ``seen``, until the end or until the worker is to leave."""
+
+    def planned(self, stage: str) -> StagePlan:
+        """A stage that the profile knows, in this process or not."""
+        return self.plan.stages[stage]
+
+    def capacity(self, stage: str) -> int:
+        """What a stage's queues may hold: as planned, as chosen since, or as they have grown."""
+        chosen = self.capacities.get(stage, self.plan.stages[stage].capacity)
+        return max(chosen, self.grown.get(stage, 0))
+
+    def note_growth(self, stage: str, capacity: int) -> None:
+        """Parks' rule enlarged a queue: later runs start with it."""
+        self.grown[stage] = max(capacity, self.grown.get(stage, 0))
+
+    def context(self, stage: str, worker: int) -> Context:
+        """What a worker's operator is opened with."""
+        counters = self.counters.setdefault(stage, {})
+
+        def count(name: str, n: int) -> None:
+            with self._counting:
+                counters[name] = counters.get(name, 0) + n
+
+        def share(name: str, make: Callable[[], Any]) -> Any:
+            with self._sharing:
+                if (stage, name) not in self._shared:
+                    self._shared[stage, name] = make()
+                return self._shared[stage, name]
+
+        readers = [self.plan.stages[name].operator for name, _, _ in self.plan.consumers(stage)]
+        read = not all(isinstance(each, Operator) and each.fetches for each in readers)
+        place = stage, self.seed, self.rank, self.world_size, worker
+        memory = self.plan.stages[stage].memory
+        return Context(*place, self.stopping, count, share, read, memory, self.memory_limit)
+
+    def shared(self, stage: str) -> dict[str, Any]:
+        """What a stage's workers share, by name; also after ``close``."""
+        with self._sharing:
+            return {name: made for (of, name), made in self._shared.items() if of == stage}

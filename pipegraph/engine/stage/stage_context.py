@@ -1,0 +1,81 @@
+"""What the parts of a running stage know of it, and of its run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pipegraph.contracts import Context, Operator
+from pipegraph.engine.channel import Channel
+from pipegraph.engine.memory import Account
+from pipegraph.engine.stage.epoch_limit import Horizon
+from pipegraph.engine.stage.ledger import Ledger
+from pipegraph.engine.stage.ordinals import Ordinals
+from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.tracing import Tracer
+from pipegraph.planning.isolation import Elsewhere
+from pipegraph.planning.plan import Plan, StagePlan
+from pipegraph.policies import final_policy
+
+
+class RunContext(Protocol):
+    """A run, as its stages see it."""
+
+    plan: Plan
+    seed: int
+    rank: int
+    world_size: int
+    first_epoch: int
+    account: Account
+    horizon: Horizon
+    ledger: Ledger
+    tracer: Tracer
+    stopping: threading.Event
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with this error, unless it has ended already."""
+
+    def first_step(self, source: str) -> int:
+        """The step at which a source began in the run's first epoch."""
+
+    def context(self, stage: str, worker: int) -> Context:
+        """What a worker's operator is opened with."""
+
+
+class StageContext:
+    """See the module docstring.
+
+    Attributes:
+        in_order: whether outputs leave in the order of their inputs, not as they finish.
+        numbers_taken: whether items are numbered as workers take them, because several do or because each may fail.
+        judging: held while a failure is judged by the stage's budget.
+        stop_epoch: the last epoch of which nothing more is wanted.
+        wait_turn: blocks until every earlier ticket has left.
+    """
+
+    wait_turn: Callable[[int], None]
+
+    def __init__(self, plan: StagePlan, run: RunContext, depth: int) -> None:
+        self.plan = plan
+        self.name = plan.name
+        self.run = run
+        self.inboxes: list[Channel] = []
+        stateful = isinstance(plan.operator, Operator) and plan.operator.stateful
+        loops = plan.operator.kind in ("source", "map", "expand") and not isinstance(plan.operator, Elsewhere)
+        self.account = run.account.stage(plan.name, depth, reserves=loops and not stateful)
+        self.budgeted = final_policy(plan.spec.on_error) != "raise"
+        budgeted = self.budgeted and not stateful
+        self.by_ticket = plan.operator.kind in ("source", "map", "expand") and (plan.several or budgeted)
+        self.in_order = not self.by_ticket or not plan.several or plan.spec.ordered
+        self.numbers_taken = self.by_ticket and self.budgeted
+        self.ordinals = Ordinals(plan, run.ledger)
+        self.judging = threading.Lock()
+        self.stop_epoch = -1
+
+    def number(self, worker: Worker, item: Any) -> None:
+        """Count an item, for a stage that has a budget and a single worker that does not ``take``."""
+        if self.budgeted:
+            self.ordinals.forget(worker.ticket)
+            worker.ticket += 1
+            self.ordinals.number(worker.ticket, item)
