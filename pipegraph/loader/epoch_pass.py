@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
@@ -19,9 +19,6 @@ from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.errors import LoaderClosedError, PipegraphWarning
 from pipegraph.loader.equal_steps import Agreement, Sure, minimum_over
 from pipegraph.loader.position import Progress, RowsInDelivery
-
-if TYPE_CHECKING:
-    from pipegraph.tuning.tuner import Tuner
 
 
 class Pass:
@@ -270,10 +267,10 @@ class Pass:
 class WatchedPass(Pass):
     """A pass of a tuned loader; a separate class, so that other passes pay nothing."""
 
-    def __init__(self, watcher: Tuner, *args: Any) -> None:
+    def __init__(self, asked: Callable[[], None], *args: Any) -> None:
         super().__init__(*args)
-        self._watcher = watcher
+        self._asked = asked
 
     def _next(self, progress: Progress) -> Any:
-        self._watcher.asked()
+        self._asked()
         return super()._next(progress)

@@ -11,13 +11,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pipegraph.errors import GraphError
 from pipegraph.planning.plan import Plan
-
-if TYPE_CHECKING:
-    from pipegraph.loader.epoch_pass import Pass
 
 logger = logging.getLogger("pipegraph")
 
@@ -39,6 +36,16 @@ class Sure:
         return Sure(value // 2, value % 2 == 0)
 
 
+class OwnPass(Protocol):
+    """This rank's pass."""
+
+    def sure(self) -> Sure:
+        """What this rank is sure of now."""
+
+    def wait_for_more(self) -> None:
+        """Blocks until it is sure of more, or its epoch has ended."""
+
+
 class Agreement:
     """The rounds of one pass. All ranks make the same rounds, because each starts one only after reading the last.
 
@@ -52,7 +59,7 @@ class Agreement:
         self.allowed = 0
         self.over = False
 
-    def may_deliver(self, step: int, own: Pass) -> bool:
+    def may_deliver(self, step: int, own: OwnPass) -> bool:
         """Whether chunk ``step`` may be delivered; blocks for as many rounds as it takes to know.
 
         ``own`` is passed to every call and never kept: a pass that was left must be freed with its last reference.
@@ -69,7 +76,7 @@ class Agreement:
                 self._post(step, own)  # read when this window is used up
         return step < self.allowed
 
-    def _post(self, step: int, own: Pass) -> None:
+    def _post(self, step: int, own: OwnPass) -> None:
         if own.sure().chunks <= step:
             own.wait_for_more()
         self._pending = self._begin(own.sure().encode())

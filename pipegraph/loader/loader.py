@@ -194,7 +194,7 @@ class Loader(Closing):
                 current = Pass(*parts)
             else:
                 self._tuner.begins(self, runtime)
-                current = WatchedPass(self._tuner, *parts)
+                current = WatchedPass(self._tuner.asked, *parts)
             self._pass = weakref.ref(current)
             return current
 

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipegraph.order._spans import Shares, runs_of
-from pipegraph.order.layout import Int64Array, LayoutLike, block_samples
-from pipegraph.order.left import Deal
-
-if TYPE_CHECKING:
-    from pipegraph.order.base import Order
+from pipegraph.order.layout import Int64Array
 
 NEVER = 1 << 62
 
@@ -68,22 +63,6 @@ class Visits:
 
 _none = np.empty(0, np.int64)
 NOTHING = Visits(np.zeros(1, np.int64), _none, _none)
-
-
-def drawn_visits(
-    order: Order, layout: LayoutLike, deal: Deal, ranks: Sequence[int], start: int, stop: int
-) -> Visits:
-    """The visits of the steps start..stop-1, each step its own: exact for every order, at the cost of drawing them."""
-    samples = block_samples(layout)
-    ends = np.cumsum(samples)
-    numbers, steps = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for rank in ranks:
-        drawn = order.indices(layout, deal.seed, deal.epoch, rank, deal.world_size, start, stop, deal.history)
-        numbers.append(np.searchsorted(ends, drawn, side="right"))
-        steps.append(start + np.arange(len(drawn), dtype=np.int64))
-    number, step = np.concatenate(numbers), np.concatenate(steps)
-    inside = number < len(samples)  # the samplers of torch's C++ front end may run past the end
-    return Visits.of(len(samples), (number[inside], step[inside], step[inside]))
 
 
 def pieces_of(shares: Shares, ranks: Sequence[int]) -> Found:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
+
 from pipegraph.order import Order
+from pipegraph.order.layout import LayoutLike, block_samples
 from pipegraph.order.left import Deal, check_history
-from pipegraph.order.visits import NEVER, NOTHING, Visits, drawn_visits
+from pipegraph.order.visits import NEVER, NOTHING, Visits
 from pipegraph.reader.fetcher import local_ranks
 from pipegraph.reader.uses import RankSteps
 from pipegraph.storage import Manifest
@@ -28,6 +31,22 @@ def node_ranks(rank: int, world_size: int) -> range:
         local, ranks = rank, world_size
     first = max(0, rank - local)
     return range(first, min(world_size, first + ranks))
+
+
+def drawn_visits(
+    order: Order, layout: LayoutLike, deal: Deal, ranks: Sequence[int], start: int, stop: int
+) -> Visits:
+    """The visits of the steps start..stop-1, each step its own: exact for every order, at the cost of drawing them."""
+    samples = block_samples(layout)
+    ends = np.cumsum(samples)
+    numbers, steps = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for rank in ranks:
+        drawn = order.indices(layout, deal.seed, deal.epoch, rank, deal.world_size, start, stop, deal.history)
+        numbers.append(np.searchsorted(ends, drawn, side="right"))
+        steps.append(start + np.arange(len(drawn), dtype=np.int64))
+    number, step = np.concatenate(numbers), np.concatenate(steps)
+    inside = number < len(samples)  # the samplers of torch's C++ front end may run past the end
+    return Visits.of(len(samples), (number[inside], step[inside], step[inside]))
 
 
 class NextUseIndex:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -20,10 +21,17 @@ from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.replica_threads import Abandoned, note_once
 from pipegraph.replicas.runner import ReplicaRunner
 
-if TYPE_CHECKING:
-    from pipegraph.replicas.executor import ReplicaExecutor
-
 DIFFER = "the executor is closed: its replicas may differ after a failed optimizer step"
+
+
+class Owner(Protocol):
+    """The executor, as its optimizers see it."""
+
+    def entered(self) -> AbstractContextManager[None]:
+        """A call, which nobody else may make meanwhile."""
+
+    def break_off(self, why: str, join: bool = True) -> None:
+        """Close it: its replicas may differ."""
 
 
 class Update:
@@ -37,7 +45,7 @@ class Update:
 
     def __init__(
         self,
-        user: ReplicaExecutor,
+        user: Owner,
         runner: ReplicaRunner,
         replicas: Replicas,
         optimizers: ReplicaOptimizers,

@@ -9,7 +9,8 @@ from hypothesis import given, settings, strategies as st
 from pipegraph.order import BlockOrder, LaneOrder, Order, PartOrder, StridedOrder
 from pipegraph.order.layout import Int64Array
 from pipegraph.order.left import Deal
-from pipegraph.order.visits import NEVER, drawn_visits
+from pipegraph.order.visits import NEVER
+from pipegraph.reader.next_use import drawn_visits
 
 
 class Layout(NamedTuple):
