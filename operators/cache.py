@@ -132,8 +132,8 @@ class Cache(Memo):
     def __init__(self, where: str | os.PathLike[str], limit: int | str) -> None:
         self.limit = parse_bytes(limit, "Cache: limit")
         self.where = os.fspath(where)
-        self._store: _Memory | _Folder | None = None
-        self._index_of: Callable[[int, int], int] | None = None
+        self._store: _Memory | _Folder
+        self._index_of: Callable[[int, int], int]
         self._digest = ""
 
     def config(self) -> dict[str, Any]:
@@ -152,7 +152,6 @@ class Cache(Memo):
 
     def lookup(self, index: int) -> Hit | None:
         """What the stages above would make of the source's sample ``index``, if it is known."""
-        assert self._store is not None
         value = self._store.get(self._digest, index)
         return None if value is None else Hit(*value)
 
@@ -161,8 +160,6 @@ class Cache(Memo):
         if data.__class__ is Hit:
             chunk.keys, chunk.data = data.keys, data.value
             return chunk
-        assert self._index_of is not None
-        assert self._store is not None
         position = chunk.lineages[0][1]
         kept = (chunk.own_keys, data)  # another epoch has the sample at another position
         self._store.put(self._digest, self._index_of(position, chunk.epoch), kept)

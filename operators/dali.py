@@ -55,7 +55,7 @@ class Dali(Operator):
         self.outputs_named = tuple(outputs)
         self.num_threads = integer(num_threads, "Dali: num_threads")
         self.device_id = device_id
-        self._runner: DaliRunner | None = None
+        self._runner: DaliRunner
         self._context = Context("")
 
     def config(self) -> dict[str, Any]:
@@ -68,20 +68,16 @@ class Dali(Operator):
         )
 
     def close(self) -> None:
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
+        self._runner.close()
 
     def process(self, chunk: Chunk) -> Chunk:
-        runner = self._runner
-        assert runner is not None
         data = chunk.data
         if not isinstance(data, dict):
             raise DataError(f"Dali: batches must be dicts of fields, got {type(data).__name__}")
         count = len(chunk.lineages)
         rng = generator(self._context.seed, chunk.epoch, chunk.lineages[0], self._context.stage)
         try:
-            made = runner.run(data, count, rng)
+            made = self._runner.run(data, count, rng)
         except DaliError as error:
             if error.index is not None:
                 error.add_note(
@@ -89,5 +85,5 @@ class Dali(Operator):
                 )
             raise
         chunk.keys = chunk.own_keys
-        chunk.data = {**{name: value for name, value in data.items() if name not in runner.inputs}, **made}
+        chunk.data = {name: value for name, value in data.items() if name not in self._runner.inputs} | made
         return chunk

@@ -129,7 +129,7 @@ class DecodeImage(RowOperator):
         self._channels = 3 if mode == "RGB" else 1
         self._context = Context("")
         self._decoder: Any = None
-        self._slabs: StageSlabs | None = None
+        self._slabs: StageSlabs
         self._normalize: Normalize | None = None
         self._load: str | None = None
         self._fill: Any = None
@@ -230,7 +230,6 @@ class DecodeImage(RowOperator):
             )
         dtype, written, shape = self._output()
         nbytes = count * math.prod(shape) * dtype.itemsize
-        assert self._slabs is not None
         slab = self._slabs.take(nbytes, chunk.data)
         rows = slab.numpy()[:nbytes].view(written).reshape(count, *shape)
         # All at once, before decoding drives this code and its data from the processor's caches.
@@ -305,7 +304,6 @@ class DecodeImage(RowOperator):
             chunk = chunk.select(kept, data)
         else:
             chunk.keys = chunk.own_keys
-        assert self._slabs is not None
         dtype, _, shape = self._output()
         images, lease = self._slabs.deliver(batch.slab, dtype, (len(kept), *shape))
         beside = self._columns_beside(batch, kept) if self.companions else {}

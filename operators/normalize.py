@@ -71,7 +71,7 @@ class Normalize(RowOperator):
         self.mean, self.std = tuple(mean), tuple(std)
         self.dtype = dtype
         self.layout = layout
-        self._slabs: StageSlabs | None = None
+        self._slabs: StageSlabs
 
     def config(self) -> dict[str, Any]:
         return {"mean": self.mean, "std": self.std, "dtype": str(self.dtype), "layout": self.layout}
@@ -113,7 +113,6 @@ class Normalize(RowOperator):
             normalize_into(images, self.mean, self.std, out, self.layout)
             return _PixelBatch(chunk, images, out, None)
         nbytes = images.numel() * self.dtype.itemsize
-        assert self._slabs is not None
         slab = self._slabs.take(nbytes, chunk.data)
         out = slab[:nbytes].view(self.dtype).view(shape)
         return _PixelBatch(chunk, images, out, slab)
@@ -138,7 +137,6 @@ class Normalize(RowOperator):
         if batch.slab is None:
             chunk.data = _with_image(data, out)
             return chunk
-        assert self._slabs is not None
         out, lease = self._slabs.deliver(batch.slab, self.dtype, tuple(out.shape))
         chunk.data = _with_image(data, out)
         self._slabs.pack(chunk, lease, out)

@@ -184,9 +184,7 @@ class Pack(Regroup):
         self._inside.append(document)
         if not count:
             return
-        if isinstance(
-            self._filler, BestFit
-        ):  # which chooses among all that it holds, so from one to the next
+        if isinstance(self._filler, BestFit):  # which chooses anew with each document
             made += [self._row(*filled) for filled in self._filler.add(document)]
         else:
             self._filler.add(document)

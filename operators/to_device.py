@@ -63,7 +63,7 @@ class Pin(Operator):
 
     def __init__(self) -> None:
         self._context = Context("")
-        self._ring: SlabRing | None = None
+        self._ring: SlabRing
 
     def config(self) -> dict[str, Any]:
         return {}  # where data lies does not change what is delivered
@@ -80,7 +80,6 @@ class Pin(Operator):
         self._ring = context.share("slabs", lambda: SlabRing(memory, SPARE_SLABS, count=context.count))
 
     def process(self, chunk: Chunk) -> Chunk:
-        assert self._ring is not None
         chunk.keys = chunk.own_keys
         tensors = tensors_of(chunk.data, packable)
         if tensors:
@@ -196,15 +195,13 @@ class _ToDevices(Operator):
 
     portable = False
     shareable = False
-    _landings: _Landings | None = None
+    _landings: _Landings
 
     def config(self) -> dict[str, Any]:
         return {}  # where data lies, and on how many devices, does not change what is delivered
 
     def close(self) -> None:
-        if self._landings is not None:
-            self._landings.close()
-            self._landings = None
+        self._landings.close()
 
 
 @final
@@ -244,7 +241,6 @@ class CopyToDevice(_ToDevices):
         self._wait = context.read_by_stages
 
     def process(self, chunk: Chunk) -> Chunk:
-        assert self._landings is not None
         chunk.keys = chunk.own_keys
         packed, chunk.packed = chunk.packed, None
         chunk.data, event = self._landings.send(0, chunk.data, packed, self._pinned)
@@ -295,7 +291,6 @@ class Scatter(_ToDevices):
         self._landings = _Landings(slots_on(self.devices), context)
 
     def process(self, chunk: Chunk) -> Chunk:
-        assert self._landings is not None
         chunk.keys = chunk.own_keys
         for copied in chunk.ready:
             copied.synchronize()
@@ -311,7 +306,9 @@ class Scatter(_ToDevices):
                 parts.append(opened)
                 ready.append(None)
             else:
-                in_place = _anywhere if device.type == "cpu" else torch.Tensor.is_pinned
+                in_place = (
+                    torch.is_tensor if device.type == "cpu" else torch.Tensor.is_pinned
+                )  # all, or pinned ones
                 arrived, event = self._landings.send(place, opened, None, in_place)
                 parts.append(arrived)
                 ready.append(event)
@@ -320,28 +317,19 @@ class Scatter(_ToDevices):
         return chunk
 
 
-def _anywhere(tensor: torch.Tensor) -> bool:
-    return True
-
-
 class _Column:
     """A list, tuple or array with an entry per row."""
-
-    __slots__ = ("rows",)
 
     def __init__(self, rows: Any) -> None:
         self.rows = rows
 
-    def cut(self, sizes: Sequence[int]) -> list[Any]:
-        ends = list(accumulate(sizes))
-        return [self.rows[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+def _cut(column: _Column, sizes: Sequence[int], dim: int) -> list[Any]:
+    return [column.rows[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 register_scatter(
-    _Column,
-    rows=lambda column, dim: len(column.rows),
-    cut=lambda column, sizes, dim: column.cut(sizes),
-    move=lambda column, device: column,
+    _Column, rows=lambda column, dim: len(column.rows), cut=_cut, move=lambda column, device: column
 )
 
 

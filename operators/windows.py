@@ -272,15 +272,13 @@ class Bucket(Regroup):
             self._emitted += 1
             waiting = leaving[index + 1] if index + 1 < len(leaving) else None
             first = _older(oldest, waiting)
-            if first is None:
+            if first is None and after is not None:
                 zeros = (0,) * len(self._ghosts)
                 cursor: Cursor = (self._emitted, after, self._state(zeros, zeros), 0)
-                if after is None:  # the end of the epoch: restart with its last sample
-                    state = self._state(held.counts, held.sums)
-                    cursor = (self._emitted, held.start, state, self._emitted - held.emitted)
             else:
-                state = self._state(first.counts, first.sums)
-                cursor = (self._emitted, first.start, state, self._emitted - first.emitted)
+                back = first or held  # at the end of the epoch: its last sample
+                state = self._state(back.counts, back.sums)
+                cursor = (self._emitted, back.start, state, self._emitted - back.emitted)
             if self._drop:
                 self._drop -= 1
                 continue

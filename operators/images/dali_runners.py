@@ -23,6 +23,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,17 +95,9 @@ def open_dali(
     num_threads: int = 1,
     device_id: int | None = None,
 ) -> DaliRunner:
-    """A runner for what ``definition`` is.
+    """A runner for what ``definition`` is; the arguments are those of ``Dali``.
 
-    Args:
-        definition: a ``@pipeline_def`` function whose inputs are
-            ``fn.external_source(name=field)``; or a function on ``ndd.Batch``
-            objects, whose parameters are named after the fields (and ``rng``, if it
-            wants the chunk's ``ndd.random.RNG``) and which returns one batch, a tuple
-            of them, or a dict by name.
-        outputs: names of what a pipeline, or a function without a dict, returns.
-        num_threads: threads of DALI for this worker.
-        device_id: CUDA device, or ``None`` for the CPU alone.
+    A function in DALI's dynamic mode returns one batch, a tuple of them, or a dict by name, which needs no ``outputs``.
 
     Raises:
         MissingExtraError: DALI is not installed.
@@ -125,10 +118,8 @@ class StaticRunner(DaliRunner):
     def __init__(
         self, definition: Callable[..., Any], outputs: Sequence[str], num_threads: int, device_id: int | None
     ) -> None:
-        self._definition = definition
+        self._definition = partial(definition, num_threads=num_threads, device_id=device_id)
         self._outputs = tuple(outputs)
-        self._num_threads = num_threads
-        self._device_id = device_id
         self._batch_size = 0
         self._pipeline: Any = None
         self._states: tuple[str, ...] = ()
@@ -156,8 +147,6 @@ class StaticRunner(DaliRunner):
 
         pipeline = self._definition(
             batch_size=batch_size,
-            num_threads=self._num_threads,
-            device_id=self._device_id,
             prefetch_queue_depth=1,  # one chunk in, one chunk out
             exec_pipelined=True,
             exec_async=True,
@@ -178,12 +167,8 @@ class StaticRunner(DaliRunner):
                     if instance._op._device == "cpu" and instance._op._no_copy is None:
                         instance.spec.AddArg("no_copy", True)
                 elif schema.HasRandomStateArg():
-                    node = fn.external_source(
-                        name=f"pipegraph_random_state_{len(states)}",
-                        dtype=types.UINT32,
-                        ndim=1,
-                        no_copy=True,
-                    )
+                    name = f"pipegraph_random_state_{len(states)}"
+                    node = fn.external_source(name=name, dtype=types.UINT32, ndim=1, no_copy=True)
                     instance.spec.AddArgumentInput(
                         "_random_state", node.name, node.ndim, node.dtype, node.layout
                     )

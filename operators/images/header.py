@@ -108,9 +108,8 @@ def check_size(width: int, height: int) -> None:
         )
 
 
-# Start-of-frame markers that the backends decode: baseline, extended, progressive Huffman.
-_FRAMES = {0xC0, 0xC1, 0xC2}
-_OTHER_FRAMES = {0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
+# Start-of-frame markers. The backends decode the first three: baseline, extended, progressive Huffman.
+_FRAMES = {0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
 _segment = struct.Struct(">BBH").unpack_from
 _frame = struct.Struct(">BHHB").unpack_from
 
@@ -136,10 +135,8 @@ def _jpeg(data: bytes) -> Header | None:
                 xmp = data[body + 29 : position + 2 + length]
         elif marker in _FRAMES:
             bits, height, width, channels = _frame(data, body)
-            rows_at = body + 1 if marker != 0xC2 else 0
-        elif marker in _OTHER_FRAMES:
-            bits, height, width, channels = _frame(data, body)
-            known = False
+            rows_at = body + 1 if marker <= 0xC1 else 0
+            known = known and marker <= 0xC2
         position += 2 + length
     if not channels or not height:
         return None

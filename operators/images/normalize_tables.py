@@ -20,13 +20,13 @@ import torch
 
 from pipegraph.errors import GraphError, MissingExtraError
 from pipegraph.operators.images.scaling import opencv
-from pipegraph.operators.images.scratch import Planes
+from pipegraph.operators.images.scratch import Scratch
 
 Layout = Literal["NCHW", "NHWC"]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _BITS = {4: torch.int32, 2: torch.int16}
-_planes = Planes()
+_planes = Scratch()
 
 
 def check_normalisation(mean: Sequence[float], std: Sequence[float], dtype: torch.dtype, layout: str) -> None:
@@ -117,7 +117,8 @@ def _fill_planes(
         for channel, table in enumerate(tables):
             np.take(table, image_HWC[:, :, channel], out=out_CHW[channel], mode="clip")
         return
-    planes = _planes.of(height, width, channels)
+    count = channels * height * width
+    planes = tuple(_planes.take(count)[:count].reshape(channels, height, width))
     cv2.split(image_HWC, planes)
     for plane, table, target in zip(planes, tables, out_CHW, strict=True):
         cv2.LUT(plane, table, dst=target)

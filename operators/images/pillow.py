@@ -23,6 +23,9 @@ from pipegraph.operators.images.orientation import stored_region
 # Raster formats only: Pillow would hand EPS to Ghostscript, and WMF to the system.
 _FORMATS = tuple("JPEG MPO PNG WEBP GIF BMP DIB TIFF PPM JPEG2000 AVIF ICO TGA".split())
 
+# Values of PIL.Image.Resampling.
+_FILTERS = {"nearest": 0, "linear": 2, "cubic": 3, "area": 4}
+
 # Values of PIL.Image.Transpose for the EXIF orientations, as PIL.ImageOps.exif_transpose has them.
 _TRANSPOSE = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 
@@ -94,12 +97,6 @@ class PillowBackend:
     ) -> None:
         """See ``Backend.decode_into``."""
         Image, formats = _pil()
-        filters = {
-            "nearest": Image.Resampling.NEAREST,
-            "linear": Image.Resampling.BILINEAR,
-            "cubic": Image.Resampling.BICUBIC,
-            "area": Image.Resampling.BOX,
-        }
         top, left, h, w = stored_region(window.region, header.orientation, *header.size)
         try:
             image = Image.open(io.BytesIO(data), formats=formats)
@@ -117,7 +114,7 @@ class PillowBackend:
             if interpolation == "antialias":
                 image = resized(image, window, *out.shape[:2])
             else:
-                image = image.resize(out.shape[1::-1], filters[interpolation])
+                image = image.resize(out.shape[1::-1], _FILTERS[interpolation])
         except (DecodeError, MemoryError):
             raise
         except Exception as error:

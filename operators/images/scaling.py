@@ -83,12 +83,7 @@ def resize_into(
     """
     cv2 = opencv()
     height, width = out.shape[1::-1] if swaps_sides(orientation) else out.shape[:2]
-    method = {
-        "nearest": cv2.INTER_NEAREST,
-        "linear": cv2.INTER_LINEAR,
-        "cubic": cv2.INTER_CUBIC,
-        "area": cv2.INTER_AREA,
-    }[interpolation]
+    method = getattr(cv2, f"INTER_{interpolation.upper()}")
     if interpolation in ("linear", "cubic"):
         rows, columns = block_factors(pixels.shape[0], pixels.shape[1], height, width)
         if (rows, columns) != (1, 1):

@@ -28,18 +28,3 @@ class Scratch(threading.local):
         if self._block.nbytes < nbytes:
             self._block = np.empty(nbytes + nbytes // 4, np.uint8)
         return self._block
-
-
-class Planes(threading.local):
-    """A thread's channels of one image, apart; made again when the size changes."""
-
-    def __init__(self) -> None:
-        self._shape = (0, 0, 0)
-        self._planes: tuple[npt.NDArray[np.uint8], ...] = ()
-
-    def of(self, height: int, width: int, channels: int) -> tuple[npt.NDArray[np.uint8], ...]:
-        """``channels`` planes of (height, width), of any content, valid until this thread asks again."""
-        if self._shape != (height, width, channels):
-            self._planes = tuple(np.empty((channels, height, width), np.uint8))
-            self._shape = (height, width, channels)
-        return self._planes
