@@ -147,12 +147,10 @@ class Plan:
         for stage in self.running:
             operator = stage.operator
             if isinstance(operator, Source):
-                if not operator.has_length():
-                    names.append(stage.name)
-            elif isinstance(operator, FanIn):
-                if operator.merged_length([1000] * len(stage.upstream)) is None:
-                    names.append(stage.name)
-            elif operator.length(1000) is None:
+                known = operator.has_length()
+            else:
+                known = _chunks(operator, [1000] * len(stage.upstream), 1) is not None
+            if not known:
                 names.append(stage.name)
             if isinstance(final_policy(stage.spec.on_error), Skip) and stage.judged not in names:
                 names.append(stage.judged)
@@ -172,19 +170,13 @@ class Plan:
                 if history:
                     operator = copy.copy(operator)
                     operator.begin_run(epoch, history_of(history, stage.name))
-                found[stage.name] = operator.length(epoch, rank, world_size)
-                if skips and stage.policy_of:
-                    found[stage.name] = None
+                count = operator.length(epoch, rank, world_size)
+                found[stage.name] = None if skips and stage.policy_of else count
                 continue
-            inputs = [found[edge.stage] for edge in stage.upstream]
-            if skips or any(n is None for n in inputs):
-                found[stage.name] = None
-            elif isinstance(operator, FanIn):
-                found[stage.name] = operator.merged_length([n for n in inputs if n is not None])
-            else:
-                count = inputs[0]
-                assert count is not None
-                found[stage.name] = operator.length_for(count, world_size)
+            given = [found[edge.stage] for edge in stage.upstream]
+            inputs = [count for count in given if count is not None]
+            known = not skips and len(inputs) == len(given)
+            found[stage.name] = _chunks(operator, inputs, world_size) if known else None
         return found[self.output.stage]
 
     def digests(self) -> dict[str, str]:
@@ -268,18 +260,14 @@ class Plan:
 
     def _crossing(self, stage: StagePlan) -> str:
         """What a stage that runs in processes or actors is given and sends back, for the printed plan."""
-        one, several = (
-            ("a process", "processes") if stage.backend == "process" else ("a Ray actor", "Ray actors")
-        )
+        one, several = ("a Ray actor", "Ray actors") if stage.backend == "ray" else ("a process", "processes")
         where = f"{one} of its own" if stage.workers == 1 else f"{stage.workers} {several} of its own"
-        if isinstance(stage.operator, Source):
-            given = (
-                "positions go there, samples come back"
-                if stage.operator.random_access
-                else "samples come back"
-            )
-        else:
+        if not isinstance(stage.operator, Source):
             given = f"{self.stages[stage.upstream[0].stage].unit} go there and back"
+        elif stage.operator.random_access:
+            given = "positions go there, samples come back"
+        else:
+            given = "samples come back"
         return f"in {where}: {given}{', in bundles' if stage.bundle_rows > 1 else ', one at a time'}"
 
     def _rows(self) -> list[tuple[str, ...]]:
@@ -324,6 +312,13 @@ class Plan:
         else:
             lines.append("elastic: resumes at any world size")
         return lines
+
+
+def _chunks(operator: Operator, inputs: list[int], world_size: int) -> int | None:
+    """Chunks that an operator gives in an epoch for those of its inputs, None where the data decides."""
+    if isinstance(operator, FanIn):
+        return operator.merged_length(inputs)
+    return operator.length_for(inputs[0], world_size)
 
 
 def parameters(spec: StageSpec) -> Mapping[str, Any]:

@@ -26,13 +26,11 @@ def mark_tuned(planned: dict[str, StagePlan]) -> None:
 
 def tune_all(plan: Plan) -> Plan:
     """The plan with everything tuned that can be."""
-    stages = {
-        name: stage
-        if stage.bypassed is not None
-        else replace(stage, tuned=_possible(stage, plan.stages, (WORKERS, CAPACITY)))
-        for name, stage in plan.stages.items()
+    everything = {
+        stage.name: replace(stage, tuned=_possible(stage, plan.stages, (WORKERS, CAPACITY)))
+        for stage in plan.running
     }
-    return replace(plan, stages=stages)
+    return replace(plan, stages={**plan.stages, **everything})
 
 
 def _possible(stage: StagePlan, planned: Mapping[str, StagePlan], asked: tuple[str, ...]) -> tuple[str, ...]:

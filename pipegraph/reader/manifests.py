@@ -184,19 +184,17 @@ def _beside(parts: Sequence[Part], store: StoreClient | None) -> Found | None:
             return None
         if None in _numbers(manifest, parts):
             return None  # of other parts
-        newer = _newer_than(path, parts) if parts[0].is_local else None
-        if newer is not None:
-            raise DataError(f"{newer!r} was written after it; index again, or `touch` it where it is right")
+        if parts[0].is_local:
+            written = os.stat(path).st_mtime_ns
+            newer = next((part.name for part in parts if os.stat(part.uri).st_mtime_ns > written), None)
+            if newer is not None:
+                raise DataError(
+                    f"{newer!r} was written after it; index again, or `touch` it where it is right"
+                )
         return Found(_chosen(manifest, parts), path)
     except DataError as error:
         warnings.warn(f"ShardSelect: {path!r} is not used: {error}", PipegraphWarning, stacklevel=2)
         return None
-
-
-def _newer_than(path: str, parts: Sequence[Part]) -> str | None:
-    """A part that was written after the file at ``path``."""
-    written = os.stat(path).st_mtime_ns
-    return next((part.name for part in parts if os.stat(part.uri).st_mtime_ns > written), None)
 
 
 def _of_parts(

@@ -53,12 +53,10 @@ def list_files(
     """The files below `root`, hidden ones left out; links to folders are followed, once each.
 
     Args:
-        pattern: a glob on the file's name, such as ``*.jpg``, or, with a ``/`` in it, on its path below `root`, such as
-            ``train/*.jpg`` (``*`` stands for any folders too); or several, without regard to case; by default all but
+        pattern: as of ``ListFiles``; the ``*`` of one on paths stands for any folders too. By default all but
             ``BESIDES``.
-        classes: the first folder of a path is the file's class, numbered in sorted
-            order as torchvision's ImageFolder does. ``"auto"``: where no file lies
-            directly in `root` and there are at least two such folders.
+        classes: the first folder of a path is the file's class, numbered in sorted order as torchvision's ImageFolder
+            does. ``"auto"``: where no file lies directly in `root` and there are at least two such folders.
 
     Raises:
         DataError: no such folder, no file in it, or ``classes=True`` with files

@@ -81,18 +81,18 @@ class LocalFile(ShardFile):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.name = os.fspath(path)
-        self._fd = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC)
-        self.status = os.fstat(self._fd)
-        self.size = self.status.st_size
+        self._take(os.open(path, os.O_RDONLY | os.O_CLOEXEC), os.fspath(path))
 
     @classmethod
     def of(cls, fd: int, name: str) -> LocalFile:
         """Take over an open file; `close` closes it."""
         file = cls.__new__(cls)
-        file.name, file._fd, file.status = name, fd, os.fstat(fd)
-        file.size = file.status.st_size
+        file._take(fd, name)
         return file
+
+    def _take(self, fd: int, name: str) -> None:
+        self.name, self._fd, self.status = name, fd, os.fstat(fd)
+        self.size = self.status.st_size
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         self.check_range(offset, nbytes)

@@ -84,7 +84,7 @@ def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) 
             if len(sums) > 4096:
                 sums.clear()
             low = sums[sum_field] = _adler_low(sum_field)
-        if adler32(header) & 0xFFFF != low and not _signed_sum_matches(header):
+        if adler32(header) & 0xFFFF != low:
             if header == ZERO_HEADER:
                 if marker:
                     _check_rest(read, offset, stop, file_name)
@@ -175,16 +175,6 @@ def _adler_low(sum_field: bytes) -> int:
     return (1 + wanted - 8 * 32 + sum(sum_field)) % 65521
 
 
-def _signed_sum_matches(header: bytes) -> bool:
-    """Some old writers summed signed characters."""
-    try:
-        wanted = int(header[148:156].strip(b" \0"), 8)
-    except ValueError:
-        return False
-    blanked = header[:148] + b" " * 8 + header[156:]
-    return sum(blanked) - 256 * sum(b > 127 for b in blanked) == wanted
-
-
 def _unusual_size(field: bytes, file_name: str, offset: int) -> int:
     if field[0] == 0x80:  # GNU: base 256, 0xFF for negative ones
         return int.from_bytes(field[1:], "big")
@@ -194,9 +184,7 @@ def _unusual_size(field: bytes, file_name: str, offset: int) -> int:
 
 
 def _name(header: bytes) -> str:
-    name = header[:100].rstrip(b"\0")
-    if b"\0" in name:
-        name = name[: name.index(b"\0")]
+    name = header[:100].partition(b"\0")[0]
     # Only POSIX has a prefix there; GNU ("ustar  ") keeps times in its place.
     if header[345] and header[257:263] == b"ustar\0":
         name = header[345:500].partition(b"\0")[0] + b"/" + name
@@ -228,9 +216,7 @@ def _pax(body: bytes, file_name: str, offset: int) -> tuple[str | None, int | No
             record = body[space + 1 : at + length]
             if length <= space - at or at + length > len(body) or record[-1:] != b"\n":
                 raise ValueError
-            key, equals, value = record[:-1].partition(b"=")
-            if not equals:
-                raise ValueError
+            key, value = record[:-1].split(b"=", 1)
             if key == b"path":
                 name = _text(value)
             elif key == b"size":

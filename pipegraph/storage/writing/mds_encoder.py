@@ -56,9 +56,8 @@ class MdsEncoder(Encoder):
             "version": 2,
         }
         self._head = json.dumps(self.config, sort_keys=True).encode()
-        self._file: ChecksumFile | None = None
+        self._file: ChecksumFile
         self._held: list[bytes] = []
-        self._nbytes = 0
 
     def encode(self, sample: Sample, number: int) -> bytes:
         sizes, values = [], []
@@ -88,7 +87,6 @@ class MdsEncoder(Encoder):
             raise DataError(f"an MDS shard takes at most {MAX_NBYTES} bytes; pack with a smaller size")
 
     def finish(self) -> None:
-        assert self._file is not None
         start = table_nbytes(self.samples) + len(self._head)
         ends = start + np.cumsum([0, *map(len, self._held)])
         self._file.write(struct.pack("<I", self.samples) + ends.astype("<u4").tobytes() + self._head)

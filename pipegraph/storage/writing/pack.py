@@ -94,9 +94,8 @@ def pack_shards(
     nbytes = parse_bytes(size, "pack: size")
     check_format(format)
     count = max(1, int(cores())) if workers is None else integer(workers, "pack: workers")
-    shuffle = (
-        None if shuffle is None else integer(shuffle, "pack: shuffle", 0, "must be a seed, an int >= {}")
-    )
+    if shuffle is not None:
+        shuffle = integer(shuffle, "pack: shuffle", 0, "must be a seed, an int >= {}")
     found = source_of(source)
     if isinstance(found, PackedStream):
         if shuffle is not None:
@@ -145,15 +144,8 @@ def _pack_in_parallel(
     def report() -> None:
         if progress:
             done = target.finished.values()
-            progress(
-                PackProgress(
-                    len(done),
-                    len(parts),
-                    sum(index.samples for index in done),
-                    len(source),
-                    sum(index.part.size or 0 for index in done),
-                )
-            )
+            samples, size = sum(i.samples for i in done), sum(i.part.size or 0 for i in done)
+            progress(PackProgress(len(done), len(parts), samples, len(source), size))
 
     job = Job(source, format, kinds, nbytes, target.lock_fd)
     tasks = [(number, target.path(number), parts[number]) for number in todo]

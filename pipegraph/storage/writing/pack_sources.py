@@ -318,15 +318,10 @@ class _Encoded:
 
 
 def source_of(given: Any) -> PackSource | PackedStream:
-    """What a user has named, as something that can be packed.
-
-    Args:
-        given: a folder of files, or of shards; a text file that lists files; a pattern of shards; ``hf:NAME:SPLIT`` or
-            the folder of a saved Hugging Face data set; a list of paths; a data set; an iterable; or a function that
-            returns one of these.
+    """What a user has named, as something that can be packed; see ``pack_shards``.
 
     Raises:
-        DataError: it is none of these, or is empty.
+        DataError: it cannot be, or is empty.
     """
     if callable(given) and not hasattr(type(given), "__iter__") and not hasattr(given, "__getitem__"):
         given = given()
@@ -334,11 +329,8 @@ def source_of(given: Any) -> PackSource | PackedStream:
         return given
     if isinstance(given, str | os.PathLike):
         return _named(os.fspath(given))
-    if (
-        isinstance(given, list | tuple)
-        and given
-        and all(isinstance(each, str | os.PathLike) for each in given)
-    ):
+    listed = isinstance(given, list | tuple) and bool(given)
+    if listed and all(isinstance(each, str | os.PathLike) for each in given):
         paths = [os.fspath(each) for each in given]
         if all(path.endswith(SHARD_SUFFIXES) for path in paths):
             return ShardsSource(paths)

@@ -34,9 +34,6 @@ class ParquetEncoder(Encoder):
             raise MissingExtraError("pyarrow", "shards", "writing Parquet") from error
         self.kinds = dict(kinds)
         self._schema = self._arrow.schema([(name, self._type(name, kind)) for name, kind in kinds.items()])
-        self._writer: Any = None
-        self._rows: list[list[Any]] = []
-        self._held = 0
 
     def _type(self, field: str, kind: str) -> Any:
         arrow = self._arrow
@@ -70,7 +67,8 @@ class ParquetEncoder(Encoder):
 
     def begin(self, file: ChecksumFile) -> None:
         self._writer = self._parquet.ParquetWriter(file, self._schema, write_page_checksum=True)
-        self._rows, self._held, self.samples = [], 0, 0
+        self._rows: list[list[Any]] = []
+        self._held = self.samples = 0
 
     def add(self, encoded: list[Any]) -> None:
         self._rows.append(encoded)

@@ -67,12 +67,6 @@ class TarEncoder(Encoder):
 
     suffix = ".tar"
 
-    def __init__(self) -> None:
-        self._file: ChecksumFile | None = None
-        self._starts: list[int] = []
-        self._at = 0
-        self._key: str | None = None
-
     def encode(self, sample: Sample, number: int) -> Encoded:
         key = sample.get("key")
         key = f"{number:09d}" if key is None else _text(key)
@@ -122,10 +116,11 @@ class TarEncoder(Encoder):
         return encoded[2]
 
     def begin(self, file: ChecksumFile) -> None:
-        self._file, self._at, self._starts, self.samples, self._key = file, 0, [], 0, None
+        self._file, self._at, self.samples = file, 0, 0
+        self._starts: list[int] = []
+        self._key: str | None = None
 
     def add(self, encoded: Encoded) -> None:
-        assert self._file is not None
         key, pieces, nbytes = encoded
         if key == self._key:
             raise DataError(f"two samples in a row have the key {key!r}: a tar would have them as one")
@@ -136,7 +131,6 @@ class TarEncoder(Encoder):
         self.samples += 1
 
     def finish(self) -> tuple[Block, ...]:
-        assert self._file is not None
         blocks = tuple(blocks_between([*self._starts, self._at], BLOCK_NBYTES))
         self._file.write(bytes(MARKER_NBYTES))
         return blocks
