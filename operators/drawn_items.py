@@ -36,10 +36,6 @@ class Turn:
     def __reduce__(self) -> tuple[Any, ...]:
         return Turn, ()
 
-    def locked(self) -> bool:
-        """Whether somebody has it."""
-        return self._lock.locked()
-
     def begin(self, items: Any, epoch: int, state: Any = None) -> DrawnItems:
         """Begin to read ``items`` in an epoch; ``set_epoch`` is called first where there is one.
 

@@ -127,9 +127,7 @@ class FromIterable(Source):
         blocks = (range(first, first + POSITIONS_AT_ONCE) for first in count(start, POSITIONS_AT_ONCE))
         positions = (self.positions_of(steps, epoch, rank, world_size) for steps in blocks)
         items = self.items(epoch, rank, world_size, start)
-        yield from (
-            (position, item) for item, position in zip(items, chain.from_iterable(positions), strict=False)
-        )
+        yield from zip(chain.from_iterable(positions), items, strict=False)
 
     def items(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[Any]:
         stride, offset = (world_size, rank) if self.shard else (1, 0)

@@ -101,7 +101,6 @@ class NvimgcodecRegions:
     def decode(
         self, data: Buffer, header: Header, region: Region, factor: int, channels: int
     ) -> ImageHWC | None:
-        """See ``RegionDecoder.decode``."""
         if factor != 1:
             return None
         nv, mine = self._nv, self._mine

@@ -28,7 +28,6 @@ class OpencvRegions:
     def decode(
         self, data: Buffer, header: Header, region: Region, factor: int, channels: int
     ) -> ImageHWC | None:
-        """See ``RegionDecoder.decode``."""
         cv2 = opencv()
         try:
             whole = cv2.imdecode(np.frombuffer(data, np.uint8), self._flags[channels, factor])

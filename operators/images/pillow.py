@@ -95,7 +95,6 @@ class PillowBackend:
         *,
         interpolation: Interpolation = "linear",
     ) -> None:
-        """See ``Backend.decode_into``."""
         Image, formats = _pil()
         top, left, h, w = stored_region(window.region, header.orientation, *header.size)
         try:

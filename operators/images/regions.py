@@ -65,7 +65,6 @@ class RegionBackend:
         *,
         interpolation: Interpolation = "linear",
     ) -> None:
-        """See ``Backend.decode_into``."""
         pixels = None
         if header.plain and header.complete:
             region = stored_region(window.region, header.orientation, *header.size)

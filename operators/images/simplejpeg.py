@@ -40,7 +40,6 @@ class SimplejpegRegions:
     def decode(
         self, data: Buffer, header: Header, region: Region, factor: int, channels: int
     ) -> ImageHWC | None:
-        """See ``RegionDecoder.decode``."""
         height = header.height
         last = region.top + region.height + _MARGIN_ROWS
         if header.rows_at and last < height:

@@ -43,7 +43,8 @@ def isolate(plan: Plan) -> Isolation:
     Raises:
         GraphError: a stage on the trainer's side is not one-to-one; says which and why.
     """
-    staying = {stage.name for stage in plan.running if _works_on_devices(stage)}
+    operators = {stage.name: stage.operator for stage in plan.running}
+    staying = {n for n, op in operators.items() if isinstance(op, Operator) and (op.moves or op.fetches)}
     for stage in plan.running:
         if stage.backend == "ray":
             raise GraphError(
@@ -73,11 +74,6 @@ def isolate(plan: Plan) -> Isolation:
         replace(plan, stages=above, output=edge, asked=None),
         replace(plan, stages=kept, output=output, asked=None),
     )
-
-
-def _works_on_devices(stage: StagePlan) -> bool:
-    operator = stage.operator
-    return isinstance(operator, Operator) and bool(operator.moves or operator.fetches)
 
 
 def _check(plan: Plan, stage: StagePlan, mover: str) -> None:

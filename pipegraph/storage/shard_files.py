@@ -31,6 +31,8 @@ class ShardFile(Closing, ABC):
 
     name: str
     size: int
+    stream_nbytes: int = STREAM_NBYTES
+    """How much a sequential reader should ask for at once."""
 
     @abstractmethod
     def read_at(self, offset: int, nbytes: int) -> bytes:
@@ -44,13 +46,9 @@ class ShardFile(Closing, ABC):
     def close(self) -> None:
         """Give back what is held. Idempotent."""
 
-    def stream_nbytes(self) -> int:
-        """How much a sequential reader should ask for at once."""
-        return STREAM_NBYTES
-
     def open(self) -> io.BufferedReader:
         """A buffered binary file over this shard, for libraries that want one."""
-        return io.BufferedReader(self.open_raw(), self.stream_nbytes())
+        return io.BufferedReader(self.open_raw(), self.stream_nbytes)
 
     def open_raw(self) -> io.RawIOBase:
         """The same without a buffer: each of its reads is one `read_at`."""

@@ -65,7 +65,7 @@ def test_loaders_tell_a_sampler_of_their_epochs_and_draw_in_turn() -> None:
     sampler = Remembers()
     source = ops.FromSequence(NUMBERS, sampler=sampler)
     held: list[tuple[str, bool]] = []
-    sampler.told = lambda what: held.append((what, source._drawing.locked()))
+    sampler.told = lambda what: held.append((what, source._drawing._lock.locked()))
     graph = pg.Graph("in turn")
     graph.add(source)
     with graph.loader() as one, graph.loader() as other:

@@ -211,21 +211,11 @@ def _array(data: bytes, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | No
     return np.frombuffer(data, dtype, count, at).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def _int(data: bytes) -> int:
-    if len(data) != 8:
-        raise ValueError(f"{len(data)} bytes are no int64")
-    return int.from_bytes(data, "little", signed=True)
-
-
-def _json(data: bytes) -> Any:
-    return json.loads(data.decode())
-
-
 _PLAIN: Final[dict[str, Decoder]] = {
     "bytes": lambda data: data,
     "str": bytes.decode,
-    "int": _int,
-    "json": _json,
+    "int": lambda data: int(_scalar(data, SCALARS["int64"])),
+    "json": lambda data: json.loads(data.decode()),
     "str_int": lambda data: int(data.decode()),
     "str_float": lambda data: float(data.decode()),
     "str_decimal": lambda data: Decimal(data.decode()),

@@ -80,7 +80,7 @@ class Format(ABC):
         Raises:
             ShardError: the shard is broken or hostile; names file and place.
         """
-        for block in self.index(file, file.stream_nbytes()):
+        for block in self.index(file, file.stream_nbytes):
             yield from self.read(file, block)[:]
 
     @abstractmethod

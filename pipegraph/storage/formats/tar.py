@@ -45,7 +45,7 @@ class TarFormat(Format):
     in_place = True
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
-        window = _Window(file, file.size, file.stream_nbytes())
+        window = _Window(file, file.size, file.stream_nbytes)
         return _samples(members(window.read, 0, file.size, file.name, marker=True), window, file.name)
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:

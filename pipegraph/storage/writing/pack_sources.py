@@ -346,7 +346,8 @@ def source_of(given: Any) -> PackSource | PackedStream:
 
 def _named(path: str) -> PackSource:
     if path.startswith("hf:"):
-        return SequenceSource(_hub(path.removeprefix("hf:")))
+        name, _, split = path.removeprefix("hf:").partition(":")
+        return SequenceSource(_datasets(path).load_dataset(name, split=split or "train"))
     if os.path.isdir(path):
         if os.path.isfile(os.path.join(path, "dataset_info.json")):
             return SequenceSource(_datasets(path).load_from_disk(path))
@@ -361,11 +362,6 @@ def _holds_shards(folder: str) -> bool:
         names = [entry.name.lower() for entry in entries if not entry.name.startswith(".")]
     shards = [name for name in names if name.endswith(SHARD_SUFFIXES)]
     return bool(shards) and all(name.endswith((*SHARD_SUFFIXES, *_BESIDE_SHARDS)) for name in names)
-
-
-def _hub(text: str) -> Any:
-    name, _, split = text.partition(":")
-    return _datasets(f"hf:{text}").load_dataset(name, split=split or "train")
 
 
 def _datasets(what: str) -> Any:
