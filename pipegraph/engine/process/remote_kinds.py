@@ -22,15 +22,7 @@ class RemoteMap(Remote):
         return "process", chunk
 
     def process(self, chunk: Chunk) -> Any:
-        deaths = Deaths()
-        while True:
-            try:
-                return self._host.call("process", chunk)
-            except Died as died:
-                if deaths.blamed(died.row):
-                    raise self._blame(died) from None
-            except Overdue as late:
-                raise self._late(late) from None
+        return self._call("process", chunk)
 
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
         """Append what is made of a bundle's rows, until one fails."""
@@ -82,17 +74,8 @@ class RemoteRows(RemoteMap):
         self._replaced.append((index, sample))
 
     def end(self, kept: Sequence[int]) -> Chunk:
-        deaths = Deaths()
-        while True:
-            try:
-                made: Chunk = self._host.call("end", list(kept))
-                return made
-            except Died as died:
-                if deaths.blamed(died.row):
-                    raise self._blame(died) from None
-                self._rows()
-            except Overdue as late:
-                raise self._late(late) from None
+        made: Chunk = self._call("end", list(kept), anew=self._rows)
+        return made
 
 
 class RemoteExpand(Remote):

@@ -84,22 +84,38 @@ class Remote:
     def uncancel(self) -> None:
         self._host.uncancel()
 
-    def _blame(self, died: Died, stage: str = "") -> WorkerDiedError:
-        error = WorkerDiedError(
-            f"stage {stage or self._stage!r}: the worker's {self._host.place} {died.reason}"
-        )
+    def _stage_of(self, member: int) -> str:
+        """The name of a stage of a run, by its number."""
+        return self._stage
+
+    def _blame(self, died: Died) -> WorkerDiedError:
+        stage = self._stage_of(died.member)
+        error = WorkerDiedError(f"stage {stage!r}: the worker's {self._host.place} {died.reason}")
         error.pid, error.status = died.pid, died.status
         if died.stack:
             error.add_note(f"pipegraph: it stood at\n{died.stack}")
         return error
 
-    def _late(self, late: Overdue, stage: str = "") -> StageTimeoutError:
+    def _late(self, late: Overdue) -> StageTimeoutError:
         error = StageTimeoutError(
-            f"stage {stage or self._stage!r}: an item took longer than timeout={self._timeout_s:g} s; "
+            f"stage {self._stage_of(late.member)!r}: an item took longer than timeout={self._timeout_s:g} s; "
             f"{self._host.gave_up}"
         )
         error.add_note(f"pipegraph: it stood at\n{late.stack}")
         return error
+
+    def _call(self, name: str, *args: Any, anew: Callable[[], object] = lambda: None) -> Any:
+        """A call that a new process answers where one has died; ``anew`` first gives it what it needs for that."""
+        deaths = Deaths()
+        while True:
+            try:
+                return self._host.call(name, *args)
+            except Died as died:
+                if deaths.blamed(died.row):
+                    raise self._blame(died) from None
+                anew()
+            except Overdue as late:
+                raise self._late(late) from None
 
     def _extend(self, made: list[Any], name: str, given: Any, start: int, count: int) -> None:
         """Append what a process makes of ``given``, from ``start`` on, until an item fails."""

@@ -15,13 +15,13 @@ from typing import Any
 from pipegraph.bundle import UNNAMED, Bundle, named
 from pipegraph.chunk import Chunk
 from pipegraph.engine.meter import Meter
-from pipegraph.engine.process.contract import Call, Died, Host, Overdue
+from pipegraph.engine.process.contract import Call, Died, Overdue
 from pipegraph.engine.process.remote_kinds import RemoteMap, RemoteSource
-from pipegraph.engine.process.remote_operator import Deaths, clamped
+from pipegraph.engine.process.remote_operator import Deaths, Remote, clamped
 from pipegraph.engine.process.run_worker import FailedRow, Figures
 
 
-class ProcessRun:
+class ProcessRun(Remote):
     """Mixed into what stands in for the first stage.
 
     Attributes:
@@ -29,12 +29,9 @@ class ProcessRun:
         others_ns: time that the other stages have worked.
     """
 
-    _host: Host
-    _operator: Any
-    _stage: str
-    kind: str
     failed_in = 0
     others_ns = 0
+    _names: Sequence[str] = ()
     _meters: Sequence[Meter] = ()
 
     def follow(self, names: Sequence[str], meters: Sequence[Meter]) -> None:
@@ -65,7 +62,7 @@ class ProcessRun:
         while True:
             if at in self._overtime:
                 self._identify(bundle, at, self._overtime[at].member)
-                raise self._overdue(self._overtime[at])
+                raise self._late(self._overtime[at])
             part = bundle if (at, stop) == (0, len(bundle.lineages)) else bundle.part(at, stop)
             try:
                 rows, names, figures = self._host.call("run", part, at)
@@ -74,7 +71,7 @@ class ProcessRun:
                 row = clamped(died.row, at, stop)
                 if self._deaths.blamed(row):
                     self._identify(bundle, row, died.member)
-                    raise self._died(died) from None
+                    raise self._blame(died) from None
                 if row >= 0:
                     # What was made before it went with the process and is made again; then it comes first.
                     stop = row if row > at else row + 1
@@ -131,19 +128,8 @@ class ProcessRun:
         bundle.names = named(bundle.data, bundle.names)
 
     def _batch(self, chunk: Chunk) -> Chunk:
-        deaths = Deaths()
-        while True:
-            try:
-                made, figures = self._host.call("whole", chunk)
-                break
-            except Died as died:
-                if deaths.blamed(died.row):
-                    raise self._died(died) from None
-            except Overdue as late:
-                raise self._overdue(late) from None
-            except Exception:
-                self.failed_in = len(self._names) - 1
-                raise
+        self.failed_in = len(self._names) - 1  # where an error of the way there or back belongs
+        made, figures = self._call("whole", chunk)
         self._count(figures, len(chunk.lineages))
         if made.__class__ is FailedRow:
             raise self._failure(made)
@@ -167,13 +153,9 @@ class ProcessRun:
         error: BaseException = row.error.error()
         return error
 
-    def _died(self, died: Died) -> BaseException:
-        self.failed_in = died.member
-        return self._blame(died, self._names[died.member])  # type: ignore[attr-defined,no-any-return]
-
-    def _overdue(self, late: Overdue) -> BaseException:
-        self.failed_in = late.member
-        return self._late(late, self._names[late.member])  # type: ignore[attr-defined,no-any-return]
+    def _stage_of(self, member: int) -> str:
+        self.failed_in = member
+        return self._names[member] if self._names else self._stage
 
 
 class MapRun(ProcessRun, RemoteMap):
