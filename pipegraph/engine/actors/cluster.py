@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipegraph.contracts import Context
-from pipegraph.engine.process.pool import judged_member, packing, sealed_as, stand_in
+from pipegraph.engine.process.contract import Host
+from pipegraph.engine.process.pool import RemoteStages
 from pipegraph.engine.process.sealed import cannot_be_sent
 from pipegraph.errors import GraphError, MissingExtraError
 from pipegraph.planning.plan import Plan, StagePlan
@@ -15,7 +16,7 @@ NAMED = ("num_cpus", "num_gpus", "memory")
 """Resources that Ray has options of their own for."""
 
 
-class Cluster:
+class Cluster(RemoteStages):
     """Actors on the Ray cluster to which this process is connected.
 
     Raises:
@@ -24,7 +25,7 @@ class Cluster:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        super().__init__(plan)
         try:
             import ray
         except ImportError as error:
@@ -39,44 +40,33 @@ class Cluster:
                 "backend='ray' needs the trainer on a node of the cluster: through Ray Client (ray://) every batch "
                 "would cross a proxy. Submit the trainer as a job, or start it on a node"
             )
-        self._sealed: dict[str, Any] = {}
 
-    def operator(self, stage: StagePlan, contexts: Sequence[Context]) -> Any:
-        """What one worker of a stage holds in place of its operator; ``contexts`` are the stage's and its followers'.
-
-        Raises:
-            GraphError: the operator cannot be sent to another process.
-        """
+    def _send(self, run: Sequence[StagePlan]) -> Any:
         import ray
 
+        from pipegraph.engine.actors.parcel import Parcel
+
+        try:
+            return ray.put(Parcel([each.operator for each in run]))
+        except Exception:
+            for each in run:  # which of them it is
+                try:
+                    Parcel(each.operator)
+                except Exception as error:
+                    raise cannot_be_sent(each.operator, each.name, error) from error
+            raise
+
+    def _host(self, stage: StagePlan, contexts: Sequence[Context], sent: Any) -> Host:
         from pipegraph.engine.actors.actor_host import ActorHost
 
-        sent_as = sealed_as(stage)
-        if sent_as not in self._sealed:
-            self._sealed[sent_as] = ray.put(_parcel((stage, *stage.followers)))
         spec = stage.spec
         options = actor_options(spec.resources or {}, spec.runtime_env, spec.timeout is not None)
-        given = packing(self._plan, stage), judged_member(stage)
-        return stand_in(stage, ActorHost(options, self._sealed[sent_as], contexts, given, spec.timeout))
+        given = self._packing(stage), self._judged(stage)
+        return ActorHost(options, sent, contexts, given, spec.timeout)
 
     def close(self) -> None:
         """Once every worker has closed its own."""
-        self._sealed.clear()
-
-
-def _parcel(run: Sequence[StagePlan]) -> Any:
-    """The operators of a run of stages."""
-    from pipegraph.engine.actors.parcel import Parcel
-
-    try:
-        return Parcel([each.operator for each in run])
-    except Exception:
-        for each in run:
-            try:
-                Parcel(each.operator)
-            except Exception as error:
-                raise cannot_be_sent(each.operator, each.name, error) from error
-        raise
+        self._sent.clear()
 
 
 def actor_options(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,52 +29,55 @@ def under_deadline(stage: StagePlan, context: Context) -> Any:
     return remote(copy.copy(stage.operator), host, stage.name, timeout_s)
 
 
-def packing(plan: Plan, stage: StagePlan) -> Callable[[list[Any]], Any] | None:
-    """How the ``Batch`` right behind a stage wants its rows put together; None where there is none."""
-    below = [plan.stages[name] for name, _, _ in plan.consumers(stage.name)]
-    if stage.bundle is None or stage.bundle != below[0].name:
-        return None
-    assert isinstance(below[0].operator, Regroup)
-    return below[0].operator.packing()
+class RemoteStages(ABC):
+    """The stages of a plan whose operators live elsewhere."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._sent: dict[str, Any] = {}
+
+    def operator(self, stage: StagePlan, contexts: Sequence[Context]) -> Any:
+        """What one worker of a stage holds in place of its operator; ``contexts`` are the stage's and its followers'.
+
+        Raises:
+            GraphError: the operator cannot be sent to another process.
+        """
+        operator, alone = stage.operator, not stage.followers
+        # Stages whose ``sent_as`` is the same share what is sent for them.
+        name = f"={operator.sent_as}" if operator.sent_as and alone else stage.name
+        if name not in self._sent:
+            self._sent[name] = self._send((stage, *stage.followers))
+        host = self._host(stage, contexts, self._sent[name])
+        if alone:
+            return remote(copy.copy(operator), host, stage.name, stage.spec.timeout)
+        kind = SourceRun if isinstance(operator, Source) else MapRun
+        return kind(host, copy.copy(operator), stage.name, stage.spec.timeout)
+
+    @abstractmethod
+    def _send(self, run: Sequence[StagePlan]) -> Any:
+        """What is sent of a run of stages, once for all workers; raises GraphError where that cannot be."""
+
+    @abstractmethod
+    def _host(self, stage: StagePlan, contexts: Sequence[Context], sent: Any) -> Host:
+        """Where one worker's operators live."""
+
+    def _packing(self, stage: StagePlan) -> Callable[[list[Any]], Any] | None:
+        """How the ``Batch`` right behind a stage wants its rows put together; None where there is none."""
+        below = [self._plan.stages[name] for name, _, _ in self._plan.consumers(stage.name)]
+        if stage.bundle is None or stage.bundle != below[0].name:
+            return None
+        assert isinstance(below[0].operator, Regroup)
+        return below[0].operator.packing()
+
+    @staticmethod
+    def _judged(stage: StagePlan) -> int:
+        """The number of the stage in its run whose policy continues after a failure; -1 where none does."""
+        if stage.spec.on_error == "raise":
+            return -1
+        return [each.name for each in (stage, *stage.followers)].index(stage.judged)
 
 
-def sealed_as(stage: StagePlan) -> str:
-    """The name under which a loader keeps what it sends for a stage. Stages whose ``sent_as`` is the same share it."""
-    if stage.operator.sent_as and not stage.followers:
-        return f"={stage.operator.sent_as}"
-    return stage.name
-
-
-def judged_member(stage: StagePlan) -> int:
-    """The number of the stage in its run whose policy continues after a failure; -1 where none does."""
-    if stage.spec.on_error == "raise":
-        return -1
-    return [each.name for each in (stage, *stage.followers)].index(stage.judged)
-
-
-def stand_in(stage: StagePlan, host: Host) -> Any:
-    """What a worker's thread holds in place of what a stage, and its followers, do in ``host``."""
-    if not stage.followers:
-        return remote(copy.copy(stage.operator), host, stage.name, stage.spec.timeout)
-    kind = SourceRun if isinstance(stage.operator, Source) else MapRun
-    return kind(host, copy.copy(stage.operator), stage.name, stage.spec.timeout)
-
-
-def _sealed(run: Sequence[StagePlan]) -> Sealed:
-    """The operators of a run of stages.
-
-    Raises:
-        GraphError: one of them cannot be sent to another process; says of which stage it is.
-    """
-    try:
-        return Sealed([each.operator for each in run], run[0].name)
-    except GraphError:
-        for each in run:
-            Sealed([each.operator], each.name).close()
-        raise
-
-
-class Processes:
+class Processes(RemoteStages):
     """Made before the loader has threads: then the zygote can be a fork of this process.
 
     Raises:
@@ -81,14 +85,13 @@ class Processes:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        super().__init__(plan)
         missing = lacking_for_processes()
         if missing:
             raise GraphError(
                 f"backend='process' needs Linux: this Python has no {', '.join(missing)}; use backend='thread'"
             )
         self._borrowed: zygote.Zygote | None = None
-        self._sealed: dict[str, Sealed] = {}
 
     @property
     def _zygote(self) -> zygote.Zygote:
@@ -97,22 +100,20 @@ class Processes:
             self._borrowed = zygote.borrow()
         return self._borrowed
 
-    def operator(self, stage: StagePlan, contexts: Sequence[Context]) -> Any:
-        """What one worker of a stage holds in place of its operator; ``contexts`` are the stage's and its followers'.
+    def _send(self, run: Sequence[StagePlan]) -> Sealed:
+        try:
+            return Sealed([each.operator for each in run], run[0].name)
+        except GraphError:
+            for each in run:  # which of them it is
+                Sealed([each.operator], each.name).close()
+            raise
 
-        Raises:
-            GraphError: the operator cannot be sent to another process.
-        """
-        sent_as = sealed_as(stage)
-        if sent_as not in self._sealed:
-            self._sealed[sent_as] = _sealed((stage, *stage.followers))
-        given = contexts[0], packing(self._plan, stage), contexts[1:], judged_member(stage)
-
+    def _host(self, stage: StagePlan, contexts: Sequence[Context], sent: Sealed) -> Host:
         def count(member: int, name: str, n: int) -> None:
             contexts[member].count(name, n)
 
-        sealed, timeout_s = self._sealed[sent_as], stage.spec.timeout
-        return stand_in(stage, ProcessHost(self._zygote, sealed, contexts[0], given, timeout_s, count))
+        given = contexts[0], self._packing(stage), contexts[1:], self._judged(stage)
+        return ProcessHost(self._zygote, sent, contexts[0], given, stage.spec.timeout, count)
 
     def sidecar(self, plan: Plan, facts: tuple[int, int, int, int]) -> Sidecar:
         """The process that a whole plan runs in.
@@ -127,12 +128,12 @@ class Processes:
             for stage in plan.running:
                 Sealed(stage.operator, stage.name, instead).close()
             raise
-        self._sealed[""] = sealed
+        self._sent[""] = sealed
         return Sidecar(self._zygote, sealed, facts)
 
     def close(self) -> None:
         """Once every worker has closed its own."""
-        for sealed in self._sealed.values():
+        for sealed in self._sent.values():
             sealed.close()
         if self._borrowed is not None:
             zygote.release(self._borrowed)
