@@ -268,9 +268,11 @@ def test_the_time_in_which_the_whole_job_is_stopped_counts_for_no_row(monkeypatc
     slept.clear()
     overdue = []
     host = SimpleNamespace(
-        _child=SimpleNamespace(sock=SimpleNamespace(fileno=lambda: 1), sentinel=2),
-        _page=SimpleNamespace(look=lambda: (7, 0, 0)),
-        _poll=SimpleNamespace(poll=lambda ms: sleep(ms / 1000) or []),
+        _process=SimpleNamespace(
+            child=SimpleNamespace(sock=SimpleNamespace(fileno=lambda: 1), sentinel=2),
+            page=SimpleNamespace(look=lambda: (7, 0, 0)),
+            poll=SimpleNamespace(poll=lambda ms: sleep(ms / 1000) or []),
+        ),
         _wake=3,
         _overdue=lambda row, member: overdue.append(row) or Overdue(row, ""),
     )

@@ -244,16 +244,12 @@ class ProcessHost:
 
     def _await(self, timeout_s: float | None) -> None:
         # No name for the process here: the traceback of what is raised would keep its page mapped.
-        sock, sentinel, poll = (
-            self._process.child.sock.fileno(),
-            self._process.child.sentinel,
-            self._process.poll,
-        )
+        sock, sentinel = self._process.child.sock.fileno(), self._process.child.sentinel
         left_ms = math.inf if timeout_s is None else timeout_s * 1000
         without_s = 0.0
         while True:
             asked_ns = time.monotonic_ns()
-            ready = {fd for fd, _ in poll.poll(None if left_ms == math.inf else left_ms)}
+            ready = {fd for fd, _ in self._process.poll.poll(None if left_ms == math.inf else left_ms)}
             if self._wake in ready:
                 self._next = self._outcome = None  # nobody asks for it any more
                 raise Cancelled
