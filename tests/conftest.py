@@ -1,5 +1,6 @@
 """The fixtures of all tests."""
 
+import gc
 import os
 
 # Several test processes share the machine: in each of them OpenMP's threads would spin while they wait for one another.
@@ -25,6 +26,16 @@ else:  # the same examples every time, and none fails for being slow; `make fuzz
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("tests")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported and collected stays: Python's collector looks only at what tests make."""
+    gc.disable()
+    found = yield
+    gc.freeze()
+    gc.enable()
+    return found
 
 
 @pytest.fixture(autouse=True)
