@@ -108,7 +108,7 @@ def faults_per_batch(size: int, batch: int) -> float:
     """Pages of fresh memory per batch in the steady state."""
     import resource
 
-    warm, timed = 60, 150
+    warm, timed = 30, 60
     encoded = [jpeg(seed) for seed in range(8)]
     rows = [{"jpg": encoded[i % 8], "label": i} for i in range(batch * (warm + timed))]
     node = pg.Graph().add(ops.FromSequence(rows)).then(ops.Batch(batch))

@@ -63,7 +63,7 @@ def bucket(
     root = f"s3://data/{request.node.name.partition('[')[0]}"
     for path in folder.iterdir():
         connect(s3_port).put(f"{root}/{path.name}", path.read_bytes())
-    return Bucket(folder, make_manifest(folder), root)
+    return Bucket(folder, make_manifest(folder, block_nbytes=8_000), root)
 
 
 def a_fifth(fault: str, proxy: Any) -> Callable[[str, str], str]:
