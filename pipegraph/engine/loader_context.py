@@ -61,10 +61,10 @@ class LoaderContext(ABC):
 
     @abstractmethod
     def serve(self, stage: StagePlan, worker: Worker, seen: int) -> None:
-        """Work in every run after number ``seen``, until the end or until the worker is to leave."""
+        """Work in every run after number ``seen``, until this is closed or the worker is to leave."""
 
     def planned(self, stage: str) -> StagePlan:
-        """A stage that the profile knows, in this process or not."""
+        """A stage of the whole plan, in this process or not."""
         return self.plan.stages[stage]
 
     def capacity(self, stage: str) -> int:
@@ -97,6 +97,6 @@ class LoaderContext(ABC):
         return Context(*place, self.stopping, count, share, read, memory, self.memory_limit)
 
     def shared(self, stage: str) -> dict[str, Any]:
-        """What a stage's workers share, by name; also after ``close``."""
+        """The objects that a stage's workers share, by name; available after ``close`` too."""
         with self._sharing:
             return {name: made for (of, name), made in self._shared.items() if of == stage}

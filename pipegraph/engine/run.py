@@ -1,4 +1,4 @@
-"""One run: channels, memory account and stages over consecutive epochs, and what to do when they stall.
+"""One run: channels, memory account and stages for consecutive epochs, and the way out of a stall.
 
 The behaviour contract is at the head of ``runtime``, which starts and ends runs.
 """
@@ -36,14 +36,14 @@ from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
 from pipegraph.units import format_bytes
 
 BUNDLES_PER_LIMIT = 64
-"""A bundle of rows is at most this part of the memory limit, for it is made, counted and waited for as one."""
+"""A bundle takes at most 1/64 of the memory limit, because memory for it is reserved and released as a whole."""
 
 MIN_BYTES = 512
-"""What an item in a queue takes at the very least, with its chunk object: bounds growth where data holds no buffers."""
+"""The smallest memory of a queued item with its chunk object: bounds the growth of queues whose data has no buffers."""
 
 
 class Run:
-    """One wiring of the graph; see the module docstring."""
+    """One wiring of the plan; see the module docstring."""
 
     def __init__(self, loader: LoaderContext, epoch: int, horizon: float, resume: Resume) -> None:
         self.plan = loader.plan
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def terminal(self) -> Channel:
-        """The queue that the consumer reads."""
+        """The queue that the training loop reads."""
         return self.channels["", 0]
 
     def first_step(self, source: str) -> int:
@@ -80,14 +80,14 @@ class Run:
         return self.stages[source].restart.step
 
     def source(self, stage: str) -> Source | None:
-        """A source as it was opened, to be asked what is where; None once the runtime has closed."""
+        """An opened copy of a source, to look up positions; None once the runtime is closed."""
         reader = self._loader.readers.get(stage)
         if reader is None and (workers := self._loader.workers.get(stage)):
             reader = workers[0].operator
         return reader
 
     def context(self, stage: str, worker: int) -> Context:
-        """What a worker's operator is opened with."""
+        """The context with which a worker opens its operator."""
         return self._loader.context(stage, worker)
 
     # -- wiring --------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Run:
             run.wire()
 
     def _pace(self, stage: StagePlan) -> Pace:
-        """How many rows a stage's workers may make or take at a time, to begin with."""
+        """The bundle sizes with which a stage begins."""
         operator = stage.operator
         if stage.backend == "inline":
             return Pace(1)
@@ -165,9 +165,9 @@ class Run:
             assert isinstance(batch, Regroup)
             size = batch.group_size(self.world_size)
             if rows > batch.group_size():
-                batches = rows // size  # whose rows are there already
+                batches = rows // size  # its rows are in memory: several batches per bundle
         elif operator.draws:
-            rows = 1  # the sampler may wait for what the consumer does with the one before
+            rows = 1  # the sampler may wait until the consumer has processed the previous row
         return Pace(max(rows, group), group, size, nbytes, remote, far, batches)
 
     def _restore(self, resume: Resume) -> None:
@@ -192,10 +192,10 @@ class Run:
                     shorten = below.unordered_above and not expands_below(self.plan, edge)
                     self.channels[edge].skip(self.first_epoch, was_delivered(delivered, path, shorten))
 
-    # -- conduct -------------------------------------------------------------------------------
+    # -- while it runs -------------------------------------------------------------------------
 
     def pumps(self, stage: StagePlan, worker: Worker) -> None:
-        """Make an inline stage step when its output is waited for."""
+        """Let threads that wait for an inline stage's output drive it."""
         run = self.stages[stage.name]
         channels = [channel for output in run.outboxes for channel in output]
         pump = StagePump(loop_for(run, worker), lambda: _nudge(channels))
@@ -204,7 +204,7 @@ class Run:
             channel.pump = pump
 
     def discard_output(self, epoch: int) -> None:
-        """Nothing more of ``epoch`` is wanted: the stages above stop making it."""
+        """Drop the rest of ``epoch``; the stages above stop making it."""
         for chunk in self.terminal.discard(epoch):
             self.account.release(chunk.buffers)
         self.stages[self.plan.output.stage].stop(epoch)
@@ -219,7 +219,7 @@ class Run:
         self.cancel()
 
     def cancel(self) -> None:
-        """Wake everybody with ``Cancelled``."""
+        """Wake all waiting threads with ``Cancelled``."""
         with self._lock:
             self.over = True
         self.stopping.set()
@@ -229,14 +229,14 @@ class Run:
             channel.cancel()
 
     def end_inline(self) -> None:
-        """After ``cancel``: end what the threads that wait have driven, as the workers' own loops have ended."""
+        """After ``cancel``: end the loops of inline stages; those of workers have ended by themselves."""
         for pump in self._pumps:
             pump.end()
 
-    # -- standing still ------------------------------------------------------------------------
+    # -- stalls --------------------------------------------------------------------------------
 
     def _resolve(self) -> None:
-        """Every thread waits. Runs in the thread that noticed, which holds no lock."""
+        """Resolve a stall: every thread waits. Called, without locks, by the thread that noticed."""
         with self._lock:
             if self.over:
                 return
@@ -245,10 +245,10 @@ class Run:
             return
         error = self._grow_or_explain()
         if error is not None and stillness == self.activity.stillness():
-            self.fail(error)  # else a worker has joined meanwhile: when it waits too, it looks itself
+            self.fail(error)  # otherwise a worker has joined meanwhile: once it waits too, it resolves again
 
     def _grow_or_explain(self) -> PipegraphError | None:
-        """Enlarge a queue, if that helps; else the reason why nothing moves."""
+        """Enlarge a queue if that helps; else return the reason for the stall."""
         full = [
             (channel.stats().capacity, *edge, channel)
             for edge, channel in self.channels.items()
@@ -269,9 +269,9 @@ class Run:
         )
 
     def _read_in_turn(self, consumer: str) -> bool:
-        """Whether a fan-in decides when this stage's input is read: only there more room brings anything on.
+        """Whether a fan-in decides when this stage's input is read: only then can a larger queue end a stall.
 
-        Everywhere else a full queue waits for its consumer, which itself waits further down.
+        Any other full queue waits for its consumer, which waits for a queue further down.
         """
         if not consumer:
             return False
@@ -318,7 +318,7 @@ def _nudge(channels: list[Channel]) -> None:
 
 
 def _for_chunks(loader: LoaderContext) -> int:
-    """Bytes of the limit that are left to chunks beside what operators hold themselves, such as blocks of shards."""
+    """Bytes of the limit left for chunks, after what operators hold themselves, such as blocks of shards."""
     limit = loader.memory_limit
     operators = [stage.operator for stage in loader.plan.running]
     return max(1, limit - sum(0 if isinstance(each, Source) else each.holds(limit) for each in operators))
@@ -329,7 +329,7 @@ def _before(cursor: Any) -> Callable[[Any], bool]:
 
 
 def _depths(plan: Plan) -> dict[str, int]:
-    """Stages between each stage and the consumer, on the longest way."""
+    """The number of stages between each stage and the consumer, on the longest path."""
     depths = {plan.output.stage: 0}
     for stage in reversed(plan.running):
         for edge in stage.upstream:

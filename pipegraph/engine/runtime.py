@@ -1,23 +1,23 @@
-"""Starts and ends workers and runs; the first failure wins.
+"""The runtime of a loader: starts and ends its workers and runs.
 
 Behaviour contract (what differs from this is a bug):
 
 * A ``Runtime`` owns every thread of a loader (``worker_threads``). They start with the first run and live until
   ``close``; each worker opens its own copy of its operator once, in its own thread. Tuned stages gain and lose
-  workers meanwhile (``staffing``).
+  workers while passes run (``staffing``).
 * A ``Run`` is the wiring for consecutive epochs: fresh channels, account and stages. A pass that
   follows the one before continues the run; any other (after a ``break``, ``set_epoch`` or
   ``load_state_dict``) cancels it, waits until every worker has left it, and starts another.
-* Whoever fails outside an item's place calls ``Run.fail``: the first error is kept, everything is
+* A failure that belongs to no item goes to ``Run.fail``: the first error is kept, everything is
   cancelled, and the consumer raises it.
 * When every thread of a run waits (``activity``), the thread that noticed enlarges the smallest full
   queue (Parks, "Bounded Scheduling of Process Networks", 1995), or lets the worker furthest
   down exceed its ceiling within the limit, or ends the run with the reason. It never hangs.
-* ``close`` may come from any thread at any moment. It cancels, wakes, and joins for ``GRACE_S``; what does not
-  return by then is named with its stack in a ``StuckWorker`` warning and abandoned (its thread is a daemon).
+* ``close`` may be called from any thread at any moment. It cancels, wakes, and joins for ``GRACE_S``; a worker that
+  has not returned by then is named with its stack in a ``StuckWorker`` warning and abandoned (its thread is a daemon).
 
-Invariants, beside those of ``worker_threads``: all workers' threads are started in one turn; and nothing is closed
-while a thread is starting workers (it holds ``_starting``), which finds that the threads are closed and leaves.
+Invariants, besides those of ``worker_threads``: all workers' threads are started by one call; and nothing is closed
+while a thread is starting workers (it holds ``_starting``): it finds that the threads are closed, and leaves first.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     from pipegraph.engine.process.pool import Processes
 
 GRACE_S = 5.0
-"""How long ``close`` waits for user code to return, and a new pass before it says for whom it waits."""
+"""Seconds that ``close`` waits for user code to return, and that a new pass waits before it logs for whom."""
 
 
 class Runtime(LoaderContext):
-    """Owns the threads of one loader. The consumer's thread calls its methods; any may ``close`` it."""
+    """Owns the threads of one loader. The consumer's thread calls its methods; any thread may ``close`` it."""
 
     def __init__(self, plan: Plan, memory_limit: int, seed: int, rank: int, world_size: int) -> None:
         super().__init__(plan, memory_limit, seed, rank, world_size)
@@ -67,31 +67,33 @@ class Runtime(LoaderContext):
         self._actors: Cluster | None = None
         # One thread closes what is open; a signal handler may begin anew inside.
         self._ending = threading.RLock()
-        # Held while a thread starts workers or a run: released in C, whatever interrupts that thread.
+        # Held while a thread starts workers or a run. An RLock's ``__exit__`` is C: no interrupt can skip its release.
         self._starting = threading.RLock()
-        self._starter: threading.Thread | None = None  # who held it last
-        self._opened: list[tuple[str, Worker | Source]] = []  # by the starter, and not in a worker's thread
-        self._to_open: dict[str, int] = {}  # workers that a stage waits for before the first run
+        self._starter: threading.Thread | None = None  # the thread that held it last
+        self._opened: list[
+            tuple[str, Worker | Source]
+        ] = []  # opened by the starter, not by a worker's thread
+        self._to_open: dict[str, int] = {}  # workers still to open before the first run, per stage
         self._open_error: BaseException | None = None
         self._close_errors: list[str] = []
 
     @property
     def run(self) -> Run | None:
-        """The current one."""
+        """The current run, if any."""
         return self.threads.run
 
     def remote_totals(self, run: Run) -> Totals:
-        """What stages of the run that are not in this process have counted."""
+        """The counters of the run's stages in other processes."""
         return Counter()
 
     # -- runs ----------------------------------------------------------------------------------
 
     def start_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
-        """Cancel the run there is, and start one at ``epoch``.
+        """Cancel the current run, if any, and start one at ``epoch``.
 
         Raises:
             Cancelled: the runtime was closed.
-            Exception: whatever an operator's ``open`` raised, with a note that names the stage.
+            Exception: an operator's ``open`` raised it; a note names the stage.
         """
         self.end_run()
         with self._starting:
@@ -115,7 +117,9 @@ class Runtime(LoaderContext):
             if stage.backend == "inline":
                 run.pumps(stage, self.workers[stage.name][0])
         with self.threads.lock:
-            if self._open_error is not None and not self.threads.closed:  # of a worker that came late
+            if (
+                self._open_error is not None and not self.threads.closed
+            ):  # of a worker that opened after the start
                 raise self._open_error
             self.staffing.enter(run)
             self.threads.publish(run)
@@ -183,11 +187,11 @@ class Runtime(LoaderContext):
                     continue
                 life = partial(self._work, stage, worker)
                 threads.append(self.threads.make(stage.name, worker.index, life))
-        # Each in one assignment: another thread may look at them.
+        # One assignment each: other threads may read them at any time.
         self.workers = workers
         self.meters = meters
         self.staffing.begin()
-        # Actors join as the cluster has room for them: a stage begins with its first.
+        # Actors join when the cluster has room for them: a stage needs only its first to begin.
         self._to_open = {
             stage.name: 1 if stage.backend == "ray" else stage.workers
             for stage in self.plan.running
@@ -200,11 +204,11 @@ class Runtime(LoaderContext):
             error, closed = self._open_error, self.threads.closed
         if error is not None:
             raise error
-        if closed:  # what a source was to find in `open` must not be looked for again, where nothing ends it
+        if closed:  # a source whose `open` was cut short must not repeat its work in a run, where nothing would end it
             raise Cancelled
 
     def _note_open_error(self, error: BaseException) -> None:
-        """The first of them is what the start, or the next run, raises; under the threads' lock."""
+        """Keep the first such error, for the start or the next run to raise; under the threads' lock."""
         self._open_error = error if self._open_error is None else self._open_error
         self.threads.condition.notify_all()
 
@@ -220,7 +224,7 @@ class Runtime(LoaderContext):
         return made.operator(stage, [self.context(each.name, index) for each in (stage, *stage.followers)])
 
     def _worker(self, stage: StagePlan, index: int, operator: Any) -> Worker:
-        """One with its meters."""
+        """A worker with its meters."""
         if not stage.followers:
             return Worker(index, operator, Meter(stage.name, self.tracer))
         first = FirstMeter(stage.name, self.tracer, operator)
@@ -232,7 +236,7 @@ class Runtime(LoaderContext):
         try:
             worker.operator.open(self.context(stage, worker.index))
         except BaseException as error:
-            if not isinstance(self.plan.stages[stage].operator, Elsewhere):  # else it names its own stage
+            if not isinstance(self.plan.stages[stage].operator, Elsewhere):  # its errors name their own stage
                 note(error, f"pipegraph: stage {stage!r}: worker {worker.index} could not be started")
             raise
         if self.tracer.ranges and not self.plan.stages[stage].remote:
@@ -245,7 +249,7 @@ class Runtime(LoaderContext):
         """The life of a worker's thread."""
         worker.meter.thread_begins()
         enter_worker(self.seed, stage.name)
-        if stage.backend == "ray" and worker.index and not self._others_have_begun(stage.name):
+        if stage.backend == "ray" and worker.index and not self._wait_for_other_stages(stage.name):
             return
         try:
             self.open_operator(stage.name, worker)
@@ -265,7 +269,7 @@ class Runtime(LoaderContext):
             worker.meter.thread_ends()
             self.close_operators(stage.name, worker)
             if worker.leaves:
-                self.staffing.gone(stage.name, worker)
+                self.staffing.removed(stage.name, worker)
 
     def serve(self, stage: StagePlan, worker: Worker, seen: int) -> None:
         self.threads.serve(
@@ -289,11 +293,11 @@ class Runtime(LoaderContext):
             note(error, f"pipegraph: in stage {stage.name!r}")
             raise
         finally:
-            loop = run = None  # type: ignore[assignment]  # an error's traceback keeps this frame
+            loop = run = None  # type: ignore[assignment]  # the error's traceback holds this frame
 
-    def _others_have_begun(self, stage: str) -> bool:
-        """Blocks until every other stage has a worker: in a small cluster the second actor of one could take the room
-        that the first of another needs. False where the start has failed."""
+    def _wait_for_other_stages(self, stage: str) -> bool:
+        """Blocks until every other stage has a worker: in a small cluster, one stage's second actor could take the room
+        that another's first needs. False if the start has failed."""
         with self.threads.lock:
             while any(n for name, n in self._to_open.items() if name != stage):
                 if self.threads.closed or self._open_error is not None:
@@ -302,7 +306,7 @@ class Runtime(LoaderContext):
         return True
 
     def close_operators(self, stage: str, opened: Worker | Source) -> None:
-        """Close what was opened, each once; what that raises is warned of at the end."""
+        """Close a worker's operators, or a source, once each; errors become warnings at the end."""
         operators = [opened.operator, *opened.substituting] if isinstance(opened, Worker) else [opened]
         for operator in operators:
             try:
@@ -310,10 +314,10 @@ class Runtime(LoaderContext):
             except BaseException as error:
                 self._close_errors.append(f"stage {stage!r}: close() raised {described(error)}")
 
-    # -- the end -------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------
 
     def signal_close(self) -> None:
-        """Notify every worker to end; joins nobody. Thread-safe, also for the garbage collector."""
+        """Tell every worker to end, without joining. Thread-safe, and safe in the garbage collector."""
         with self.threads.lock:
             self.threads.closed = True
             run = self.run
@@ -323,10 +327,10 @@ class Runtime(LoaderContext):
             self._cancel(run)
 
     def close(self, grace_s: float = GRACE_S) -> None:
-        """End every thread; idempotent, and continues where an interrupted close stopped.
+        """End every thread. Idempotent; continues where an interrupted close stopped.
 
-        Warns of workers that do not return within the grace. Inside the thread that is starting workers (in an
-        operator's ``open``, say) it only notifies them: that thread closes what it has opened as it leaves.
+        Warns of workers that do not return within ``grace_s``. Called by the thread that is starting workers (in an
+        operator's ``open``, say), it only notifies them: that thread closes what it has opened when it leaves.
         """
         self.signal_close()
         deadline = monotonic() + grace_s
@@ -341,7 +345,7 @@ class Runtime(LoaderContext):
                 stacklevel=3,
             )
             return
-        self._starting.release()  # none begins any more
+        self._starting.release()  # the threads are closed: no start can begin
         with self._ending:
             self._end(grace_s, deadline)
 
@@ -364,7 +368,7 @@ class Runtime(LoaderContext):
             self._actors = None
         self.workers, self.readers = {}, {}
         self.threads.run = None
-        for message in warned:  # last: where warnings are errors the rest is done
+        for message in warned:  # last: if warnings are errors, all else is done
             warnings.warn(message, StuckWorker, stacklevel=4)
         errors, self._close_errors = self._close_errors, []
         for message in errors:

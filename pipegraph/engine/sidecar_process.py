@@ -1,7 +1,7 @@
-"""The process in which ``loader(isolate=True)`` runs the host's part of a plan: an ordinary runtime.
+"""The sidecar process of ``loader(isolate=True)``: runs the host's part of a plan in an ordinary runtime.
 
-The main thread answers the trainer's calls one at a time, and is the consumer of the run that there is. A second thread
-serves the control connection: it cancels runs, also while the main thread waits in one, and answers the profile.
+The main thread answers the trainer's calls one at a time, and is the consumer of the current run. A second thread
+serves the control connection: it cancels runs, even while the main thread waits in one, and answers profile requests.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.planning.plan import Plan
 
 MAX_ITEMS = 64
-"""Items in one answer, at most: so a call is paid once for many small ones."""
+"""Maximum number of items per answer: the cost of a call is shared by many small items."""
 
-ENOUGH = 1 << 20
-"""Bytes after which no more is added to an answer."""
+ANSWER_BYTES = 1 << 20
+"""Bytes from which on no more items are added to an answer."""
 
 Log = deque[tuple[Any, ...]]
 
 
-class _ToldLedger(Ledger):
-    """Tells the trainer's ledger, which states are made from; here it only judges budgets."""
+class _ReportingLedger(Ledger):
+    """Reports to the trainer's ledger, from which states are made; this one only judges budgets."""
 
     def __init__(self, log: Log, base: dict[tuple[str, int], tuple[int, int]]) -> None:
         super().__init__()
@@ -58,11 +58,11 @@ class _ToldLedger(Ledger):
     def add(self, stage: str, epoch: int, ordinal: int, lost: Sequence[tuple[Lineage, Quarantined]]) -> bool:
         super().add(stage, epoch, ordinal, lost)
         self._log.append(("failed", stage, epoch, ordinal, lost))
-        return False  # the trainer says so
+        return False  # the trainer logs the first one
 
 
-class _ToldSnapshots(Snapshots):
-    """Tells the trainer's."""
+class _ReportingSnapshots(Snapshots):
+    """Reports snapshots to the trainer."""
 
     def __init__(self, log: Log, stage: str, first: tuple[int, Any] | None) -> None:
         super().__init__(stage)
@@ -71,12 +71,12 @@ class _ToldSnapshots(Snapshots):
         self._stage = stage
 
     def add(self, epoch: int, step: int, snapshot: Any) -> None:
-        # As bytes at once: the iterator may continue to change what it has given.
+        # A copy, at once: the iterator may go on to change the object that it returned.
         self._log.append(("stood", self._stage, epoch, step, pickle.loads(pickle.dumps(snapshot))))
 
 
 class HostRuntime(Runtime):
-    """A runtime whose ledger and snapshots are the trainer's."""
+    """A runtime that reports ledger entries and snapshots to the trainer."""
 
     def __init__(self, plan: Plan, facts: tuple[int, int, int, int], allocate: Callable[[int], Any]) -> None:
         super().__init__(plan, *facts)
@@ -89,7 +89,7 @@ class HostRuntime(Runtime):
         return context
 
     def open(self) -> None:
-        """Start the workers before the first run, so that what cannot start is said then."""
+        """Start the workers before the first run, so that a failed start is reported at once."""
         with self.threads.condition:
             if self.threads.closed:
                 raise Cancelled
@@ -104,20 +104,20 @@ class HostRuntime(Runtime):
     def _make_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
         run = super()._make_run(epoch, horizon, resume)
         for name, stage in run.stages.items():
-            stage.snapshots = _ToldSnapshots(self.log, name, stage.snapshots.first)
+            stage.snapshots = _ReportingSnapshots(self.log, name, stage.snapshots.first)
         return run
 
     def cancel_run(self, run: Run) -> None:
-        """End a run; whoever waits for it gets ``Cancelled``."""
+        """End a run; threads that wait in it get ``Cancelled``."""
         self._cancel(run)
 
 
 class _Port(Port):
-    """A port whose slabs are made by other threads than the one that sends."""
+    """A port whose slabs are allocated by other threads than the sender."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
-        self._slabs_lock = threading.Lock()  # while it is held no slab comes to be
+        self._slabs_lock = threading.Lock()  # keeps slabs from being allocated during a send
 
     def send(self, message: Any, wait: bool = True) -> int:
         with self._slabs_lock:
@@ -129,9 +129,9 @@ class _Port(Port):
 
 
 class Serving:
-    """What the trainer calls, by the main thread, and what it asks, by the control thread.
+    """The requests of the trainer: calls are served by the main thread, the rest by the control thread.
 
-    ``_lock`` guards which run is whose: a run whose number was cancelled is cancelled, whichever came first.
+    ``_lock`` guards the run's number: a run is cancelled whether the request came before or after its start.
     """
 
     def __init__(self, runtime: HostRuntime) -> None:
@@ -140,8 +140,8 @@ class Serving:
         self._number = 0
         self._cancelled = 0
         self._stopped = -1
-        self.left: deque[Any] = deque()
-        """Taken from the run and not yet sent, because the answer that it was in could not be."""
+        self.unsent: deque[Any] = deque()
+        """Items taken from the run and not sent yet, because their answer could not be sent."""
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -153,13 +153,13 @@ class Serving:
         resume: Resume,
         base: dict[tuple[str, int], tuple[int, int]],
     ) -> None:
-        """Start run ``number`` in place of the one there is."""
+        """Start run ``number`` in place of the current one."""
         runtime = self.runtime
         runtime.end_run()
         runtime.log.clear()
-        self.left.clear()
+        self.unsent.clear()
         self._stopped = -1
-        runtime.ledger = _ToldLedger(runtime.log, base)
+        runtime.ledger = _ReportingLedger(runtime.log, base)
         run = runtime.start_run(epoch, horizon, resume)
         with self._lock:
             self._number = number
@@ -168,12 +168,12 @@ class Serving:
             runtime.cancel_run(run)
 
     def next(self, stop: int, horizon: float) -> tuple[list[Any], list[Any], Carried | None]:
-        """What is delivered next: ``(items, what stages have reported meanwhile, the error that has ended the run)``.
+        """The next items: ``(items, reports of stages since the last call, the error that ended the run)``.
 
-        No items and no error: the run was cancelled.
+        Without items and error the run was cancelled.
 
         Args:
-            stop: the last epoch of which nothing more is wanted.
+            stop: drop the rest of this epoch and of earlier ones.
             horizon: the last epoch that may be read.
         """
         run = self.runtime.run
@@ -185,7 +185,7 @@ class Serving:
         error = None
         items: list[Any] = []
         try:
-            items = [self.left.popleft()] if self.left else self._gather(run, run.terminal)
+            items = [self.unsent.popleft()] if self.unsent else self._gather(run, run.terminal)
         except Cancelled:
             if run.error is not None:
                 error = Carried(run.error)
@@ -194,7 +194,7 @@ class Serving:
     def _gather(self, run: Run, terminal: Channel) -> list[Any]:
         found = [terminal.take(MAX_ITEMS)[1]]
         nbytes = found[0].nbytes
-        while len(found) < MAX_ITEMS and nbytes <= ENOUGH and terminal.ahead() != (0, None):
+        while len(found) < MAX_ITEMS and nbytes <= ANSWER_BYTES and terminal.ahead() != (0, None):
             found.append(terminal.take(MAX_ITEMS)[1])
             nbytes += found[-1].nbytes
         for index, item in enumerate(found):
@@ -214,7 +214,7 @@ class Serving:
     # -- the control connection ----------------------------------------------------------------
 
     def control(self, connection: Connection) -> None:
-        """The life of the control thread."""
+        """Loop of the control thread."""
         try:
             while True:
                 what, *about = connection.recv()
@@ -226,11 +226,11 @@ class Serving:
                     number, question, *rest = about
                     try:
                         answer = getattr(self, question)(*rest)
-                    except Exception:  # a run that ends meanwhile; the trainer takes it for no answer
+                    except Exception:  # the run ended meanwhile: None stands for no answer
                         answer = None
                     connection.send((number, answer))
         except (EOFError, OSError):
-            pass  # the trainer is done, or gone
+            pass  # the trainer has closed the connection, or died
 
     def _cancel(self, number: int) -> None:
         with self._lock:
@@ -240,7 +240,7 @@ class Serving:
             self.runtime.cancel_run(run)
 
     def profile(self) -> Any:
-        """What the stages have counted: ``(run, totals, meters, grown queues, counters, reports)``."""
+        """The stages' counters: ``(run number, totals, meters, grown queues, counters, reports)``."""
         from pipegraph.profile.reports import Report, ReportSnapshot
 
         runtime = self.runtime
@@ -269,14 +269,14 @@ class Serving:
         )
 
     def positions(self, name: str, steps: range, epoch: int, rank: int, world_size: int) -> list[int]:
-        """Where steps of a source lie."""
+        """The positions of a source's steps."""
         run = self.runtime.run
         source = None if run is None else run.source(name)
         return [] if source is None else list(source.positions_of(steps, epoch, rank, world_size))
 
 
 def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, control_fd: int) -> None:
-    """The life of the sidecar. Called by the zygote's fork."""
+    """Main function of the sidecar, called in the process that the zygote forked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable(stack_fd)
@@ -287,7 +287,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, contr
         try:
             plan: Plan = unseal(sealed_fd, spans)
             if any(stage.backend == "process" for stage in plan.running):
-                borrowed = zygote.borrow()  # before there are threads
+                borrowed = zygote.borrow()  # before any thread starts
             serving = Serving(HostRuntime(plan, facts, port.slab))
             threading.Thread(
                 target=serving.control, args=(Connection(control_fd),), name="control", daemon=True
@@ -302,7 +302,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, contr
         finally:
             serving.runtime.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the trainer is gone
+        pass  # the trainer has died
     finally:
         if borrowed is not None:
             zygote.release(borrowed)
@@ -341,8 +341,8 @@ def _answer(port: Port, serving: Serving, result: Any) -> None:
         items, reports, ended = result
         if len(items) == 1 and isinstance(items[0], Bundle):
             items = [items[0].one(index) for index in range(len(items[0].lineages))]
-        if len(items) > 1:  # one of them cannot be sent: what is before it can
-            serving.left.extendleft(reversed(items[1:]))
+        if len(items) > 1:  # one of them cannot be sent: send those before it
+            serving.unsent.extendleft(reversed(items[1:]))
             items = items[:1]
         else:
             error.add_note(f"pipegraph: {items[0]!r} cannot be sent from the process of isolate=True")

@@ -1,11 +1,11 @@
-"""Who works in each stage, where that may change while a pass runs.
+"""Adds workers to stages and removes them while a pass runs.
 
-A worker joins from a thread of its own, once its operator is open, and leaves between two units of work: what it took
-has been sent then, so that order, bytes and cursors never depend on it. It is counted from the moment at which its
-thread is asked for until its operator is closed: a budget of workers holds at every moment.
+A worker joins from a thread of its own, once its operator is open. It leaves between two units of work, when all that
+it took has been sent, so that order, bytes and cursors never depend on it. It counts from the request for its thread
+until its operator is closed, so that a budget of workers holds at every moment.
 
-Invariant, under the runtime's lock: a worker is in ``_joining`` or among the runtime's workers, never in both; its
-index is taken by no other. One that joins a run is counted in by ``activity`` and is ``inside`` before it works.
+Invariants, under the runtime's lock: a worker is in ``_joining`` or among the runtime's workers, never in both, and no
+two have the same index. A worker that joins a run is counted by ``activity`` and is ``inside`` before it works.
 """
 
 from __future__ import annotations
@@ -29,69 +29,69 @@ from pipegraph.planning.plan import StagePlan
 
 
 @dataclass
-class Present:
-    """How many workers take part in a stage, and how long all of them together have."""
+class WorkerTime:
+    """Counts the workers of one stage, and their total time in it."""
 
     workers: int
     since_ns: int
     total_ns: int = 0
 
     def until(self, now_ns: int) -> int:
-        """Nanoseconds of all workers until now."""
+        """Worker-nanoseconds until now."""
         return self.total_ns + self.workers * (now_ns - self.since_ns)
 
     def change(self, workers: int) -> None:
-        """So many from now on."""
+        """Set the number of workers."""
         now = perf_counter_ns()
         self.total_ns, self.since_ns, self.workers = self.until(now), now, workers
 
 
 class Staffing:
-    """See the module docstring. Thread-safe."""
+    """Staffs the tuned stages; see the module docstring. Thread-safe."""
 
     def __init__(self, loader: LoaderContext, threads: WorkerThreads) -> None:
         self._loader = loader
         self._threads = threads
         self._tuned = {stage.name: stage for stage in loader.plan.running if stage.tuned}
         self._joining: dict[str, list[Worker]] = {name: [] for name in self._tuned}
-        self._present: dict[str, Present] = {}
+        self._worker_time: dict[str, WorkerTime] = {}
         self._refused: dict[str, BaseException] = {}
-        self._here = threading.local()  # which worker works in a thread
+        self._local = threading.local()  # the worker of each thread
         self._opening = threading.Lock()  # held while a worker opens: a close waits for one at most
         self._sizing = (
             threading.Lock()
         )  # held while a stage gets its size: the last one that it gets is the newest
 
-    # -- facts ---------------------------------------------------------------------------------
+    # -- inspection ----------------------------------------------------------------------------
 
     def capacity(self, stage: str) -> int:
-        """What a stage's queues may hold, as planned or chosen since."""
+        """Capacity of a stage's queues, as planned or set since."""
         return self._loader.capacities.get(stage, self._loader.plan.stages[stage].capacity)
 
     def workers(self, stage: str) -> int:
-        """How many take part now."""
-        present = self._present.get(stage)
-        return self._loader.planned(stage).workers if present is None else present.workers
+        """How many workers take part now."""
+        time = self._worker_time.get(stage)
+        return self._loader.planned(stage).workers if time is None else time.workers
 
     def count(self, stage: str) -> int:
-        """How many there are, those included that are opening and those that have not left yet."""
+        """How many workers there are, including those that are opening or about to leave."""
         with self._threads.lock:
             return len(self._loader.workers.get(stage, ())) + len(self._joining[stage])
 
     def settled(self) -> bool:
-        """Whether nobody is joining or leaving."""
+        """Whether no worker is joining or leaving."""
         with self._threads.lock:
             return not any(self._joining.values()) and not any(
                 worker.leaves for name in self._tuned for worker in self._loader.workers.get(name, ())
             )
 
     def worked_ns(self, stage: str, now_ns: int) -> int:
-        """How long its workers have been there, all together; what it grows by is worker-time."""
-        present = self._present.get(stage)
-        return self._loader.planned(stage).workers * now_ns if present is None else present.until(now_ns)
+        """A counter of worker-nanoseconds; only its growth has a meaning."""
+        time = self._worker_time.get(stage)
+        return self._loader.planned(stage).workers * now_ns if time is None else time.until(now_ns)
 
     def refused(self) -> dict[str, BaseException]:
-        """Per stage the error with which a worker could not be started, each reported once."""
+        """By stage, the error with which a worker failed to start; each is returned once."""
         with self._threads.lock:
             found, self._refused = self._refused, {}
         return found
@@ -99,7 +99,8 @@ class Staffing:
     # -- changes -------------------------------------------------------------------------------
 
     def resize(self, stage: str, workers: int) -> None:
-        """Let a tuned stage have so many workers, at least one. Returns at once; they come and go by themselves."""
+        """Set the number of workers of a tuned stage, at least one. Returns at once, before they have joined or
+        left."""
         loader, threads = self._loader, self._threads
         coming: dict[threading.Thread, Worker] = {}
         with threads.lock:
@@ -131,7 +132,7 @@ class Staffing:
             threads.launch(list(coming), failed)
 
     def set_capacity(self, stage: str, capacity: int) -> None:
-        """Let a tuned stage's queues hold so many items, at least one bundle of rows."""
+        """Set the capacity of a tuned stage's queues, at least one bundle of rows."""
         loader, threads = self._loader, self._threads
         with threads.lock:
             loader.capacities[stage] = max(capacity, self._tuned[stage].bundle_rows)
@@ -144,12 +145,12 @@ class Staffing:
     def begin(self) -> None:
         """The first workers are about to start."""
         now = perf_counter_ns()
-        self._present = {name: Present(stage.workers, now) for name, stage in self._tuned.items()}
+        self._worker_time = {name: WorkerTime(stage.workers, now) for name, stage in self._tuned.items()}
 
     def enter(self, run: Run) -> None:
-        """A run is about to be published; the runtime's lock is held, and nobody works in the run yet."""
+        """A run is about to be published; the runtime's lock is held, and no worker is in the run yet."""
         for name, stage in self._tuned.items():
-            run.stages[name].staff(self._taking_part(name), self._loader.capacity(name))
+            run.stages[name].staff(self._opened_workers(name), self._loader.capacity(name))
             if (
                 "workers" in stage.tuned
             ):  # not an inline one's, where the worker of another stage may be its driver
@@ -157,29 +158,29 @@ class Staffing:
                     channel.leaving = self._leaving
 
     def apply_size(self, run: Run, stage: str) -> None:
-        """Give a stage of a run its size."""
+        """Apply the current number of workers and capacity to a stage of a run."""
         loader, threads = self._loader, self._threads
         with self._sizing:
             with threads.lock:
-                workers, capacity = self._taking_part(stage), loader.capacity(stage)
-                self._present[stage].change(workers)
+                workers, capacity = self._opened_workers(stage), loader.capacity(stage)
+                self._worker_time[stage].change(workers)
             run.stages[stage].staff(max(1, workers), capacity)
 
     def work(self, loop: Loop, worker: Worker) -> None:
-        """Run a loop until its worker is to leave."""
-        self._here.worker = worker
+        """Run a loop until its end, or until its worker is to leave."""
+        self._local.worker = worker
         with suppress(Leaving):
             for halfway in loop:
                 if worker.leaves and not halfway:
                     return
 
     def _leaving(self) -> bool:
-        """Whether the worker whose thread this is leaves."""
-        worker = getattr(self._here, "worker", None)
+        """Whether the worker of the calling thread is to leave."""
+        worker = getattr(self._local, "worker", None)
         return worker is not None and worker.leaves
 
-    def gone(self, stage: str, worker: Worker) -> None:
-        """A worker has left and closed its operator."""
+    def removed(self, stage: str, worker: Worker) -> None:
+        """Remove a worker that has left and closed its operator."""
         loader, threads = self._loader, self._threads
         with threads.lock:
             if not threads.closed:
@@ -188,11 +189,11 @@ class Staffing:
 
     # -- joining -------------------------------------------------------------------------------
 
-    def _taking_part(self, stage: str) -> int:
+    def _opened_workers(self, stage: str) -> int:
         return sum(worker.opened for worker in self._loader.workers[stage])
 
     def _meter(self, stage: str, index: int) -> Meter:
-        """The meter of this index: what a worker counts is kept when it leaves."""
+        """The meter for this index; it outlives the worker, so that no counts are lost."""
         meters = self._loader.meters[stage]
         if index < len(meters):
             return meters[index]
@@ -201,7 +202,7 @@ class Staffing:
         return meter
 
     def _join(self, stage: StagePlan, worker: Worker) -> None:
-        """The life of a worker that comes later."""
+        """Body of the thread of a worker that joins later."""
         loader, threads, name = self._loader, self._threads, stage.name
         worker.meter.thread_begins()
         enter_worker(loader.seed, name)
@@ -220,13 +221,13 @@ class Staffing:
                 threads.condition.notify_all()
             return
         try:
-            found = self._admitted(stage, worker)
+            found = self._enter_run(stage, worker)
             if found is not None:
                 run, seen = found
                 self.apply_size(run, name)
                 del run, found
                 loader.serve(stage, worker, seen)
-        except BaseException as error:  # what a source does as a run begins
+        except BaseException as error:  # from a source's ``begin_run``
             with threads.lock:
                 self._refused[name] = error
         finally:
@@ -234,10 +235,11 @@ class Staffing:
             loader.close_operators(name, worker)
             with threads.lock, suppress(ValueError):
                 self._joining[name].remove(worker)
-            self.gone(name, worker)
+            self.removed(name, worker)
 
-    def _admitted(self, stage: StagePlan, worker: Worker) -> tuple[Run, int] | None:
-        """The run that an opened worker has joined, and the number of the one before; None if it is wanted no more."""
+    def _enter_run(self, stage: StagePlan, worker: Worker) -> tuple[Run, int] | None:
+        """The run that an opened worker has joined, and the number of the run before; None if it is no longer
+        needed."""
         loader, threads, name = self._loader, self._threads, stage.name
         while True:
             with threads.lock:

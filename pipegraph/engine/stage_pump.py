@@ -20,7 +20,7 @@ class StagePump:
         left: called when a driver has left.
 
     Attributes:
-        more: whether the next step waits for nobody.
+        more: whether the next step will not wait for another thread.
     """
 
     def __init__(self, loop: Iterator[Any], left: Callable[[], None]) -> None:
@@ -40,9 +40,9 @@ class StagePump:
             return True
 
     def step(self) -> None:
-        """One unit of work."""
+        """Do one unit of work."""
         self.more = False
-        entered = global_generators.enter()  # the consumer's thread has numbers of its own
+        entered = global_generators.enter()  # outside of steps the consumer's thread keeps its own generators
         try:
             for more in self._loop:
                 self.more = more is MORE
@@ -50,7 +50,7 @@ class StagePump:
         finally:
             if entered:
                 global_generators.leave()
-        raise Cancelled  # it has ended by an error, which its driver had
+        raise Cancelled  # the loop has ended with an error, raised in the thread that drove it
 
     def leave(self) -> None:
         """Free the role, then let another waiter look again: it may have found us busy."""
@@ -61,9 +61,9 @@ class StagePump:
         self._left()
 
     def end(self) -> None:
-        """Nobody may drive from now on: end the loop, and with it what it holds open, such as a user's generator.
+        """Let nobody drive any more: close the loop, and what it holds open, such as a user's generator.
 
-        Where somebody is driving still, that is done as they leave.
+        If a thread is still driving, it closes the loop when it leaves.
         """
         with self._lock:
             busy, self._busy, self._over = self._busy, True, True

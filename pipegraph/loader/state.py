@@ -8,7 +8,7 @@ from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.components import Source
-from pipegraph.engine.stage.consumed import Taken, Unknown, consumed, entry, stands_alone
+from pipegraph.engine.stage.consumed import Taken, Unknown, consumed, entry, why_unknown
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.engine.stage.restore import Path, Resume, restarts
 from pipegraph.errors import GraphError, StateError
@@ -222,7 +222,7 @@ def _consumed(
         }
     except Unknown as error:
         name = str(error)
-        why = stands_alone(plan, plan.stages[name]) or "a batch or window of it was under way"
+        why = why_unknown(plan, plan.stages[name]) or "a batch or window of it was under way"
         return f"what was consumed is not known behind stage {name!r} ({why})"
 
 

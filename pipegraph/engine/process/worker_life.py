@@ -61,7 +61,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
         _answer(port, None, counts.take())
         _serve(port, page, worker, counts)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the trainer is gone
+        pass  # the trainer has died
 
 
 def _serve(port: Port, page: Page, worker: ProcessWorker, counts: OperatorCounts) -> None:

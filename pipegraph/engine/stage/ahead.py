@@ -1,8 +1,8 @@
-"""What a worker takes before it has done what it has, so that its process or actor has the next item at hand.
+"""Look-ahead of a worker: it takes its next item early, so that its process or actor always has one queued.
 
-Between two answers a process would wait for the trainer, whose interpreter may be busy with training: with two items
-in flight it does not. An item taken ahead has its ticket, and its memory, as any other; it is next in any case, also
-for a worker that leaves.
+With one item in flight a process would wait, after each answer, for the trainer, whose interpreter may be busy with
+training; with two it does not. An item taken ahead has its ticket and its reserved memory like any other. The worker
+does it next in any case, even if it is to leave.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
 
 QUICK_NS = 100_000_000
-"""Items that come at longer intervals are not taken ahead: the wait is short beside them, and whoever is idle at the
-end of an epoch would miss them."""
+"""Items at longer intervals are not taken ahead: the wait is short compared to them, and at the end of an epoch idle
+workers should get them."""
 
-FAR = 10
-"""A Ray actor may be so many times slower: the way there takes that much longer, and other machines' networks."""
+RAY_FACTOR = 10
+"""The factor by which this limit is larger for a Ray actor: calls to it, over a network, take that much longer."""
 
 Taken = tuple[int, Any, int | None]
-"""Ticket, item and the bytes reserved for it, if any have been."""
+"""Ticket, item and the bytes reserved for it; None if they are not reserved yet."""
 
 
 class Ahead:
     """See the module docstring. Used by its worker alone.
 
     Args:
-        rows: how many of a bundle to take; None: as it comes.
-        call: the call that will be made for an item; None where that is not known beforehand.
+        rows: returns how many rows of a bundle to take; None: whole bundles.
+        call: returns the call that will be made for an item; None if it is not known yet.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class Ahead:
         self._worker = worker
         self._rows = rows
         self._call = call
-        self._quick_ns = QUICK_NS * (FAR if stage.plan.backend == "ray" else 1)
+        self._quick_ns = QUICK_NS * (RAY_FACTOR if stage.plan.backend == "ray" else 1)
         self._taken: Taken | None = None
         self._asked_ns = 0
 
     @property
     def holds(self) -> bool:
-        """Whether there is such an item."""
+        """Whether an item was taken ahead."""
         return self._taken is not None
 
     def take(self) -> Taken | None:
-        """The item taken ahead, which is next now."""
+        """Remove and return the item taken ahead."""
         taken, self._taken = self._taken, None
         return taken
 
@@ -82,6 +82,6 @@ class Ahead:
         if granted is None:
             return None
         self._taken = ticket, item, granted
-        with suppress(Exception):  # of a sampler: raised again when its turn has come
+        with suppress(Exception):  # of a sampler: raised again when the item's turn comes
             return self._call(item)
         return None

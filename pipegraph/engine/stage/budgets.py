@@ -1,8 +1,8 @@
-"""The error budget of one stage in one epoch. Pure; ``ledger`` holds the lock.
+"""The error budget of one stage in one epoch. Pure; guarded by the lock of ``ledger``.
 
-A run that resumes from a state must count as the one before would have. So the book also notes at which cursor of
-the stage's input each item came in: from that follows how many items, and which failures, lie before the cursor of
-what was delivered. Both are found by bisection, so a look costs the same however much has failed.
+A run that resumes from a state must count as the previous one would have. So the book also records the input cursor of
+each item: it tells how many items, and which failures, lie before the cursor of the last delivery. Both are found by
+bisection, so that a lookup stays cheap however many items have failed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class Entry:
-    """A ledger line.
+    """A ledger entry.
 
     Attributes:
-        ordinal: which item of its stage's epoch it was, counted from 1.
-        number: of the line itself; replayed, it keeps the number it had.
+        ordinal: number of the item in its stage and epoch, from 1.
+        number: of the entry itself; it stays the same when the item is replayed.
     """
 
     shown: Quarantined
@@ -50,7 +50,7 @@ class Book:
     """See the module docstring.
 
     Args:
-        failed, items: what the run before this one had counted.
+        failed, items: counts at the end of the previous run.
     """
 
     __slots__ = ("_came", "_entries", "_failed_before", "_ordinals", "_passed", "items_before", "new")
@@ -59,31 +59,29 @@ class Book:
         self._failed_before = failed
         self.items_before = items
         self.new: list[Any] = []
-        """Keys of the lines that are in the ledger because of this book."""
-        self._ordinals: list[int] = []  # of the items that failed, growing
-        self._entries: list[Entry] = []  # of their samples, in the same order
-        self._came: list[
-            tuple[Cursor, int]
-        ] = []  # the cursors at which items came in, and how many those make
-        self._passed = items  # how many came in before those
+        """Keys of the ledger entries that this book added."""
+        self._ordinals: list[int] = []  # of failed items, ascending
+        self._entries: list[Entry] = []  # for their samples, in the same order
+        self._came: list[tuple[Cursor, int]] = []  # (an item's cursor, how many items came in with it)
+        self._passed = items  # number of items before these
 
     @property
     def failed(self) -> int:
-        """How many items failed, of earlier runs too."""
+        """How many items failed, including earlier runs."""
         return self._failed_before + len(self._ordinals)
 
     @property
     def last_failed(self) -> int:
-        """The ordinal of the last item that failed in this run, or 0."""
+        """The ordinal of the last item that failed in this run; 0 if none did."""
         return self._ordinals[-1] if self._ordinals else 0
 
     @property
     def items(self) -> int:
-        """How many items came in, in earlier runs too."""
+        """How many items came in, including earlier runs."""
         return self._came[-1][1] if self._came else self._passed
 
     def take(self, befores: Sequence[Cursor], first: int) -> None:
-        """Items came in at these cursors; with the first of them it is ``first`` items, and one more with each."""
+        """Items ``first``, ``first`` + 1, ... of the epoch came in at these cursors."""
         self._came.extend(zip(befores, range(first, first + len(befores)), strict=True))
 
     def add(self, ordinal: int, entries: Sequence[Entry]) -> None:
@@ -98,7 +96,7 @@ class Book:
         return self._came[came - 1][1] if came else self._passed
 
     def prune(self, cursor: Cursor) -> None:
-        """Nobody will ask for a cursor before this one again."""
+        """Drop the records before ``cursor``; no earlier one will be looked up."""
         came = self._before(cursor)
         if came:
             self._passed = self._came[came - 1][1]
@@ -112,6 +110,6 @@ class Book:
         return self._failed_before + bisect_right(self._ordinals, items)
 
     def latest(self, count: int, items: int | None = None) -> list[Entry]:
-        """The last lines, of the first ``items`` items or of all."""
+        """The last ``count`` entries, of the first ``items`` items or of all."""
         end = len(self._entries) if items is None else bisect_right(self._entries, items, key=_ordinal)
         return self._entries[max(0, end - count) : end]

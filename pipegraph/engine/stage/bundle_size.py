@@ -1,8 +1,8 @@
-"""How many rows a worker takes or makes at once: many where they are quick, one where they take long.
+"""Chooses the size of bundles from measured times: many rows if they are quick, one if they are slow.
 
-A bundle is done by one worker: so it should not take much longer than handing it over costs. Each stage allows
-itself as many rows as it has shown to do within ``BUNDLE_NS``; it allows more step by step, and much fewer at once
-where a bundle took too long. What comes out never depends on it.
+One worker does a whole bundle, so that should not take much longer than the hand-over costs. Each stage's size is
+the number of rows that it has done within ``BUNDLE_NS``: it doubles step by step, and drops at once after a
+bundle that took too long. Results never depend on it.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ import threading
 from itertools import pairwise
 
 BUNDLE_NS = 1_000_000
-"""A bundle that took less may be twice as long next time: handing it over costs 1 % of this."""
+"""After a bundle that took less, the next may be twice as large: the hand-over costs 1 % of this."""
 
 LONG_NS = 8 * BUNDLE_NS
-"""One that took more was too long. Not twice, for a thread that waits for the interpreter lock waits 5 ms."""
+"""A bundle that took more was too large. Not 2 * BUNDLE_NS, because a wait for the interpreter lock takes 5 ms."""
 
 REMOTE = 10
-"""A bundle that goes to a process and back may take so many times as long: the way costs that much more."""
+"""The factor by which these times are longer for a process: the round trip costs that much more."""
 
 BUNDLE_BYTES = 1 << 20
-"""Rows of so many bytes are heavy enough to be handed over alone."""
+"""Bytes of a bundle: with rows this large, the hand-over is negligible."""
 
 
 FAR, FAR_BYTES = 50, 8 * BUNDLE_BYTES
-"""The same for a Ray actor: a call to one costs all that take part a millisecond or two, as writing megabytes does."""
+"""The same for a Ray actor: a call costs all participants one or two milliseconds, as much as writing megabytes."""
 
 LIGHT_ROW_BYTES = 32 << 10
-"""Rows up to this size are put together where they are made: once more to copy them costs less than to keep them."""
+"""Rows up to this size are packed where they are made: an extra copy costs less than keeping separate objects."""
 
 
 class Pace:
-    """One stage's pace in one run. Thread-safe.
+    """The bundle size of one stage in one run. Thread-safe.
 
     Args:
-        max_rows: in a bundle.
-        min_rows: that the stage does in one call in any case.
-        size: rows of the batch at whose end a bundle ends, if one is known.
-        batches: of how many such batches a bundle may be.
-        nbytes: at most in one bundle.
-        remote: whether the stage works in processes.
-        far: whether the processes are a cluster's.
+        max_rows: maximum number of rows in a bundle.
+        min_rows: rows that the stage does in one call in any case.
+        size: rows of a batch, if known: a bundle then ends where a batch ends.
+        batches: maximum number of such batches in a bundle.
+        nbytes: maximum number of bytes in a bundle.
+        remote: whether the stage's workers are processes.
+        far: whether these are Ray actors.
     """
 
     def __init__(
@@ -62,25 +62,25 @@ class Pace:
         self.size = size
         self.nbytes = min(nbytes, FAR_BYTES if far else BUNDLE_BYTES)
         self._lock = threading.Lock()
-        self._quick = self.min_rows  # rows that have been quick enough
+        self._quick = self.min_rows  # rows that took less than the limit
         self._rows = self.min_rows
         self._heaviest = 0
 
     def rows(self, done: int = 0) -> int:
-        """Rows of the next bundle, when ``done`` have been dealt since a batch began."""
+        """Rows of the next bundle, when ``done`` rows were dealt since a batch began."""
         return min(self._rows, self.size - done % self.size)
 
     def groups(self, done: int, rows: int) -> list[tuple[int, int]]:
-        """From where to where each batch lies in a bundle of so many rows, when ``done`` were dealt before it."""
+        """``(start, stop)`` of each batch in a bundle of ``rows`` rows, when ``done`` rows were dealt before it."""
         ends = range(self._batch - done % self._batch, rows, self._batch)
         return list(pairwise((0, *ends, rows)))
 
     def packs(self, rows: int) -> bool:
-        """Whether to put so many rows together before their batch is complete."""
+        """Whether to pack ``rows`` rows before their batch is complete."""
         return rows > 1 and (self._heaviest <= LIGHT_ROW_BYTES or rows == self.size)
 
     def note(self, rows: int, spent_ns: int, nbytes: int) -> None:
-        """The stage has done a bundle."""
+        """Record how long the stage took for a bundle."""
         if self.max_rows == 1:
             return
         with self._lock:

@@ -1,7 +1,7 @@
-"""Makes the stages above a Cache skip what it already holds.
+"""Wires a Cache so that the stages above it skip samples that it holds.
 
-The source asks the cache before it reads. What is found travels as a :class:`Hit`, which the stages in
-between pass on untouched, and the cache opens. Nothing else in the engine knows of it.
+The source looks a sample up in the cache before reading it. A value that is found travels as a :class:`Hit`,
+which the stages in between pass on and the cache unwraps. The rest of the engine does not know about it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipegraph.planning.plan import Plan, StagePlan, lineage_above
 
 
 class Hit:
-    """A value from a cache, on its way through the stages that would have made it."""
+    """A cached value, on its way through the stages that would have computed it."""
 
     __slots__ = ("keys", "value")
 
@@ -30,7 +30,7 @@ class Hit:
 
 
 def upstream_digest(plan: Plan, stage: StagePlan) -> str:
-    """What the stages above a cache are, for the names of its entries."""
+    """A digest of the stages above a cache, for the names of its entries."""
     above = lineage_above(stage, plan.stages)
     digests = plan.digests()
     text = json.dumps(
@@ -40,22 +40,22 @@ def upstream_digest(plan: Plan, stage: StagePlan) -> str:
 
 
 def _code_of(operator: Operator | Source) -> str:
-    """What the user's functions do, beside their names: one that was edited makes its values anew."""
+    """The code of an operator's user functions, so that an edited function's values are computed again."""
     return "" if isinstance(operator, Source) else "".join(map(code_of, operator.functions()))
 
 
-class _Random:
-    """Whether a stage above a cache has drawn random numbers, which shows when it does: the cache refuses from then on.
+class _RandomnessCheck:
+    """Detects that a stage above a cache draws random numbers, when it does; the cache then raises.
 
     Attributes:
-        stage: the first that did. Set before its sample reaches the cache, so that no such sample is kept.
+        stage: the first that drew. Set before its sample reaches the cache, so that no such sample is stored.
     """
 
     def __init__(self) -> None:
         self.stage: str | None = None
 
     def refusing(self, process: Callable[[Chunk], Any], cache: str) -> Callable[[Chunk], Any]:
-        """``process`` of the cache."""
+        """Wrap the cache's ``process`` to raise if a stage has drawn random numbers."""
 
         def refuse(chunk: Chunk) -> Any:
             if self.stage is not None:
@@ -68,8 +68,8 @@ class _Random:
         return refuse
 
 
-def _skipping(operator: Any, stage: str, random: _Random) -> _Around:
-    """An operator between a source and its cache."""
+def _skipping(operator: Any, stage: str, random: _RandomnessCheck) -> _Override:
+    """Wrap an operator between a source and its cache to pass hits on."""
 
     def process(chunk: Chunk) -> Any:
         if chunk.data.__class__ is Hit:
@@ -79,28 +79,28 @@ def _skipping(operator: Any, stage: str, random: _Random) -> _Around:
             random.stage = stage
         return made
 
-    def call_for(chunk: Chunk) -> Any:  # of one in a process, which must not be sent what is passed on
+    def call_for(chunk: Chunk) -> Any:  # for an operator in a process: hits are not sent there
         return None if chunk.data.__class__ is Hit else operator.call_for(chunk)
 
-    return _Around(operator, process=process, call_for=call_for)
+    return _Override(operator, process=process, call_for=call_for)
 
 
-class _Misses:
-    """Which index was drawn for each position whose sample is on its way to the cache that asks for it there."""
+class _DrawnIndices:
+    """The index drawn for each position whose sample is on its way to the cache, which needs it to store the value."""
 
     def __init__(self) -> None:
         self._indices: dict[tuple[int, int], Any] = {}
 
     def index_of(self, position: int, epoch: int) -> Any:
-        """What was drawn."""
+        """The index drawn for a position."""
         return self._indices[epoch, position]
 
     def note(self, place: Drawn, epoch: int) -> None:
-        """A sample is read: the cache does not know it."""
+        """Record a cache miss: its sample is read."""
         self._indices[epoch, place.position] = place.index
 
     def forgetting(self, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
-        """``process`` of the cache, after which nobody asks for the index any more."""
+        """Wrap the cache's ``process`` to drop the index afterwards."""
 
         def forget(chunk: Chunk) -> Any:
             out = process(chunk)
@@ -110,7 +110,7 @@ class _Misses:
         return forget
 
     def clearing(self, begin_run: Callable[..., None]) -> Callable[..., None]:
-        """``begin_run`` of the source: what was on its way when a run was broken off never arrives."""
+        """Wrap the source's ``begin_run`` to drop all indices: samples of a cancelled run never arrive."""
 
         def clear(*args: Any) -> None:
             self._indices.clear()
@@ -120,9 +120,13 @@ class _Misses:
 
 
 def read_cached(
-    source: Source, lookup: Callable[[int], Hit | None], misses: _Misses, stage: str, random: _Random
+    source: Source,
+    lookup: Callable[[int], Hit | None],
+    drawn: _DrawnIndices,
+    stage: str,
+    random: _RandomnessCheck,
 ) -> Callable[[Any, int], Any]:
-    """``read`` for a source whose samples a cache may know."""
+    """Wrap a source's ``read`` to look each sample up in the cache first."""
     read, index_of = source.read, source.index_of
 
     def reading(place: Any, epoch: int) -> Any:
@@ -130,7 +134,7 @@ def read_cached(
         if hit is not None:
             return hit
         if isinstance(place, Drawn):
-            misses.note(place, epoch)
+            drawn.note(place, epoch)
         made = read(place, epoch)
         if drew():
             random.stage = stage
@@ -139,8 +143,8 @@ def read_cached(
     return reading
 
 
-class _Around:
-    """A worker's operator, some of whose methods are done differently here; all else is its own."""
+class _Override:
+    """A proxy of a worker's operator with some methods overridden."""
 
     def __init__(self, operator: Any, **methods: Callable[..., Any]) -> None:
         self._operator = operator
@@ -159,19 +163,19 @@ def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, A
         for reading in (readers[source.name], *operators[source.name]):
             reading.group = 1
         digest = upstream_digest(plan, stage)
-        caches, misses, random = operators[stage.name], _Misses(), _Random()
+        caches, drawn, random = operators[stage.name], _DrawnIndices(), _RandomnessCheck()
         draws, reader = source.operator.draws, readers[source.name]  # type: ignore[union-attr]
         if draws:
-            readers[source.name] = _Around(reader, begin_run=misses.clearing(reader.begin_run))
+            readers[source.name] = _Override(reader, begin_run=drawn.clearing(reader.begin_run))
         lookup = caches[0].lookup
         for cache in caches:
-            cache.attach(misses.index_of if draws else reader.index_of, digest)
+            cache.attach(drawn.index_of if draws else reader.index_of, digest)
         operators[stage.name] = [
-            _Around(cache, process=misses.forgetting(random.refusing(cache.process, stage.name)))
+            _Override(cache, process=drawn.forgetting(random.refusing(cache.process, stage.name)))
             for cache in caches
         ]
         operators[source.name] = [
-            _Around(each, read=read_cached(each, lookup, misses, source.name, random))
+            _Override(each, read=read_cached(each, lookup, drawn, source.name, random))
             for each in operators[source.name]
         ]
         for above in between:

@@ -1,7 +1,7 @@
-"""What a rank has consumed of each source, from the cursor of what it delivered. Pure.
+"""Computes what a rank has consumed of each source, from the cursor of its last delivery. Pure.
 
-Where every stage between source and loader hands on each item in the order in which it came (or, as ``Shuffle``
-does, says which it has handed on), what is left of an epoch is a set of positions that any number of ranks can share.
+If every stage between source and loader passes items on in order (or, like ``Shuffle``, can tell which it has passed
+on), then what is left of an epoch is a set of positions that can be dealt to any number of ranks.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.policies import Skip, final_policy
 
 Taken = tuple[int, str]
-"""Steps from the start, and which of those behind them, as ``pipegraph.order.left`` has it."""
+"""Steps consumed from the start, and further ones out of order, in the format of ``pipegraph.order.left``."""
 
 
 class Unknown(Exception):
-    """The cursor does not say what was consumed, because of the stage that is named."""
+    """The cursor does not tell what was consumed, because of the stage named in the message."""
 
 
 def consumed(plan: Plan, cursor: Cursor, seed: int, epoch: int) -> dict[str, Taken]:
-    """By source.
+    """What was consumed, by source.
 
     Raises:
-        Unknown: a stage keeps that to itself, or the graph branches.
+        Unknown: a stage's cursors do not tell, or the graph branches.
     """
     found: dict[str, Taken] = {}
     _walk(plan, plan.output.stage, cursor, 0, "", (seed, epoch), found)
@@ -43,15 +43,15 @@ def _walk(
     draw: tuple[int, int],
     found: dict[str, Taken],
 ) -> None:
-    """Up from a stage's output.
+    """Walk upstream from a stage's output.
 
     Args:
-        more: samples behind the cursor that were delivered too.
-        holes: steps of the source behind the cursor that were delivered too, as in :data:`Taken`.
+        more: number of samples after the cursor that were delivered too.
+        holes: steps of the source after the cursor that were delivered too, as in :data:`Taken`.
     """
     stage = plan.stages[name]
     operator = stage.operator
-    if stands_alone(plan, stage) is not None:
+    if why_unknown(plan, stage) is not None:
         raise Unknown(name)
     if isinstance(operator, Source):
         found[name] = ((0 if cursor is None else int(cursor)) + more, holes)
@@ -78,12 +78,12 @@ def _walk(
             raise Unknown(name)
         cursor, more, holes = passed[0], passed[2], passed[1] or holes
     if drops and more:
-        raise Unknown(name)  # which of the items behind the cursor they were is not known
+        raise Unknown(name)  # it is not known which items after the cursor they were
     _walk(plan, above, cursor, more, holes, draw, found)
 
 
-def stands_alone(plan: Plan, stage: StagePlan) -> str | None:
-    """Why what was consumed above a stage cannot be read from its cursors, if that is so."""
+def why_unknown(plan: Plan, stage: StagePlan) -> str | None:
+    """The reason why a stage's cursors do not tell what was consumed above it; None if they do."""
     operator = stage.operator
     readers = len(plan.consumers(stage.name)) + (plan.output.stage == stage.name)
     if readers > 1:
@@ -105,7 +105,7 @@ def stands_alone(plan: Plan, stage: StagePlan) -> str | None:
 
 
 def entry(world_size: int, taken: Sequence[Mapping[str, Taken]]) -> tuple[int, Any]:
-    """The history's entry for ranks that have consumed this, as short as it goes: JSON."""
+    """The history entry, as JSON, for what each rank has consumed, in the shortest form."""
     counts: dict[str, Any] = {}
     for source in taken[0]:
         each = [rank[source] for rank in taken]

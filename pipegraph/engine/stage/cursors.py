@@ -1,4 +1,4 @@
-"""Cursors as values: comparing them, and reading them back from JSON. Pure."""
+"""Compares cursors, and restores them from JSON. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pipegraph.chunk import Cursor
 
 
 def freeze(value: Any) -> Any:
-    """Lists (as JSON gives them) back to tuples; dicts, which hold snapshots, stay as they are."""
+    """Convert JSON's lists back to tuples; dicts, which hold snapshots, are left alone."""
     if isinstance(value, list | tuple):
         return tuple(freeze(item) for item in value)
     return value
 
 
 def compare(a: Cursor, b: Cursor) -> int:
-    """Below, at or above 0 as cursor ``a`` lies before, at or behind ``b`` on the same edge.
+    """Negative, 0 or positive if cursor ``a`` is before, at or after ``b`` on the same edge.
 
-    None is the start; snapshots do not count. Each part of a cursor is looked at once, for every level of nesting is
-    another part: asking twice, for before and for behind, would double the work at each level.
+    None is the start; snapshots are ignored. Visits each part of a cursor once: cursors are nested, and separate tests
+    for "before" and "after" would double the work at each level.
     """
     if a is b:
         return 0
@@ -35,10 +35,10 @@ def compare(a: Cursor, b: Cursor) -> int:
 
 
 def earlier(a: Cursor, b: Cursor) -> bool:
-    """Whether cursor ``a`` lies before ``b`` on the same edge."""
+    """Whether cursor ``a`` is before ``b`` on the same edge."""
     return compare(a, b) < 0
 
 
 def same(a: Cursor, b: Cursor) -> bool:
-    """Whether two cursors of one edge are the same place."""
+    """Whether two cursors of one edge are the same position."""
     return compare(a, b) == 0

@@ -1,4 +1,4 @@
-"""How many epochs sources may read ahead: the last epoch that a pass has asked for or will ask for."""
+"""Limits how far sources read ahead: to the last epoch that a pass has requested or will request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipegraph.engine.activity import Activity, Cancelled, Waiter
 
 
 class Horizon:
-    """Sources wait here before an epoch that nobody has asked for yet."""
+    """The last epoch that may be read; sources block before any later one."""
 
     def __init__(self, activity: Activity, limit: float) -> None:
         self._activity = activity

@@ -1,7 +1,7 @@
 """The loop of expanding stages: one chunk in, any number out.
 
-Cursors: a child's is its parent's with a count, ``(parent.before, children done)``; below a completion-order stage,
-where nothing marks the last child, it is its parent's.
+A child's cursor is ``(parent.before, children done)``; below a completion-order stage, where nothing marks the last
+child, it is its parent's.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pipegraph.engine.stage_worker import Worker
 Loop = Iterator[Any]
 
 HALFWAY = True
-"""Given by a loop in the middle of a unit of work, where its worker cannot leave."""
+"""Yielded by a loop in the middle of a unit of work, where its worker cannot leave."""
 
 CHILDREN = 64
-"""Children that are sent together, at most."""
+"""Maximum number of children sent together."""
 
 
 class _Children(Unit):
-    """The children of what a worker has taken."""
+    """The children of the item that a worker has taken."""
 
     trims = True
 
@@ -69,13 +69,13 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
 def _expand(
     stage: StageRun, worker: Worker, unit: _Children, process: Any, parent: Chunk, row: int, nested: bool
 ) -> Loop:
-    """Send the children of one chunk, but those that left before a restart."""
+    """Send the children of one chunk, except those that left before a restart."""
     skip = _children_to_drop(stage, parent)
     before, epoch, meter, together = parent.before, parent.epoch, worker.meter, unit.rows > 1
     children: Any = None
     index = 0
     while stage.stop_epoch < epoch:
-        # A child may be a view of its parent, or the parent be read on: it is held to the last.
+        # Hold the parent until the end: a child may be a view of it, and ``process`` may still read it.
         unit.reserve(1)
         start = perf_counter_ns()
         child: Any
@@ -103,7 +103,7 @@ def _expand(
         child.epoch = epoch
         if not together or not Bundle.takes(child):
             _send_alone(unit, child)
-            yield HALFWAY  # whoever drives an inline stage may be the one who makes room
+            yield HALFWAY  # the thread that drives an inline stage may be the one that has to make room
             continue
         unit.made.append(child)
         if unit.due() or len(unit.made) - unit.sent >= CHILDREN:

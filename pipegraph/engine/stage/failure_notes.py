@@ -1,4 +1,4 @@
-"""What an error of an item says: the stage, the sample and its position."""
+"""Adds to an item's error the stage, the sample and its position."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pipegraph.errors import note, shown
 
 
 def explain(error: BaseException, stage: str, chunk: Chunk) -> BaseException:
-    """Add the note that names stage, sample and position; returns what is to be raised."""
+    """Add a note that names stage, sample and position; returns the error to raise."""
     if isinstance(error, StopIteration | StopAsyncIteration):
-        # Raised from the loader's __next__ it would end the user's loop in silence.
+        # Raised from the loader's __next__, StopIteration would silently end the user's loop.
         wrapped = RuntimeError(f"stage {stage!r}: the function raised {type(error).__name__}")
         wrapped.__cause__ = error
         error = wrapped
@@ -21,7 +21,7 @@ def explain(error: BaseException, stage: str, chunk: Chunk) -> BaseException:
 
 
 def _fields(error: BaseException, chunk: Chunk) -> str:
-    """The fields that there are, where a function asked for one that there is not."""
+    """The fields of the sample, for an error about a missing one; else an empty string."""
     if type(error) is not KeyError or not isinstance(chunk.data, dict):
         return ""
     asked = error.args[0] if len(error.args) == 1 else None
@@ -31,7 +31,7 @@ def _fields(error: BaseException, chunk: Chunk) -> str:
 
 
 def where(chunk: Chunk) -> str:
-    """Which samples of which epoch a chunk holds, for messages."""
+    """The samples and the epoch of a chunk, for messages."""
     keys, positions = chunk.keys, [row[1] for row in chunk.lineages]
     if len(keys) == 1:
         return f"sample {shown(keys[0])} at position {positions[0]}, epoch {chunk.epoch}"

@@ -1,4 +1,4 @@
-"""Acting on a stage's error policy. The policies themselves are values in ``pipegraph.policies``."""
+"""Applies a stage's error policy. The policies themselves are values in ``pipegraph.policies``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("pipegraph")
 
 
 def is_interrupt(stage: StageContext, error: BaseException) -> bool:
-    """Whether it is Ctrl-C, which came while an inline stage ran in the main thread, and not the stage's own doing."""
+    """Whether it is a Ctrl-C that came while an inline stage ran in the main thread, not an error of the stage."""
     return (
         isinstance(error, KeyboardInterrupt)
         and stage.plan.backend == "inline"
@@ -35,10 +35,10 @@ def is_interrupt(stage: StageContext, error: BaseException) -> bool:
 
 
 class Failures:
-    """One stage's handling of failing items in one run.
+    """The failure handler of one stage in one run.
 
-    Ordered stages judge budgets in the order of their items: a worker with a failed item waits
-    until all earlier items have left, so that which failure exceeds a budget never depends on timing.
+    Ordered stages check budgets in item order: a worker with a failed item waits until all earlier
+    items have left, so that timing never decides which failure exceeds a budget.
     """
 
     def __init__(self, stage: StageContext) -> None:
@@ -49,7 +49,7 @@ class Failures:
         self.judges_epochs = isinstance(self.final, Skip | Replace) and is_share(self.final.budget)
 
     def guard(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
-        """``process`` with retries, where the policy has some."""
+        """Wrap ``process`` with retries, if the policy has any."""
         if not isinstance(self.policy, Retry):
             return process
 
@@ -57,7 +57,7 @@ class Failures:
             original = chunk.data
 
             def attempt() -> Any:
-                # A function that failed half-way may have changed its containers.
+                # A function that failed may have changed its containers.
                 return process(chunk.replace(copy_containers(original)))
 
             return self.retry(worker, attempt)
@@ -65,13 +65,13 @@ class Failures:
         return retrying
 
     def numbered(self, call: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
-        """``call`` with the random numbers of its chunk, unless the operator sees to that itself."""
+        """Wrap ``call`` to draw from the chunk's generator, unless the operator does so itself."""
         if self.stage.plan.operator.own_numbers:
             return call
         return drawing(call, Draws(self.stage.run.seed, self.stage.name))
 
     def flushing(self, flush: Callable[[], Any], epoch: int) -> Callable[[], Any]:
-        """``flush`` with random numbers of its own."""
+        """Wrap ``flush`` to draw from a generator of its own."""
 
         def with_numbers() -> Any:
             draws = Draws(self.stage.run.seed, self.stage.name)
@@ -81,7 +81,7 @@ class Failures:
         return with_numbers
 
     def guard_children(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
-        """As :meth:`guard` for an expanding operator: a try continues behind the children that are out already."""
+        """As :meth:`guard`, for an expanding operator: a retry continues after the children already sent."""
         policy = self.policy
         process = self.numbered(process)
         if not isinstance(policy, Retry):
@@ -109,7 +109,7 @@ class Failures:
             raise Cancelled from None
 
     def retry(self, worker: Worker, attempt: Callable[[], Any]) -> Any:
-        """Call ``attempt`` up to ``times`` times more; the last error is raised."""
+        """Call ``attempt`` up to ``times`` more times; the last error is raised."""
         try:
             return attempt()
         except Exception as error:
@@ -120,7 +120,7 @@ class Failures:
             del first
 
     def try_again(self, worker: Worker, attempt: Callable[[], Any], error: BaseException) -> Any:
-        """As :meth:`retry`, when the first try has failed with ``error``."""
+        """As :meth:`retry`, after a first try that failed with ``error``."""
         policy = self.policy
         if not isinstance(policy, Retry) or not isinstance(error, Exception):
             try:
@@ -141,12 +141,12 @@ class Failures:
     def handle(
         self, worker: Worker, chunk: Chunk, error: BaseException, row: int = 0
     ) -> Chunk | Failure | None:
-        """What takes the failed chunk's place: a substitute, nothing (None), or the failure.
+        """Apply the policy to a failed chunk; returns a substitute, None (skipped), or the failure.
 
-        ``row`` says which of its bundle's samples it is.
+        ``row`` is its index in its bundle.
 
-        Called inside ``except BaseException``. What ends a run passes through; so does Ctrl-C, which an
-        inline stage may meet in its consumer's thread.
+        Called inside ``except BaseException``. Exceptions that end the run are raised again; so is Ctrl-C, which
+        an inline stage may get in its consumer's thread.
         """
         if isinstance(error, Cancelled) or is_interrupt(self.stage, error):
             raise error
@@ -173,7 +173,7 @@ class Failures:
     def made_instead(
         self, worker: Worker, chunk: Chunk | None, error: BaseException, epoch: int
     ) -> list[Any]:
-        """As :meth:`handle`, for calls that make several things: also for one at the end of an epoch, without a chunk.
+        """As :meth:`handle`, for calls that return several chunks; ``chunk`` is None for one at the end of an epoch.
 
         Called inside ``except BaseException``.
         """
@@ -188,7 +188,7 @@ class Failures:
         return [] if failure is None else [failure]
 
     def _loses_state(self, error: Exception) -> bool:
-        """Whether what the operator held went with its process: no policy can continue from there."""
+        """Whether the operator's state was lost with its process, so that no policy can continue."""
         operator = self.stage.plan.operator
         return (
             isinstance(error, WorkerDiedError | StageTimeoutError)
@@ -212,7 +212,7 @@ class Failures:
         with stage.judging:
             ordinal = stage.ordinals.of(worker.ticket, chunk, row)
             failed = ledger.failed(name, chunk.epoch) + 1
-            # In completion order later items may have failed before: they count among the items too.
+            # In completion order, later items may have failed earlier: count them as items too.
             items = max(ordinal, ledger.last_failed(name, chunk.epoch))
             if exceeded(self.final.budget, failed, items):
                 note(
@@ -239,9 +239,9 @@ class Failures:
     # -- the end of an epoch -------------------------------------------------------------------
 
     def at_end(self, epoch: int) -> Failure | None:
-        """What a stage has to say at the end of an epoch: too large a share of it failed."""
+        """The failure to send at the end of an epoch if too large a share of its items failed; else None."""
         stage = self.stage
-        if not self.judges_epochs or stage.stop_epoch >= epoch:  # nobody wanted the rest
+        if not self.judges_epochs or stage.stop_epoch >= epoch:  # the epoch was cut short
             return None
         assert isinstance(self.final, Skip | Replace)
         budget = self.final.budget
@@ -260,7 +260,7 @@ class Failures:
     # -- rows of a batch -----------------------------------------------------------------------
 
     def do_row(self, worker: Worker, work: Callable[[], None]) -> Exception | None:
-        """One row, with retries where the policy has some; returns what it failed with."""
+        """Do one row, with retries if the policy has any; returns its error, if it failed."""
         try:
             if isinstance(self.policy, Retry):
                 self.retry(worker, work)
@@ -277,9 +277,9 @@ class Failures:
         failed: dict[int, Exception],
         work: Callable[[int, Any], None],
     ) -> list[int] | Failure:
-        """The rows that stay once failed ones were skipped or replaced, or the failure of the first that may not be.
+        """Skip or replace the failed rows; returns the rows that are left, or the first failure that ends the epoch.
 
-        ``work(row, sample)`` does a row on a substitute sample.
+        ``work(row, sample)`` does a row with a substitute sample.
         """
         dropped = set()
         for index, error in sorted(failed.items()):
@@ -327,18 +327,18 @@ class Failures:
         return None
 
     def _candidates(self, worker: Worker, chunk: Chunk) -> Iterator[Chunk]:
-        """Substitute samples as they reach this stage's input, drawn from the position's window."""
+        """Yield substitutes, drawn from the position's window and processed up to this stage's input."""
         assert isinstance(self.final, Replace)
         stage = self.stage
         chain = substitutes(stage, worker)
-        source: Any = chain[0]  # a Source, or its other end in a process
+        source: Any = chain[0]  # a Source, or a proxy of one in a process
         row = chunk.lineages[0]
         draws = Draws(stage.run.seed, stage.name)
         for attempt in range(self.final.tries):
             draws.one(chunk.epoch, row)
             position = source.substitute(row[1], chunk.epoch, attempt)
             if position is None:
-                continue  # a sample alone in its window: the next draw is from other blocks
+                continue  # the only sample in its window: the next draw is from other blocks
             try:
                 item = source.read(position, chunk.epoch)
                 one = Chunk(item, (row,), chunk.epoch, chunk.before, chunk.after)

@@ -1,4 +1,4 @@
-"""What users' functions do, beside their names, as text that is the same in every process. For a Cache's entries."""
+"""Users' functions as text that is the same in every process: their code and the values they carry. For a Cache."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import torch
 
 from pipegraph.parameters import ENTRIES
 
-PIECE, PIECES = 1 << 14, 64
-"""Arrays of more than a megabyte count by this many pieces of so many bytes: they may be mapped files."""
+PIECE_BYTES, SAMPLED_PIECES = 1 << 14, 64
+"""Of arrays above a megabyte only 64 pieces of 16 KiB are hashed: the arrays may be mapped files."""
 
 _PLAIN = str | bytes | bool | int | float | complex | None
 
 
 def code_of(function: Any) -> str:
-    """A function's instructions, and what it carries.
+    """A function's instructions, and the values that it carries.
 
-    That is plain values, functions and callable objects among its defaults, in what it closes over and in what
-    ``functools.partial`` has bound, and the object that it belongs to: the code of its class and its public
-    attributes, arrays, tensors and further objects in them too; of a network, its weights. What else it calls, and
-    other objects that it closes over, are not looked into.
+    These are: plain values, functions and callable objects among its defaults, in its closure and in what
+    ``functools.partial`` has bound; and the object that it is a method of, by the code of its class and its public
+    attributes, including arrays, tensors and nested objects; for a network, its weights. Other functions that it calls,
+    and other objects in its closure, are not included.
     """
     return repr(_function(function, {}))
 
@@ -59,7 +59,7 @@ def _value(value: Any, seen: dict[int, Any]) -> Any:
     name = type(value).__qualname__
     if isinstance(value, type | ModuleType) or inspect.isbuiltin(value) or id(value) in seen:
         return getattr(value, "__qualname__", name)
-    seen[id(value)] = value  # kept, so that nothing else gets its id
+    seen[id(value)] = value  # keeps it alive, so that no other object gets its id
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return [str(value.dtype), value.shape, _hash(np.ascontiguousarray(value).reshape(-1).view(np.uint8))]
     if isinstance(value, torch.Tensor):
@@ -85,11 +85,11 @@ def _value(value: Any, seen: dict[int, Any]) -> Any:
 
 
 def _hash(flat: np.ndarray) -> str:
-    """Of bytes (n,): all of them, or pieces from all over."""
+    """Hash of bytes (n,): all of them, or evenly spaced pieces."""
     found = hashlib.blake2b(digest_size=8)
-    step = max(PIECE, len(flat) // PIECES)
+    step = max(PIECE_BYTES, len(flat) // SAMPLED_PIECES)
     for start in range(0, len(flat), step):
-        found.update(flat[start : start + PIECE].tobytes())
+        found.update(flat[start : start + PIECE_BYTES].tobytes())
     return found.hexdigest()
 
 
