@@ -14,7 +14,8 @@ from pipegraph.machine import scheduled
 
 
 class Meter:
-    """One worker's counters. Written by that worker alone, read by anyone: a torn view is one item off."""
+    """The counters of one worker. Only the worker writes them; other threads read values that may be one item
+    behind."""
 
     __slots__ = (
         "_busy_ns _clock _cpu_ns _noted _stage _thread _tracer _waited_ns calls dropped failed items "
@@ -24,11 +25,9 @@ class Meter:
     def __init__(self, stage: str = "", tracer: Tracer | None = None) -> None:
         self._stage = stage
         self._tracer = tracer or Tracer()
-        self._clock: int | None = (
-            None  # of its thread's time on a core, read by whoever asks: items pay nothing
-        )
+        self._clock: int | None = None  # the thread's CPU clock, read only on request: items pay nothing
         self._cpu_ns = 0
-        self._thread = 0  # its number in the system, whose scheduler knows how long it waited for a core
+        self._thread = 0  # the system's thread id, to ask the scheduler for time spent without a core
         self._waited_ns = 0
         self._busy_ns = 0
         self.watch = Stopwatch()
@@ -45,7 +44,7 @@ class Meter:
 
     @property
     def busy_ns(self) -> int:
-        """Nanoseconds of work; what it grows by is how long one call took."""
+        """Total nanoseconds of work; it grows by the duration of each call."""
         return self._busy_ns
 
     @busy_ns.setter
@@ -69,7 +68,7 @@ class Meter:
 
     @staticmethod
     def of(values: Sequence[int]) -> Meter:
-        """A meter that shows these."""
+        """A meter with these counters."""
         meter = Meter()
         meter._busy_ns, meter.calls, meter.items, meter.samples, meter.nbytes = values[:5]
         meter.dropped, meter.failed, meter.retried, meter._cpu_ns, meter._waited_ns = values[5:10]
@@ -77,9 +76,9 @@ class Meter:
         return meter
 
     def thread_begins(self) -> None:
-        """Called by the worker's own thread; an inline stage has none, nor have all systems such clocks.
+        """Called by the worker's thread at its start. Inline stages have no thread, and some systems no such clocks.
 
-        A meter may have several threads, one after the other.
+        A meter may serve several threads, one after the other.
         """
         if hasattr(time, "pthread_getcpuclockid"):
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
@@ -87,30 +86,30 @@ class Meter:
         count_wakes(self)
 
     def thread_ends(self) -> None:
-        """Called by the worker's own thread, whose clock ends with it."""
+        """Called by the worker's thread before it ends, and its clock with it."""
         ran, waited = self.cpu_ns(), self.waited_ns()
         self._clock, self._thread = None, 0
         self._cpu_ns, self._waited_ns = ran, waited
 
     def cpu_ns(self) -> int:
-        """How long the thread has run on a core so far; 0 where that is not known."""
+        """How long the thread has run on a core so far; 0 if not known."""
         clock = self._clock
         if clock is not None:
             try:
                 return self._cpu_ns + time.clock_gettime_ns(clock)
-            except OSError:  # the thread has just ended, or lives on in the process that forked this one
+            except OSError:  # the thread has just ended, or belongs to the process that forked this one
                 pass
         return self._cpu_ns
 
     def waited_ns(self) -> int:
-        """How long the thread has been ready to run and had no core so far; 0 where that is not known."""
+        """How long the thread has been ready to run without a core so far; 0 if not known."""
         thread = self._thread
         found = scheduled(thread=thread) if thread else None
         return self._waited_ns if found is None else self._waited_ns + found[1]
 
 
 class FirstMeter(Meter):
-    """Of the first stage of a run: what its worker waits for the others is counted with them."""
+    """The meter of the first of several fused stages: subtracts the time of the others."""
 
     __slots__ = ("_run",)
 
@@ -120,7 +119,7 @@ class FirstMeter(Meter):
 
     @property
     def busy_ns(self) -> int:
-        """Without the others' time."""
+        """As :attr:`Meter.busy_ns`, without the time of the other stages."""
         return self._busy_ns
 
     @busy_ns.setter

@@ -71,7 +71,7 @@ class _ReportingSnapshots(Snapshots):
         self._stage = stage
 
     def add(self, epoch: int, step: int, snapshot: Any) -> None:
-        # A copy, at once: the iterator may go on to change the object that it returned.
+        # A copy, at once: the iterator may change the object later.
         self._log.append(("stood", self._stage, epoch, step, pickle.loads(pickle.dumps(snapshot))))
 
 

@@ -13,13 +13,13 @@ from pipegraph.planning.plan import StagePlan
 
 @dataclass
 class Worker:
-    """One worker of a stage: its opened copy of the operator and its counters.
+    """A worker of a stage: its opened copy of the operator and its counters.
 
     Attributes:
-        meter: of the stage.
-        members: of each stage of the run that it works for, the first included.
-        leaving: of the last stage of the run: what leaves was made by that.
-        judged: of the stage of the run whose policy there is.
+        meter: the stage's meter.
+        members: the meters of all fused stages that it works for, including the first.
+        leaving: the meter of the last fused stage, which makes what is sent.
+        judged: the meter of the fused stage that has an error policy.
     """
 
     index: int
@@ -28,19 +28,19 @@ class Worker:
     ticket: int = 0
     opened: bool = False
     leaves: bool = False
-    """It ends with the unit that it has in work."""
+    """Whether the worker ends after its current unit of work."""
     chain: list[Operator | Source] | None = None
     substituting: list[Operator | Source] = field(default_factory=list)
-    """What was opened for substitutes, besides the operator."""
+    """Operators and sources opened for substitutes, besides the operator."""
     initial: Any = None
-    """The state a stateful operator starts each epoch with."""
+    """The state with which a stateful operator starts each epoch."""
 
     def __post_init__(self) -> None:
         self.leaving = self.judged = self.meter
         self.members: Sequence[Meter] = (self.meter,)
 
     def follow(self, plan: StagePlan, members: Sequence[Meter]) -> None:
-        """It works for a run of stages, the plan's and its followers."""
+        """Set the meters for several fused stages: the plan's own and its followers."""
         names = [plan.name, *(each.name for each in plan.followers)]
         self.members = members
         self.leaving, self.judged = members[-1], members[names.index(plan.judged)]

@@ -1,4 +1,4 @@
-"""Checks the groups that a user's regrouping operator makes: whether a restart could make them again."""
+"""Checks that a restart can reproduce the groups of a user's regrouping operator."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ _LINES = (
 )
 
 
-class Groups:
-    """Of an operator without a state, which restarts empty behind the last group: so groups must be of consecutive
-    whole chunks, each in one of them, in the order in which they came.
+class GroupCheck:
+    """The check for an operator without a state. It restarts empty after its last group, so groups must consist of
+    consecutive whole chunks, in order, each chunk in exactly one group.
 
-    Below a completion-order stage, where a restart leaves out every sample that was delivered, a sample must only
-    not be in two consecutive groups.
+    Below a completion-order stage, where a restart leaves out delivered samples one by one, it only checks that no
+    sample is in two consecutive groups.
     """
 
     def __init__(self, plan: StagePlan) -> None:
         self._name = plan.name
         self._unordered = plan.unordered_above
-        self._came: deque[tuple[Cursor, Sequence[Lineage]]] = deque()  # what no group has had
+        self._came: deque[tuple[Cursor, Sequence[Lineage]]] = deque()  # chunks that are in no group yet
         self._end: Cursor = None
         self._last: frozenset[Lineage] = frozenset()
 
     def begin(self) -> None:
-        """A new epoch."""
+        """Begin an epoch."""
         self._came.clear()
         self._end, self._last = None, frozenset()
 
     def came(self, chunk: Chunk) -> None:
-        """A chunk is given to the operator."""
+        """Record a chunk that the operator is given."""
         if not self._unordered:
             self._came.append((chunk.before, chunk.lineages))
 
     def failed(self, rows: Iterable[Lineage]) -> None:
-        """The operator failed with these samples: they are in no group."""
+        """Remove samples with which the operator failed: they will be in no group."""
         gone = set(rows)
         self._came = deque(entry for entry in self._came if not gone.issuperset(entry[1]))
 
     def check(self, out: Chunk) -> GraphError | None:
-        """What is wrong with a group, if anything is."""
+        """The error of a group; None if it is valid."""
         rows = frozenset(out.lineages)
         if self._unordered:
             shared, self._last = rows & self._last, rows
-            return twice(self._name, next(iter(shared))) if shared else None
+            return sent_twice(self._name, next(iter(shared))) if shared else None
         if not earlier(out.before, out.after):
             return self._error(
                 "a group was not made by pg.Chunk.group(chunks, data) of the chunks that came in"
@@ -80,22 +80,23 @@ class Groups:
         )
 
 
-def watched(operator: Operator) -> bool:
-    """Whether a regrouping operator leaves its groups' cursors to the engine, so that they must fit."""
+def must_check(operator: Operator) -> bool:
+    """Whether the engine sets the cursors of an operator's groups, which must then be checked."""
     own = type(operator).resume is not Operator.resume
     return isinstance(operator, Regroup) and not operator.consecutive and not own
 
 
-def twice(stage: str, row: Lineage) -> GraphError:
-    """Below a completion-order stage a sample is delivered whole or not at all."""
+def sent_twice(stage: str, row: Lineage) -> GraphError:
+    """The error for a sample in two groups below a completion-order stage, which must be delivered whole or not at
+    all."""
     return GraphError(
         f"stage {stage!r}: {named(row)} leaves twice, below a stage with ordered=False, where a resume knows only "
         "whole samples; make that stage ordered=True"
     )
 
 
-def forgotten(stage: str, row: Lineage) -> GraphError:
-    """A stateful operator's state lacks a sample that it held."""
+def missing_from_state(stage: str, row: Lineage) -> GraphError:
+    """The error for a stateful operator whose state lacks a sample that it held."""
     return GraphError(
         f"stage {stage!r}: {named(row)} was held while a snapshot was taken, and its state did not hold it: a "
         f"resume would lose it. {_LINES}"
@@ -103,5 +104,5 @@ def forgotten(stage: str, row: Lineage) -> GraphError:
 
 
 def named(row: Any) -> str:
-    """A sample, in words."""
+    """A sample's description for messages."""
     return f"the sample of {row[0]!r} at position {', '.join(map(str, row[1:]))}"

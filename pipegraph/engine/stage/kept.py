@@ -1,4 +1,4 @@
-"""State of operators and iterators as JSON and back: plain values, containers, arrays, tensors, held chunks."""
+"""Encodes states of operators and iterators as JSON: plain values, containers, arrays, tensors and held chunks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pipegraph.errors import GraphError, StateError
 from pipegraph.tree import is_dataclass_value, is_namedtuple, with_fields
 
 TAG = "pipegraph"
-"""The key under which a dict says what it stands for."""
+"""The key of a dict that represents another type; its value names the type."""
 
 _PLAIN = (str, int, float, bool, type(None))
 
 _FACTORIES = {each.__name__: each for each in (list, dict, set, int, float, str)}
-"""Of a ``defaultdict``."""
+"""Factories of a ``defaultdict`` that can be encoded."""
 
 _FORMS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     tuple: (list, tuple),
@@ -43,24 +43,24 @@ _FORMS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda made: datetime.timedelta(*made),
     ),
 }
-"""By type: its plain values, and the value made of them."""
+"""By type: the function to plain values, and the function back."""
 
 _NAMED = {kind.__name__: kind for kind in _FORMS}
 
 
-class _NoForm(TypeError):
-    """Of an object; the message is its class."""
+class _NotEncodable(TypeError):
+    """An object cannot be encoded; the message is its class."""
 
 
 def encode_state(value: Any, stage: str) -> Any:
-    """As :func:`encode`, for what a stage's operator or iterator has given as its state.
+    """As :func:`encode`, for the state of a stage's operator or iterator.
 
     Raises:
-        GraphError: it holds what has no form in JSON; says of which stage it is, and what to do.
+        GraphError: it holds an object that cannot be encoded; the message names the stage and the remedy.
     """
     try:
         return encode(value)
-    except _NoForm as error:
+    except _NotEncodable as error:
         raise GraphError(
             f"stage {stage!r}: its state holds {error}, which has no form in JSON, so it could not be saved: "
             "let its state_dict() give plain values, containers, arrays, tensors, bytes, named tuples or dataclasses; "
@@ -69,10 +69,10 @@ def encode_state(value: Any, stage: str) -> Any:
 
 
 def encode(value: Any) -> Any:
-    """JSON of a value, sharing nothing with it.
+    """JSON for a value; shares no objects with it.
 
     Raises:
-        TypeError: it holds an object without a form; its message is the object's class.
+        TypeError: it holds an object that cannot be encoded; the message is the object's class.
     """
     kind = value.__class__
     if kind in _PLAIN:
@@ -117,10 +117,10 @@ def encode(value: Any) -> Any:
         fields = {name: encode(getattr(value, name)) for name in names}
         return {TAG: "fields", "class": [kind.__module__, kind.__qualname__], "fields": fields}
     bases: tuple[Any, ...] = (str, int, float, dict, list, tuple)
-    for base in bases:  # of a class of its own: as JSON would have it
+    for base in bases:  # a subclass: encoded as its base, as JSON does
         if isinstance(value, base):
             return encode(base(value))
-    raise _NoForm(f"a {kind.__module__}.{kind.__qualname__}")
+    raise _NotEncodable(f"a {kind.__module__}.{kind.__qualname__}")
 
 
 def _items(value: dict[Any, Any]) -> list[Any]:
@@ -144,7 +144,7 @@ def _encode_chunk(chunk: Chunk) -> dict[str, Any]:
 
 
 def decode(value: Any) -> Any:
-    """The inverse of :func:`encode`; a chunk's cursors are not kept, for its stage gives its outputs their own."""
+    """The inverse of :func:`encode`. Cursors of chunks are not kept: a stage sets those of its outputs itself."""
     if value.__class__ is list:
         return [decode(each) for each in value]
     if value.__class__ is tuple:  # JSON's lists, as cursors have them
@@ -178,7 +178,7 @@ def decode(value: Any) -> Any:
 
 
 def _decode_fields(name: tuple[str, str], fields: dict[str, Any]) -> Any:
-    """A named tuple or a dataclass. Its module is not imported for it: a state comes from a file."""
+    """A named tuple or a dataclass. Never imports its module: a state is data from a file."""
     found: Any = sys.modules.get(name[0])
     for part in name[1].split("."):
         found = getattr(found, part, None)
@@ -192,7 +192,7 @@ def _decode_fields(name: tuple[str, str], fields: dict[str, Any]) -> Any:
 
 
 def lineages(value: Any) -> Iterator[Lineage]:
-    """Of every sample in encoded chunks; lists that may be a sample's lineage count as one."""
+    """The lineages of all samples in encoded chunks. A list that looks like a lineage counts as one."""
     if value.__class__ is list:
         if len(value) > 1 and value[0].__class__ is str and value[1].__class__ is int:
             yield freeze(value)

@@ -1,4 +1,4 @@
-"""Records samples that were skipped or replaced: the quarantine of a loader, and its budgets per stage and epoch."""
+"""The ledger of skipped and replaced samples: a loader's quarantine, and its error budgets per stage and epoch."""
 
 from __future__ import annotations
 
@@ -16,35 +16,34 @@ from pipegraph.engine.stage.budgets import Book, Entry, Quarantined
 from pipegraph.errors import shown
 
 STATE_ENTRIES = 64
-"""So many of the latest entries go into a state; the counts cover all."""
+"""The number of latest entries in a state; its counts cover all."""
 
 _number = attrgetter("number")
 
 
 class Ledger:
-    """Thread-safe. Holds two things that end at different times:
+    """The ledger of a loader. Thread-safe. Holds two kinds of records with different lifetimes:
 
-    * the *quarantine*, which the profile shows: all that was left out, of the whole run; it grows by that alone;
-    * a *book* per stage and epoch, which judges the budget and ends with its epoch.
+    * the *quarantine*, shown by the profile: all samples left out in the whole run, and nothing else;
+    * a *book* per stage and epoch, which checks the budget and ends with its epoch.
 
-    A state is made of the books of its epoch, and of the last lines of those before. Nothing of it is walked but what
-    goes into the state.
+    A state is made from the books of its epoch and the last entries of earlier ones; making it visits no other records.
 
     Args:
-        unordered: the stages whose items come in completion order, where an ordinal is no item's own.
+        unordered: the stages whose items come in completion order, where ordinals do not identify items.
     """
 
     def __init__(self, unordered: Collection[str] = ()) -> None:
-        # Reentrant, and every change below leaves things readable at each step: a signal handler may ask for a state
-        # while its own thread is in here.
+        # Reentrant, and every change below keeps the data readable at each step: a signal handler may take a state
+        # while its thread is in here.
         self._lock = threading.RLock()
         self._unordered = frozenset(unordered)
         self._quarantine: dict[tuple[Any, ...], Entry] = {}
         self._numbers = count()
-        self._past: deque[Entry] = deque(maxlen=STATE_ENTRIES)  # of books that have ended
+        self._past: deque[Entry] = deque(maxlen=STATE_ENTRIES)  # from books that have ended
         self._books: dict[tuple[str, int], Book] = {}
-        self._base: dict[tuple[str, int], tuple[int, int]] = {}  # what a state said: (failed, items)
-        self._epoch = 0  # of the pass that runs, or ran last
+        self._base: dict[tuple[str, int], tuple[int, int]] = {}  # counts from a state: (failed, items)
+        self._epoch = 0  # of the current or the last pass
         self._reported: set[str] = set()
 
     @property
@@ -54,21 +53,21 @@ class Ledger:
 
     @property
     def base(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """What a run counts on from: ``(failed, items)`` by stage and epoch."""
+        """The counts with which a run begins: ``(failed, items)`` by stage and epoch."""
         with self._lock:
             return dict(self._base)
 
     def forked(self) -> None:
-        """In a forked child: a thread that is not here may have held the lock."""
+        """In a forked child: replace the lock, which a thread of the parent may have held."""
         self._lock = threading.RLock()
 
-    # -- the life of books ---------------------------------------------------------------------
+    # -- books ---------------------------------------------------------------------------------
 
     def begin(self, epoch: int, restored: bool, delivered: bool = True) -> None:
-        """A run begins at ``epoch``: what fails is counted anew, from the state's counts if it resumes from one.
+        """Begin a run at ``epoch``: counts restart, from those of the state if the run was ``restored``.
 
-        Books of epochs that were only prefetched, of the one of which the pass before has not ``delivered`` anything,
-        and of those that the run does once more have never been.
+        Discards the books of epochs that were only prefetched, of the last pass's epoch if it has not ``delivered``
+        anything, and of epochs that this run repeats.
         """
         with self._lock:
             if not restored:
@@ -83,15 +82,16 @@ class Ledger:
             self._books.clear()
 
     def enter(self, epoch: int) -> None:
-        """A pass over ``epoch`` begins: the books of epochs before it end."""
+        """Begin a pass over ``epoch``: the books of earlier epochs end."""
         with self._lock:
             self._epoch = epoch
             self._end({of for of in self._epochs() if of < epoch})
 
     def take_over(self, epoch: int) -> None:
-        """The run continues with another rank's part of the same epoch, whose cursors begin anew.
+        """Continue with another rank's part of the same epoch, whose cursors start over.
 
-        Counts continue, but those of sources: their items are the steps of a part, so each part is judged by itself.
+        Counts continue, except those of sources: their items are the steps of a part, so each part is checked by
+        itself.
         """
         with self._lock:
             self._base = {
@@ -117,35 +117,35 @@ class Ledger:
             book = self._books[stage, epoch] = Book(*self._base.get((stage, epoch), (0, 0)))
         return book
 
-    # -- what stages report and ask -------------------------------------------------------------
+    # -- called by stages -----------------------------------------------------------------------
 
     def items_before(self, stage: str, epoch: int) -> int:
-        """How many items of the epoch the stage had taken before this run began."""
+        """How many items of the epoch the stage had taken in earlier runs."""
         with self._lock:
             return self._base.get((stage, epoch), (0, 0))[1]
 
     def took(self, stage: str, epoch: int, befores: Sequence[Cursor], first: int) -> None:
-        """Items came in at these cursors; with the first of them the stage has taken ``first`` of the epoch."""
+        """Record that items ``first``, ``first`` + 1, ... of the epoch came in at these cursors."""
         with self._lock:
             self._book(stage, epoch).take(befores, first)
 
     def failed(self, stage: str, epoch: int) -> int:
-        """How many of the stage's items failed in the epoch so far, earlier runs included."""
+        """How many of the stage's items failed in the epoch so far, including earlier runs."""
         with self._lock:
             book = self._books.get((stage, epoch))
             return book.failed if book is not None else self._base.get((stage, epoch), (0, 0))[0]
 
     def last_failed(self, stage: str, epoch: int) -> int:
-        """The ordinal of the last of them that failed in this run, or 0."""
+        """The ordinal of the last item that failed in this run; 0 if none did."""
         with self._lock:
             book = self._books.get((stage, epoch))
             return 0 if book is None else book.last_failed
 
     def add(self, stage: str, epoch: int, ordinal: int, lost: Sequence[tuple[Lineage, Quarantined]]) -> bool:
-        """Record one failing item (a whole batch has an entry per sample); says whether it is the stage's first.
+        """Record a failed item (a batch has an entry per sample); returns whether it is the stage's first.
 
-        A replay shows nothing twice. In order the same sample under another ordinal is another item: it came by
-        another way.
+        A replayed item does not appear twice. In ordered stages a sample with another ordinal is another item: it came
+        through another branch.
         """
         with self._lock:
             book = self._book(stage, epoch)
@@ -173,17 +173,17 @@ class Ledger:
     # -- states --------------------------------------------------------------------------------
 
     def prune(self, epoch: int, at: Callable[[str], Cursor]) -> None:
-        """Forget the cursors of items before ``at(stage)``, where the stage's input would restart now."""
+        """Drop the cursors of items before ``at(stage)``, where the stage's input would restart now."""
         with self._lock:
             for (stage, of), book in self._books.items():
                 if of == epoch:
                     book.prune(at(stage))
 
     def state(self, epoch: int, at: Callable[[str], Cursor], sources: Mapping[str, int]) -> list[Any]:
-        """``[[[stage, failed, items], ...], latest entries]`` of what lies before the cursors.
+        """``[[[stage, failed, items], ...], latest entries]`` for the items before the cursors.
 
         Args:
-            at: a stage's name to the cursor at which its input would restart.
+            at: maps a stage's name to the cursor at which its input would restart.
             sources: the step at which each source would restart.
         """
         with self._lock:
@@ -204,7 +204,7 @@ class Ledger:
         return [[counts[stage] for stage in sorted(counts)], [_line(entry) for entry in latest]]
 
     def load(self, epoch: int, state: Any) -> None:
-        """Resume from a state; forgets everything else."""
+        """Resume from a state; drops everything else."""
         counts, lines = state
         with self._lock:
             self._quarantine.clear()
@@ -229,7 +229,7 @@ def _line(entry: Entry) -> list[Any]:
 
 
 def _plain(key: Any) -> Any:
-    """A sample's key as JSON knows it; what it does not know becomes text."""
+    """A sample's key as a JSON value, or as text if JSON has no such value."""
     if key is None or isinstance(key, str | bool | int | float):
         return key
     if isinstance(key, np.generic):

@@ -1,12 +1,12 @@
-"""The loop of each kind of stage: a generator, each ``yield`` of which ends one unit of work.
+"""Picks the worker loop of a stage: a generator in which each ``yield`` ends one unit of work.
 
-One that gives ``HALFWAY`` is in the middle of a unit.
+A loop that yields ``HALFWAY`` is in the middle of a unit.
 
-A thread worker runs its generator to the end of the run; an inline stage's is stepped by whoever
-waits for its output. The loops share one shape: take an item; for a chunk, or for each row of a bundle, reserve
-memory, process, count, send; for a token, pass it on in its place.
+A worker's thread runs its loop until the run ends; the loop of an inline stage is stepped by the threads that wait for
+its output. All loops have one form: take an item; for a chunk, or each row of a bundle, reserve memory, process, count
+and send; pass a token on in its place.
 
-Cursors (see ``docs/resuming.md``): one-to-one stages leave them alone; all others set their own.
+One-to-one stages leave cursors (see ``docs/resuming.md``) alone; all others set their own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BY_KIND = {
 
 
 def loop_for(stage: StageRun, worker: Worker) -> Loop:
-    """The loop of a stage."""
+    """The worker loop of a stage."""
     operator = stage.plan.operator
     if isinstance(operator, Elsewhere):
         return sidecar_loop(stage, worker)

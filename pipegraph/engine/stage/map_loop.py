@@ -1,7 +1,8 @@
-"""The loop of one-to-one stages, filters and random-access sources: samples, batches or positions in, the same out.
+"""The worker loop of one-to-one stages, filters and random-access sources, for samples, batches and positions.
 
-A worker takes a chunk, or as many rows as it is quick with. Operators with ``bundles`` do these one after the other in
-one call; what becomes of each, also of one that fails, takes its place. For all others a row is a chunk of its own.
+A worker takes a chunk, or a bundle of rows. Operators with ``bundles`` do these one after the other in one call; the
+result of each row, or what the policy puts in place of a failed one, takes the row's place. All others get each row as
+a chunk.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pipegraph.policies import Retry
 from pipegraph.tree import copy_containers
 
 _FAILED = object()
-"""In place of a row whose failure has left by itself."""
+"""Marks a row whose failure was sent separately."""
 
 Loop = Iterator[bool]
 Process = Callable[[Chunk], Any]
@@ -49,7 +50,7 @@ def map_loop(stage: StageRun, worker: Worker) -> Loop:
         process = operator.process
     process = stage.failures.numbered(process)
     single = partial(_single, stage, worker, stage.failures.guard(worker, process))
-    kind = _Running if stage.plan.followers else _Reading if reads else _Mapping
+    kind = _RunUnit if stage.plan.followers else _ReadUnit if reads else _MapUnit
     unit = kind(stage, worker)
     bundles = reads or stage.plan.operator.bundles
     account = stage.run.account
@@ -97,53 +98,53 @@ def _single(
     last: bool,
     granted: int | None = None,
 ) -> None:
-    """Do one chunk, row ``row`` of what was taken; ``granted`` bytes are reserved for it."""
+    """Do one chunk, row ``row`` of the item taken; ``granted`` bytes are reserved for it (None: none yet)."""
     memory, held = stage.account, item.buffers
     reserved = granted
     if reserved is None:
         reserved = stage.run.account.reserve(memory, stage.sender.first, ticket) if memory.guarded else 0
     out = stage.attempt(worker, item, process, row)
-    if out is not item and out.__class__ is Chunk:  # what was made of an item takes its place
+    if out is not item and out.__class__ is Chunk:  # the result takes the item's place in the stream
         out.before, out.after, out.epoch = item.before, item.after, item.epoch
     stage.leave(worker, ticket, out, held, reserved, last)
-    del out  # a failure: its traceback leads to this frame
+    del out  # a failure's traceback refers to this frame
 
 
-class _Mapping(Unit):
-    """The rows of a bundle, in the hands of an operator with ``bundles``."""
+class _MapUnit(Unit):
+    """A bundle in work by an operator with ``bundles``."""
 
     bundle: Bundle
 
     def __init__(self, stage: StageRun, worker: Worker) -> None:
         super().__init__(stage, worker)
         self.operator = worker.operator
-        self._here = not stage.plan.remote
+        self._local = not stage.plan.remote
         self._retries = isinstance(stage.plan.spec.on_error, Retry)
         operator = stage.plan.operator
         self._filters = isinstance(operator, Operator) and not operator.one_to_one
         self._drops = False
-        self._keys: dict[int, Any] = {}  # of substitutes
-        self._prepared: tuple[Bundle, Any] | None = None  # what is given of the bundle that is next
+        self._keys: dict[int, Any] = {}  # keys of substitutes, by row
+        self._prepared: tuple[Bundle, Any] | None = None  # the next bundle, and its argument for the operator
 
     def call(self, item: Chunk) -> Call | None:
-        """What an operator elsewhere will be called with for an item whose turn is next; None: not known yet."""
+        """The call to a remote operator for the next item; None if it is not known yet."""
         if item.__class__ is not Bundle:
             return None if self._retries else self.operator.call_for(item)
         given = self.give(item)
         self._prepared = item, given
-        return self.calls_with(given)
+        return self.call_with(given)
 
     def work(self, ticket: int, bundle: Bundle, process: Process, granted: int | None = None) -> None:
-        """Do the samples of a bundle and send what becomes of them.
+        """Do the samples of a bundle and send the results.
 
         Args:
-            process: does one sample, for another try.
-            granted: bytes that are reserved for what is made; None: none yet.
+            process: does one sample, for retries.
+            granted: bytes reserved for the results; None: none yet.
         """
         self.begin(ticket, bundle.buffers, granted)
         self.bundle, self._drops, self._keys = bundle, False, {}
         prepared, self._prepared = self._prepared, None
-        self.start_with(bundle, None if prepared is None else prepared[1])
+        self.begin_bundle_with(bundle, None if prepared is None else prepared[1])
         made, count, spent, meter = self.made, bundle.count, 0, self.worker.meter
         while len(made) < count:
             stop = len(made) + self.reserve(count - len(made))
@@ -152,7 +153,7 @@ class _Mapping(Unit):
                 try:
                     self.extend(made, stop)
                 except BaseException as error:
-                    self._instead(made, error, process)
+                    self._apply_policy(made, error, process)
             spent += perf_counter_ns() - start - (self.away_ns - away)
         meter.busy_ns += spent
         meter.calls += count
@@ -160,42 +161,42 @@ class _Mapping(Unit):
         self.pace.note(count, spent, self.nbytes)
 
     def give(self, bundle: Bundle) -> Any:
-        """What the operator is given of a bundle."""
-        # Identity stays with the sample, whatever the function drops.
+        """The argument for the operator, made from a bundle."""
+        # Fix the keys first: the function may drop the field.
         bundle.names = named(bundle.data, bundle.names)
         if not self._retries:
             return bundle
-        # A function that fails half-way may have changed its containers.
+        # A function that fails may have changed its containers before.
         data = [copy_containers(item) for item in bundle.data]
         return Bundle(data, bundle.lineages, bundle.epoch, bundle.before, bundle.names, bundle.places)
 
-    def calls_with(self, given: Any) -> Call:
-        """The call of an operator elsewhere that does all that it is given."""
+    def call_with(self, given: Any) -> Call:
+        """The call to a remote operator for all rows of its argument."""
         return "work", given, 0, given.count
 
-    def start_with(self, bundle: Bundle, given: Any) -> None:
-        """A bundle is begun; ``given``: what :meth:`give` has made of it, if that is known."""
+    def begin_bundle_with(self, bundle: Bundle, given: Any) -> None:
+        """Begin a bundle; ``given`` is the result of :meth:`give` for it, or None if there is none yet."""
         self._given = self.give(bundle) if given is None else given
 
     def extend(self, made: list[Any], stop: int) -> None:
-        """Append what is made of the samples up to ``stop``, until one fails."""
+        """Append the results for the samples up to ``stop``; the first failure is raised."""
         given = self._given if stop == self._given.count else self._given.part(0, stop)
-        if self._here:
+        if self._local:
             given.data = self.watched(given.data)
         self.operator.work_into(made, given, len(made))
 
-    def _instead(self, made: list[Any], error: BaseException, process: Process) -> None:
-        """What takes the place of the sample with which the first try has failed."""
+    def _apply_policy(self, made: list[Any], error: BaseException, process: Process) -> None:
+        """Apply the policy to the next sample, whose first try failed with ``error``; append its result to ``made``."""
         stage, index = self.stage, len(made)
         one = self.bundle.one(index)
         out: Any
         try:
-            out = stage.failures.try_again(self.worker, partial(self._again, process, one), error)
+            out = stage.failures.try_again(self.worker, partial(self._retry, process, one), error)
             stage.check_made(out)
         except BaseException as last:
             out = stage.failures.handle(self.worker, one, last, index)
         finally:
-            del error  # its traceback leads to this frame
+            del error  # its traceback refers to this frame
         if isinstance(out, Chunk):
             if out._keys is not None:
                 self._keys[index] = out._keys[0]
@@ -210,7 +211,7 @@ class _Mapping(Unit):
             made.append(_FAILED)
         del out
 
-    def _again(self, process: Process, one: Chunk) -> Any:
+    def _retry(self, process: Process, one: Chunk) -> Any:
         return process(one.replace(copy_containers(one.data)))
 
     def part(self, start: int, stop: int) -> Chunk | None:
@@ -234,20 +235,20 @@ class _Mapping(Unit):
         return out.chosen(kept) if kept else None
 
     def named(self, data: list[Any], names: list[Any] | None) -> list[Any] | None:
-        """The keys of what was made."""
+        """The keys of the results."""
         return names
 
 
-class _Reading(_Mapping):
-    """The positions of a bundle, in the hands of a random-access source."""
+class _ReadUnit(_MapUnit):
+    """A bundle of positions in work by a random-access source."""
 
     def give(self, bundle: Bundle) -> Any:
         return self.operator.indices_of(bundle.data, bundle.epoch)
 
-    def calls_with(self, given: Any) -> Call:
+    def call_with(self, given: Any) -> Call:
         return "read", given, 0, len(given)
 
-    def start_with(self, bundle: Bundle, given: Any) -> None:
+    def begin_bundle_with(self, bundle: Bundle, given: Any) -> None:
         self._indices = given
         self._gathered: Any = None
         self._bundles = self.stage.plan.operator.bundles or self.stage.plan.remote
@@ -267,16 +268,16 @@ class _Reading(_Mapping):
             made += repeat(None, stop)
             return
         indices = self._indices if stop == bundle.count else self._indices[:stop]
-        source.read_into(made, self.watched(indices) if self._here else indices, len(made))
+        source.read_into(made, self.watched(indices) if self._local else indices, len(made))
 
     def _gathers(self, rows: int) -> bool:
-        """Whether the source has put all rows together, for the ``Batch`` behind."""
+        """Let the source pack all rows for the next ``Batch``; returns whether it did."""
         stage = self.stage
-        if stage.pack is None or not self._here or not stage.pace.packs(rows):
+        if stage.pack is None or not self._local or not stage.pace.packs(rows):
             return False
         indices, gather = self._indices, self.operator.gather
         with suppress(Exception):
-            # Each batch has its memory for itself: one that lives on keeps no other.
+            # Separate memory for each batch: one that is kept long does not keep the others alive.
             spans = stage.pace.groups(self.bundle.before - self._first_step(), rows)
             found = [gather(indices[start:stop]) for start, stop in spans]
             if None not in found:
@@ -299,18 +300,18 @@ class _Reading(_Mapping):
         return named(data, names)
 
 
-class _Running(_Mapping):
-    """The rows of a bundle, in the hands of a run of stages in one process."""
+class _RunUnit(_MapUnit):
+    """A bundle in work by several fused stages in one process."""
 
     def give(self, bundle: Bundle) -> Any:
         given = bundle.part(0, len(bundle.lineages))
         self.operator.fill(given)
         return given
 
-    def calls_with(self, given: Any) -> Call:
+    def call_with(self, given: Any) -> Call:
         return "run", given, 0
 
-    def start_with(self, bundle: Bundle, given: Any) -> None:
+    def begin_bundle_with(self, bundle: Bundle, given: Any) -> None:
         self._given = given
         self.operator.begin_bundle()
 

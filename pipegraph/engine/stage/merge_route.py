@@ -1,4 +1,4 @@
-"""The loops of fan-ins and routes; see ``loops`` for what all loops share."""
+"""The worker loops of fan-ins and routes; ``loops`` says what all loops have in common."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Loop = Iterator[None]
 
 
 def route_loop(stage: StageRun, worker: Worker) -> Loop:
-    """Each chunk to one output; where a Merge follows, a Mark says that the stream turns."""
+    """Send each chunk to one output. If a Merge follows, send a Mark where the stream switches outputs."""
     operator: FanOut = worker.operator
     get = RowIntake(stage.inboxes[0], stage.run.account).get
     puts = [partial(sender.send, 0) for sender in stage.senders]
     tokens = [partial(sender.token, 0) for sender in stage.senders]
-    joined = stage.plan.route_outputs  # a Merge follows these; it starts with the lowest of them
+    joined = stage.plan.route_outputs  # the outputs that a Merge joins; it starts with the lowest of them
     choose = stage.failures.guard(worker, stage.failures.numbered(operator.choose))
     meter, now = worker.meter, perf_counter_ns
-    # With a Merge below, a cursor is (the input's, the turn there): a restart must turn where this run did.
+    # With a Merge below, a cursor is (input cursor, output): a restart must switch where this run did.
     turn = first = min(joined, default=0)
     if stage.restart.cursor is not None:
         turn = stage.restart.cursor
@@ -50,7 +50,7 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
             if output < 0:
                 stage.drop(0, item.buffers)
                 if failed is not None:
-                    for put in puts:  # whichever is read first
+                    for put in puts:  # to all, because any of them may be read first
                         put(failed)
                 yield
                 continue
@@ -90,13 +90,13 @@ def _number(output: Any) -> int:
 
 
 def merge_loop(stage: StageRun, worker: Worker) -> Loop:
-    """Several inputs, read in the order that the operator's own state decides."""
+    """Read several inputs in the order that the operator's state decides."""
     operator: FanIn = worker.operator
     account, put = stage.run.account, partial(stage.sender.send, 0)
     inboxes = [RowIntake(channel, account) for channel in stage.inboxes]
     count = len(inboxes)
     plan = stage.run.plan
-    tracked = plan.stages[plan.output.stage].unordered_above  # samples are known by lineage and way
+    tracked = plan.stages[plan.output.stage].unordered_above  # samples are identified by lineage and path
     ways = ways_in(plan, stage.plan)
     epoch = stage.run.first_epoch
     process = stage.failures.numbered(operator.process)
@@ -126,7 +126,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
                 put(item)
             elif operator.turn(item):
                 positions[index] = item.after
-            elif stage.plan.marked:  # of a route further out, whose place in the stream this is
+            elif stage.plan.marked:  # a mark of an enclosing route, in its place in the stream
                 positions[index] = item.after
                 after = operator.cursor(positions)
                 put(Mark(item.route, item.turn, item.epoch, last, after))
@@ -141,7 +141,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
         put(EndOfEpoch(epoch))
         epoch += 1
         yield
-        # Only now: an input may wait for something that comes long after this epoch's end, or never.
+        # Not earlier: an input may wait for an item that comes long after this epoch's end, or never.
         for index in left:
             while not isinstance(item := inboxes[index].get(), EndOfEpoch):
                 account.release(item.buffers)
@@ -156,7 +156,7 @@ def _merge_one(
     last: Any,
     held: list[Any],
 ) -> Any:
-    """Process one chunk of a fan-in; returns the cursor after what was sent last."""
+    """Process one chunk of a fan-in; returns the cursor after the last chunk sent."""
     if item.buffers:
         held.append(item.buffers)
     out = stage.attempt(worker, item, process)

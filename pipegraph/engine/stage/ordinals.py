@@ -1,4 +1,4 @@
-"""The number of each item within its stage and epoch, from 1: what budgets are judged by."""
+"""Numbers the items of a stage within each epoch, from 1, for its error budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipegraph.planning.plan import StagePlan
 
 
 class Ordinals:
-    """Of one stage in one run. ``number`` is called in the order of items; the rest by any worker."""
+    """The item numbers of one stage in one run. ``number`` is called in item order; the rest by any worker."""
 
     def __init__(self, plan: StagePlan, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -25,7 +25,7 @@ class Ordinals:
         self._totals: dict[int, int] = {}  # of epochs that have come to their end, until that is judged
 
     def number(self, ticket: int, item: Any) -> None:
-        """An item comes in under this ticket."""
+        """Number the item that was taken with this ticket."""
         if item.__class__ is EndOfEpoch:
             self._turn_to(item.epoch)
             self._totals[item.epoch] = self._count
@@ -34,7 +34,7 @@ class Ordinals:
             return
         self._turn_to(item.epoch)
         if isinstance(self._operator, Source):
-            self._count = item.after  # steps say it all
+            self._count = item.after  # a source's items are its steps
             return
         self._before[ticket] = self._count
         if item.__class__ is Bundle:
@@ -50,15 +50,15 @@ class Ordinals:
             self._count = self._ledger.items_before(self._name, epoch)
 
     def of(self, ticket: int, chunk: Chunk, row: int = 0) -> int:
-        """The ordinal of an item, or of a row of it."""
+        """The number of an item, or of a row of it."""
         if isinstance(self._operator, Source):
             return int(chunk.before) + 1
         return self._before.get(ticket, 0) + row + 1
 
     def forget(self, ticket: int) -> None:
-        """A ticket is done."""
+        """Drop the record of a finished ticket."""
         self._before.pop(ticket, None)
 
     def total(self, epoch: int) -> int:
-        """All items of an epoch that has come to its end."""
+        """The number of items of an epoch whose end was read; can be called once."""
         return self._totals.pop(epoch, 0)

@@ -1,4 +1,4 @@
-"""The loops of regrouping operators: chunks in, other chunks out; one worker, in order."""
+"""The worker loop of regrouping operators without a state: one worker, in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
 from pipegraph.contracts import Regroup
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.cursors import earlier
-from pipegraph.engine.stage.groups import Groups, watched
+from pipegraph.engine.stage.groups import GroupCheck, must_check
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
@@ -24,26 +24,26 @@ Loop = Iterator[None]
 
 
 def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
-    """Chunks in, other chunks out. An operator with ``bundles`` takes the rows of a bundle in one call."""
+    """See the module docstring. An operator with ``bundles`` takes the rows of a bundle in one call."""
     operator: Regroup = worker.operator
     operator.begin()
     if stage.restart.cursor is not None:
         operator.resume(stage.restart.cursor)
     memory, account = stage.account, stage.run.account
-    planned = stage.plan.operator  # what the worker holds may stand for one in a process
+    planned = stage.plan.operator  # the worker's may be a proxy
     assert isinstance(planned, Regroup)
     in_order = planned.consecutive or operator.spent is not None
     held = HeldInOrder(account) if in_order else Held(account)
     together = stage.plan.bundle_rows
     marks = _Marks(stage) if stage.plan.marked else None
-    groups = Groups(stage.plan) if watched(operator) else None
+    groups = GroupCheck(stage.plan) if must_check(operator) else None
     inbox, sender = stage.inboxes[0], stage.sender
     one = RowIntake(inbox, account).get
     numbered, flushing = stage.failures.numbered, stage.failures.flushing
     process = numbered(operator.process)
 
     def send(made: Sequence[Any], more: bool = False) -> Loop:
-        for out in made if together == 1 else bundled(made, together, stage.pace.nbytes):
+        for out in made if together == 1 else in_bundles(made, together, stage.pace.nbytes):
             if groups is not None and out.__class__ is Chunk and (wrong := groups.check(out)) is not None:
                 out = Failure(wrong, out.epoch)
             if isinstance(out, Chunk):
@@ -59,8 +59,8 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
             yield
 
     def work(item: Chunk, more: bool = False) -> Loop:
-        """Give the operator a chunk, or so many samples of a bundle that it makes one group at most: so a group that
-        fails takes none with it."""
+        """Give the operator a chunk, or a part of a bundle for at most one group, so that a group that fails does not
+        affect another."""
         several = item.__class__ is Bundle
         makes = operator.fills(len(item.lineages)) if several else operator.emits_next()
         reserved = 0
@@ -106,7 +106,7 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
                 marks.begin()
             sender.token(0, item)
         elif isinstance(item, Mark) and marks is not None:
-            # A group stands where its last sample stood: what turns the stream inside it comes before.
+            # A group's place is that of its last sample: a mark inside the group goes before it.
             mark = marks.take(item)
             if mark is not None:
                 sender.send(0, mark)
@@ -116,9 +116,9 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
 
 
 def _in_parts(bundle: Bundle, operator: Regroup, work: Callable[[Chunk, bool], Loop]) -> Loop:
-    """``work`` on a bundle of several groups, one after the other.
+    """Give the operator a bundle of several groups, one group at a time.
 
-    Where they only have to be cut the next stage is not woken for each: a bundle is small.
+    GroupCheck of a packed bundle only have to be sliced: the next stage is woken once for all of them, not for each.
     """
     start, quick = 0, bundle.packed is not None
     while start < bundle.count:
@@ -127,8 +127,8 @@ def _in_parts(bundle: Bundle, operator: Regroup, work: Callable[[Chunk, bool], L
         start = stop
 
 
-def bundled(made: Sequence[Any], rows: int, nbytes: int) -> Iterator[Any]:
-    """What a call has made: its rows in bundles of up to so many, and of about so many bytes."""
+def in_bundles(made: Sequence[Any], rows: int, nbytes: int) -> Iterator[Any]:
+    """The results of a call, with rows in bundles of up to ``rows`` rows and about ``nbytes`` bytes."""
     waiting: list[Chunk] = []
     for out in made:
         if out.__class__ is not Chunk or not Bundle.takes(out):
@@ -154,9 +154,9 @@ def regrouped(
     call: Callable[[], Iterable[Any]],
     held: Held,
     epoch: int = 0,
-    groups: Groups | None = None,
+    groups: GroupCheck | None = None,
 ) -> list[Any]:
-    """What a regrouping operator makes, or what takes the place of the samples with which it failed."""
+    """Call a regrouping operator; returns its chunks, or what the policy puts in place of failed samples."""
     operator: Regroup = worker.operator
     operator.failing = ()
     start = perf_counter_ns()
@@ -176,20 +176,20 @@ def regrouped(
 
 
 class Held:
-    """The buffers of the chunks inside a regrouping operator, by sample, until that leaves."""
+    """The buffers of chunks that a regrouping operator holds, by sample, until the sample leaves."""
 
     def __init__(self, account: Account) -> None:
         self._account = account
         self._rows: dict[Any, list[Any]] = {}
 
     def add(self, chunk: Chunk) -> None:
-        """A chunk is given to the operator."""
+        """Record a chunk that the operator is given."""
         if chunk.buffers:
-            # A sample that reaches a window by two ways is in it twice.
+            # A sample that reaches a window through two branches is in it twice.
             self._rows.setdefault(chunk.lineages[0], []).append(chunk.buffers)
 
     def release(self, rows: Sequence[Any]) -> None:
-        """These samples have left."""
+        """Release the buffers of samples that have left."""
         if self._rows:
             gone: list[Any] = []
             for row in rows:
@@ -201,7 +201,7 @@ class Held:
             self._account.release(tuple(gone))
 
     def release_all(self) -> None:
-        """Nothing is held any more."""
+        """Release all buffers."""
         for waiting in self._rows.values():
             for each in waiting:
                 self._account.release(each)
@@ -209,11 +209,11 @@ class Held:
 
 
 class HeldInOrder(Held):
-    """As :class:`Held`, where samples leave in the order in which they came."""
+    """As :class:`Held`, for operators whose samples leave in the order in which they came."""
 
     def __init__(self, account: Account) -> None:
         super().__init__(account)
-        self._inside: deque[list[Any]] = deque()  # [samples left, buffers]
+        self._inside: deque[list[Any]] = deque()  # [samples still held, buffers]
 
     def add(self, chunk: Chunk) -> None:
         self._inside.append([len(chunk.lineages), chunk.buffers])
@@ -234,24 +234,24 @@ class HeldInOrder(Held):
 
 
 class _Marks:
-    """Cursors of a regrouping stage through which the marks of a ``Route`` pass.
+    """The cursors of a regrouping stage that passes on marks of a ``Route``.
 
-    A mark passes at once, before the open group. So a cursor is ``(the operator's, marks to drop)``: of the marks
-    that come again after a restart from the operator's cursor, so many have left already.
+    A mark is sent at once, before the open group. So a cursor is ``(the operator's, marks to drop)``: after a restart
+    from the operator's cursor, that many of the marks that come again were sent before.
     """
 
     def __init__(self, stage: StageRun) -> None:
         self._operator: Regroup = copy.copy(stage.plan.operator)  # type: ignore[assignment]
         self._drop = stage.restart.marks
         self._last: Cursor = stage.restart.base
-        self._sent: list[Cursor] = []  # where in the input the marks stood that a restart would meet again
+        self._sent: list[Cursor] = []  # input cursors of sent marks that would come again after a restart
 
     def begin(self) -> None:
-        """A new epoch."""
+        """Begin an epoch."""
         self._drop, self._last, self._sent = 0, None, []
 
     def take(self, mark: Mark) -> Mark | None:
-        """The mark as it leaves; None if it did so before the restart."""
+        """The mark to send; None if it was sent before the restart."""
         self._sent.append(mark.before)
         if self._drop:
             self._drop -= 1
@@ -260,10 +260,10 @@ class _Marks:
         return Mark(mark.route, mark.turn, mark.epoch, (self._last, done - 1), (self._last, done))
 
     def stamp(self, out: Chunk) -> None:
-        """Give an output its cursors."""
+        """Set the cursors of an output."""
         before, self._last = out.before, out.after
         out.before = (before, self._again(before))
-        # Those before this output's end are not met again from there on.
+        # A restart from this output's end does not meet the marks before it.
         up = self._input(self._last)
         self._sent = [each for each in self._sent if not earlier(each, up)]
         out.after = (self._last, len(self._sent))

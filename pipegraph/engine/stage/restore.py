@@ -1,11 +1,11 @@
-"""From the cursor of the last delivery to a restart point for every stage. Pure.
+"""Computes every stage's restart point from the cursor of the last delivery. Pure.
 
 A cursor mirrors the graph above its edge: one-to-one stages pass it up, an expanding stage's is
 ``(parent's, children done)``, a fan-in's holds one per input. A stage that feeds several others
-restarts at the lowest cursor asked of it; the edges that are further along drop what they had.
+restarts at the lowest cursor that one of them needs; edges that are further along drop what they had.
 
 Below a completion-order stage chunks have no fixed places: there the restart is at the watermark,
-and samples that were delivered are known by lineage and path.
+and delivered samples are identified by lineage and path.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ EdgeKey = tuple[str, int]
 
 @dataclass(frozen=True)
 class Resume:
-    """A position inside an epoch: where a run starts in its first one, or what is left of a rank's part.
+    """A position inside an epoch: where a run starts, or what is left of a rank's part.
 
     Attributes:
-        cursor: of what was delivered last; None: nothing was.
-        delivered: samples delivered beyond it, by the way on which they came.
-        history: what ranks of other world sizes have consumed before.
+        cursor: after the last delivery; None: nothing was delivered.
+        delivered: samples delivered beyond it, by the path on which they came.
+        history: what was consumed before, at other world sizes.
         stream: (rank, world size) whose part of the epoch it is; None: this rank's own.
-        iterators: ``(step, state)`` of each source's iterator from which a restart continues.
+        iterators: by source, the ``(step, state)`` of its iterator from which a restart continues.
     """
 
     cursor: Cursor = None
@@ -49,13 +49,13 @@ class Resume:
 
 @dataclass
 class Restarts:
-    """What to do to resume from a cursor.
+    """The restart points with which to resume from a cursor.
 
     Attributes:
-        stages: per stage.
-        skips: per edge, the cursor below which chunks were delivered already.
-        inputs: per stage with one input, the cursor at which that restarts.
-        steps: per source, the step at which it restarts.
+        stages: by stage, its restart.
+        skips: by edge, the cursor before which all chunks were delivered.
+        inputs: by stage with one input, the cursor at which the input restarts.
+        steps: by source, the step at which it restarts.
     """
 
     stages: dict[str, Restart] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Restarts:
 
 
 def restarts(plan: Plan, cursor: Cursor) -> Restarts:
-    """How every running stage restarts so that what follows ``cursor`` at the output comes next."""
+    """How every running stage must restart so that the output continues after ``cursor``."""
     found = Restarts()
     asked: dict[str, dict[EdgeKey, Cursor]] = {stage.name: {} for stage in plan.running}
     asked[plan.output.stage]["", 0] = cursor
@@ -95,7 +95,7 @@ def restarts(plan: Plan, cursor: Cursor) -> Restarts:
 
 
 def _split(stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
-    """A stage's own part of a cursor of its output, and the cursors of its inputs."""
+    """Split a cursor of a stage's output into the stage's own restart and the cursors of its inputs."""
     operator = stage.operator
     if isinstance(operator, Source):
         return Restart(step=0 if cursor is None else cursor), []
@@ -106,7 +106,7 @@ def _split(stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
         return Restart(cursor=cursor), copy.copy(operator).cursors(cursor, inputs)
     if operator.stateful:
         if stage.unordered_above:
-            cursor = (cursor[0], cursor[1], cursor[2], 0)  # what was delivered is known by sample instead
+            cursor = (cursor[0], cursor[1], cursor[2], 0)  # samples say what was delivered
         return Restart(cursor=cursor), [cursor[1]]
     if isinstance(operator, FanOut) and stage.merge is not None:
         return Restart(cursor=cursor[1]), [cursor[0]]
@@ -127,10 +127,10 @@ def _split(stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
 
 
 def unique_paths(plan: Plan) -> dict[EdgeKey, Path]:
-    """For each edge from which only one way leads to the output: the numbers of the fan-in inputs on it (``ways_in``).
+    """For each edge with a single path to the output: the numbers of the fan-in inputs on it (see ``ways_in``).
 
-    Of the ways of a stage two are enough to know that there is more than one; all of them would be 2^n behind n
-    fan-outs that meet again.
+    Looks for at most two paths per stage, which is enough to know that there is more than one: with n fan-outs that
+    meet again there may be 2^n.
     """
     ways: dict[str, set[Path]] = {stage.name: set() for stage in plan.running}
     ways[plan.output.stage].add(())
@@ -146,10 +146,10 @@ def unique_paths(plan: Plan) -> dict[EdgeKey, Path]:
 
 
 def ways_in(plan: Plan, stage: StagePlan) -> tuple[int, ...]:
-    """For each input of a fan-in the number of its way: inputs share one where a sample comes by either, never by both.
+    """The number of each input of a fan-in; inputs share a number if a sample comes through one of them, never both.
 
-    These are the outputs of one ``Route``. Which of them a batch takes may depend on the samples that have met in it,
-    and after a restart these may be others: so by whichever it came, it was delivered.
+    These are the outputs of one ``Route``. Which output a batch takes may depend on the samples in it, and these may
+    differ after a restart: a sample counts as delivered whichever output it took.
     """
     routes: list[dict[str, int]] = []
     for edge in stage.upstream:
@@ -180,10 +180,10 @@ def ways_in(plan: Plan, stage: StagePlan) -> tuple[int, ...]:
 def was_delivered(
     delivered: Mapping[Path, Set[Lineage]], path: Path, shorten: bool = False
 ) -> Callable[[Any], bool]:
-    """A filter for the edge from which ``path`` leads to the output: all of a chunk's samples arrived before.
+    """A filter for the edge whose path to the output is ``path``: whether all samples of a chunk were delivered.
 
-    After a restart samples meet in other batches than before, and where these fan out, one branch may have
-    delivered a part of a batch that the other still needs: with ``shorten`` the batch loses that part here.
+    After a restart samples are batched differently. Where batches fan out, one branch may have delivered a part of
+    a batch that the other still needs: with ``shorten`` the filter removes that part from the batch.
     """
 
     def seen(item: Any) -> bool:
@@ -203,7 +203,7 @@ def was_delivered(
 
 
 def expands_below(plan: Plan, edge: EdgeKey) -> bool:
-    """Whether batches on an edge, from which one way leads to the output, are taken apart further down."""
+    """Whether batches on an edge with a single path to the output are split further down."""
     name = edge[0]
     while name:
         if plan.stages[name].operator.kind == "expand":
@@ -214,5 +214,5 @@ def expands_below(plan: Plan, edge: EdgeKey) -> bool:
 
 
 def may_filter(operator: Operator | Source) -> bool:
-    """Whether a consumer's input can be filtered by sample: its chunks keep their lineages."""
+    """Whether a consumer's input can be filtered by sample, because its chunks keep their lineages."""
     return isinstance(operator, Operator) and operator.kind in ("map", "route")

@@ -1,4 +1,4 @@
-"""Rows one by one, for loops that decide anew with each: fan-ins, routes, windows, operators with a state."""
+"""Splits bundles into rows, for loops that handle rows one by one: fan-ins, routes, windows, stateful operators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipegraph.tree import buffers
 
 
 def rows_of(bundle: Bundle, account: Account) -> list[Chunk]:
-    """The samples of a bundle by themselves, each counted with its own buffers."""
+    """The samples of a bundle as chunks, each accounted with its own buffers."""
     ones = [bundle.one(index) for index in range(bundle.count)]
     if bundle.buffers:
         for one in ones:
@@ -21,12 +21,12 @@ def rows_of(bundle: Bundle, account: Account) -> list[Chunk]:
 
 
 class RowIntake:
-    """Of one worker, from one channel."""
+    """Takes single rows from a channel, for one worker."""
 
     def __init__(self, channel: Channel, account: Account) -> None:
         self._channel = channel
         self._account = account
-        self._rows: list[Chunk] = []  # of a bundle, the next one last
+        self._rows: list[Chunk] = []  # the rest of a bundle, in reverse order
 
     def get(self) -> Item:
         """The next chunk or token; blocks while there is none."""
@@ -39,7 +39,7 @@ class RowIntake:
         return self._rows.pop()
 
     def drop(self) -> None:
-        """What was taken and not given is not wanted."""
+        """Drop the rest of the bundle taken last."""
         for one in self._rows:
             self._account.release(one.buffers)
         self._rows.clear()

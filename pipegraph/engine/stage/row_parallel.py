@@ -1,8 +1,8 @@
-"""The loop of row operators: the workers of a stage share the rows of one batch.
+"""The worker loop of row operators: the workers of a stage share the rows of a batch.
 
-So a batch is done as soon as all workers together can do it, and none waits behind a slow one. A worker
-takes a row of the oldest batch that has one left; if there is none, the next item; and while it waits for
-that, a batch that another worker opens calls it back. Whoever does a batch's last row ends it.
+So a batch is done as soon as all workers together can do it, and no batch waits for a slow worker. A worker
+takes a row of the oldest batch that has one left; if there is none, the next item. While it waits for an item,
+a batch opened by another worker wakes it. The worker that does a batch's last row ends the batch.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _row_done(stage: StageRun, job: _Job, index: int, error: Exception | None) -
 
 
 def _end(stage: StageRun, worker: Worker, job: _Job) -> Any:
-    """The finished batch, its failure, or None if no row is left."""
+    """End a batch: returns the finished batch, its failure, or None if no row is left."""
     operator: RowOperator = worker.operator
     worker.ticket = job.ticket
     start = perf_counter_ns()
@@ -137,7 +137,7 @@ def _end(stage: StageRun, worker: Worker, job: _Job) -> Any:
 
 
 def whole_batches(stage: StageRun, worker: Worker) -> Callable[[Chunk], Any]:
-    """``process`` of a row operator that lives elsewhere: one worker does all rows of a batch, by their policy."""
+    """A ``process`` for a remote row operator: one worker does all rows of a batch, and applies the policy to each."""
     remote, failures = worker.operator, stage.failures
 
     def process(chunk: Chunk) -> Any:

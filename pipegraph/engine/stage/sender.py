@@ -1,8 +1,8 @@
-"""How results leave a stage: in order, by ticket, or as they finish; to one consumer or to several.
+"""Senders: put a stage's results in the queues of its consumers, in order or as they finish.
 
-A *ticket* is the number under which a worker took its input. Every loop calls ``send`` for what it has made of a
-ticket, ``last`` with the last of it, or ``drop`` where nothing (more) comes of it, and ``token`` for what passes
-through; which kind of stage it is in, it need not know. Who refuses what was sent is dealt with here.
+A *ticket* is the number with which a worker took its input. A loop calls ``send`` for each result of a ticket
+(``last`` marks the final one), ``drop`` if there is no (further) result, and ``token`` for tokens. The loop need
+not know its stage's order, nor whether consumers refuse items: both are handled here.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pipegraph.tree import copy_containers
 
 
 class Sender:
-    """In order, from the only worker of its stage. The other kinds are made of this.
+    """The sender of a stage with a single worker; base class of the others.
 
     Args:
-        channels: of the consumers; none: what is sent is dropped.
+        channels: of the consumers; if there are none, items are dropped.
     """
 
     first: Callable[[int], bool] | None = None
-    """Whether a ticket is next to leave its stage, where tickets may overtake each other."""
+    """Whether a ticket is the next to leave the stage; None if tickets cannot overtake each other."""
 
     def __init__(self, stage: StageContext, failures: Failures, channels: list[Channel]) -> None:
         self.stage = stage
@@ -43,10 +43,11 @@ class Sender:
             channels[0].starved = self._send_finished
 
     def send(self, ticket: int, item: Any, last: bool = True, more: bool = False) -> bool:
-        """Put what was made of a ticket; blocks while there is no room. False if nobody wanted it.
+        """Put a result of a ticket; blocks while there is no room. False if no consumer wanted it.
 
         Args:
-            more: whether another follows, or :meth:`wake`, before the caller waits for anything; in order only.
+            more: whether another ``send`` or :meth:`wake` follows before the caller waits for anything; only for
+                stages with a single worker.
         """
         channels = self.channels
         tracer = self.stage.run.tracer
@@ -63,16 +64,16 @@ class Sender:
         return sent
 
     def wake(self) -> None:
-        """Let the next stage find what was sent with ``more``."""
+        """Wake the next stage for items sent with ``more``."""
         if len(self.channels) == 1:
             self.channels[0].nudge()
 
     def drop(self, ticket: int) -> None:
-        """Nothing (more) comes of this ticket."""
+        """Finish a ticket without a (further) result."""
         self._done(ticket)
 
     def token(self, ticket: int, token: Any) -> None:
-        """Pass a token on in its place."""
+        """Pass a token on, in its place."""
         if token.__class__ is EndOfEpoch and (failure := self.failures.at_end(token.epoch)) is not None:
             self.send(ticket, failure, False)
         self.send(ticket, token)
@@ -81,16 +82,16 @@ class Sender:
         """Blocks until every earlier item of an ordered stage has left."""
 
     def offer(self, ticket: int, item: Any) -> bool:
-        """Put a part of what was made of a ticket to the only consumer, if there is room now."""
+        """Put a part of a ticket's results in the only consumer's queue, if there is room now. Never blocks."""
         return self.channels[0].offer(-1, item)
 
     def demand(self) -> int:
-        """How many items the next stage needs before it can continue; 1 where it does not wait."""
+        """How many items the next stage needs before it can continue; 1 if it does not wait."""
         demand = self.channels[0].demand if len(self.channels) == 1 else NO_DEMAND
         return 1 if demand == NO_DEMAND else demand
 
     def _send_finished(self, needed: int) -> None:
-        """A worker of the next stage waits: send what is finished of units in work. Called by its thread."""
+        """Send the finished rows of units in work. Called by a thread of the next stage that is about to wait."""
         for each in self.offers:
             offer = each()
             if offer is not None:
@@ -100,7 +101,7 @@ class Sender:
         return self.channels[index].put(item)
 
     def _done(self, ticket: int) -> None:
-        """All of a ticket has left."""
+        """All results of a ticket have left."""
 
     def _fan_out(self, ticket: int, item: Any, last: bool) -> bool:
         channels = self.channels
@@ -115,7 +116,7 @@ class Sender:
         if item.buffers:
             account.hold(item.buffers, len(channels) - 1)
         refused = 0
-        # The first consumer gets the item itself, once the others have theirs.
+        # The first consumer gets the item itself, after the others have their copies.
         for index in range(len(channels) - 1, -1, -1):
             share = item
             if index:
@@ -128,7 +129,7 @@ class Sender:
 
 
 class ByTicket(Sender):
-    """In order, from several workers: what is made of a ticket takes its input's place."""
+    """The sender of an ordered stage with several workers: results leave in the order of tickets."""
 
     def __init__(self, stage: StageContext, failures: Failures, channels: list[Channel]) -> None:
         super().__init__(stage, failures, channels)
@@ -139,11 +140,11 @@ class ByTicket(Sender):
             channel.close_seq(ticket)
         self._done(ticket)
         if len(self.channels) == 1 and (needed := self.channels[0].demand) != NO_DEMAND:
-            self._send_finished(needed)  # the next stage waits already, and another ticket has its turn now
+            self._send_finished(needed)  # the next stage is waiting, and another ticket's turn has come
 
     def token(self, ticket: int, token: Any) -> None:
         if token.__class__ is EndOfEpoch and self.failures.judges_epochs:
-            self.wait_turn(ticket)  # until all that may have failed has been judged
+            self.wait_turn(ticket)  # until the policy has been applied to all earlier items
         super().token(ticket, token)
 
     def wait_turn(self, ticket: int) -> None:
@@ -160,13 +161,13 @@ class ByTicket(Sender):
         stage = self.stage
         stage.ordinals.forget(ticket)
         if stage.account.guarded:
-            stage.run.account.nudge()  # whoever waits for memory may be the first in line now
+            stage.run.account.nudge()  # a worker that waits for memory may have the next ticket now
 
 
 class AsFinished(Sender):
-    """In completion order: watermarks per epoch and consumer, epoch barriers, and the reorder window.
+    """The sender of a completion-order stage: watermarks per epoch and consumer, epoch barriers, and a reorder window.
 
-    To the channels an epoch is one sequence number: chunks of one leave in any order.
+    In its channels an epoch is one sequence number, so that chunks of one epoch leave in any order.
     """
 
     def __init__(self, stage: StageContext, failures: Failures, channels: list[Channel]) -> None:
@@ -181,12 +182,12 @@ class AsFinished(Sender):
         self.set_window(stage.plan.workers, stage.plan.capacity)
 
     def set_window(self, workers: int, capacity: int) -> None:
-        """How far ahead of the oldest unfinished item the stage may run, from its size."""
+        """Set how far ahead of the oldest unfinished item the stage may run, from its size."""
         self._window = 4 * (workers + capacity)
         self.stage.inboxes[0].nudge()
 
     def on_take(self, ticket: int, item: Any) -> None:
-        """A worker takes an item; called in the order of tickets."""
+        """Record that a worker takes an item; called in the order of tickets."""
         if isinstance(item, Chunk | Mark):
             with self._lock:
                 marks = self._marks.get(item.epoch)
@@ -198,7 +199,7 @@ class AsFinished(Sender):
                 self._taken += samples_in(item)
 
     def may_take(self, ticket: int) -> bool:
-        """Whether the next item lies within the reorder window."""
+        """Whether the next item is within the reorder window."""
         with self._lock:
             for _, before in self._open.values():
                 return self._taken - before < self._window
@@ -214,13 +215,13 @@ class AsFinished(Sender):
                     self._ending[token.epoch] = token
                     return
             self._end(token)
-        elif isinstance(token, Mark):  # it keeps its place as far as there are places
+        elif isinstance(token, Mark):  # an item like any other: there is no order to keep
             for index in range(len(self.channels)):
                 mark = Mark(token.route, token.turn, token.epoch, token.before, token.after)
                 self._put(index, ticket, mark, True)
             self._done(ticket)
         else:
-            self.stage.run.fail(token.error)  # a failure has no place here
+            self.stage.run.fail(token.error)  # without an order a failure ends the run at once
             raise Cancelled
 
     def offer(self, ticket: int, item: Any) -> bool:
@@ -238,7 +239,7 @@ class AsFinished(Sender):
         return self.channels[index].put_at(self._seq(item), item, False, stamp)
 
     def _stamp(self, index: int, ticket: int, epoch: int, last: bool) -> Callable[[Any], None]:
-        """Sets an item's cursors to the watermark of the moment at which it is put, under the channel's lock."""
+        """A function that sets an item's cursors to the watermark at the time of its put, under the channel's lock."""
         mark = self._marks[epoch][index]
 
         def stamp(item: Any) -> None:
@@ -253,7 +254,7 @@ class AsFinished(Sender):
         return stamp
 
     def _done(self, ticket: int) -> None:
-        """All of a ticket has been put; perhaps its epoch can end."""
+        """All results of a ticket were put; its epoch may be complete now."""
         stage, ending = self.stage, None
         stage.ordinals.forget(ticket)
         with self._lock:

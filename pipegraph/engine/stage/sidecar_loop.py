@@ -1,7 +1,7 @@
-"""The loop that receives the sidecar's chunks in the training process, chunk by chunk as the sidecar gives it.
+"""The worker loop that receives the sidecar's chunks in the training process.
 
-With each answer comes what states need to know of the stages there (``log``): it is reported here before the chunks
-that were made after it are handed on, so that a state needs no call.
+Each answer also brings reports of the sidecar's stages for states (``log``). They are recorded before the chunks that
+follow them are passed on, so that taking a state needs no call.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ log = logging.getLogger("pipegraph")
 
 
 def sidecar_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
-    """One worker of the trainer takes what the sidecar delivers."""
+    """See the module docstring; run by one worker of the trainer."""
     run: Any = stage.run  # an IsolatedRun
     sidecar: Sidecar = worker.operator
     sender = stage.sender
     sidecar.number = run.number
-    if run.stopping.is_set():  # before the number was known: nobody would cancel the run there
+    if run.stopping.is_set():  # cancelled before the sidecar knew its number: cancel it there too
         raise Cancelled
     try:
         sidecar.start_run(*run.start())
@@ -59,12 +59,12 @@ def sidecar_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
         run.fail(blame(died))
         raise Cancelled from None
     except Exception as error:
-        run.fail(error)  # its notes name the stage that it comes from
+        run.fail(error)  # its notes name the stage
         raise Cancelled from None
 
 
 def record(run: Any, reported: list[tuple[Any, ...]]) -> None:
-    """Note what stages in the sidecar have reported their ledger and their snapshots."""
+    """Enter the reports of the sidecar's stages into the trainer's ledger and snapshots."""
     for what, *about in reported:
         if what == "took":
             run.ledger.took(*about)

@@ -1,4 +1,4 @@
-"""Snapshots of a source's iterator, so that a restart need not read the epoch again."""
+"""Snapshots of a source's iterator, so that a restart need not read the epoch from its start."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from pipegraph.engine.stage.kept import decode, encode_state
 from pipegraph.tree import buffers
 
 MAX_SNAPSHOTS = 256
-"""Snapshots kept; when there are more, every second of the older half goes."""
+"""Maximum number of snapshots; beyond it, every second one of the older half is dropped."""
 
 SHARE = 8
-"""Of the memory limit, the part that snapshots may take (one that is needed and the newest are kept in any case)."""
+"""Snapshots may take 1/8 of the memory limit; one that is needed and the newest are always kept."""
 
 
 class Snapshots:
-    """Written by the source's worker; read at any moment by whoever takes a state, also by a signal handler that
-    has interrupted the worker. So there is no lock: what is kept is one tuple, replaced as a whole.
-
-    They are kept as JSON.
+    """The snapshots of one source, as JSON. Written by the source's worker; read at any moment by threads that take a
+    state, or by a signal handler that interrupted the worker. So there is no lock, but one tuple, replaced as a whole.
 
     Args:
         stage: the source's name.
         limit: bytes of the memory limit.
-        charge: called with how many bytes more (or less) are kept.
+        charge: called with the change of the bytes kept.
 
     Attributes:
         first: ``(step, snapshot)`` that the run itself resumes from, or None.
@@ -35,11 +33,11 @@ class Snapshots:
         self._stage = stage
         self._limit = limit
         self._charge = charge
-        self._sizes: dict[tuple[int, int], int] = {}  # by epoch and step; the worker's own
+        self._sizes: dict[tuple[int, int], int] = {}  # bytes by (epoch, step); used by the worker alone
         self.first: tuple[int, Any] | None = None
         self.needed: Callable[[], tuple[int, int] | None] = lambda: (
             None
-        )  # (epoch, step) of a restart from now
+        )  # (epoch, step) at which a restart now would begin
         self._taken: tuple[tuple[int, int, Any], ...] = ()
 
     def begin(self, epoch: int, first: tuple[int, Any] | None) -> None:
@@ -49,21 +47,21 @@ class Snapshots:
             self._taken = (*self._taken, (epoch, *first))
 
     def restore(self, source: Source, epoch: int, first_epoch: int) -> None:
-        """Let the source resume where the run does, if it begins there."""
+        """Restore the source from the run's snapshot, if the run begins in this epoch."""
         if epoch == first_epoch and self.first is not None:
             step, snapshot = self.first
             source.restore(step, decode(snapshot))
 
     def add(self, epoch: int, step: int, snapshot: Any) -> None:
-        """In ``epoch``, with ``step`` as the next item, the iterator stood like this.
+        """Add the iterator's snapshot from before item ``step`` of ``epoch``.
 
         Raises:
-            GraphError: it has no form in JSON.
+            GraphError: it cannot be encoded as JSON.
         """
         taken = (*self._taken, (epoch, step, encode_state(snapshot, self._stage)))
         needed = self.needed()
         if needed is not None:
-            # One more than needed: somebody may be taking a state of the chunk before.
+            # Keep one more than needed: another thread may be taking a state of the previous chunk.
             behind = sum(1 for each in taken if each[:2] <= needed)
             taken = taken[max(0, behind - 2) :]
         if len(taken) > MAX_SNAPSHOTS:
@@ -87,11 +85,12 @@ class Snapshots:
 
     @property
     def taken(self) -> bool:
-        """Whether there is one."""
+        """Whether there is a snapshot."""
         return bool(self._taken)
 
     def newest(self, epoch: int, step: int) -> tuple[int, Any] | None:
-        """The one to resume from towards ``step`` of ``epoch``."""
+        """``(step, snapshot)`` of the latest snapshot from which to reach ``step`` of ``epoch``; None if there is
+        none."""
         for at, taken, snapshot in reversed(self._taken):
             if at == epoch and taken <= step:
                 return taken, snapshot
@@ -99,5 +98,5 @@ class Snapshots:
 
 
 def snapshot_bytes(snapshot: Any) -> int:
-    """The bytes of the arrays, texts and long containers in a snapshot."""
+    """Bytes of the arrays, texts and long containers in a snapshot."""
     return sum(nbytes for _, nbytes in buffers(snapshot))

@@ -1,4 +1,4 @@
-"""The loops of sources: in sequence, or, where they are random-access, as positions for ``map_loop``."""
+"""The loops of sources: sequential reading, and the positions of random-access sources for ``map_loop``."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from pipegraph.global_generators import Draws
 Loop = Iterator[Any]
 
 SNAPSHOT_EVERY = 64
-"""Items between two snapshots of an iterator that can give one."""
+"""Items between two snapshots of an iterator."""
 
 
 class _Items(Unit):
-    """Consecutive items of a source, as ``(position, item)`` unless their positions are those ``of_steps``."""
+    """Consecutive items of a source: ``(position, item)``, or items alone if positions follow from steps
+    (``of_steps``)."""
 
     epoch = 0
     step = 0
@@ -41,7 +42,7 @@ class _Items(Unit):
             positions = self.worker.operator.positions_of(steps, self.epoch, run.rank, run.world_size)
         else:
             found, items = map(list, zip(*items, strict=True))
-            positions = list(map(as_int, found))  # NumPy's numbers are no JSON
+            positions = list(map(as_int, found))  # JSON has no NumPy numbers
         if self.rows > 1:
             return Bundle(items, Lineages(name, positions), self.epoch, step, named(items, None))
         item = items[0]
@@ -52,15 +53,15 @@ class _Items(Unit):
 
 
 def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
-    """One worker reads what can only be read in sequence."""
+    """The worker loop of a source that must be read sequentially."""
     source: Source = worker.operator
     run, pace, sender, meter = stage.run, stage.pace, stage.sender, worker.meter
     unit = _Items(stage, worker)
-    next_stage = sender.channels[0]  # with several consumers rows leave one by one
+    next_stage = sender.channels[0]  # with several consumers rows are sent one by one
     epoch, step = run.first_epoch, stage.restart.step
     began = step
     place = (run.rank, run.world_size)
-    snapshots: bool | None = None  # whether the iterator gives any: not known before it was begun
+    snapshots: bool | None = None  # whether the iterator has snapshots; not known before it has begun
     while True:
         run.horizon.wait_for(epoch)
         items: Iterator[Any] | None = None
@@ -68,7 +69,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
         ended = False
         while stage.stop_epoch < epoch and not ended and failure is None:
             rows = pace.rows(step - began)
-            if snapshots:  # they are taken between two items
+            if snapshots:  # taken between two items
                 rows = min(rows, SNAPSHOT_EVERY - step % SNAPSHOT_EVERY)
             unit.begin(0)
             unit.epoch, unit.step = epoch, step
@@ -107,14 +108,14 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                 yield
         if failure is not None:
             sender.send(0, failure, False)
-        del items  # a generator ends here, and what it holds open is closed
+        del items  # closes a generator, and what it holds open
         sender.token(0, EndOfEpoch(epoch))
         epoch, step, began = epoch + 1, 0, 0
         yield
 
 
 def snapshot_of(stage: StageRun, source: Source, epoch: int, step: int) -> Failure | None:
-    """Keep how the source's iterator stands before ``step``, if it can say so; what is wrong with it, if anything."""
+    """Keep a snapshot of the source's iterator before ``step``, if it has any; returns the failure, if it fails."""
     try:
         snapshot = source.snapshot()
         if snapshot is not None:
@@ -125,12 +126,12 @@ def snapshot_of(stage: StageRun, source: Source, epoch: int, step: int) -> Failu
 
 
 def failure_of(stage: StageRun, error: BaseException, epoch: int, step: int) -> Failure:
-    """What stands where a source broke off; nothing of the epoch follows."""
+    """The failure that ends the epoch where a source raised ``error``."""
     if isinstance(error, Cancelled) or is_interrupt(stage, error):
         try:
-            raise error  # the run's end, or Ctrl-C in the consumer's thread
+            raise error  # the run is over, or Ctrl-C came in the consumer's thread
         finally:
-            del error  # its traceback leads to this frame, and to what holds a user's generator open
+            del error  # its traceback refers to this frame, and to what holds a user's generator open
     if isinstance(error, StopIteration | StopAsyncIteration):
         wrapped = RuntimeError(f"stage {stage.name!r}: raised {type(error).__name__}")
         wrapped.__cause__ = error
@@ -140,14 +141,14 @@ def failure_of(stage: StageRun, error: BaseException, epoch: int, step: int) -> 
 
 
 def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
-    """Feed the positions of a random-access source to its workers, which read them like a map stage.
+    """Feed the positions of a random-access source to its workers, which read them as a map stage would.
 
-    Inline: a worker that finds ``inner`` empty steps this until it has something to do.
+    Runs inline: a worker that finds ``inner`` empty steps this loop.
     """
     run, name, pace = stage.run, stage.name, stage.pace
     epoch, step = run.first_epoch, stage.restart.step
     single = pace.max_rows == 1
-    # Bundles are dealt one at a time: how long they should be may be known better soon.
+    # Deal bundles one at a time: a better size may be known for the next one.
     room = inner.stats().capacity if single and not source.waits else 1
     draws = None if source.own_numbers else Draws(run.seed, name)
     began = step
@@ -186,7 +187,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
             if filled == room:
                 filled = 0
                 yield None if source.waits else MORE
-        # Before the end is seen: a state that is taken behind it says how a sampler's generator stands then.
+        # Before the epoch's end is sent: a state taken after it must hold the sampler's generator as of now.
         failed = snapshot_of(stage, source, epoch + 1, 0)
         if failed is not None:
             inner.put(failed)

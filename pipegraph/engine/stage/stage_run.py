@@ -1,4 +1,4 @@
-"""One stage of a run: its channels, memory account and what its loops share.
+"""One stage of a run: its channels, its memory account and the state that its loops share.
 
 A ``StageRun`` lives as long as one run (from a pass's start until it is cancelled or replaced); its
 ``Worker``s, with their opened operators, live as long as the loader.
@@ -30,7 +30,7 @@ from pipegraph.tree import ATOMS, buffers
 
 @dataclass
 class Restart:
-    """How a stage resumes from a state, in the run's first epoch only."""
+    """How a stage resumes from a state; applies to the run's first epoch only."""
 
     step: int = 0
     drop: tuple[Cursor, int] | None = None
@@ -57,7 +57,7 @@ class StageRun(StageContext):
         self.outboxes: list[list[Channel]] = [[]]
         self.senders: list[Sender] = []
         self.restart = Restart()
-        # A regrouping operator takes bundles as they are, unless it must have each row by itself.
+        # A regrouping operator takes whole bundles, unless it needs each row by itself.
         bundles = plan.operator.kind == "regroup" and plan.operator.bundles
         self.collects = bundles and not self.budgeted and not plan.remote
         self.pack: Callable[[list[Any]], Any] | None = None
@@ -67,7 +67,7 @@ class StageRun(StageContext):
         self.failures = Failures(self)
 
     def wire(self) -> None:
-        """All channels are there: make what sends to them."""
+        """Make the sender, once all channels are there."""
         kind = Sender if not self.by_ticket else ByTicket if self.in_order else AsFinished
         self.senders = [kind(self, self.failures, channels) for channels in self.outboxes]
         self.sender = self.senders[0]
@@ -78,7 +78,7 @@ class StageRun(StageContext):
             self.inboxes[0].may_take = self.sender.may_take
 
     def staff(self, workers: int, capacity: int) -> None:
-        """So many workers take part from now on, and its queues hold so many items. Thread-safe."""
+        """Apply the stage's number of workers and the capacity of its queues. Thread-safe."""
         for channel in self.inboxes:
             channel.set_readers(workers)
         for channel in (channel for output in self.outboxes for channel in output):
@@ -87,21 +87,21 @@ class StageRun(StageContext):
             self.sender.set_window(workers, capacity)
 
     def _on_take(self, ticket: int, item: Any) -> None:
-        """A worker takes an item; called in the order of tickets."""
+        """Record that a worker takes an item; called in the order of tickets."""
         if self.numbers_taken:
             self.ordinals.number(ticket, item)
         if isinstance(self.sender, AsFinished):
             self.sender.on_take(ticket, item)
 
     def discard_input(self, index: int, epoch: int) -> None:
-        """Nothing more of ``epoch`` is wanted from this input; stages above that feed nobody else stop too."""
+        """Drop the rest of ``epoch`` from this input; stages above without another consumer stop too."""
         for chunk in self.inboxes[index].discard(epoch):
             self.run.account.release(chunk.buffers)
         if index < len(self.above):
             self.above[index].stop(epoch)
 
     def stop(self, epoch: int) -> None:
-        """Make nothing more of ``epoch`` if every consumer has discarded it. Thread-safe."""
+        """Stop making items of ``epoch`` if every consumer has discarded it. Thread-safe."""
         wanted = any(not channel.discards(epoch) for output in self.outboxes for channel in output)
         if wanted or epoch <= self.stop_epoch:
             return
@@ -112,10 +112,10 @@ class StageRun(StageContext):
     # -- one item ------------------------------------------------------------------------------
 
     def attempt(self, worker: Worker, item: Chunk, call: Callable[[Chunk], Any], row: int = 0) -> Any:
-        """What a call makes of an item, timed; where it fails, what the policy puts in the item's place.
+        """Call ``call`` on an item, timed; returns its result, or what the policy puts in place of a failed item.
 
         Args:
-            row: which of its bundle's samples the item is.
+            row: index of the item in its bundle.
         """
         start = perf_counter_ns()
         try:
@@ -129,14 +129,14 @@ class StageRun(StageContext):
         try:
             return out
         finally:
-            del out  # a failure: its traceback leads to this frame
+            del out  # a failure's traceback refers to this frame
 
     def check_made(self, out: Any) -> None:
-        """Raise TypeError unless the stage may make this of an item."""
+        """Raise TypeError if an item's result is not of an allowed type."""
         operator = self.plan.operator
         rows = self.plan.remote and isinstance(
             operator, RowOperator
-        )  # those of a batch have had their policy
+        )  # rows of a batch have had their policy applied
         drops = rows or (isinstance(operator, Operator) and not operator.one_to_one)
         if not (isinstance(out, Chunk) or (drops and out is None) or (rows and isinstance(out, Failure))):
             raise not_a_chunk(out, self.name, "process", type(operator).__name__)
@@ -144,12 +144,12 @@ class StageRun(StageContext):
     def leave(
         self, worker: Worker, ticket: int, out: Any, held: Buffers, reserved: int, last: bool = True
     ) -> None:
-        """Count and send what was made of an item: a chunk, a failure, or nothing.
+        """Count and send the result of an item: a chunk, a failure, or None.
 
         Args:
             held: the item's buffers.
-            reserved: bytes, for what was made.
-            last: whether it is the last of its ticket.
+            reserved: bytes reserved for the result.
+            last: whether it is the ticket's last result.
         """
         if out is None:
             worker.judged.dropped += 1
@@ -167,7 +167,7 @@ class StageRun(StageContext):
     # -- memory --------------------------------------------------------------------------------
 
     def settle(self, worker: Worker, reserved: int, held: Buffers, chunk: Any) -> None:
-        """Count what a call has made of what it was given."""
+        """Account for a result: release ``held`` and the reservation, count the chunk's buffers."""
         if isinstance(chunk, Chunk):
             chunk.buffers = buffers(chunk.data)
             chunk.nbytes = sum([nbytes for _, nbytes in chunk.buffers])
@@ -177,6 +177,6 @@ class StageRun(StageContext):
             self.drop(reserved, held)
 
     def drop(self, reserved: int, held: Buffers) -> None:
-        """A call has made nothing of what it was given."""
+        """Account for a call without a result."""
         if reserved or held:
             self.run.account.settle(self.account, reserved, held, ())

@@ -1,12 +1,12 @@
-"""The loop of operators that keep state of their own: one worker, in order, with snapshots.
+"""The worker loop of stateful operators: one worker, in order, with snapshots.
 
-Every ``SNAPSHOT_EVERY`` inputs the operator's ``state_dict()`` is taken, also while a regrouping operator holds
-samples: those are in its state, as chunks (see ``kept``), and one that leaves although it was not is refused. Only
-below a completion-order stage, where a restart knows whole samples alone, does the snapshot wait until none is
-held. The cursor of an output is ``(n, base, snapshot, drop)``: its number in the epoch, the input cursor and the
-snapshot to restart from, and how many outputs to drop after that (marks are outputs too). The snapshot is wrapped
-in a dict, which cursors leave as it is. The state begins anew in each epoch, so that an epoch never depends on
-which came before (promise 3).
+Every ``SNAPSHOT_EVERY`` inputs the operator's ``state_dict()`` is taken, even while a regrouping operator holds
+samples: its state contains them, as chunks (see ``kept``). A sample that leaves later but was not in the state is an
+error. Only below a completion-order stage, where a restart handles samples one by one, does the snapshot wait until
+no sample is held. The cursor of an output is ``(n, base, snapshot, drop)``: its number in the epoch, the input cursor
+and the snapshot to restart from, and how many outputs to drop after that (marks count as outputs). The snapshot is
+wrapped in a dict, because code that handles cursors leaves dicts alone. The state is reset at each epoch, so that an
+epoch never depends on earlier ones (promise 3).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Lineage, Mark
 from pipegraph.contracts import Regroup, Source
 from pipegraph.engine.stage.failure_notes import where
-from pipegraph.engine.stage.groups import forgotten, twice
+from pipegraph.engine.stage.groups import missing_from_state, sent_twice
 from pipegraph.engine.stage.kept import decode, encode_state, lineages
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.snapshots import snapshot_bytes
@@ -45,7 +45,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     operator.load_state_dict(decode(initial))
     if regroups:
         operator.begin()
-    tracks = _Tracks(stage) if regroups else None
+    tracks = _HeldSamples(stage) if regroups else None
     number, base, drop = 0, None, 0
     snapshot: dict[str, Any] | None = None
     if stage.restart.cursor is not None:
@@ -60,7 +60,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     held: list[Any] = []
 
     def cursors() -> tuple[Any, Any] | None:
-        """Of the next output; None if it left before the restart."""
+        """The cursors of the next output; None if it left before the restart."""
         nonlocal number, done
         number += 1
         done += 1
@@ -125,7 +125,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
                     yield
                     continue
                 base, snapshot = after, {"state": state}
-                # The one before is still with the chunks that have left and are not delivered.
+                # The previous snapshot is still referenced by chunks that are not delivered yet.
                 kept.append(snapshot_bytes(snapshot))
                 account.keep(kept[-1] - kept.pop(0))
                 if tracks is not None:
@@ -151,8 +151,8 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
         yield
 
 
-class _Tracks:
-    """The samples that a stateful regrouping operator was given and has sent."""
+class _HeldSamples:
+    """Tracks the samples that a stateful regrouping operator holds, to check its state."""
 
     def __init__(self, stage: StageRun) -> None:
         self._stage = stage.name
@@ -160,23 +160,23 @@ class _Tracks:
             name for name, each in stage.run.plan.stages.items() if isinstance(each.operator, Source)
         }
         self._unordered = stage.plan.unordered_above
-        self._inside: Counter[Lineage] = Counter()  # below a completion-order stage: what has not left
+        self._inside: Counter[Lineage] = Counter()  # below a completion-order stage: those held
         self._last: frozenset[Lineage] = frozenset()
-        self._fresh: set[Lineage] = set()  # what came since the last snapshot
-        self._kept: frozenset[Lineage] | None = None  # what that one held; None before the first
+        self._fresh: set[Lineage] = set()  # samples that came since the last snapshot
+        self._kept: frozenset[Lineage] | None = None  # samples in that snapshot; None before the first
 
     def begin(self) -> None:
-        """A new epoch."""
+        """Begin an epoch."""
         self._inside.clear()
         self._fresh.clear()
         self._last, self._kept = frozenset(), None
 
     def came(self, item: Chunk) -> None:
-        """A chunk is given to the operator."""
+        """Record a chunk that the operator is given."""
         (self._inside if self._unordered else self._fresh).update(item.lineages)
 
     def left(self, out: Chunk) -> GraphError | None:
-        """A chunk leaves it; returns what is wrong with that, if anything is."""
+        """Record a chunk that leaves; returns an error if it must not."""
         if self._unordered:
             rows = frozenset(out.lineages)
             shared, self._last = rows & self._last, rows
@@ -184,11 +184,11 @@ class _Tracks:
                 self._inside[row] -= 1
                 if self._inside[row] <= 0:
                     del self._inside[row]
-            return twice(self._stage, next(iter(shared))) if shared else None
+            return sent_twice(self._stage, next(iter(shared))) if shared else None
         if self._kept is not None:
             for row in out.lineages:
                 if row not in self._fresh and row not in self._kept and row[0] in self._sources:
-                    return forgotten(self._stage, row)
+                    return missing_from_state(self._stage, row)
         return None
 
     @property
@@ -197,7 +197,7 @@ class _Tracks:
         return not self._inside
 
     def snapshot(self, state: Any) -> None:
-        """One was taken, or restored."""
+        """Record a snapshot that was taken or restored."""
         self._fresh.clear()
         if not self._unordered:
             self._kept = frozenset(lineages(state))

@@ -1,16 +1,16 @@
-"""A worker's bundle in work, whose finished rows may leave before the rest.
+"""A unit of work: a bundle in work, whose finished rows can be sent before the rest is done.
 
-Rows that are done are handed over together once the bundle is done. But nobody may wait for a finished row:
-the next stage may be idle, the function in work may be slow, or wait for something that only the consumer will do. So
+Finished rows are normally handed over together at the bundle's end. But no thread may wait for a finished row: the next
+stage may be idle, and the row in work may be slow, or wait for something that only the consumer will do. So:
 
-* before it begins with rows the worker looks whether all workers of the next stage wait (``demand``); it sends them
-  what is finished, or wakes one, so that it looks for itself;
-* a thread that begins to wait sends what it finds finished itself (:meth:`Unit.offer_finished`), for the worker may be
-  inside a function for long; where that is not enough it ends the worker's iteration at the next row, and the worker
-  looks again: it sends what is enough, or else goes no further than to the row with which it is.
+* before it begins with rows, the worker checks whether all workers of the next stage wait (``demand``); it then sends
+  them the finished rows, or wakes one, which checks for itself;
+* a thread that begins to wait sends finished rows itself (:meth:`Unit.offer_finished`), because the worker may be
+  inside a function for long. If there are not enough, it ends the worker's iteration at the next row, and the worker
+  checks again: it sends the rows if they are enough, else it continues up to the row that makes them enough.
 
-Each looks after it has made its own change known (the demand; the iterator), so one of them sees the other's. Between
-rows the worker does nothing of its own: it runs through a plain list iterator.
+Both publish their own change (the demand; the iterator) before they check, so one of them sees the other's. Between
+rows the worker executes no code of its own: it iterates over a plain list.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from pipegraph.engine.stage_worker import Worker
 from pipegraph.tree import ATOMS, buffers_of_each
 
 SMALL_BYTES = LIGHT_ROW_BYTES
-"""Buffers up to this size count with their bundle, one by one above: what they may share does not matter then."""
+"""Buffers up to this size are counted together, although samples may share them; larger ones are counted singly."""
 
 _nbytes = attrgetter("nbytes")
-_numbers = itertools.count(-1, -1)  # below all addresses
+_bundle_ids = itertools.count(-1, -1)  # below all addresses
 _PLAIN = ATOMS | {str}
 
 
 class Unit:
-    """One worker's unit of work. ``made`` grows by its worker alone; what leaves is taken from it under ``_lock``.
+    """One worker's unit of work. Only the worker appends to ``made``; rows are taken from it under ``_lock``.
 
     Attributes:
         made: one entry per finished row.
-        sent: how many of them have left.
-        away_ns: time that the worker has spent sending them.
+        sent: how many of them were taken to be sent.
+        away_ns: nanoseconds that the worker has spent sending.
     """
 
     trims = False
-    """Whether what has left is forgotten: a unit may have no end."""
+    """Whether sent rows are removed from ``made``, because the unit may have no end."""
 
     def __init__(self, stage: StageRun, worker: Worker) -> None:
         self.stage = stage
@@ -68,31 +68,31 @@ class Unit:
         self.nbytes = 0
         self.away_ns = 0
         self._reserved = 0
-        self._expected = 0  # rows that the reservation is for and that have not left
+        self._reserved_rows = 0  # unsent rows covered by the reservation
         self._held: Buffers = ()
-        self._left: list[Chunk] = []  # made by another thread, which found no room for it
+        self._unsent: list[Chunk] = []  # taken by a thread of the next stage, which found no room for it
         self._lock = threading.Lock()
         self._sending = False
-        self._granted: int | None = None  # bytes that were reserved for all of it before it began
-        self._rest: Any = iter(())  # through which the worker runs
+        self._granted: int | None = None  # bytes reserved for the whole unit before it began
+        self._rows_in_work: Any = iter(())  # the list iterator that the worker runs through
         self._channel = self.sender.channels[0] if len(self.sender.channels) == 1 else None
         if self._channel is not None:
             self.sender.offers.append(weakref.WeakMethod(self.offer_finished))
 
     def begin(self, ticket: int, held: Buffers = (), granted: int | None = None) -> None:
-        """Another unit begins; ``held`` are the buffers that it is made of, ``granted`` bytes are reserved for it."""
+        """Begin another unit, made from the buffers ``held``, with ``granted`` bytes reserved for it."""
         with self._lock:
             self._granted = granted
             self.made, self.sent, self.ticket = [], 0, ticket
-            self.nbytes = self.away_ns = self._reserved = self._expected = 0
+            self.nbytes = self.away_ns = self._reserved = self._reserved_rows = 0
             self._held = held
 
     def reserve(self, rows: int) -> int:
-        """Room for as many of the next rows as fit now, at least one; returns how many. Sends what is finished."""
+        """Reserve memory for as many of the next rows as fit now; blocks until one does. Sends finished rows first."""
         stage = self.stage
         if self._granted is not None:
             with self._lock:
-                self._reserved, self._expected, self._granted = self._granted, rows, None
+                self._reserved, self._reserved_rows, self._granted = self._granted, rows, None
             return rows
         if not stage.account.guarded:
             return rows
@@ -101,49 +101,49 @@ class Unit:
         fits, reserved = stage.run.account.reserve_rows(stage.account, rows, self.sender.first, self.ticket)
         with self._lock:
             self._reserved += reserved
-            self._expected += fits
+            self._reserved_rows += fits
         return fits
 
     def watched(self, items: list[Any]) -> list[Any]:
-        """The same items, of which row i is made into ``made[i]``; an iteration may end before the last.
+        """The items, in a list whose iteration may end early; the result of item i must become ``made[i]``.
 
-        It does where the next stage waits for what is finished; that is sent when the next iteration begins.
+        It ends when the next stage waits for finished rows; these are sent when the next iteration begins.
         """
         if self._channel is None or len(items) == 1 or items.__class__ is _Watched:
             return items
         return _Watched(items, self)
 
     def run_through(self, items: list[Any]) -> Iterator[Any]:
-        """An iterator over the items, up to the one with which the next stage has what it waits for."""
+        """An iterator over the items up to the one that satisfies the next stage's demand."""
         channel, made = self._channel, self.made
         assert channel is not None
         stop = len(items)
         if channel.demand < stop and not made:
-            channel.nudge()  # quick rows are all done before it looks
+            channel.nudge()  # if the rows are quick, all are done before it checks
         while True:
-            self._rest = iter(items if stop >= len(items) else items[:stop])
-            # Only now: whoever begins to wait after this look finds the iterator.
+            self._rows_in_work = iter(items if stop >= len(items) else items[:stop])
+            # After publishing the iterator: a thread that begins to wait after this check finds it.
             wanted = channel.demand - (len(made) - self.sent)
             if wanted <= 0 and len(made) > self.sent:
                 self.send()
             elif len(made) + max(1, wanted) >= stop:
-                rest: Iterator[Any] = self._rest
-                return rest
+                rows: Iterator[Any] = self._rows_in_work
+                return rows
             else:
                 stop = len(made) + max(1, wanted)
 
     def due(self) -> bool:
-        """Whether the next stage waits for what is finished."""
+        """Whether the next stage waits for the finished rows."""
         return self._channel is not None and len(self.made) - self.sent >= self._channel.demand
 
     def send(self, last: bool = False) -> None:
-        """Send what is finished; ``last``: the unit is done."""
+        """Send finished rows; ``last``: the unit is done."""
         start = perf_counter_ns()
         with self._lock:
-            left, self._left = self._left, []
+            unsent, self._unsent = self._unsent, []
             out = self._finished(last)
-            self._sending = True  # what is finished meanwhile must not overtake this
-        for each in left:
+            self._sending = True  # rows finished meanwhile must not overtake these
+        for each in unsent:
             self.sender.send(self.ticket, each, False)
         if out is not None:
             self._send(out, last)
@@ -169,32 +169,32 @@ class Unit:
             self.sender.send(self.ticket, out.share(start, stop), last and stop == count)
 
     def offer_finished(self, needed: int) -> None:
-        """Send what is finished if it is enough and there is room: in the next stage's thread, which never blocks."""
+        """Send finished rows if they are enough and there is room. Called by the next stage's threads; never blocks."""
         with self._lock:
             if self._sending:
                 return
-            while self._left:  # nothing overtakes it, and the next stage may need no more
-                if not self.sender.offer(self.ticket, self._left[0]):
+            while self._unsent:  # first, in order; the next stage may need no more
+                if not self.sender.offer(self.ticket, self._unsent[0]):
                     return
-                del self._left[0]
+                del self._unsent[0]
             finished = len(self.made) - self.sent
             if not max(1, needed) <= finished <= self.rows:
-                # It ends here, in one step also for the thread that runs through it; that one looks at what is due.
-                self._rest.__setstate__(sys.maxsize)
+                # End the worker's iteration, in one atomic step; the worker then checks what is due.
+                self._rows_in_work.__setstate__(sys.maxsize)
                 return
             out = self._finished(False)
             if out is not None and (tracer := self.stage.run.tracer).on:
                 tracer.sent(self.stage.name, out)
             if out is not None and not self.sender.offer(self.ticket, out):
-                self._left.append(out)
+                self._unsent.append(out)
 
     def _finished(self, last: bool) -> Chunk | None:
-        """The finished rows that have not left, counted and measured; they are taken for sent."""
+        """Take the finished rows that were not sent, counted and measured; under ``_lock``."""
         start, stop = self.sent, len(self.made)
         self.sent = stop
         out = self.part(start, stop) if stop > start else None
         if self.rows == 1 and isinstance(out, Bundle) and out.count == 1:
-            out = out.one(0)  # on its edge each is a chunk
+            out = out.one(0)  # rows travel as chunks on this edge
         if last:
             self.made, self.sent = [], 0
         elif self.trims:
@@ -202,10 +202,10 @@ class Unit:
             self.sent = 0
         stage, worker = self.stage, self.worker
         reserved = self._reserved
-        if not last and self._expected > stop - start:
-            reserved = reserved * (stop - start) // self._expected
+        if not last and self._reserved_rows > stop - start:
+            reserved = reserved * (stop - start) // self._reserved_rows
         self._reserved -= reserved
-        self._expected = max(0, self._expected - (stop - start))
+        self._reserved_rows = max(0, self._reserved_rows - (stop - start))
         held: Buffers = ()
         if last:
             held, self._held = self._held, ()
@@ -220,12 +220,12 @@ class Unit:
         return out
 
     def part(self, start: int, stop: int) -> Chunk | None:
-        """The rows ``start`` to ``stop`` that were made, as they leave; None if none of them does."""
+        """The finished rows ``start`` to ``stop`` as one chunk to send; None if all were dropped."""
         raise NotImplementedError
 
 
 class _Watched(list[Any]):
-    """Items between which finished rows may leave; see :meth:`Unit.watched`."""
+    """A list whose iteration may end early; see :meth:`Unit.watched`."""
 
     def __init__(self, items: list[Any], unit: Unit) -> None:
         super().__init__(items)
@@ -233,14 +233,14 @@ class _Watched(list[Any]):
         self._unit = unit
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._items, name)  # what a source knows of its indices
+        return getattr(self._items, name)  # attributes of a source's own sequence of indices
 
     def __iter__(self) -> Iterator[Any]:
         return self._unit.run_through(self._items)
 
 
 def settle(stage: StageRun, worker: Worker, reserved: int, held: Buffers, out: Chunk) -> None:
-    """Count what a call has made of what it was given."""
+    """Account for the result of a call."""
     if out.__class__ is not Bundle:
         stage.settle(worker, reserved, held, out)
         return
@@ -263,12 +263,12 @@ def measured(bundle: Bundle) -> Buffers:
     nbytes = _light(bundle.data)
     if nbytes is None:
         return buffers_of_each(bundle.data)
-    # Not the bundle's id: a part of it may outlive it in a batch, and another bundle be given the same id.
-    return ((next(_numbers), nbytes),) if nbytes else ()
+    # Not the bundle's id: a part of the bundle may outlive it, and a new bundle may get the same id.
+    return ((next(_bundle_ids), nbytes),) if nbytes else ()
 
 
 def _light(items: Any) -> int | None:
-    """The bytes under the same field of several samples; None where they must be looked at one by one."""
+    """The total bytes of small values of one type; None if they must be measured one by one."""
     kinds = set(map(type, items))
     if kinds <= ATOMS:
         return 0

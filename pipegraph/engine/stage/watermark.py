@@ -1,4 +1,4 @@
-"""The restart point of a completion-order stage: pure bookkeeping over its open tickets."""
+"""The watermark of a completion-order stage: its restart point, from the open tickets. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pipegraph.chunk import Cursor
 
 
 class Watermark:
-    """Tickets are taken in order and finished in any; the watermark is the oldest open one's start.
+    """Tickets are taken in order and finished in any order; the watermark is the start of the oldest open one.
 
     >>> mark = Watermark()
     >>> mark.start(0, 10, 11); mark.start(1, 11, 12)
@@ -23,23 +23,23 @@ class Watermark:
         self._after: Cursor = None
 
     def start(self, ticket: int, before: Cursor, after: Cursor) -> None:
-        """A worker has taken an item; called in the order of tickets."""
+        """A worker has taken an item. Called in the order of tickets."""
         self._open[ticket] = before
         self._after = after
 
     def current(self) -> Cursor:
-        """Everything before this cursor is finished."""
+        """The watermark: all items before this cursor are finished."""
         for before in self._open.values():  # insertion order is ticket order
             return before
         return self._after
 
     def finish(self, ticket: int) -> Cursor:
-        """A ticket's items have all been put; returns the watermark then."""
+        """All items of a ticket were put; returns the new watermark."""
         self._open.pop(ticket, None)
         return self.current()
 
     def oldest(self) -> int | None:
-        """The oldest open ticket."""
+        """The oldest open ticket; None if there is none."""
         for ticket in self._open:
             return ticket
         return None
