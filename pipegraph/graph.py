@@ -366,11 +366,11 @@ class Graph:
 
     def to_networkx(self) -> networkx.DiGraph[str]:
         """The graph as a ``networkx.DiGraph``; each node has its ``spec``."""
-        return graph_views.digraph(self)
+        return graph_views.digraph(self.name, self.stages)
 
     def to_dot(self) -> str:
         """The graph in Graphviz' language."""
-        return graph_views.dot(self)
+        return graph_views.dot(self.name, self.stages)
 
     def to_svg(self, output: Node | str | None = None) -> str:
         """The pipeline as an SVG picture: its stages with their workers, and the queues between them.
@@ -383,10 +383,10 @@ class Graph:
         return plan_svg(self.plan(output))
 
     def _repr_html_(self) -> str:
-        return graph_views.table(self)
+        return graph_views.table(self.name, self.seed, self.stages)
 
     def __str__(self) -> str:
-        return graph_views.text(self)
+        return graph_views.text(self.name, self.seed, self.stages)
 
     def __repr__(self) -> str:
         return (

@@ -2,69 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pipegraph.contracts import FanOut
 from pipegraph.html import html_table
+from pipegraph.stage_spec import Edge, StageSpec
 
 if TYPE_CHECKING:
     import networkx
 
-    from pipegraph.graph import Graph
-    from pipegraph.stage_spec import Edge
+Stages = Mapping[str, StageSpec]
 
 
-def digraph(graph: Graph) -> networkx.DiGraph[str]:
+def digraph(name: str, stages: Stages) -> networkx.DiGraph[str]:
     """See :meth:`Graph.to_networkx`."""
     import networkx
 
-    found: networkx.DiGraph[str] = networkx.DiGraph(name=graph.name)
-    for name, spec in graph.stages.items():
-        found.add_node(name, spec=spec)
-    for name, spec in graph.stages.items():
+    found: networkx.DiGraph[str] = networkx.DiGraph(name=name)
+    for stage, spec in stages.items():
+        found.add_node(stage, spec=spec)
+    for stage, spec in stages.items():
         for index, edge in enumerate(spec.upstream):
-            found.add_edge(edge.stage, name, output=edge.output, input=index)
+            found.add_edge(edge.stage, stage, output=edge.output, input=index)
     return found
 
 
-def dot(graph: Graph) -> str:
+def dot(name: str, stages: Stages) -> str:
     """See :meth:`Graph.to_dot`."""
 
     def quoted(text: str) -> str:
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
-    lines = [f"digraph {quoted(graph.name)} {{", "  rankdir=LR;", "  node [shape=box];"]
-    for name, spec in graph.stages.items():
-        lines.append(f"  {quoted(name)} [label={quoted(f'{name}: {spec.operator.name} x{spec.workers}')}];")
-    for name, spec in graph.stages.items():
+    lines = [f"digraph {quoted(name)} {{", "  rankdir=LR;", "  node [shape=box];"]
+    for stage, spec in stages.items():
+        lines.append(f"  {quoted(stage)} [label={quoted(f'{stage}: {spec.operator.name} x{spec.workers}')}];")
+    for stage, spec in stages.items():
         for edge in spec.upstream:
-            label = f" [label={quoted(str(edge.output))}]" if _is_route(graph, edge) else ""
-            lines.append(f"  {quoted(edge.stage)} -> {quoted(name)}{label};")
+            label = f" [label={quoted(str(edge.output))}]" if _is_route(stages, edge) else ""
+            lines.append(f"  {quoted(edge.stage)} -> {quoted(stage)}{label};")
     return "\n".join([*lines, "}"])
 
 
-def table(graph: Graph) -> str:
+def table(name: str, seed: int | None, stages: Stages) -> str:
     """The stages as HTML."""
     rows = [("stage", "operator", "workers", "backend", "from")]
-    for name, spec in graph.stages.items():
+    for stage, spec in stages.items():
         sources = ", ".join(edge.stage for edge in spec.upstream)
-        rows.append((name, type(spec.operator).__name__, str(spec.workers), spec.backend, sources))
-    return html_table(f"graph {graph.name!r}, seed {graph.seed}", rows)
+        rows.append((stage, type(spec.operator).__name__, str(spec.workers), spec.backend, sources))
+    return html_table(f"graph {name!r}, seed {seed}", rows)
 
 
-def text(graph: Graph) -> str:
+def text(name: str, seed: int | None, stages: Stages) -> str:
     """The stages, a line each."""
-    lines = [f"graph {graph.name!r}, seed {graph.seed}, {len(graph.stages)} stages"]
-    width = max((len(name) for name in graph.stages), default=0)
-    for name, spec in graph.stages.items():
+    lines = [f"graph {name!r}, seed {seed}, {len(stages)} stages"]
+    width = max((len(stage) for stage in stages), default=0)
+    for stage, spec in stages.items():
         sources = ", ".join(
-            f"{edge.stage}[{edge.output}]" if _is_route(graph, edge) else edge.stage for edge in spec.upstream
+            f"{edge.stage}[{edge.output}]" if _is_route(stages, edge) else edge.stage
+            for edge in spec.upstream
         )
         lines.append(
-            f"  {name:<{width}}  {type(spec.operator).__name__}" + (f"  <- {sources}" if sources else "")
+            f"  {stage:<{width}}  {type(spec.operator).__name__}" + (f"  <- {sources}" if sources else "")
         )
     return "\n".join(lines)
 
 
-def _is_route(graph: Graph, edge: Edge) -> bool:
-    return isinstance(graph.stages[edge.stage].operator, FanOut)
+def _is_route(stages: Stages, edge: Edge) -> bool:
+    return isinstance(stages[edge.stage].operator, FanOut)

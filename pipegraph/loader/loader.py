@@ -51,7 +51,7 @@ from pipegraph.units import parse_bytes
 if TYPE_CHECKING:
     from pipegraph.profile import Profile
     from pipegraph.profile.headspace import Headspace
-    from pipegraph.tuning import Tuning
+    from pipegraph.tuning.decisions import Tuning
     from pipegraph.tuning.tuner import Tuner
 
 logger = logging.getLogger("pipegraph")

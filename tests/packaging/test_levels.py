@@ -43,13 +43,12 @@ def modules():
 
 
 def imports(name, path, known):
-    """``(module imported, whether at the moment of use)``; what only the type checker sees is left out."""
+    """``(module imported, whether at the moment of use or for the type checker alone)``."""
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
 
     def walk(node, lazy):
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-                continue
+            typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
             targets = []
             if isinstance(child, ast.Import):
                 targets = [alias.name.split(".") for alias in child.names]
@@ -64,7 +63,7 @@ def imports(name, path, known):
                     dotted = dotted if dotted in known else dotted.rpartition(".")[0]
                     if dotted and dotted != name:
                         yield dotted, lazy
-            inner = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            inner = lazy or typing_only or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             yield from walk(child, inner)
 
     yield from walk(ast.parse(path.read_text()), False)
