@@ -7,7 +7,7 @@ import errno
 import signal
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import IterableDataset, _DatasetKind
 from torch.utils.data.dataloader import (
@@ -37,9 +37,7 @@ from pipegraph.loader.torch_dataloader.batch_sources import (
 )
 from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker, WorkerProcess
 from pipegraph.loader.torch_dataloader.index_feed import IndexFeed, WorkerIndices
-
-if TYPE_CHECKING:
-    from pipegraph.loader.torch_dataloader.dataloader import DataLoader
+from pipegraph.loader.torch_dataloader.resumable import ResumableDataLoader
 
 
 def next_worker(progress: BatchProgress, iterable: bool, workers: int) -> int:
@@ -49,7 +47,7 @@ def next_worker(progress: BatchProgress, iterable: bool, workers: int) -> int:
 class Pipeline:
     """The graph of a loader's pass."""
 
-    def __init__(self, loader: DataLoader[Any], dataset: Any, base_seed: int, carries: bool) -> None:
+    def __init__(self, loader: ResumableDataLoader[Any], dataset: Any, base_seed: int, carries: bool) -> None:
         self._loader = loader
         self._base_seed = base_seed
         self._iterable = loader._dataset_kind == _DatasetKind.Iterable
@@ -113,7 +111,7 @@ class Pipeline:
 class Inline(_SingleProcessDataLoaderIter):
     """``num_workers=0``: torch's own loop, in the consumer's thread, with a state."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: ResumableDataLoader[Any]) -> None:
         self._progress = progress = loader._next_progress()
         super().__init__(loader)
         progress.base_seed = int(self._base_seed)
@@ -156,7 +154,7 @@ class Pipelined(_BaseDataLoaderIter):
     _running: Loader
     _passing: Iterator[Any]
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: ResumableDataLoader[Any]) -> None:
         self._progress = progress = loader._next_progress()
         stands = loader._base_state()
         super().__init__(loader)
@@ -190,7 +188,7 @@ class Pipelined(_BaseDataLoaderIter):
         self._epoch += 1
         self._begin(loader)
 
-    def _begin(self, loader: DataLoader[Any]) -> None:
+    def _begin(self, loader: ResumableDataLoader[Any]) -> None:
         self._over = False
         self._feed.restart(
             next_worker(self._progress, not self._indexed, self._shares), self._progress.batches
@@ -263,7 +261,7 @@ class Inherited(_MultiProcessingDataLoaderIter):
     _sampler: Any
     _copied: Any
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: ResumableDataLoader[Any]) -> None:
         self._progress = loader._next_progress()
         self._batch_size = loader.batch_size or 1
         super().__init__(loader)
