@@ -1,7 +1,8 @@
 """``pg.DataLoader``: torch's ``DataLoader``, with its arguments and its batches, on pipegraph's workers.
 
 ``dataloader`` is what users see, ``resumable`` its state, which ``batch_progress`` holds; ``pass_iterators`` run its
-passes; ``index_feed`` brings indices to the workers, which ``dataset_worker`` sets up and where ``batch_sources`` fetch.
+passes; ``index_feed`` brings indices to the workers, which ``dataset_worker`` sets up and in which ``batch_sources``
+fetch.
 """
 
 from pipegraph.loader.torch_dataloader.dataloader import DataLoader as DataLoader
