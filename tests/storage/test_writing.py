@@ -1,9 +1,11 @@
 """Shards that we write: read by our own readers, by tarfile and pyarrow, and the same however they came about."""
 
+import errno
 import io
 import itertools
 import json
 import multiprocessing
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -385,6 +387,30 @@ def test_tensors_and_null_columns_can_be_written(tmp_path: Path) -> None:
         first, second = format_of("a.parquet").samples(file)
     assert first["t"].dtype == np.int16
     assert (first["maybe"], second["maybe"]) == (1, None)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("number", [torch.tensor(3), np.array(3), np.int64(3), torch.tensor([3])[0]])
+def test_a_tensor_or_array_of_one_number_is_that_number(tmp_path: Path, format: str, number: Any) -> None:
+    with pg.ShardWriter(tmp_path / "out", format) as writer:
+        for label in (number, 4):
+            writer.write({"label": label, "x": torch.tensor(0.5, dtype=torch.bfloat16), "ok": np.array(True)})
+    suffix = next((tmp_path / "out").glob("shard*")).name
+    with LocalFile(tmp_path / "out" / suffix) as file:
+        first, second = format_of(suffix).samples(file)
+    assert (first["label"], second["label"]) == (3, 4)
+    assert (first["x"], first["ok"]) == ((b"0.5", b"true") if format == "tar" else (0.5, True))
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = pg.ShardWriter(tmp_path / "out")
+    writer.write({"text": "a"})
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"No space left on device: '.*shard-000000"):
+        patch.setattr(os, "write", full)
+        writer.close()
 
 
 def test_a_failure_in_a_worker_names_the_sample_and_leaves_no_processes(photos: Path, tmp_path: Path) -> None:

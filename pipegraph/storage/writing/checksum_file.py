@@ -20,6 +20,7 @@ class ChecksumFile(io.RawIOBase):
     """
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self._extend = crc32c_extend()
         self._pieces: list[bytes] = []
@@ -53,8 +54,12 @@ class ChecksumFile(io.RawIOBase):
         self._pieces, self._held = [], 0
         self.crc32c = self._extend(self.crc32c, data)
         left = memoryview(data)
-        while left:
-            left = left[os.write(self._fd, left) :]
+        try:
+            while left:
+                left = left[os.write(self._fd, left) :]
+        except OSError as error:  # a full disk, which does not say which
+            error.filename = self._path
+            raise
 
     def sync(self) -> None:
         """Everything written is on the disk."""

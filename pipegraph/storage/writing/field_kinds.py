@@ -14,17 +14,26 @@ Kinds = dict[str, str]
 """Field -> ``"bytes"``, ``"text"``, ``"bool"``, ``"int"``, ``"float"``, ``"array:DTYPE"``, ``"json"`` or ``"null"``."""
 
 
+def number_of(value: Any) -> Any:
+    """A tensor or array of one number, without a dimension, as that number; anything else as it is."""
+    if getattr(value, "ndim", 1) or not hasattr(value, "item"):
+        return value
+    dtype = getattr(value, "dtype", None)
+    return value if isinstance(dtype, np.dtype) and dtype.kind not in "biuf" else value.item()
+
+
 def kind_of(value: Any) -> str:
     """The kind of one value: lists of numbers are arrays, other lists and dicts JSON."""
+    value = number_of(value)
     if value is None:
         return "null"
     if isinstance(value, str):
         return "text"
     if isinstance(value, bytes | bytearray | memoryview):
         return "bytes"
-    if isinstance(value, bool | np.bool_):
+    if isinstance(value, bool):
         return "bool"
-    if isinstance(value, int | np.integer):
+    if isinstance(value, int):
         return "int"
     if isinstance(value, float | np.floating):
         return "float"

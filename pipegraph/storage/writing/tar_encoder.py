@@ -15,7 +15,7 @@ from pipegraph.storage.formats.tar import blocks_between, split_key
 
 from .checksum_file import ChecksumFile
 from .encoder import Encoder, Sample
-from .field_kinds import as_json, is_tensor
+from .field_kinds import as_json, is_tensor, number_of
 
 _BLOCK: Final = 512
 MARKER_NBYTES: Final = 2 * _BLOCK
@@ -75,7 +75,8 @@ class TarEncoder(Encoder):
         for field, value in sample.items():
             if field == "key":
                 continue
-            if field == "label" and isinstance(value, int | np.integer) and not isinstance(value, bool):
+            value = number_of(value)
+            if field == "label" and isinstance(value, int) and not isinstance(value, bool):
                 field = "cls"
                 if "cls" in sample:
                     raise DataError(
@@ -154,8 +155,6 @@ def content_of(value: Any) -> bytes:
         out = io.BytesIO()
         np.save(out, np.ascontiguousarray(value), allow_pickle=False)
         return out.getvalue()
-    if isinstance(value, np.generic):
-        value = value.item()
     return as_json(value).encode()
 
 
