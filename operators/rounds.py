@@ -209,12 +209,12 @@ class Rounds(Source):
         if self.random_access:
             yield from super().iterate(epoch, rank, world_size, start)
             return
-        number = begins = 0
-        snapshot = None
+        number = begins = known = 0  # the step of the round from which on the source reads
         if self._from is not None:
             number, begins, snapshot = self._from[1]
             if snapshot is not None:
-                self.source.restore(self._from[0] - begins, snapshot)
+                known = self._from[0] - begins
+                self.source.restore(known, snapshot)
             self._from = None
         source = self.source
         while self.count is None or number < self.count:
@@ -222,13 +222,13 @@ class Rounds(Source):
             skip = start - begins
             size = source.length(inner, rank, world_size)
             self._began = (number, begins)
-            if size is None and snapshot is None:  # it may end before the step to begin with
-                items = source.iterate(inner, rank, world_size, 0)
-                came = sum(1 for _ in islice(items, skip))
+            if size is None:  # it may end before the step to begin with
+                items = source.iterate(inner, rank, world_size, known)
+                came = known + sum(1 for _ in islice(items, skip - known))
             else:
-                came = skip if size is None else min(size, skip)
+                came = min(size, skip)
                 items = source.iterate(inner, rank, world_size, came)
-            snapshot = None
+            known = 0
             for place, item in items:
                 came += 1
                 yield _coded(number, place), item

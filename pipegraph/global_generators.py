@@ -178,10 +178,10 @@ class Draws:
         return found
 
 
-def drew() -> bool:
-    """Whether what is in work in this thread has drawn from torch's generators so far."""
+def drew() -> Draws | None:
+    """Whose numbers are drawn in this thread, if what is in work has drawn from torch's generators so far."""
     draws = _current.get()
-    return draws is not None and draws._row >= 0
+    return draws if draws is not None and draws._row >= 0 else None
 
 
 def drawing(call: Callable[[Chunk], Any], draws: Draws) -> Callable[[Chunk], Any]:

@@ -59,9 +59,10 @@ def isolate(plan: Plan) -> Isolation:
         staying.discard(stage.name)
         below[stage.name] = stage
         edge = stage.upstream[0]
-    above = {
-        stage.name: replace(stage, memory="pageable") for stage in plan.running if stage.name not in below
-    }
+    above: dict[str, StagePlan] = {}  # with what the plan left out there, which digests pass over
+    for stage in plan.stages.values():
+        if stage.name not in below and all(edge.stage in above for edge in stage.spec.upstream):
+            above[stage.name] = replace(stage, memory="pageable")
     cut = plan.stages[edge.stage]
     kept = {edge.stage: _elsewhere(cut)}
     for stage in reversed(below.values()):

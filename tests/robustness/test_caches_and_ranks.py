@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import RandomSampler
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -247,6 +248,33 @@ def test_a_cache_below_a_draw_from_torch_is_refused(
     text = f"stage 'cache': Cache cannot stand here: '{stage}' draws random numbers from torch's generators"
     with graph.loader(epochs=2) as loader, pytest.raises(GraphError, match=text):
         list(loader)
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_what_a_sampler_draws_is_no_draw_of_the_samples(backend: Any) -> None:
+    graph = pg.Graph("cached", seed=1)
+    source = ops.FromSequence(range(9), sampler=RandomSampler(range(9)))
+    graph.add(source, backend=backend).then(ops.Cache("memory", "1 MB"))
+    with graph.loader(epochs=2) as loader:
+        assert sorted(loader) == sorted(loader) == list(range(9))
+
+
+def test_an_isolated_cache_has_the_entries_of_one_that_is_not(tmp_path: Path) -> None:
+    def values(function: Callable[[Any], Any], isolate: bool) -> list[Any]:
+        graph = pg.Graph("cached")
+        made = graph.add(ops.FromSequence(range(3))).then(function, name="made")
+        made.then(ops.Pin()).then(ops.Repeat(2)).then(ops.Cache(tmp_path, "1 MB"))
+        with graph.loader(isolate=isolate) as loader:
+            return list(loader)
+
+    def double(x: int) -> int:
+        if (tmp_path / "made").exists():
+            raise RuntimeError("made again")
+        return 2 * x
+
+    assert values(double, isolate=False) == 2 * [0, 2, 4]
+    (tmp_path / "made").touch()
+    assert values(double, isolate=True) == 2 * [0, 2, 4]
 
 
 @pytest.mark.parametrize("backend", ["thread", "process"])

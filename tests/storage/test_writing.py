@@ -408,7 +408,10 @@ def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     writer = pg.ShardWriter(tmp_path / "out")
     writer.write({"text": "a"})
-    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"No space left on device: '.*shard-000000"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(OSError, match=r"No space left on device: '.*shard-000000"),
+    ):
         patch.setattr(os, "write", full)
         writer.close()
 

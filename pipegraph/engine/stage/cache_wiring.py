@@ -67,6 +67,15 @@ class _RandomnessCheck:
 
         return refuse
 
+    def watched(self, stage: str, call: Callable[..., Any], *args: Any) -> Any:
+        """What ``call`` gives, in a stage above the cache."""
+        before = drew()  # a sampler, in the thread that has the samples read in processes
+        made = call(*args)
+        now = drew()
+        if now is not None and now is not before:
+            self.stage = stage
+        return made
+
 
 def _skipping(operator: Any, stage: str, random: _RandomnessCheck) -> _Override:
     """Wrap an operator between a source and its cache to pass hits on."""
@@ -74,10 +83,7 @@ def _skipping(operator: Any, stage: str, random: _RandomnessCheck) -> _Override:
     def process(chunk: Chunk) -> Any:
         if chunk.data.__class__ is Hit:
             return chunk
-        made = operator.process(chunk)
-        if drew():
-            random.stage = stage
-        return made
+        return random.watched(stage, operator.process, chunk)
 
     def call_for(chunk: Chunk) -> Any:  # for an operator in a process: hits are not sent there
         return None if chunk.data.__class__ is Hit else operator.call_for(chunk)
@@ -135,10 +141,7 @@ def read_cached(
             return hit
         if isinstance(place, Drawn):
             drawn.note(place, epoch)
-        made = read(place, epoch)
-        if drew():
-            random.stage = stage
-        return made
+        return random.watched(stage, read, place, epoch)
 
     return reading
 
