@@ -1,4 +1,4 @@
-"""What all runs of one loader share: plan, seed, rank, workers, counters, and what operators are opened with."""
+"""The context that all runs of a loader share: plan, seed, rank, workers, counters and operators' contexts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class LoaderContext(ABC):
     """See the module docstring.
 
     Attributes:
-        workers: per stage, those that take part.
-        meters: per stage, of all workers that it has had; kept after the end.
-        readers: per random-access source, the copy that deals its positions.
-        grown: queues that had to become longer than planned, and how long.
-        capacities: of queues, where they were chosen while the loader runs.
-        counters: per stage, what its operators count.
+        workers: by stage, the current workers.
+        meters: by stage, those of all its workers so far; kept after ``close``.
+        readers: by random-access source, the copy that gives its positions.
+        grown: by stage, the capacity of queues that had to grow.
+        capacities: by stage, the capacity of queues that was set while the loader runs.
+        counters: by stage, the counters of its operators.
     """
 
     def __init__(self, plan: Plan, memory_limit: int, seed: int, rank: int, world_size: int) -> None:
@@ -49,7 +49,7 @@ class LoaderContext(ABC):
 
     @abstractmethod
     def make_operator(self, stage: StagePlan, index: int) -> Any:
-        """What a worker of the stage holds: a copy of the operator, or what stands for one elsewhere."""
+        """The operator of one worker: a copy, or a proxy for one in another process."""
 
     @abstractmethod
     def open_operator(self, stage: str, worker: Worker) -> None:
@@ -57,7 +57,7 @@ class LoaderContext(ABC):
 
     @abstractmethod
     def close_operators(self, stage: str, opened: Worker | Source) -> None:
-        """Close what was opened for a worker; what that raises is kept for the end."""
+        """Close a worker's operators, or a source, once each; errors become warnings at the end."""
 
     @abstractmethod
     def serve(self, stage: StagePlan, worker: Worker, seen: int) -> None:
@@ -68,7 +68,7 @@ class LoaderContext(ABC):
         return self.plan.stages[stage]
 
     def capacity(self, stage: str) -> int:
-        """What a stage's queues may hold: as planned, as chosen since, or as they have grown."""
+        """Capacity of a stage's queues: planned or set since, and grown by Parks' rule."""
         chosen = self.capacities.get(stage, self.plan.stages[stage].capacity)
         return max(chosen, self.grown.get(stage, 0))
 
@@ -77,7 +77,7 @@ class LoaderContext(ABC):
         self.grown[stage] = max(capacity, self.grown.get(stage, 0))
 
     def context(self, stage: str, worker: int) -> Context:
-        """What a worker's operator is opened with."""
+        """The context with which a worker opens its operator."""
         counters = self.counters.setdefault(stage, {})
 
         def count(name: str, n: int) -> None:

@@ -1,4 +1,4 @@
-"""Runs an inline stage: whichever thread waits for its output drives it, one at a time."""
+"""The pump of an inline stage: threads that wait for its output step its loop, one thread at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipegraph import global_generators
 from pipegraph.engine.activity import Cancelled
 
 MORE = object()
-"""Given by a loop between two steps if the next one waits for nobody."""
+"""Yielded by a loop if its next step will not block."""
 
 
 class StagePump:
@@ -53,7 +53,7 @@ class StagePump:
         raise Cancelled  # the loop has ended with an error, raised in the thread that drove it
 
     def leave(self) -> None:
-        """Free the role, then let another waiter look again: it may have found us busy."""
+        """Let others drive, then wake another waiter: it may have found the driver busy."""
         with self._lock:
             self._busy = over = self._over
         if over:

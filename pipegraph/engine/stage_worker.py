@@ -1,4 +1,4 @@
-"""One worker of a stage: its opened copy of the operator, and its counters. Lives as long as the loader."""
+"""A worker of a stage: its opened copy of the operator, and its counters. Lives as long as the loader."""
 
 from __future__ import annotations
 

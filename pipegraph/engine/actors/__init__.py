@@ -1,1 +1,1 @@
-"""Ray actors: a stage whose operator lives in processes of a Ray cluster. See ``actor_host`` for the contract."""
+"""Ray actors: run a stage's operator in processes of a Ray cluster. See ``actor_host`` for the contract."""

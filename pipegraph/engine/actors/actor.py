@@ -1,4 +1,4 @@
-"""What runs in an actor: the same worker as in a worker process, called through Ray."""
+"""The Ray actor of a stage: the same worker as in a worker process, called through Ray."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pipegraph.global_generators import enter_worker, own_process
 
 
 class ActorProgress:
-    """The row in work and when it was begun; while ``noting`` also where it can be read when this process is gone."""
+    """The row in work and its start time; while ``noting``, it is also written where it survives this process."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._call = self._member = 0
-        self._now = 0, NOTHING, time.monotonic_ns(), 0  # replaced as a whole: another thread looks
+        self._now = 0, NOTHING, time.monotonic_ns(), 0  # replaced as a whole: another thread reads it
         self.noting = False
 
     def begin(self, row: int) -> None:
@@ -35,23 +35,23 @@ class ActorProgress:
             note(self._key, row, self._member)
 
     def enter(self, member: int, row: int) -> None:
-        """A row is begun, and with it the work of this stage of a run of them."""
+        """Record the start of a row in a fused stage."""
         self._member = member
         self.begin(row)
 
     def enter_call(self) -> None:
-        """The next call is begun."""
+        """Record the start of the next call."""
         self._call += 1
         self.enter(0, 0)
 
     def look(self) -> tuple[int, int, float, int]:
-        """``(call, row, seconds since that was begun, stage of the run)``."""
+        """``(call, row, seconds since its start, number of the fused stage)``."""
         call, row, since, member = self._now
         return call, row, (time.monotonic_ns() - since) / 1e9, member
 
 
 class StageActor:
-    """An actor of a stage. One thread calls ``start`` and ``call``; ``look`` has another one, where it is called."""
+    """An actor of a stage. One thread serves ``start`` and ``call``, another one ``look``, if that is used."""
 
     def __init__(self, key: bytes) -> None:
         self._progress = ActorProgress(key)
@@ -60,7 +60,7 @@ class StageActor:
         self._thread = 0
 
     def start(self, sealed: Received, contexts: Sequence[Context], pack: Any, judged: int) -> Parcel:
-        """Open the operators; what that raises is returned."""
+        """Open the operators; returns the exception, if one is raised."""
         torch.set_num_threads(1)
         if "cv2" in sys.modules:
             sys.modules["cv2"].setNumThreads(0)
@@ -107,7 +107,7 @@ class StageActor:
         return answer
 
     def look(self) -> tuple[int, int, float, int, str]:
-        """``(call and row in work, seconds since that was begun, stage of the run, the stack at which it stands)``."""
+        """``(call, row in work, seconds since its start, number of the fused stage, current stack)``."""
         call, row, spent_s, member = self._progress.look()
         frame = sys._current_frames().get(self._thread)
         return call, row, spent_s, member, "" if frame is None else "".join(traceback.format_stack(frame))

@@ -1,17 +1,16 @@
-"""The trainer's side of one actor: calls with deadlines, deaths, new actors, the end.
+"""The host of one Ray actor, in the trainer: calls with deadlines, deaths, restarts and shutdown.
 
 The behaviour contract is that of ``process.process_host``, with these differences (what differs from both is a bug):
 
 * Ray reports the end of an actor, or of its node; an answer that was lost with the node's memory counts as its end.
-* Which row was in work is not known where the process is gone with its memory. So the next actor notes each row that it
-  begins in the cluster's key-value store, for its first ``NOTED_CALLS`` calls: work that ends every process is found by
-  that. Such an end counts as one between two rows until then.
-* While it does so it has one call at a time, so that a note is of the call that is waited for. Else one more is sent
-  ahead, which Ray begins when the one before it is done.
-* An actor waits for its resources without limit, and says so after ``PATIENCE_S``.
+* The row in work is not known when the process is gone, and its memory too. So the next actor records each row that it
+  begins in the cluster's key-value store, for its first ``NOTED_CALLS`` calls: a row that ends every process is found
+  by that. Until then, such an end counts as one between two rows.
+* Meanwhile it has one call at a time, so that a record belongs to the call that is waited for. Otherwise one more is
+  sent ahead, which Ray begins when the previous one is done.
+* An actor waits for its resources without limit; after ``PATIENCE_S`` this is logged.
 
-Invariant: under ``_condition`` is what an answer, a cancellation and the calling thread pass on; Ray's thread
-only notifies.
+Invariant: ``_condition`` guards what answers, cancellations and the calling thread share; Ray's thread only notifies.
 """
 
 from __future__ import annotations
@@ -42,17 +41,18 @@ from pipegraph.engine.process.worker import NOTHING
 log = logging.getLogger("pipegraph")
 
 NOTED_CALLS = 8
-"""Calls of an actor in which it notes its rows, where the one before it has died: one more than it takes to do a bundle
-again in parts."""
+"""Calls in which an actor records its rows if its predecessor died: one more than it takes to repeat a bundle in
+parts."""
 
 PATIENCE_S = 30.0
-"""How long an actor may take to be there before the log says what it may be waiting for."""
+"""Seconds for an actor to start before the log says what it may be waiting for."""
 
 NODE_DIED = "its node has died"
-"""What Ray says of an actor that has ended with its node. One that starts meanwhile waits for room on another."""
+"""The text with which Ray reports that an actor ended with its node. An actor that is starting waits for another
+node."""
 
 LOOK_S = 5.0
-"""How long an actor may take to say where it stands; one whose code holds the interpreter lock never does."""
+"""Seconds for an actor to report its stack; one whose code holds the interpreter lock never does."""
 
 _LOST = (
     lost.RayActorError,
@@ -65,7 +65,7 @@ _LOST = (
 
 
 _Answer = tuple[int, "Future[Any]"]
-"""The number of a call to its actor, and the answer."""
+"""The number of a call to the actor, and its answer."""
 
 
 class ActorHost:
@@ -74,13 +74,13 @@ class ActorHost:
     Args:
         options: of the actor, as Ray takes them.
         sealed: a reference to the parcel of the operators.
-        contexts: what each is opened with; the first one's stop ends a start.
-        given: to the actor, beside these: how the ``Batch`` behind it wants rows, and whose policy there is.
-        timeout_s: for one row; None waits for ever.
+        contexts: with which the operators are opened; the first one's ``stopping`` cancels a start.
+        given: further data for the actor: how the next ``Batch`` packs rows, and which stage has a policy.
+        timeout_s: limit for one row; None: no limit.
     """
 
     pid: int | None = None
-    """Of no process of this machine."""
+    """It is no process of this machine."""
     place = "actor"
     gave_up = "its actor was ended"
 
@@ -101,10 +101,10 @@ class ActorHost:
         self._condition = threading.Condition()
         self._cancelled = False
         self._actor: Any = None
-        self._sent = 0  # calls, to this actor
+        self._sent = 0  # calls to this actor
         self.ahead: Callable[[], Call | None] | None = None
         self._next: tuple[Call, _Answer] | None = None  # sent ahead
-        self._left: _Answer | None = None  # to the last call before a cancellation
+        self._left: _Answer | None = None  # the answer to the last call before a cancellation
         self._key = uuid.uuid4().bytes
         self._to_note = 0
         self._noting = False
@@ -140,7 +140,7 @@ class ActorHost:
         if self._next is not None and same_call(self._next[0], called):
             answer, self._next = self._next[1], None
         else:
-            if self._left is not None:  # its actor is in work, perhaps for long
+            if self._left is not None:  # the actor is still in that call, perhaps for long
                 with contextlib.suppress(Exception):
                     self._answer(self._left)
             if self._actor is None:
@@ -159,7 +159,7 @@ class ActorHost:
     def _look_ahead(self) -> None:
         if self._noting or self.ahead is None or (found := self.ahead()) is None:
             return
-        with contextlib.suppress(Exception):  # its own call will say so
+        with contextlib.suppress(Exception):  # the call itself will raise it
             self._next = found, self._send(found)
 
     def _result(self, answer: _Answer, opening: bool = False) -> Any:
@@ -198,12 +198,12 @@ class ActorHost:
             self._condition.notify_all()
 
     def _await(self, answer: Future[Any], timeout_s: float | None) -> bool:
-        """Whether there is an answer in time."""
+        """Wait for an answer; returns whether it came in time."""
         deadline = None if timeout_s is None else monotonic() + timeout_s
         with self._condition:
             while not answer.done():
                 if self._cancelled:
-                    if self._next is not None:  # nobody asks for it any more
+                    if self._next is not None:  # it will not be called any more
                         self._left, self._next = self._next[1], None
                     raise Cancelled
                 left_s = None if deadline is None else deadline - monotonic()
@@ -213,7 +213,7 @@ class ActorHost:
         return True
 
     def _await_rows(self, number: int, answer: Future[Any]) -> None:
-        """Blocks until there is an answer to this call, as long as no row takes longer than it may."""
+        """Block until there is an answer to this call; raises if a row passes its deadline."""
         assert self._timeout_s is not None
         while True:
             look = self._actor.look.options(concurrency_group="look").remote().future()
@@ -268,7 +268,7 @@ class ActorHost:
                 *({**wanted, **self._options["resources"]}, ray.available_resources()),
             )
 
-    # -- the end -------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------
 
     def cancel(self) -> None:
         self._set_cancelled(True)
@@ -305,7 +305,7 @@ class ActorHost:
         answer = self._actor.call.remote(False, Parcel(("close", ()))).future()
         answer.add_done_callback(self._notify)
         if not self._await(answer, grace_s):
-            return None  # it is in the middle of a long item, which nobody waits for: it is killed
+            return None  # it is in the middle of a long item, which is not needed: it is killed
         with contextlib.suppress(lost.RayError):
             result, _ = answer.result().open()
             return result.error() if isinstance(result, Carried) else None
@@ -313,7 +313,7 @@ class ActorHost:
 
 
 def _reason(error: Exception) -> str:
-    """What Ray says of an end, in one line."""
+    """Ray's reason for the end of an actor, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reasons = [
         line for line in lines if line.startswith(("The actor is dead because", "The actor died because"))

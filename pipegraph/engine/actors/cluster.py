@@ -1,4 +1,4 @@
-"""The actors of one loader: what starts them, and what they are given."""
+"""The Ray actors of one loader: their options, and the operators that are sent to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipegraph.errors import GraphError, MissingExtraError
 from pipegraph.planning.plan import Plan, StagePlan
 
 NAMED = ("num_cpus", "num_gpus", "memory")
-"""Resources that Ray has options of their own for."""
+"""Resources for which Ray has separate options."""
 
 
 class Cluster(RemoteStages):
@@ -65,14 +65,14 @@ class Cluster(RemoteStages):
         return ActorHost(options, sent, contexts, given, spec.timeout)
 
     def close(self) -> None:
-        """Once every worker has closed its own."""
+        """Called after every worker has closed its own actor."""
         self._sent.clear()
 
 
 def actor_options(
     resources: Mapping[str, float], runtime_env: Mapping[str, Any] | None, looked_at: bool
 ) -> dict[str, Any]:
-    """What Ray is asked for one actor.
+    """Ray's options for one actor.
 
     >>> actor_options({"num_cpus": 2, "decoder": 1}, None, False)["resources"]
     {'decoder': 1}
@@ -82,7 +82,7 @@ def actor_options(
         (options if name in NAMED else options["resources"])[name] = amount
     if runtime_env is not None:
         options["runtime_env"] = dict(runtime_env)
-    if looked_at:  # by a thread of its own; without one the work is done in the process's main thread
+    if looked_at:  # ``look`` needs a second thread; without it the work is done in the process's main thread
         options["concurrency_groups"] = {"look": 1}
-    # A node that is lost takes as few of a stage's actors with it as can be. What is done again is decided here.
+    # Spread over nodes, so that a lost node takes few of a stage's actors with it. Restarts and retries are ours.
     return {**options, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}

@@ -1,4 +1,4 @@
-"""Which row an actor has in work, where that can be read when the actor is gone: the cluster's key-value store."""
+"""Records of the rows that actors have in work, in the cluster's key-value store, which survives an actor."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _NAMESPACE = b"pipegraph"
 
 
 def note(key: bytes, row: int, member: int) -> None:
-    """A row is begun, by this stage of a run. Called in the actor."""
+    """Record the start of a row in a fused stage. Called in the actor."""
     from ray.experimental.internal_kv import _internal_kv_put
 
-    with contextlib.suppress(Exception):  # without the cluster's head nobody reads it either
+    with contextlib.suppress(Exception):  # without the cluster's head, it could not be read either
         _internal_kv_put(key, b"%d %d" % (row, member), namespace=_NAMESPACE)
 
 
 def noted(key: bytes) -> tuple[int, int]:
-    """The row and the stage of the run that the actor has noted last."""
+    """The row, and the fused stage, that the actor recorded last."""
     from ray.experimental.internal_kv import _internal_kv_get
 
     with contextlib.suppress(Exception):
@@ -30,7 +30,7 @@ def noted(key: bytes) -> tuple[int, int]:
 
 
 def forget(key: bytes) -> None:
-    """Nobody asks any more."""
+    """Delete an actor's record."""
     from ray.experimental.internal_kv import _internal_kv_del
 
     with contextlib.suppress(Exception):

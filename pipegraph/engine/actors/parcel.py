@@ -1,9 +1,9 @@
-"""What crosses between the trainer and an actor: one pickle and its buffers, as one object of Ray's.
+"""Parcels: messages between the trainer and an actor, a pickle and its buffers in one Ray object.
 
-Trees of arrays are pickled as for worker processes. Ray lays the buffers of an object into its store, where the other
-side maps them: they are copied once, by the sender. A large buffer is then read in place, and the object stays in the
-store until the last array made of it is gone. References to objects and handles of actors (of a user's function) go
-beside the pickle: only Ray itself can send them, and counts them.
+Trees of arrays are pickled as for worker processes. Ray writes an object's buffers to its store, where the receiver
+maps them: they are copied once, by the sender. A large buffer is read in place, and the object stays in the store until
+the last array on it is freed. Object references and actor handles (in a user's function) are sent beside the pickle:
+only Ray can send and count them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Parcel:
 
 
 class _Pickler(TreePickler):
-    """Leaves out what only Ray can send."""
+    """A pickler that leaves out what only Ray can send."""
 
     def __init__(self, file: Any, take: Any) -> None:
         super().__init__(file, take)
@@ -56,7 +56,7 @@ class _Pickler(TreePickler):
 
 
 class _Opening(threading.local):
-    """What came beside the pickle that this thread reads."""
+    """The references beside the pickle that the current thread reads."""
 
     refs: Sequence[Any] = ()
 
@@ -69,9 +69,9 @@ def _of_parcel(number: int) -> Any:
 
 
 class Received:
-    """A parcel that has come.
+    """A received parcel.
 
-    Nobody else reads it: its arrays may be written to, as those of every backend, though Ray gives them out read-only.
+    It has a single reader, so its arrays may be written to, as with every backend, although Ray maps them read-only.
     """
 
     __slots__ = ("_buffers", "_refs", "_stream")
@@ -82,10 +82,10 @@ class Received:
         self._buffers = buffers
 
     def open(self) -> Any:
-        """What was sent, with arrays over the received memory. Once.
+        """The object, with arrays over the received memory. Can be called once.
 
         Raises:
-            Exception: it cannot be made here.
+            Exception: it cannot be unpickled here.
         """
         spans = [memoryview(buffer).cast("B") for buffer in self._buffers]
         light = light_below([span.nbytes for span in spans])
@@ -99,7 +99,7 @@ class Received:
             _opening.refs = ()
 
     def shared(self) -> Any:
-        """What was sent, read by many: tensors and small arrays are copied, large arrays are read-only."""
+        """The object, if it has several readers: tensors and small arrays are copied, large arrays are read-only."""
         views = [memoryview(buffer).cast("B") for buffer in self._buffers]
         small = [bytearray(view) if view.nbytes < READ_IN_PLACE else view for view in views]
         _opening.refs = self._refs
@@ -110,11 +110,11 @@ class Received:
 
 
 READ_IN_PLACE = 1 << 20
-"""Bytes from which an array in an operator is read where it lies, by all actors of a machine."""
+"""Bytes from which on all actors of a machine read an operator's array in place."""
 
 
 class _Unsealing(pickle.Unpickler):
-    """Tensors know no read-only memory, so theirs is copied."""
+    """An unpickler that copies the memory of tensors, which cannot be read-only."""
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
@@ -132,7 +132,7 @@ def _received(stream: Any, refs: Sequence[Any], *buffers: Any) -> Received:
 
 
 class _Span:
-    """Memory of an object in Ray's store, as NumPy's array interface describes it: writable, and held."""
+    """Memory of an object in Ray's store through NumPy's array interface: writable, and kept alive."""
 
     def __init__(self, span: memoryview) -> None:
         held = np.frombuffer(span, np.uint8)

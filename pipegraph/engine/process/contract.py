@@ -1,9 +1,9 @@
-"""What a backend whose operators live elsewhere must offer: one :class:`Host` per worker, and two ways for it to fail.
+"""The interface of backends that run operators elsewhere: a :class:`Host` per worker, and the two ways it can fail.
 
-``remote_operator`` stands in the stage's thread in place of the operator and asks its host; on the other side a
-``ProcessWorker`` holds the operator and does what is asked. Everything else (tickets, order, memory account,
-policies, ledger, cursors, states) stays where it is and does not know. Hosts are a process
-(``process_host``) and a thread under a deadline (``thread_host``).
+In the stage's thread a proxy (``remote_operator``) takes the operator's place and calls its host; on the other side a
+``ProcessWorker`` has the operator and serves the calls. Everything else (tickets, order, memory account, policies,
+ledger, cursors, states) stays in the trainer and is not affected. Hosts are a process (``process_host``), a Ray actor
+(``actors.actor_host``) and a thread under a deadline (``thread_host``).
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ Call = tuple[Any, ...]
 
 
 def same_call(sent: Call, called: Call) -> bool:
-    """Whether a call is the one that was sent: not only an equal one, for what is compared may be arrays."""
+    """Whether a call is the one that was sent: compares the first argument by identity, because arrays cannot be
+    compared."""
     return sent[0] == called[0] and sent[1] is called[1] and sent[2:] == called[2:]
 
 
 @dataclass(eq=False)
 class Died(Exception):
-    """The worker has ended in the middle of a call.
+    """The worker ended during a call.
 
     Attributes:
-        reason: in words that follow "the worker's process".
-        row: that was in work; negative where none was: it ended between two calls, or before its first.
-        stack: of Python, where the worker could still write it (a segmentation fault), else "".
-        member: number of the stage at work, where several run in one worker.
+        reason: text that follows "the worker's process".
+        row: the row in work; negative if there was none: it ended between two calls, or before its first.
+        stack: Python's stack, if the worker could still write it (a segmentation fault), else "".
+        member: number of the fused stage that was at work.
         pid: of a process.
-        status: its exit status, negative for a signal, if it is known.
+        status: its exit status, negative for a signal; None if unknown.
     """
 
     reason: str
@@ -45,13 +46,13 @@ class Died(Exception):
 
 @dataclass(eq=False)
 class Overdue(Exception):
-    """A row took longer than the stage's timeout; its worker was ended, or given up.
+    """A row took longer than the stage's timeout; its worker was ended or abandoned.
 
     Attributes:
-        row: that was in work.
-        stack: of Python, at its deadline.
-        done: what was made of the rows before it, where that is not lost.
-        member: number of the stage at work, where several run in one worker.
+        row: the row in work.
+        stack: Python's stack at the deadline.
+        done: results of the rows before it, if they are not lost.
+        member: number of the fused stage that was at work.
     """
 
     row: int
@@ -64,52 +65,52 @@ class Host(Protocol):
     """The trainer's side of one worker. One thread calls; ``cancel`` may come from any thread at any moment."""
 
     place: str
-    """Where the operator is, in words: ``"process"``."""
+    """Where the operator is, for messages: ``"process"``."""
     gave_up: str
-    """What is done with a worker that hangs, in words: ``"its process was ended"``."""
+    """What was done with a worker that hangs, for messages: ``"its process was ended"``."""
     ahead: Callable[[], Call | None] | None
-    """Asked, once a call is on its way, for the one that will follow, so that the worker has that at hand as it is
-    done; not all hosts ask. Neither the answers nor what is blamed depend on it."""
+    """Called after a call was sent; returns the call that will follow, so that the worker has it queued. Optional:
+    neither answers nor blame depend on it."""
 
     @property
     def pid(self) -> int | None:
-        """The number of the process on this machine, if it has one."""
+        """The process id, if the worker is a process of this machine."""
 
     def start(self) -> None:
         """Start the worker and open the operator in it.
 
         Raises:
-            Exception: what ``open`` raised there.
-            Died: it ended as it started.
+            Exception: ``open`` raised it there.
+            Died: it ended during its start.
             Cancelled: the trainer stops.
         """
 
     def call(self, name: str, *args: Any) -> Any:
-        """A ``ProcessWorker``'s method ``name`` there. After a death or an overdue row the next call finds a new
-        worker, with the operator opened anew.
+        """Call a method of the ``ProcessWorker``. The first call after a death or an overdue row starts a new worker,
+        which opens the operator again.
 
         Raises:
-            Exception: what it raised there, or of the way there or back.
-            Died, Overdue: see there; no answer is lost or doubled, the caller gives the rows again.
+            Exception: the method raised it, or the arguments or the result could not be sent.
+            Died, Overdue: see there; no answer is lost or doubled: the caller sends the rows again.
             Cancelled: :meth:`cancel` was called; the answer is dropped whenever it comes.
         """
 
     def cancel(self) -> None:
-        """End a call that waits, and those to come until :meth:`uncancel`. Any thread."""
+        """End a waiting call, and later ones until :meth:`uncancel`. Thread-safe."""
 
     def uncancel(self) -> None:
         """Calls may wait again."""
 
     def close(self, grace_s: float = ...) -> None:
-        """Close the operator there and end the worker, after a grace by force; idempotent.
+        """Close the operator there and end the worker, by force after ``grace_s``; idempotent.
 
         Raises:
-            Exception: what the operator's ``close`` raised there.
+            Exception: the operator's ``close`` raised it there.
         """
 
 
 def exit_reason(status: int | None) -> str:
-    """An exit status in words.
+    """An exit status as text.
 
     >>> exit_reason(-9)
     'was killed by SIGKILL (by the kernel where memory ran out, or by somebody)'
@@ -134,11 +135,11 @@ def exit_reason(status: int | None) -> str:
 
 
 def stopped_s(slept_s: float, asked_s: float) -> float:
-    """Seconds of a wait for which the whole job was stopped (Ctrl-Z, a paused container): no row is late for them.
+    """Seconds of a wait during which the whole job was stopped (Ctrl-Z, a paused container): these make no row late.
 
     Args:
-        slept_s: how long the wait took. One that took far longer than it was asked for was a stop; a busy machine
-            makes it longer by less.
+        slept_s: how long the wait took. If far longer than its timeout, the job was stopped; a busy machine delays it
+            less.
         asked_s: its timeout.
     """
     return slept_s if slept_s > 2 * asked_s + 1 else 0.0

@@ -1,4 +1,4 @@
-"""Exceptions that cross process boundaries: as themselves, with the text of their traceback."""
+"""Sends exceptions between processes, with their type and the text of their traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipegraph.errors import described, shown
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an error in a worker process, as text: the cause of the error that is raised here."""
+    """The traceback of an error in a worker process, as text; the cause of the error that is raised here."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -25,11 +25,11 @@ class RemoteTraceback(Exception):
 
 
 class Carried:
-    """An exception on its way.
+    """An exception in a message.
 
-    It is made again without its ``__init__``, which may want other arguments than ``args``: by its class, ``args``
-    and attributes, and so are the exceptions of a group and those among args and attributes. An attribute that cannot
-    be pickled stays behind; an exception whose class cannot arrives as a ``RuntimeError`` with its name and text.
+    It is rebuilt from its class, ``args`` and attributes, without its ``__init__``, which may need other arguments; so
+    are the exceptions of a group, and those among args and attributes. An attribute that cannot be pickled is left out;
+    an exception whose class cannot be pickled arrives as a ``RuntimeError`` with its name and text.
     ``within`` are those on whose way it is sent.
     """
 
@@ -52,13 +52,13 @@ class Carried:
 
 
 def copied(error: BaseException) -> BaseException:
-    """The exception once more, with its traceback and cause; notes added to one do not show at the other."""
+    """A copy of the exception, with its traceback and cause; notes added to one do not show in the other."""
     attributes = {**_slots(error), **getattr(error, "__dict__", {})}
     notes = list(attributes.pop("__notes__", ()))
     try:
         fresh = _made(type(error), error.args, attributes, notes)
         object.__setattr__(fresh, "__cause__", error.__cause__)
-    except Exception:  # it refuses what it has itself
+    except Exception:  # its class rejects its own attributes
         return error
     return fresh.with_traceback(error.__traceback__)
 
@@ -66,19 +66,19 @@ def copied(error: BaseException) -> BaseException:
 def _made(
     kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any], notes: list[str] | None
 ) -> BaseException:
-    """An exception made without its ``__init__``, which may want other arguments than ``args``."""
+    """Rebuild an exception without its ``__init__``, which may need other arguments than ``args``."""
     if issubclass(kind, BaseExceptionGroup):
         args = (args[0], [_arrived(each) for each in args[1]])
     args = tuple(map(_arrived, args))
     attributes = {name: _arrived(value) for name, value in attributes.items()}
     try:
         error: BaseException = kind.__new__(kind, *args)
-    except TypeError:  # of two built-in bases the one that comes second has another __new__ (MemoryError)
+    except TypeError:  # with two built-in bases, the second one's __new__ differs (MemoryError)
         error = BaseException.__new__(kind, *args)
     if notes:
         attributes = {**attributes, "__notes__": notes}
     for name, value in {"args": args, **attributes}.items():
-        object.__setattr__(error, name, value)  # a frozen dataclass refuses the plain way
+        object.__setattr__(error, name, value)  # a frozen dataclass rejects plain assignment
     return error
 
 
@@ -117,10 +117,10 @@ def _dumped(error: BaseException, within: tuple[BaseException, ...]) -> bytes:
 
 
 def _slots(error: BaseException) -> dict[str, Any]:
-    """Fields in slots of their own: of built-in exceptions, which only ``__init__`` fills, and of ``__slots__``."""
+    """Fields in slots: those of built-in exceptions, which only ``__init__`` sets, and of ``__slots__``."""
     found = {}
     for kind in type(error).__mro__:
-        # A group's are read-only, and made from args. The object that lacks an attribute may be the whole data set.
+        # A group's are read-only, and set from args. An AttributeError's ``obj`` may be the whole data set.
         if kind in (BaseException, BaseExceptionGroup, object):
             continue
         for name, slot in vars(kind).items():
@@ -133,7 +133,7 @@ def _slots(error: BaseException) -> dict[str, Any]:
 
 def _can(value: Any) -> bool:
     try:
-        pickle.loads(cloudpickle.dumps(value))  # an exception is made of its args, which its class may refuse
+        pickle.loads(cloudpickle.dumps(value))  # an exception's class may reject its args
     except Exception:
         return False
     return True

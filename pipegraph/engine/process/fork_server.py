@@ -1,7 +1,6 @@
-"""What runs in the zygote: it forks worker processes on request until the trainer is gone.
+"""The fork server, which runs in the zygote: forks worker processes on request until the trainer ends.
 
-What a worker's functions have started does not outlive the worker: it is in the worker's process group, which gets
-SIGTERM.
+Processes that a worker's functions start do not outlive the worker: its process group gets SIGTERM.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from typing import Any
 from pipegraph.global_generators import install
 
 SPAWN, REAP = b"s", b"r"
-"""What is requested: the first byte of a message."""
+"""The kind of a request: the first byte of its message."""
 _PR_SET_PDEATHSIG = 1
 _ROOM = 1 << 16
 
 PRELOADED = ("torch", "pipegraph.operators.functions", "pipegraph.engine.process.worker_life")
-"""What nearly every worker needs, imported once; what other operators need comes with their pickles."""
+"""Modules that nearly every worker needs, imported once; others are imported when an operator is unpickled."""
 
 
 def serve(fd: int, ready: int) -> None:
-    """The zygote's life: fork on request until the trainer is gone. It writes to ``ready`` when it can."""
+    """Main function of the zygote: fork on request until the trainer ends. Writes to ``ready`` once it can."""
     _leave_signals_to_the_trainer()
     for name in PRELOADED:
         importlib.import_module(name)
@@ -38,7 +37,7 @@ def serve(fd: int, ready: int) -> None:
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
     install()
-    gc.freeze()  # what is here already is never collected: its pages stay shared, with whatever garbage is in them
+    gc.freeze()  # never collect existing objects: a collection would write to their pages, which children share
     os.write(ready, b"r")
     os.close(ready)
     with socket.socket(fileno=fd) as sock:
@@ -46,7 +45,7 @@ def serve(fd: int, ready: int) -> None:
 
 
 def _fork_on_request(sock: socket.socket) -> None:
-    """Until the trainer is gone."""
+    """Serve requests until the trainer ends."""
     workers: set[int] = set()
     while True:
         try:
@@ -83,26 +82,26 @@ def _fork_on_request(sock: socket.socket) -> None:
 
 
 def _reaped(pid: int) -> int | None:
-    """The exit status of a worker, and the end of what it has started."""
+    """Reap a worker and end its process group; returns its exit status."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        _end_group(pid)  # while the worker keeps its number from being given anew
+        _end_group(pid)  # before the worker is reaped: its process id cannot be reused until then
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:  # of the zygote before this one
         return None
 
 
 def _end_group(pid: int) -> None:
-    """Not by SIGKILL: multiprocessing's tracker of shared memory has to clean up, and ignores SIGTERM."""
+    """Not with SIGKILL: multiprocessing's resource tracker must clean up, and ignores SIGTERM."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGTERM)
 
 
 def _leave_signals_to_the_trainer() -> None:
-    """A terminal or a scheduler sends its signals to all processes of a job; what is to be done, the trainer decides.
+    """Ignore the signals that a terminal or a scheduler sends to all processes of a job: the trainer handles them.
 
-    They are caught and not ignored: a program that a worker starts then has their defaults. Workers end with their
-    sockets, or by SIGKILL.
+    They are caught, not set to be ignored, so that programs started by a worker have the defaults. Workers end when
+    their sockets close, or by SIGKILL.
     """
     signal.set_wakeup_fd(-1)
     for each in signal.valid_signals():
@@ -116,7 +115,7 @@ def _caught(signum: int, frame: Any) -> None:
 
 
 def _end_by_sigterm() -> None:
-    with contextlib.suppress(ValueError):  # forked by another thread than the main one, which cannot
+    with contextlib.suppress(ValueError):  # not forked by the main thread: only that one can set handlers
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -130,7 +129,7 @@ def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
             return
         zygote.close()
         signal.signal(signal.SIGTERM, _caught)
-        # What a user's function forks ends by it: multiprocessing's pools wait for that.
+        # Processes forked by a user's function must end on SIGTERM: multiprocessing's pools wait for that.
         os.register_at_fork(after_in_child=_end_by_sigterm)
         module, _, name = entry.partition(":")
         with socket.socket(fileno=fds[0]) as sock:

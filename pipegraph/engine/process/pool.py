@@ -22,7 +22,7 @@ from pipegraph.planning.plan import Plan, StagePlan
 
 
 def under_deadline(stage: StagePlan, context: Context) -> Any:
-    """What one worker of a stage in threads holds in place of its operator, where an item has a deadline."""
+    """A proxy for the operator of a thread worker whose items have a deadline."""
     timeout_s = stage.spec.timeout
     assert timeout_s is not None
     host = ThreadHost(stage.operator, context, timeout_s)
@@ -30,20 +30,20 @@ def under_deadline(stage: StagePlan, context: Context) -> Any:
 
 
 class RemoteStages(ABC):
-    """The stages of a plan whose operators live elsewhere."""
+    """Makes the proxies of the stages of a plan that run elsewhere."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._sent: dict[str, Any] = {}
 
     def operator(self, stage: StagePlan, contexts: Sequence[Context]) -> Any:
-        """What one worker of a stage holds in place of its operator; ``contexts`` are the stage's and its followers'.
+        """A proxy for the operator of one worker; ``contexts`` are the stage's and its followers'.
 
         Raises:
             GraphError: the operator cannot be sent to another process.
         """
         operator, alone = stage.operator, not stage.followers
-        # Stages whose ``sent_as`` is the same share what is sent for them.
+        # Stages with equal ``sent_as`` share one pickled operator.
         name = f"={operator.sent_as}" if operator.sent_as and alone else stage.name
         if name not in self._sent:
             self._sent[name] = self._send((stage, *stage.followers))
@@ -55,14 +55,14 @@ class RemoteStages(ABC):
 
     @abstractmethod
     def _send(self, run: Sequence[StagePlan]) -> Any:
-        """What is sent of a run of stages, once for all workers; raises GraphError where that cannot be."""
+        """The pickled operators of fused stages, once for all workers; raises GraphError if they cannot be pickled."""
 
     @abstractmethod
     def _host(self, stage: StagePlan, contexts: Sequence[Context], sent: Any) -> Host:
-        """Where one worker's operators live."""
+        """The host of one worker's operators."""
 
     def _packing(self, stage: StagePlan) -> Callable[[list[Any]], Any] | None:
-        """How the ``Batch`` right behind a stage wants its rows put together; None where there is none."""
+        """The function with which the ``Batch`` right after a stage packs rows; None if there is none."""
         below = [self._plan.stages[name] for name, _, _ in self._plan.consumers(stage.name)]
         if stage.bundle is None or stage.bundle != below[0].name:
             return None
@@ -71,17 +71,17 @@ class RemoteStages(ABC):
 
     @staticmethod
     def _judged(stage: StagePlan) -> int:
-        """The number of the stage in its run whose policy continues after a failure; -1 where none does."""
+        """The number of the fused stage whose policy continues after a failure; -1 if there is none."""
         if stage.spec.on_error == "raise":
             return -1
         return [each.name for each in (stage, *stage.followers)].index(stage.judged)
 
 
 class Processes(RemoteStages):
-    """Made before the loader has threads: then the zygote can be a fork of this process.
+    """The worker processes of one loader. Made before the loader has threads, so that the zygote can be forked.
 
     Raises:
-        GraphError: this system does not offer what worker processes need.
+        GraphError: this system lacks what worker processes need.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -95,7 +95,7 @@ class Processes(RemoteStages):
 
     @property
     def _zygote(self) -> zygote.Zygote:
-        """Once the first operator is known to be one that can be sent."""
+        """The zygote, borrowed only when the first operator has been pickled."""
         if self._borrowed is None:
             self._borrowed = zygote.borrow()
         return self._borrowed
@@ -104,7 +104,7 @@ class Processes(RemoteStages):
         try:
             return Sealed([each.operator for each in run], run[0].name)
         except GraphError:
-            for each in run:  # which of them it is
+            for each in run:  # find the one that cannot be pickled
                 Sealed([each.operator], each.name).close()
             raise
 
@@ -116,7 +116,7 @@ class Processes(RemoteStages):
         return ProcessHost(self._zygote, sent, contexts[0], given, stage.spec.timeout, count)
 
     def sidecar(self, plan: Plan, facts: tuple[int, int, int, int]) -> Sidecar:
-        """The process that a whole plan runs in.
+        """The sidecar, in which a whole plan runs.
 
         Raises:
             GraphError: an operator cannot be sent to another process.
@@ -132,7 +132,7 @@ class Processes(RemoteStages):
         return Sidecar(self._zygote, sealed, facts)
 
     def close(self) -> None:
-        """Once every worker has closed its own."""
+        """Called after every worker has closed its own process."""
         for sealed in self._sent.values():
             sealed.close()
         if self._borrowed is not None:

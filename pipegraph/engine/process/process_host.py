@@ -1,18 +1,18 @@
-"""The trainer's side of one worker process: calls with deadlines, deaths, new processes, the end.
+"""The host of one worker process, in the trainer: calls with deadlines, deaths, restarts and shutdown.
 
 Behaviour contract (what differs from this is a bug):
 
-* One thread calls; ``cancel`` may come from any thread at any moment, and ends a call that waits with ``Cancelled``.
-  The answer of such a call is dropped when it comes: before the next call, or never.
-* A process that ends by itself is noticed by its sentinel, not by a timeout: the call raises :class:`Died`, with the
-  reason and the row that was in work. The next call finds a new process, with the operator opened anew.
-* Past the deadline of a row the process is asked for its stack, ended, and the call raises :class:`Overdue`.
-* One more call may be sent ``ahead``, before the one in work is answered. It is that of the caller's next ``call`` with
-  the very same first argument and equal others; the answers to calls that come between are not taken for its own.
-  What ends the process before its turn costs it nothing: it is sent again, and nothing of it is blamed.
-* ``close`` waits a grace for the process to close its operator, then ends it, also in the middle of an item.
+* One thread calls; ``cancel`` may be called by any thread at any moment, and ends a waiting call with ``Cancelled``.
+  The answer to such a call is dropped: before the next call, or never read.
+* The death of a process is noticed by its sentinel, not by a timeout: the call raises :class:`Died`, with the
+  reason and the row in work. The next call starts a new process, which opens the operator again.
+* When a row passes its deadline the process is asked for its stack and ended, and the call raises :class:`Overdue`.
+* One more call may be sent ``ahead``, before the one in work is answered. It belongs to the caller's next ``call`` with
+  the identical first argument and equal others; answers to calls in between are not mistaken for its answer.
+  If the process ends before the call's turn, the call is sent again and nothing of it is blamed.
+* ``close`` gives the process ``grace_s`` to close its operator, then ends it, even in the middle of an item.
 
-Waiting is one ``poll`` on three descriptors: the answer, the process's end, the trainer's wish to stop.
+Waiting is one ``poll`` on three descriptors: the answer, the process's sentinel, and cancellation.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from pipegraph.engine.process.worker import NOTHING, PAGE, Page
 ENTRY = "pipegraph.engine.process.worker_life:main"
 
 GRACE_S = 3.0
-"""How long a process may take to close its operator; less than the grace of the loader's own ``close``."""
+"""Seconds for a process to close its operator; less than the grace of the loader's own ``close``."""
 
 STARTS = 3
-"""Times that a process is started again that ends by itself before it has opened the operator."""
+"""How often to start a process that dies before it has opened the operator."""
 
 END_S = 1.0
-"""How long a process that has closed its socket may take to end by itself, for the sake of its reason."""
+"""Seconds to wait, after a process has closed its socket, for its exit status."""
 
 STACK_S = 1.0
-"""How long a hanging process may take to write its stack."""
+"""Seconds for a hanging process to write its stack."""
 
 
 @dataclass
 class _Process:
-    """A process that runs; ``stack`` is the file that it writes its stack to, ``poll`` what a call waits on."""
+    """A running process; ``stack`` is the file to which it writes its stack, ``poll`` is what a call waits on."""
 
     child: zygote.Child
     port: Port
@@ -70,17 +70,17 @@ class ProcessHost:
 
     Args:
         context: whose stop ends a start.
-        given: to the process, beside the operator.
-        timeout_s: for one row; None waits for ever.
+        given: further data for the process.
+        timeout_s: limit for one row; None: no limit.
         count: notified of what the operators count, by stage of the run.
     """
 
     entry = ENTRY
-    """What runs in the process."""
+    """The function that runs in the process."""
     place = "process"
     gave_up = "its process was ended"
     extra: tuple[int, ...] = ()
-    """Descriptors that it is given beside its own."""
+    """Further descriptors for the process."""
 
     def __init__(
         self,
@@ -97,13 +97,13 @@ class ProcessHost:
         self._given = given
         self._timeout_s = timeout_s
         self._count = count
-        self._wake = -1  # made with the first process
-        self._waking = threading.Lock()  # whoever writes to _wake finds it open
+        self._wake = -1  # an eventfd, made with the first process
+        self._waking = threading.Lock()  # keeps _wake open during a write
         self._running: _Process | None = None
         self._unanswered = 0
         self.ahead: Callable[[], Call | None] | None = None
         self._next: Call | None = None  # sent ahead
-        self._outcome: tuple[Any, Exception | None] | None = None  # of that, where it was answered early
+        self._outcome: tuple[Any, Exception | None] | None = None  # its result, if it was answered early
         self.deaths = 0
         forks.notify(self)
 
@@ -162,10 +162,10 @@ class ProcessHost:
         if self._running is None:
             self.start()
         expected = self._next is not None and self._outcome is None
-        while self._unanswered > expected:  # of a call that was cancelled
+        while self._unanswered > expected:  # answers to cancelled calls
             with contextlib.suppress(Exception):
                 self._result(self._timeout_s)
-        if self._running is None:  # it died of that
+        if self._running is None:  # the process died
             self.start()
             expected = False
         self._send((name, args))
@@ -187,22 +187,22 @@ class ProcessHost:
         self._next = self._outcome = None
         try:
             self._process.port.send((found[0], found[1:]), wait=False)
-        except Exception:  # its own call will say so
+        except Exception:  # the call itself will raise it
             return
         self._next = found
         self._unanswered += 1
 
     def _answer_early(self) -> None:
-        """Another call was made than the one that is in work there: keep the answer of that.
+        """Another call was made than the one sent ahead: receive and keep the latter's answer.
 
         Raises:
-            Died: the other call was lost with the process.
+            Died: the call sent ahead was lost with the process.
         """
         try:
             self._outcome = self._result(self._timeout_s), None
         except Died as died:
             raise replace(died, row=NOTHING, member=0) from None
-        except Overdue as late:  # of an item that has its turn later, and its deadline then
+        except Overdue as late:  # its item's turn, and deadline, come later
             raise Died(self.gave_up, NOTHING, late.stack) from None
         except Exception as error:
             self._outcome = None, error
@@ -218,7 +218,7 @@ class ProcessHost:
                 "pipegraph: what the function returned cannot be read in the trainer's process"
             )
             raise bad.error from None
-        except BaseException:  # Ctrl-C in the middle of a message: what is left of it looks like the next
+        except BaseException:  # Ctrl-C inside a message: its rest would be taken for the next one
             self._kill()
             raise
         for (member, name), n in counts.items():
@@ -228,14 +228,14 @@ class ProcessHost:
         return result
 
     def _receive(self) -> Any:
-        """The next answer. Then the worker reads on, so that what is left of the next call finds room."""
+        """The next answer. The worker then reads again, which makes room for the rest of the next call."""
         port, unreadable = self._process.port, None
         try:
             answer = port.receive()
         except Unreadable as bad:
             unreadable = bad
         self._unanswered -= 1
-        # Whoever waits for the next one sees that it is gone.
+        # The wait for the next answer will notice that the process has ended.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             port.flush()
         if unreadable is not None:
@@ -243,7 +243,7 @@ class ProcessHost:
         return answer
 
     def _await(self, timeout_s: float | None) -> None:
-        # No name for the process here: the traceback of what is raised would keep its page mapped.
+        # No local variable for the process: a traceback would keep its page mapped.
         sock, sentinel = self._process.child.sock.fileno(), self._process.child.sentinel
         left_ms = math.inf if timeout_s is None else timeout_s * 1000
         without_s = 0.0
@@ -251,7 +251,7 @@ class ProcessHost:
             asked_ns = time.monotonic_ns()
             ready = {fd for fd, _ in self._process.poll.poll(None if left_ms == math.inf else left_ms)}
             if self._wake in ready:
-                self._next = self._outcome = None  # nobody asks for it any more
+                self._next = self._outcome = None  # it will not be called any more
                 raise Cancelled
             if sock in ready:
                 return
@@ -268,7 +268,7 @@ class ProcessHost:
 
     def _died(self) -> Died:
         child = self._process.child
-        if not child.ends_within(END_S):  # it has closed its socket, and lives
+        if not child.ends_within(END_S):  # it has closed its socket but not ended
             child.kill()
             child.ends_within(math.inf)
         row, _, member = self._process.page.look()
@@ -278,7 +278,7 @@ class ProcessHost:
         return Died(exit_reason(status), row, stack, member, child.pid, status)
 
     def _overdue(self, row: int, member: int) -> Overdue:
-        """End a process that hangs. It writes its stack on the way: that handler runs whatever the process does."""
+        """End a process that hangs. It first writes its stack, by a handler that runs whatever the process does."""
         self._process.child.interrupt(signal.SIGABRT)
         self._process.child.ends_within(STACK_S)
         stack = self._read_stack()
@@ -296,7 +296,8 @@ class ProcessHost:
             self._end()
 
     def _end(self) -> int | None:
-        """The process has ended, or is about to: its exit status. A later call starts another one."""
+        """Clean up after a process that has ended or is about to; returns its exit status. A later call starts
+        another."""
         child = self._process.child
         self._forget()
         try:
@@ -311,10 +312,11 @@ class ProcessHost:
         self._running = None
         self._unanswered = 0
         if self._outcome is None:
-            self._next = None  # it is lost with the process
+            self._next = None  # lost with the process
 
     def _forked(self) -> None:
-        """In a forked child: the process is the parent's, and would not see it end while our socket is open."""
+        """In a forked child: the process belongs to the parent; close our copy of its socket, so that it sees the
+        parent end."""
         self._waking = threading.Lock()
         running, wake, self._wake = self._running, self._wake, -1
         self._forget()
@@ -323,7 +325,7 @@ class ProcessHost:
         if wake >= 0:
             os.close(wake)
 
-    # -- the end -------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------
 
     def cancel(self) -> None:
         with self._waking:
@@ -361,9 +363,9 @@ class ProcessHost:
                     process.port.send(("close", ()))
                     self._unanswered, closing = 1, True
                 if not process.poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                    return None  # it is in the middle of a long item, which nobody waits for: it is killed
+                    return None  # it is in the middle of a long item, which is not needed: it is killed
                 with contextlib.suppress(Unreadable):
                     result, _ = self._receive()
             return result.error() if isinstance(result, Carried) else None
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            return None  # it was dead already
+            return None  # it had died already

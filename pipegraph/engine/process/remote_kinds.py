@@ -1,4 +1,4 @@
-"""What stands in a worker's thread for each kind of operator that lives elsewhere; see ``remote_operator``."""
+"""The proxy of each kind of remote operator; see ``remote_operator``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipegraph.errors import StageTimeoutError, WorkerDiedError
 
 
 class RemoteMap(Remote):
-    """One to one, and filters."""
+    """The proxy of a one-to-one operator or filter."""
 
     def call_for(self, chunk: Chunk) -> Call | None:
         return "process", chunk
@@ -25,12 +25,12 @@ class RemoteMap(Remote):
         return self._call("process", chunk)
 
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
-        """Append what is made of a bundle's rows, until one fails."""
+        """Append the results for a bundle's rows, until one fails."""
         self._extend(made, "work", bundle, start, len(bundle.lineages))
 
 
 class RemoteRows(RemoteMap):
-    """A ``RowOperator``: a whole batch in one process, its rows still with their own errors."""
+    """The proxy of a ``RowOperator``: one process does a whole batch; each row still has its own error."""
 
     _chunk: Any = None
     _without: dict[int, Any]
@@ -62,7 +62,7 @@ class RemoteRows(RemoteMap):
                 without[min(max(late.row, 0), last)] = Carried(self._late(late))
 
     def row(self, index: int, sample: Any) -> None:
-        """One row of the batch again, on a substitute where one is given."""
+        """Do one row again, with a substitute sample if one is given."""
         try:
             self._host.call("row", index, sample)
         except Died as died:
@@ -79,10 +79,10 @@ class RemoteRows(RemoteMap):
 
 
 class RemoteExpand(Remote):
-    """One to many."""
+    """The proxy of an expanding operator."""
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
-        """The children of a chunk; after a death the new process begins behind those that are out."""
+        """The children of a chunk; after a death the new process skips those already yielded."""
         done, deaths = 0, Deaths()
         name, args = "expand", (chunk, 0)
         while True:
@@ -106,7 +106,8 @@ class RemoteExpand(Remote):
 
 
 class RemoteSource(Remote):
-    """A source, random-access or not. Orders and samplers are asked in the trainer, where positions come from."""
+    """The proxy of a source, random-access or not. Orders and samplers run in the trainer, which makes the
+    positions."""
 
     def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
         super().__init__(host, operator, stage, timeout_s)
@@ -114,10 +115,10 @@ class RemoteSource(Remote):
         self.index_of, self.substitute = operator.index_of, operator.substitute
         self._snapshot: Any = None
         self._restored: Any = None
-        self._prepared: tuple[Any, int, Sequence[Any]] | None = None  # of the position that is next
+        self._prepared: tuple[Any, int, Sequence[Any]] | None = None  # indices for the next position
 
     def open(self, context: Context) -> None:
-        """Open the operator here too, for what it knows of positions."""
+        """Open the operator in the trainer too, to look up positions."""
         self._operator.open(context)
         super().open(context)
 
@@ -161,7 +162,7 @@ class RemoteSource(Remote):
         return found
 
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
-        """Decided in the trainer, where samplers draw; ``(position, epoch)`` for a source that reads one at a time."""
+        """Computed in the trainer, where samplers draw; ``(position, epoch)`` for a source that reads one at a time."""
         if not self._operator.reads_many:
             return [(position, epoch) for position in positions]
         found: Sequence[Any] = self._operator.indices_of(positions, epoch)
@@ -171,7 +172,7 @@ class RemoteSource(Remote):
         self._extend(found, "read", indices, start, len(indices))
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
-        """``(position, item)`` from a step on; after a death the new process continues at the next step."""
+        """``(position, item)`` from step ``start`` on; after a death the new process continues at the next step."""
         from pipegraph.engine.process.worker import PULL
 
         step, deaths, begun = start, Deaths(), False
@@ -200,7 +201,7 @@ class RemoteSource(Remote):
                 return
 
     def snapshot(self) -> Any:
-        """Of where the items stood when the last were sent: at multiples of ``PULL`` that is where they stand."""
+        """The snapshot sent with the last items; at multiples of ``PULL`` it is the current one."""
         return self._snapshot
 
     def restore(self, step: int, snapshot: Any) -> None:
@@ -208,13 +209,13 @@ class RemoteSource(Remote):
 
 
 class RemoteHolder(Remote):
-    """An operator that holds something between its calls: it regroups, or keeps a state."""
+    """The proxy of an operator that holds data between calls: it regroups, or keeps a state."""
 
     failing: Sequence[Chunk] = ()
-    spent = None  # operators that have one are not portable
+    spent = None  # operators with ``spent`` are not portable
 
     def emits_next(self) -> bool:
-        """Asking costs more than reserving once too often."""
+        """Always True: asking would cost more than a needless reservation."""
         return True
 
     def _keep(self, name: str, *args: Any) -> Any:
@@ -239,7 +240,7 @@ class RemoteHolder(Remote):
 
 
 def remote(operator: Any, host: Host, stage: str, timeout_s: float | None) -> Any:
-    """What stands in for an operator whose process, or thread, is ``host``."""
+    """The proxy for an operator in ``host``."""
     kinds: dict[str, type[Remote]] = {"source": RemoteSource, "map": RemoteMap, "expand": RemoteExpand}
     kind = kinds.get(operator.kind, RemoteHolder)
     if isinstance(operator, RowOperator):

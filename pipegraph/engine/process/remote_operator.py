@@ -1,9 +1,9 @@
-"""Stands in a worker's thread for an operator that runs in a process, in a Ray actor or under a deadline.
+"""The proxy, in a worker's thread, of an operator that runs in a process, in a Ray actor or under a deadline.
 
-It has the methods of an operator that the stage's loops call, and no others: tickets, order, memory, policies, cursors
-and states stay in the trainer and do not know. Here is decided what a death costs: work that can be done again is given
-to a new process; the row that was in work when two processes died is blamed; what held something that is lost with
-the process ends the run.
+It has the operator's methods that the stage's loops call, and no others: tickets, order, memory, policies, cursors and
+states stay in the trainer and are not affected. It also handles deaths: work that can be repeated is sent to a new
+process; a row that was in work when two processes died is blamed; if the operator held data that is lost with the
+process, the run ends.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from pipegraph.engine.process.worker import NOTHING
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 
 TRIES = 2
-"""Processes that a row may take down before it is blamed."""
+"""Number of processes that die with a row in work until the row is blamed."""
 
 IDLE_TRIES = 5
-"""Processes that may end while none of the rows was in work, before the first that waits is blamed."""
+"""Number of processes that die with no row in work until the first waiting row is blamed."""
 
 
 class Deaths(Counter[int]):
-    """How many processes each row of a call has taken down."""
+    """Counts the processes that died with each row of a call in work."""
 
     def blamed(self, row: int) -> bool:
-        """One more, with this row in work (none, where negative): whether it was one too many."""
+        """Count a death with this row in work (negative: none); returns whether the row is to blame."""
         self[row] += 1
         return self[row] >= (TRIES if row >= 0 else IDLE_TRIES)
 
 
 def clamped(row: int, at: int, stop: int) -> int:
-    """The row of those from ``at`` to ``stop`` that a worker's page names; negative where none was in work."""
+    """The row on a worker's page, limited to ``at`` .. ``stop - 1``; negative if none was in work."""
     return NOTHING if row < 0 else min(max(row, at), stop - 1)
 
 
 class Remote:
-    """What all kinds share: the life of the process, and what a death is called.
+    """Base class of the proxies: starts and ends the host, and makes the errors for deaths.
 
-    ``operator`` is the plan's own, asked only for facts and for what is decided in the trainer; ``stage`` and
+    ``operator`` is the plan's own, used only for attributes and for what is computed in the trainer; ``stage`` and
     ``timeout_s`` are for messages.
     """
 
@@ -75,7 +75,7 @@ class Remote:
         self._host.ahead = ahead
 
     def call_for(self, chunk: Chunk) -> Call | None:
-        """The call that will be made for a chunk; None where that is not known."""
+        """The call that will be made for a chunk; None if not known."""
         return None
 
     def cancel(self) -> None:
@@ -118,7 +118,7 @@ class Remote:
                 raise self._late(late) from None
 
     def _extend(self, made: list[Any], name: str, given: Any, start: int, count: int) -> None:
-        """Append what a process makes of ``given``, from ``start`` on, until an item fails."""
+        """Append the host's results for ``given``, from ``start`` on, until an item fails."""
         deaths = Deaths()
         late: dict[int, Overdue] = {}
         at, stop, alone = start, count, False
@@ -137,7 +137,7 @@ class Remote:
                     raise self._blame(died) from None
                 if row < 0:
                     continue
-                # What was made before it went with the process and is made again; then it comes alone.
+                # Results before this row were lost with the process: do these again, then the row alone.
                 stop = row if row > at else row + 1
             except Overdue as overdue:
                 made += overdue.done
@@ -145,12 +145,12 @@ class Remote:
                 row = min(max(overdue.row, at), stop - 1)
                 late[row] = overdue
                 stop = max(row, at + 1)
-            except Exception:  # of the way there or back: one of the items cannot be sent
+            except Exception:  # one of the items, or its result, cannot be sent
                 if alone:
                     raise
                 alone, stop = True, at + 1
             else:
-                if found.__class__ is not list:  # packed there, which is cheaper to send
+                if found.__class__ is not list:  # packed by the worker, which is cheaper to send
                     found = found.rows()
                 made += found
                 at += len(found)

@@ -1,8 +1,8 @@
-"""Stands in a worker's thread for a run of stages that live in one process.
+"""The proxy, in a worker's thread, of several fused stages that run in one process.
 
-To the engine the run is its first stage, with the others' work done in the same call. What belongs to each stage by
-itself comes back beside the rows: keys that it has fixed, its failures, its figures, and which stage was at work when
-the process died or an item took too long.
+To the engine they are the first stage, and the others' work is done in the same call. Each stage's own data comes back
+with the rows: the keys that it fixed, its failures, its counters, and which stage was at work when the process died or
+an item took too long.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pipegraph.engine.process.run_worker import FailedRow, Figures
 
 
 class ProcessRun(Remote):
-    """Mixed into what stands in for the first stage.
+    """Mixin for the proxy of the first stage.
 
     Attributes:
-        failed_in: number of the stage that the last error is of.
-        others_ns: time that the other stages have worked.
+        failed_in: number of the stage that raised the last error.
+        others_ns: nanoseconds that the other stages have worked.
     """
 
     failed_in = 0
@@ -35,18 +35,18 @@ class ProcessRun(Remote):
     _meters: Sequence[Meter] = ()
 
     def follow(self, names: Sequence[str], meters: Sequence[Meter]) -> None:
-        """The stages of the run, the first one included, and one meter for each."""
+        """Set the names of the stages, including the first, and their meters."""
         self._names, self._meters = names, meters
         self.begin_bundle()
 
     def begin_bundle(self) -> None:
-        self._ready: deque[Any] = deque()  # rows that were made behind one that failed
+        self._ready: deque[Any] = deque()  # results of rows after a failed one
         self._deaths = Deaths()
         self._overtime: dict[int, Overdue] = {}
         self._alone = False  # one of the rows cannot be sent there or back: one at a time
 
     def run_into(self, made: list[Any], bundle: Bundle, stop: int) -> None:
-        """Append what the run makes of a bundle's rows (of a source: indices) until one fails; fixes their names."""
+        """Append the results for a bundle's rows (for a source: indices) until one fails; fixes their keys."""
         while len(made) < stop:
             if not self._ready:
                 self._ready.extend(self._rows(bundle, len(made), stop))
@@ -56,7 +56,7 @@ class ProcessRun(Remote):
             made.append(row)
 
     def _rows(self, bundle: Bundle, at: int, stop: int) -> list[Any]:
-        """At least one row from ``at`` on."""
+        """The results for at least one row from ``at`` on."""
         if self._alone:
             stop = at + 1
         while True:
@@ -73,13 +73,13 @@ class ProcessRun(Remote):
                     self._identify(bundle, row, died.member)
                     raise self._blame(died) from None
                 if row >= 0:
-                    # What was made before it went with the process and is made again; then it comes first.
+                    # Results before this row were lost with the process: do these again, then it comes first.
                     stop = row if row > at else row + 1
             except Overdue as overdue:
                 row = max(at, clamped(overdue.row, at, stop))
                 self._overtime[row] = overdue
                 stop = max(row, at + 1)
-            except Exception:  # of the way there or back
+            except Exception:  # an item or its result cannot be sent
                 if stop == at + 1:
                     self.failed_in = len(self._names) - 1
                     raise
@@ -88,7 +88,7 @@ class ProcessRun(Remote):
         return list(rows) if rows.__class__ is list else list(rows.rows())
 
     def _identify(self, bundle: Bundle, row: int, member: int) -> None:
-        """A key that a stage has fixed went with the process that died in one behind it: learn it anew."""
+        """Get a row's key again, which an earlier stage had fixed in the process that died."""
         if row >= 0 and member:
             with contextlib.suppress(Exception):
                 _, names, figures = self._host.call("run", bundle.part(row, row + 1), row, member)
@@ -102,7 +102,7 @@ class ProcessRun(Remote):
         self._count(figures, None)
 
     def call_for(self, chunk: Chunk) -> Call | None:
-        """A batch goes as it is; what is sent of a row is not known before its turn."""
+        """Batches are sent as they are; for a row the call is not known before its turn."""
         return ("whole", chunk) if chunk.batched else None
 
     def process(self, chunk: Chunk) -> Chunk:
@@ -124,7 +124,7 @@ class ProcessRun(Remote):
         return chunk
 
     def fill(self, bundle: Bundle) -> None:
-        """Turn what the stage was given into what is sent."""
+        """Prepare a bundle's rows for sending."""
         bundle.names = named(bundle.data, bundle.names)
 
     def _batch(self, chunk: Chunk) -> Chunk:
@@ -137,7 +137,8 @@ class ProcessRun(Remote):
         return out
 
     def _count(self, figures: Figures, samples: int | None) -> None:
-        """``samples`` of each batch; None where rows are counted. The last stage's items count as they leave."""
+        """Add to the meters: batches of ``samples`` samples, or rows if None. The last stage's items are counted as
+        sent."""
         for member, (spent_ns, begun, made) in enumerate(figures):
             meter = self._meters[member]
             if member:
@@ -159,12 +160,12 @@ class ProcessRun(Remote):
 
 
 class MapRun(ProcessRun, RemoteMap):
-    """A run that begins with a one-to-one stage."""
+    """The proxy of fused stages that begin with a one-to-one stage."""
 
 
 class SourceRun(ProcessRun, RemoteSource):
-    """A run that begins with a random-access source."""
+    """The proxy of fused stages that begin with a random-access source."""
 
     def fill(self, bundle: Bundle) -> None:
-        """Positions become indices: here, where samplers draw."""
+        """Turn positions into indices, in the trainer, where samplers draw."""
         bundle.data = self._operator.indices_of(bundle.data, bundle.epoch)

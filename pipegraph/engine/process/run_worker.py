@@ -1,7 +1,7 @@
-"""A worker process for a run of neighbouring stages: what one makes is the next one's, and never leaves the process.
+"""The worker of several fused stages in one process: each stage's results go straight to the next.
 
-Rows go through the stages bundle by bundle: all of them through the first, then all through the second. A row that
-fails stays in its place as :class:`FailedRow`, and the stages behind pass it by. The page says which stage is at work.
+A bundle passes through the stages as a whole: all rows through the first, then all through the second. A row that
+fails becomes a :class:`FailedRow` in its place, which later stages skip. The page records which stage is at work.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from pipegraph.engine.process.worker import Made, Page, ProcessWorker
 from pipegraph.global_generators import Draws
 
 Figures = list[tuple[int, int, int]]
-"""For each stage of a run that has begun: nanoseconds of work, rows in, rows made."""
+"""For each stage that has begun: nanoseconds of work, rows in, rows out."""
 
 
 @dataclass(eq=False, slots=True)
 class FailedRow:
-    """In place of a row: the stage of the run in which it failed, by number, and its error."""
+    """Takes the place of a failed row: the number of the stage in which it failed, and the error."""
 
     member: int
     error: Any
 
 
 class RunWorker(ProcessWorker):
-    """See the module docstring; the first stage of the run is a worker's own, with what it is asked.
+    """See the module docstring; the first stage is the base class's own.
 
     Args:
-        others: operators and contexts of the stages behind it.
+        others: operators and contexts of the later stages.
         judged: the number of the stage whose policy continues after a failure; -1: a failure ends the rows.
     """
 
@@ -58,19 +58,19 @@ class RunWorker(ProcessWorker):
     def run(
         self, bundle: Bundle, first: int, until: int | None = None
     ) -> tuple[Any, list[Any] | None, Figures]:
-        """Rows of a bundle (of a source: indices), of which the first is row ``first``, through the stages.
+        """Pass rows of a bundle (for a source: indices) through the stages.
 
         Args:
-            until: number of the stage that they are to reach; None for all.
+            until: number of the last stage to run; None for all.
 
         Returns:
-            What was made of each row, up to the first that failed in a stage whose failures end them; the rows' keys
-            as they were fixed on the way, None where none was; and what to count.
+            The results of the rows, up to the first failure in a stage whose policy is to raise; the rows' keys as
+            fixed by the stages, None if none was; and what to count.
         """
         figures: Figures = []
         given = bundle.names
         for member, operator in enumerate(self._members[:until]):
-            if member:  # identity stays with the sample, whatever the next function drops
+            if member:  # fix the keys first: the next function may drop the field
                 bundle.names = named(bundle.data, bundle.names)
             self._run_page.enter(member, first)
             start = perf_counter_ns()
@@ -126,7 +126,7 @@ class RunWorker(ProcessWorker):
         return chunk, figures
 
     def close(self) -> None:
-        """The end of all of them; the first error is raised."""
+        """Close all operators; the first error is raised."""
         error: BaseException | None = None
         for operator in reversed(self._members[1:]):
             try:

@@ -1,7 +1,6 @@
 """An object pickled once into memory that all worker processes share.
 
-Arrays in it (a data set that lies in memory) are mapped copy-on-write: however many workers there are, they lie there
-once, until a worker writes to them.
+Arrays in it (such as a data set in memory) are mapped copy-on-write: all workers share one copy until one writes to it.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from pipegraph.errors import NotPicklableError
 
 
 class Sealed:
-    """A pickled object in an anonymous file, whose descriptor is given to every process that is to have it.
+    """A pickled object in an anonymous file, whose descriptor is passed to every process that needs the object.
 
     Raises:
-        NotPicklableError: it cannot be pickled; says what in it cannot, of which ``stage``, and what to do ``instead``.
+        NotPicklableError: it cannot be pickled; names the part that cannot, the ``stage``, and what to do ``instead``.
     """
 
     def __init__(self, value: Any, stage: str, instead: str = "use backend='thread'") -> None:
@@ -50,7 +49,7 @@ class Sealed:
             raise
 
     def close(self) -> None:
-        """Close our descriptor; the processes that were given it keep theirs."""
+        """Close our descriptor; other processes keep theirs."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -59,7 +58,7 @@ class Sealed:
 def cannot_be_sent(
     value: Any, stage: str, error: Exception, instead: str = "use backend='thread'"
 ) -> NotPicklableError:
-    """The error that says what in an object cannot be pickled."""
+    """The error that names the part of an object that cannot be pickled."""
     return NotPicklableError(
         f"stage {stage!r}: the operator cannot be sent to another process: {_culprit(value, error)}. "
         f"Make it in open(context) or at first use, or {instead}"
@@ -67,7 +66,7 @@ def cannot_be_sent(
 
 
 def unseal(fd: int, spans: list[tuple[int, int]]) -> Any:
-    """The object in another process; closes ``fd``."""
+    """Unpickle the object, in another process; closes ``fd``."""
     memory: Any = np.frombuffer(
         mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE), np.uint8
     )
@@ -77,8 +76,8 @@ def unseal(fd: int, spans: list[tuple[int, int]]) -> Any:
 
 
 def _culprit(value: Any, error: Exception) -> str:
-    """Which attribute cannot be pickled, on the way down from ``value``."""
-    if type(value) is list and len(value) == 1:  # the operators that run together
+    """The path from ``value`` to the attribute that cannot be pickled."""
+    if type(value) is list and len(value) == 1:  # the list of fused operators
         value = value[0]
     path, passed = type(value).__name__, [value]
     while len(passed) <= 8:

@@ -1,12 +1,11 @@
-"""Anonymous shared memory: segments that two processes map, lent message by message.
+"""Segments of anonymous shared memory that two processes map, leased message by message.
 
-A segment is an anonymous file (``memfd_create``): its descriptor travels over a socket, and when the last process
-that has it is gone, so is the memory, however that process ended. Nothing is left in ``/dev/shm``, whose size does not
-matter.
+A segment is an anonymous file (``memfd_create``) whose descriptor is sent over a socket. The memory is freed when the
+last process that has it ends, however it ends. Nothing is left in ``/dev/shm``, whose size does not matter.
 
-The sender owns a segment and writes to it; the receiver maps it and *lends* it out: every message is a *lease*, a
-fresh object over the segment's memory on which the arrays of the message are built. When the last of them is gone, the
-lease's number is sent back with the next message, and only then does the sender write to the segment again.
+The sender owns a segment and writes to it; the receiver maps it. Every message is a *lease*: a new object over the
+segment's memory, on which the message's arrays are built. When the last of these arrays is freed, the lease's number is
+sent back with the next message; only then does the sender write to the segment again.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ SMALLEST = 1 << 16
 """Bytes of the smallest segment."""
 
 SPARE = 16
-"""Free segments that a sender keeps; beyond these they are given back to the system."""
+"""Maximum number of free segments that a sender keeps; others are returned to the system."""
 
 Bytes = NDArray[np.uint8]
 
 
 def anonymous_file(nbytes: int) -> int:
-    """The descriptor of a file of ``nbytes`` zeros without a name.
+    """The descriptor of an unnamed file of ``nbytes`` zeros.
 
     Raises:
-        OSError: no memory (or, where there is no ``memfd_create``, no space in the temporary folder) is left.
+        OSError: no memory is left (without ``memfd_create``: no space in the temporary folder).
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("pipegraph", os.MFD_CLOEXEC)
@@ -47,14 +46,14 @@ def anonymous_file(nbytes: int) -> int:
 
 
 def rounded(nbytes: int) -> int:
-    """The size of a segment for ``nbytes``: an eighth more at most, so that batches of varying size share segments."""
+    """The size of a segment for ``nbytes``: at most 1/8 more, so that batches of varying size can share segments."""
     size = max(nbytes, SMALLEST)
     unit = max(SMALLEST, (1 << (size - 1).bit_length()) >> 3)
     return -(-size // unit) * unit
 
 
 class Segment:
-    """One anonymous piece of memory that this process made, or that it was sent the descriptor of."""
+    """A piece of anonymous memory that this process made, or whose descriptor it received."""
 
     __slots__ = ("fd", "memory", "nbytes", "number")
 
@@ -71,14 +70,14 @@ class Segment:
             self.close()
 
     def close(self) -> None:
-        """Close the descriptor that was for sending. The memory has one of its own, and goes with the last array."""
+        """Close the descriptor used for sending. The mapping has its own, and is freed with the last array."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 class Arena:
-    """The segments that one sender writes to. One thread at a time.
+    """The segments that one sender writes to. Not thread-safe.
 
     Attributes:
         made: segments made so far.
@@ -90,7 +89,7 @@ class Arena:
         self._all: dict[int, Segment] = {}
 
     def take(self, nbytes: int) -> Segment:
-        """A segment of at least ``nbytes`` that nobody reads: the smallest that fits without waste, else a new one."""
+        """A free segment of at least ``nbytes``: the smallest that fits without waste, else a new one."""
         size = rounded(nbytes)
         fitting = [each for each in self._free if size <= each.nbytes <= 2 * size]
         if fitting:
@@ -103,7 +102,7 @@ class Arena:
         return segment
 
     def give_back(self, segment: Segment) -> Segment | None:
-        """Nobody reads it any more. Returns a segment that is not kept, which the receiver should forget too."""
+        """Mark a segment as free. Returns a segment that is dropped, which the receiver must drop too."""
         self._free.append(segment)
         if len(self._free) <= SPARE:
             return None

@@ -1,8 +1,8 @@
-"""The trainer's side of the process in which ``loader(isolate=True)`` runs the host's part of a plan.
+"""The sidecar, as seen by the trainer: the process in which ``loader(isolate=True)`` runs the host's part of a plan.
 
 One thread of the trainer calls (``start_run``, ``next``), through a :class:`~.process_host.ProcessHost` like that of
-any worker. What may come from other threads while it waits, a cancelled run and questions for the profile, goes over a
-connection of its own (``control``), which a thread of the sidecar serves.
+any worker. Requests from other threads (to cancel a run, or for the profile) use a separate ``control`` connection,
+which a thread of the sidecar serves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipegraph.errors import WorkerDiedError
 ENTRY = "pipegraph.engine.sidecar_process:main"
 
 ANSWER_S = 1.0
-"""How long a question for the profile may wait for its answer."""
+"""Seconds to wait for the answer to a control request."""
 
 
 class _Host(ProcessHost):
@@ -35,7 +35,7 @@ class _Host(ProcessHost):
         self.control: Connection | None = None
 
     def _start(self) -> None:
-        """As a worker's, with a new control connection."""
+        """As the base class's, with a new control connection."""
         self.end_control()
         ours, theirs = socket.socketpair()
         self.control = Connection(ours.detach())
@@ -53,7 +53,7 @@ class _Host(ProcessHost):
 
 
 class Sidecar:
-    """What the one worker of the ``Elsewhere`` stage holds; its loop is ``stage.sidecar_loop``.
+    """The operator of the ``Elsewhere`` stage's only worker, whose loop is ``stage.sidecar_loop``.
 
     ``facts`` are ``(memory limit, seed, rank, world size)``.
     """
@@ -63,11 +63,11 @@ class Sidecar:
 
     def __init__(self, parent: zygote.Zygote, sealed: Sealed, facts: tuple[int, int, int, int]) -> None:
         self._host = _Host(parent, sealed, facts)
-        self._sending = threading.Lock()  # of whole messages on the control connection, not for their answers
-        self._asking = threading.Lock()  # one question at a time
+        self._sending = threading.Lock()  # for whole messages on the control connection; not held for answers
+        self._asking = threading.Lock()  # one request at a time
         self._question = 0
         self.number = 0
-        """Of the run that it works for."""
+        """The number of its current run."""
 
     @property
     def pid(self) -> int | None:
@@ -75,7 +75,7 @@ class Sidecar:
 
     def open(self, context: Context) -> None:
         """Start the process, and the workers in it."""
-        self._host._context = context  # whose stop ends a start
+        self._host._context = context  # its ``stopping`` cancels a start
         try:
             with context.stopping.ending(self._stop):
                 self._host.start()
@@ -87,7 +87,7 @@ class Sidecar:
             raise
 
     def close(self, grace_s: float = GRACE_S) -> None:
-        """End the process and all that it has started; idempotent."""
+        """End the process and its child processes; idempotent."""
         try:
             self._host.close(grace_s)
         finally:
@@ -95,9 +95,9 @@ class Sidecar:
                 self._host.end_control()
 
     def begin_run(self, epoch: int, history: Any) -> None:
-        """The sources are notified in the sidecar."""
+        """Does nothing: the sidecar notifies its own sources."""
 
-    # -- calls, by the one thread --------------------------------------------------------------
+    # -- calls, from one thread ----------------------------------------------------------------
 
     def start_run(self, *args: Any) -> None:
         self._host.call("start_run", self.number, *args)
@@ -105,10 +105,10 @@ class Sidecar:
     def next(self, stop: int, horizon: float) -> Any:
         return self._host.call("next", stop, horizon)
 
-    # -- any thread ----------------------------------------------------------------------------
+    # -- thread-safe ---------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """End the current run there, and a call that waits here."""
+        """End the sidecar's current run, and a call that waits here."""
         self._send("cancel", self.number)
         self._host.cancel()
 
@@ -120,7 +120,7 @@ class Sidecar:
         self._host.cancel()
 
     def ask(self, what: str, *args: Any) -> Any:
-        """The answer to a question; None where there is none in time."""
+        """The answer to a control request; None if there is none in time."""
         with self._asking:
             self._question += 1
             control = self._send("ask", self._question, what, *args)
@@ -146,7 +146,7 @@ class Sidecar:
 
 
 def blame(died: Died) -> WorkerDiedError:
-    """What the death of the process is called."""
+    """The error for the death of the sidecar."""
     error = WorkerDiedError(f"isolate=True: the process that runs the stages {died.reason}")
     if died.stack:
         error.add_note(f"pipegraph: it stood at\n{died.stack}")

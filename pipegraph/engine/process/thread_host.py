@@ -1,11 +1,11 @@
-"""Runs an operator under a deadline in a thread of its own.
+"""The host of an operator with a deadline: runs it in a thread of its own.
 
-A thread cannot be ended. One that hangs is left alone: its item fails with the stack at which it stood, a new thread
-with an operator opened anew does the next one, and whatever the old one still makes is dropped. As it returns it closes
-its operator and ends; until then its thread stays.
+A thread cannot be killed. One that hangs is abandoned: its item fails with the thread's stack, a new thread with a
+newly opened operator does the next item, and later results of the old thread are dropped. When its call returns, the
+old thread closes its operator and ends.
 
-The contract is that of ``contract.Host``, but for deaths, which threads do not die. What was done before the item that
-hangs stays done: the items are the trainer's own, and a function may have changed them.
+The contract is that of ``contract.Host``, without deaths. Items done before the one that hangs are not repeated: they
+are the trainer's own objects, and a function may have changed them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from pipegraph.global_generators import enter_worker
 
 
 class _Abandoned(BaseException):
-    """Raised in a thread that comes back too late."""
+    """Raised in an abandoned thread when it reaches its next row."""
 
 
 class Kept:
-    """An error on its way from one thread to another: as it is."""
+    """An exception passed from one thread to another."""
 
     __slots__ = ("_error",)
 
@@ -47,7 +47,7 @@ class Kept:
 
 
 class _Progress:
-    """The row in work and when it was begun. The row is begun and given up under one lock."""
+    """The row in work and its start time. Rows are begun and abandoned under one lock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,25 +55,25 @@ class _Progress:
         self._abandoned = False
 
     def begin(self, row: int) -> None:
-        """A row is begun; raises if nobody waits for it any more."""
+        """Begin a row; raises ``_Abandoned`` if the thread was abandoned."""
         with self._lock:
             if self._abandoned:
                 raise _Abandoned
             self._row, self._since = row, monotonic_ns()
 
     def left_s(self, timeout_s: float) -> float:
-        """How long the row may still take."""
+        """Seconds until the row's deadline."""
         return timeout_s - (monotonic_ns() - self._since) / 1e9
 
     def abandon(self) -> int:
-        """Nobody waits any more: the row in work."""
+        """Abandon the thread; returns the row in work."""
         with self._lock:
             self._abandoned = True
             return self._row
 
 
 class _Helper:
-    """One thread with its own opened operator."""
+    """A thread with its own opened operator."""
 
     def __init__(self, operator: Any, context: Context) -> None:
         self.progress = _Progress()
@@ -96,10 +96,10 @@ class _Helper:
             self._condition.notify_all()
 
     def answer(self, timeout_s: float) -> Any:
-        """What the call has returned, or what it raised as :class:`Kept`.
+        """The result of the call, or its exception as :class:`Kept`.
 
         Raises:
-            Cancelled: the wait was ended; the call continues.
+            Cancelled: the wait was cancelled; the call continues.
             TimeoutError: the row in work takes longer than ``timeout_s``.
         """
         without_s = 0.0
@@ -117,13 +117,13 @@ class _Helper:
             return self._answer.pop()
 
     def set_cancelled(self, cancelled: bool) -> None:
-        """Whether waits end at once."""
+        """Set whether waits end at once."""
         with self._condition:
             self._cancelled = cancelled
             self._condition.notify_all()
 
     def stack(self) -> str:
-        """Where the thread stands."""
+        """The thread's current stack."""
         frame = sys._current_frames().get(self.thread.ident or 0)
         return "" if frame is None else "".join(traceback.format_stack(frame))
 
@@ -163,16 +163,16 @@ class ThreadHost:
     """See the module docstring; ``timeout_s`` is for one row."""
 
     pid: int | None = None
-    """Of no process."""
+    """It has no process."""
     place = "thread"
     gave_up = "its thread was left alone"
-    ahead: Callable[[], Call | None] | None = None  # a thread of this process waits for nobody
+    ahead: Callable[[], Call | None] | None = None  # not used: a thread does not wait for its next call
 
     def __init__(self, operator: Any, context: Context, timeout_s: float) -> None:
         self._plain = operator
         self._context = context
         self._timeout_s = timeout_s
-        self._lock = threading.Lock()  # of the two below: who cancels finds the helper there is
+        self._lock = threading.Lock()  # guards the next two, so that ``cancel`` finds the current helper
         self._helper: _Helper | None = None
         self._cancelled = False
         self._left: list[_Helper] = []
@@ -187,7 +187,7 @@ class ThreadHost:
             self._result(math.inf)
 
     def call(self, name: str, *args: Any) -> Any:
-        if self._helper is not None and self._helper.busy:  # with a call that was cancelled
+        if self._helper is not None and self._helper.busy:  # still in a cancelled call
             with contextlib.suppress(Exception):
                 self._result(self._timeout_s)
         if self._helper is None:
@@ -231,10 +231,10 @@ class ThreadHost:
             helper.set_cancelled(cancelled)
 
     def close(self, grace_s: float = GRACE_S) -> None:
-        """End the thread; idempotent. Warns with :class:`~pipegraph.StuckWorker` of what does not return.
+        """End the thread; idempotent. Warns with :class:`~pipegraph.StuckWorker` of threads that do not return.
 
         Raises:
-            Exception: what the operator's ``close`` raised.
+            Exception: the operator's ``close`` raised it.
         """
         self.uncancel()
         with self._lock:
@@ -258,7 +258,7 @@ class ThreadHost:
         try:
             if helper.busy:
                 helper.answer(grace_s)
-            if helper.worker is None:  # it could not be opened
+            if helper.worker is None:  # ``open`` failed
                 return None
             helper.ask("close", ())
             result = helper.answer(max(0.0, deadline - monotonic()))

@@ -1,11 +1,11 @@
-"""Messages between two processes: small things over a socket, arrays and tensors in shared memory.
+"""Messages between two processes: small objects over a socket, arrays and tensors in shared memory.
 
-A message is pickled (protocol 5); buffers of some size are taken out of the pickle and laid into one segment, each
-written once. Tensors whose memory is shared already (a stage's slabs) are not written at all: they are named by
-segment and offset. Functions, classes and exceptions of ``__main__`` and of notebooks travel by value (cloudpickle).
+A message is pickled (protocol 5). Larger buffers are kept out of the pickle and written, once each, to one shared
+segment. Tensors in memory that is already shared (a stage's slabs) are not written at all, but sent as segment and
+offset. Functions, classes and exceptions of ``__main__`` and of notebooks are pickled by value (cloudpickle).
 
-A frame on the socket is a fixed header, a description of leases (``marshal``), and the pickle, if that is small; a
-large one lies in the segment too.
+A frame on the socket is a fixed header, a description of leases (``marshal``), and the pickle, if it is small; a
+large pickle is written to the segment too.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from pipegraph.device.slabs import aligned
 from pipegraph.engine.process.segments import Arena, Segment
 
 APART = 1 << 12
-"""Buffers of at least so many bytes leave the pickle: below that a copy costs less than the book-keeping."""
+"""Buffers from this many bytes on are kept out of the pickle: below, a copy costs less than the bookkeeping."""
 
 IN_SOCKET = 1 << 15
 """Pickles up to this size go over the socket, whose buffer holds several."""
 
 SMALL_PART = 16
-"""A buffer of less than this part of its message is copied out of it."""
+"""A buffer of less than 1/16 of its message is copied out of the segment."""
 
 DESCRIPTORS = 253
-"""Descriptors that one message can carry (Linux's ``SCM_MAX_FD``): the kernel would drop more in silence."""
+"""Maximum number of descriptors per message (Linux's ``SCM_MAX_FD``): the kernel silently drops more."""
 
 _HEADER = struct.Struct("<III")
 
 
 class Unreadable(Exception):
-    """A message came whole, but what was pickled in it cannot be made here; the connection is as good as before.
+    """A complete message that cannot be unpickled here; the connection is still usable.
 
     Attributes:
-        error: what unpickling it raised.
+        error: the exception raised by unpickling.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -57,7 +57,7 @@ class Unreadable(Exception):
 
 
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-_NAMES = {value: name for name, value in _DTYPES.items()}  # a name is pickled in a tenth of a dtype's time
+_NAMES = {value: name for name, value in _DTYPES.items()}  # pickling a name takes a tenth of a dtype's time
 
 
 def _tensor(buffer: Any, name: str, shape: tuple[int, ...], grad: bool) -> torch.Tensor:
@@ -69,21 +69,21 @@ def _tensor(buffer: Any, name: str, shape: tuple[int, ...], grad: bool) -> torch
 
 
 def light_below(sizes: Sequence[int]) -> int:
-    """Buffers of a message that are smaller than this are copied out of it: a label that is kept must not keep the
-    images that came with it."""
+    """The size below which a message's buffers are copied out of the segment, so that a label that is kept does not
+    keep the message's images alive."""
     light = sum(sizes) // SMALL_PART
     # Many of a size: nearly all would be copied.
     return 0 if sum([nbytes for nbytes in sizes if nbytes < light]) > light else light
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Whether its bytes, dtype and shape are all that there is to a tensor: torch itself pickles the others."""
+    """Whether bytes, dtype and shape describe a tensor completely; torch itself pickles the others."""
     dense = tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
     return dense and tensor.device.type == "cpu"
 
 
 def set_apart() -> tuple[Callable[[pickle.PickleBuffer], bool], list[memoryview]]:
-    """A pickler's ``buffer_callback`` that keeps large buffers out of the stream, and the list they go to."""
+    """A ``buffer_callback`` for a pickler that keeps large buffers out of the stream, and the list that gets them."""
     buffers: list[memoryview] = []
 
     def take(buffer: pickle.PickleBuffer) -> bool:
@@ -97,7 +97,7 @@ def set_apart() -> tuple[Callable[[pickle.PickleBuffer], bool], list[memoryview]
 
 
 class TreePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles plain CPU tensors as their bytes."""
+    """A pickler that writes plain CPU tensors as their bytes."""
 
     def __init__(self, file: Any, take: Callable[[pickle.PickleBuffer], bool]) -> None:
         super().__init__(file, protocol=5, buffer_callback=take)
@@ -115,7 +115,7 @@ class TreePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _SlabPickler(TreePickler):
-    """Pickles the tensors of shared slabs by their place. Apart, for it looks at every object."""
+    """A pickler that sends tensors of shared slabs as segment and offset. Separate, because it checks every object."""
 
     def __init__(self, file: Any, take: Callable[[pickle.PickleBuffer], bool], slabs: _Slabs) -> None:
         super().__init__(file, take)
@@ -126,7 +126,7 @@ class _SlabPickler(TreePickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds the tensors of shared slabs."""
+    """An unpickler that maps the tensors of shared slabs."""
 
     def __init__(self, file: Any, buffers: Sequence[Any], slabs: Sequence[Any]) -> None:
         super().__init__(file, buffers=buffers)
@@ -140,7 +140,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Slabs:
-    """The shared slabs of a sender, and those that the message being written names."""
+    """The shared slabs of a sender, and those used by the current message."""
 
     def __init__(self) -> None:
         self._by_address: dict[int, Segment] = {}
@@ -148,19 +148,19 @@ class _Slabs:
         self.some = False
 
     def add(self, segment: Segment) -> None:
-        """Tensors in this segment's memory are named from now on."""
+        """Send tensors in this segment's memory by their place from now on."""
         self._by_address[segment.memory.ctypes.data] = segment
         self.some = True
 
     def close(self) -> None:
-        """Close every descriptor; slabs that somebody holds stay."""
+        """Close every descriptor; slabs still in use stay mapped."""
         for segment in self._by_address.values():
             segment.close()
         self._by_address.clear()
         self.some = False
 
     def place_of(self, tensor: torch.Tensor) -> Any:
-        """How the receiver finds a tensor; None if it lies in no slab."""
+        """A tensor's place for the receiver; None if it is in no slab."""
         if tensor.layout != torch.strided or not tensor.numel() or tensor.device.type != "cpu":
             return None
         address = tensor.data_ptr()
@@ -200,11 +200,11 @@ class Port:
         """Send a message; returns the bytes written to shared memory.
 
         Args:
-            wait: whether to wait for room in the socket; else what finds none is sent by :meth:`flush`, which must be
-                called before the answer is waited for.
+            wait: whether to wait for room in the socket; if not, :meth:`flush` sends the rest and must be called before
+                waiting for the answer.
 
         Raises:
-            BrokenPipeError, ConnectionResetError: the other end is gone.
+            BrokenPipeError, ConnectionResetError: the other end has closed.
         """
         take, buffers = set_apart()
         file = io.BytesIO()
@@ -234,11 +234,11 @@ class Port:
         head = _HEADER.pack(len(about), stream.nbytes if inline else 0, len(fds))
         self._send([head, about, *([stream] if inline else [])], fds, wait)
         for segment in new:
-            segment.close()  # what it was kept for
+            segment.close()  # its descriptor was sent
         return written
 
     def _lend(self, segment: Segment, new: list[Segment], tensors: Any) -> tuple[int, int, int]:
-        """``(lease, segment, its size if the other end has yet to map it, else 0)``."""
+        """``(lease, segment number, size if the other end has not mapped it yet, else 0)``."""
         self._lease += 1
         self._out[self._lease] = segment if tensors is None else tensors
         if segment.number in self._known:
@@ -252,14 +252,14 @@ class Port:
         whole = b"".join(parts)
         try:
             sent = self.sock.sendmsg([whole], ancillary, 0 if wait else socket.MSG_DONTWAIT)
-        except BlockingIOError:  # the message before is still in it, and will be read
+        except BlockingIOError:  # it holds the previous message, which will be read
             sent = self.sock.sendmsg([whole[:1]], ancillary)
         self._unsent = memoryview(whole)[sent:]
         if wait:
             self.flush()
 
     def flush(self) -> None:
-        """Send what is left of the last message."""
+        """Send the rest of the last message."""
         if self._unsent:
             self.sock.sendall(self._unsent)
             self._unsent = memoryview(b"")
@@ -278,12 +278,12 @@ class Port:
     def receive(self) -> Any:
         """The next message; blocks while there is none.
 
-        Arrays and tensors in it are writable and lie in shared memory, which the sender uses again once the last
-        of them is gone.
+        Its arrays and tensors are writable and in shared memory, which the sender reuses when the last of them is
+        freed.
 
         Raises:
-            EOFError, ConnectionResetError: the other end is gone.
-            Unreadable: what was sent cannot be unpickled here.
+            EOFError, ConnectionResetError: the other end has closed.
+            Unreadable: the message cannot be unpickled here.
         """
         fds: list[int] = []
         try:
@@ -302,7 +302,7 @@ class Port:
                 views.append(memoryview(owner))
                 del owner
         finally:
-            for fd in fds:  # of a message that was broken off
+            for fd in fds:  # of an incomplete message
                 os.close(fd)
         buffers: list[Any] = []
         if spans:
@@ -349,14 +349,14 @@ class Port:
     # -- slabs ---------------------------------------------------------------------------------
 
     def slab(self, nbytes: int) -> torch.Tensor:
-        """Memory (uint8, one dimension) for a slab: what lies in it is sent without being written again."""
+        """Memory for a slab (uint8, one dimension), whose contents are sent without being copied."""
         segment = Segment(self._slab_number, nbytes)
         self._slab_number -= 1
         self.slabs.add(segment)
         return torch.from_numpy(segment.memory)
 
     def close(self) -> None:
-        """Close the socket and every descriptor; what was received stays readable."""
+        """Close the socket and every descriptor; received arrays stay readable."""
         self.sock.close()
         self._arena.close()
         self.slabs.close()

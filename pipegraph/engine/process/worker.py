@@ -1,8 +1,8 @@
-"""A worker process: opens the operator of its stage and does what the trainer's thread asks, one call at a time.
+"""The worker in a worker process: has the operator of its stage and serves the trainer's calls, one at a time.
 
-Rows and batches are worked on here exactly as a thread worker's loop does; what differs is only where. Before each row
-the worker writes its number and the time into a page that the trainer can read, so that a death or a deadline is
-blamed on the row that was in work, and what comes back of a failed bundle is what was made before the failure.
+It works on rows and batches exactly as a thread worker's loop does. Before each row it writes the row's number and the
+time to a page that the trainer can read, so that a death or a deadline is blamed on the right row. For a failed bundle
+it returns the results before the failure.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from pipegraph.global_generators import Draws, drawing
 from pipegraph.tree import buffers, leaves
 
 PAGE = 32
-"""Bytes of the page that says what is in work: row, time at which it was begun (``monotonic_ns``), stage of a run."""
+"""Bytes of the page: row in work, its start time (``monotonic_ns``), number of the fused stage."""
 
 NOTHING = -1
-"""In place of a row: none is in work."""
+"""The row's value while none is in work."""
 
 PULL_NS = 2_000_000
-"""What a source yields is sent after this time, so that it is not held back long, or in groups of ``PULL``."""
+"""Items of a source are sent after this time at the latest, or in groups of ``PULL``."""
 
 PULL = 64
-"""Items between two snapshots of a source (``SNAPSHOT_EVERY``), and so the most that are sent together."""
+"""Items between two snapshots of a source (``SNAPSHOT_EVERY``), hence the maximum number sent together."""
 
 PACKED_BYTES = 32 << 10
-"""Rows up to this size are packed before they are sent: for larger ones the copy costs more than it saves."""
+"""Rows up to this size are packed before they are sent; for larger ones the copy costs more than it saves."""
 
 CHILDREN = 64
-"""Items of an expanding operator that are sent together, at most."""
+"""Maximum number of items of an expanding operator that are sent together."""
 
 
 class Page:
-    """The row in work and when it was begun; written by the worker, read by the trainer."""
+    """The row in work and its start time, in shared memory: written by the worker, read by the trainer."""
 
     def __init__(self, fd: int) -> None:
         self._words = memoryview(mmap.mmap(fd, PAGE)).cast("q")
@@ -53,24 +53,24 @@ class Page:
         self._words[0] = row
 
     def enter(self, member: int, row: int) -> None:
-        """A row is begun, and with it the work of this stage of a run of them."""
+        """Record the start of a row in a fused stage."""
         self._words[2] = member
         self.begin(row)
 
     def look(self) -> tuple[int, int, int]:
-        """``(row, monotonic ns at which it was begun, stage of the run)``."""
+        """``(row, start time in monotonic ns, number of the fused stage)``."""
         return self._words[0], self._words[1], self._words[2]
 
 
 class WorkNotes(Protocol):
-    """Where a worker notes what it does."""
+    """Records which row a worker has in work."""
 
     def begin(self, row: int) -> None:
         """A row is begun."""
 
 
 class Made(list[Any]):
-    """The results of a bundle's rows, which reports each that is done."""
+    """A list of results that records the next row on the page with each append."""
 
     def __init__(self, page: WorkNotes, start: int) -> None:
         super().__init__()
@@ -103,12 +103,12 @@ class OperatorCounts:
 
 
 class ProcessWorker:
-    """The methods are what the trainer calls by name; see ``remote_operator``.
+    """Serves the trainer's calls: the trainer calls these methods by name; see ``remote_operator``.
 
     Args:
-        page: where it notes which row is in work.
+        page: records which row is in work.
         carry: what makes of an error something that can be sent.
-        pack: how the ``Batch`` behind it wants rows, where there is one.
+        pack: packs rows as the next ``Batch`` wants them; None if there is none.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class ProcessWorker:
         operator.open(context)
 
     def done(self, row: int) -> list[Any]:
-        """What has been made of the rows before this one, which is in work. Any thread."""
+        """The results of the rows before ``row``, which is in work. Thread-safe."""
         return list(self._made[: max(0, row - self._made.start)])
 
     # -- one-to-one ----------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class ProcessWorker:
         return self._operator.process(chunk)
 
     def work(self, bundle: Bundle, start: int, stop: int) -> tuple[Any, Carried | None]:
-        """Rows of a bundle: what was made of them, and the error that ended it."""
+        """Do rows of a bundle: ``(results, the error that ended it)``."""
         made = self._made = Made(self._page, start)
         rows = bundle if stop == len(bundle.lineages) else bundle.part(0, stop)
         try:
@@ -170,7 +170,7 @@ class ProcessWorker:
             made.append(self._operator.read(place, epoch))
 
     def _packed(self, made: list[Any]) -> Any:
-        """Rows as their ``Batch`` packs them: one array to send for each field. As they are where it cannot be done."""
+        """Rows as packed by their ``Batch``, with one array per field to send; unchanged if they cannot be packed."""
         if self._pack is None or len(made) < 2 or sum([n for _, n in buffers(made[0])]) > PACKED_BYTES:
             return list(made)
         packed = self._pack(made)
@@ -181,7 +181,7 @@ class ProcessWorker:
     # -- rows of a batch -----------------------------------------------------------------------
 
     def rows(self, chunk: Chunk, without: dict[int, Carried]) -> tuple[Any, dict[int, Carried]]:
-        """All rows of a batch but ``without``: the batch if none failed, else the errors by row."""
+        """Do all rows of a batch except ``without``: returns the batch if none failed, else the errors by row."""
         operator = self._operator
         self._batch = operator.begin_batch(chunk)
         failed = dict(without)
@@ -199,7 +199,7 @@ class ProcessWorker:
         return self.end(list(range(len(chunk.lineages)))), {}
 
     def row(self, index: int, sample: Any) -> None:
-        """A row again, on a substitute where one is given."""
+        """Do a row again, with a substitute sample if one is given."""
         self._page.begin(index)
         self._operator.do_row(self._batch, index, sample)
 
@@ -210,7 +210,7 @@ class ProcessWorker:
     # -- one to many ---------------------------------------------------------------------------
 
     def expand(self, chunk: Chunk, drop: int) -> tuple[list[Any], bool, Carried | None]:
-        """Begin an item; its first children but ``drop``. See :meth:`more`."""
+        """Begin an item: its first children, after ``drop`` of them. Returns as :meth:`more`."""
         process = self._operator.process
         self._items = islice((process if self._own else drawing(process, self._draws))(chunk), drop, None)
         return self.more()
@@ -236,7 +236,7 @@ class ProcessWorker:
     # -- sources that are read in sequence -----------------------------------------------------
 
     def iterate(self, epoch: int, rank: int, world_size: int, step: int, snapshot: Any) -> None:
-        """Begin an epoch at a step, from a snapshot taken there where one is given."""
+        """Begin an epoch at a step, from a snapshot taken there if one is given."""
         if snapshot is not None:
             self._operator.restore(*snapshot)
         items = iter(self._operator.iterate(epoch, rank, world_size, step))
@@ -247,10 +247,10 @@ class ProcessWorker:
         found, ended, error = self._pull(self._items, most)
         return found, ended, error, None if ended else self._operator.snapshot()
 
-    # -- operators that hold something ---------------------------------------------------------
+    # -- operators that hold data --------------------------------------------------------------
 
     def invoke(self, name: str, *args: Any) -> Any:
-        """Any method; what it returns as a list where it is lazy."""
+        """Call any method; a lazy result is returned as a list."""
         if self._own:
             pass
         elif args and isinstance(args[0], Chunk):

@@ -1,4 +1,4 @@
-"""The life of a worker process: it opens the operators of its stage, or run of stages, and serves until the end."""
+"""Main function of a worker process: opens the operators of its stage, or fused stages, and serves calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def opened_worker(
     counts: OperatorCounts,
     allocate: Callable[[int], Any] | None = None,
 ) -> ProcessWorker:
-    """A worker for one stage, or for a run of them; see ``ProcessWorker`` and ``RunWorker``."""
+    """A worker for one stage or for several fused ones, opened; see ``ProcessWorker`` and ``RunWorker``."""
     for member, each in enumerate(contexts):
         each.count, each.allocate = partial(counts.add, member), allocate
         each.share = partial(_share, {})
@@ -43,9 +43,9 @@ def opened_worker(
 
 
 def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> None:
-    """The life of a worker process. Called by the zygote's fork, whose signal handlers it has."""
+    """Main function, called in the process that the zygote forked, with the zygote's signal handlers."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    faulthandler.enable(stack_fd)  # of faults, and of SIGABRT, by which the trainer ends a process that hangs
+    faulthandler.enable(stack_fd)  # for faults, and SIGABRT, with which the trainer ends a hanging process
     port, page = Port(sock), Page(page_fd)
     try:
         spans, (context, pack, others, judged) = port.receive()

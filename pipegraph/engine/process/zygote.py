@@ -1,12 +1,12 @@
-"""Where worker processes come from: one process without threads that has imported torch once, and forks.
+"""The zygote: a process without threads that has imported torch once, and forks worker processes.
 
-A fresh interpreter takes seconds to import torch; a fork of one that has it takes milliseconds. A process with threads
-or a CUDA context must not fork, and a trainer has both: so a *zygote*, which has neither, forks on its behalf. It is
-itself a fork of the trainer where that has no thread of Python's and no CUDA context yet, and a fresh interpreter
-otherwise. It lives while some loader has processes, or somebody keeps it (:func:`keep_for`).
+A new interpreter takes seconds to import torch; a fork of one that has imported it takes milliseconds. A process with
+threads or a CUDA context must not fork, and a trainer has both: so a *zygote*, which has neither, forks on its behalf.
+It is itself a fork of the trainer if that has no Python threads and no CUDA context yet, else a new interpreter. It
+lives while a loader has processes, or while an object keeps it (:func:`keep_for`).
 
-Nobody outlives the trainer: the zygote ends when its socket does, and the kernel then ends its children
-(``PR_SET_PDEATHSIG``), also those that hang.
+No process outlives the trainer: the zygote ends when its socket closes, and the kernel then ends its children
+(``PR_SET_PDEATHSIG``), even those that hang.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from pipegraph.global_generators import install
 
 @dataclass
 class Child:
-    """A worker process as the trainer knows it.
+    """A worker process, as seen by the trainer.
 
     Attributes:
-        pid: its number.
+        pid: its process id.
         sentinel: a descriptor that becomes readable when it ends.
         sock: the trainer's end of its socket.
     """
@@ -49,16 +49,16 @@ class Child:
     sock: socket.socket
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
+        """Kill it."""
         self.interrupt(signal.SIGKILL)
 
     def interrupt(self, signum: int) -> None:
-        """Send it a signal: by its sentinel, for its number may be another's once it was reaped."""
+        """Send it a signal, through its sentinel: once it was reaped, its process id may be reused."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.sentinel, signum)
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether it has ended, waited for so long."""
+        """Whether it ends within some seconds; waits for it."""
         return bool(wait([self.sentinel], None if seconds == math.inf else seconds))
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Child:
 
 
 class Zygote:
-    """The trainer's handle. Thread-safe: requests are made one at a time under ``_lock``."""
+    """The trainer's handle of a zygote. Thread-safe: requests are made one at a time under ``_lock``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -82,7 +82,7 @@ class Zygote:
             self.forked = may_fork()
             self._process: subprocess.Popen[bytes] | None = None
             if self.forked:
-                install()  # once for all processes: they inherit it
+                install()  # once: all processes inherit it
                 self.pid = _fork_zygote(theirs, ready)
             else:
                 self._process = _start_interpreter(theirs, ready)
@@ -99,15 +99,15 @@ class Zygote:
     def spawn(self, entry: str, fds: list[int], cancel: int) -> Child:
         """A worker process that runs ``entry`` (``"module:function"``) with its socket and ``fds``.
 
-        A zygote that somebody has killed is started again; the kernel has ended its children with it.
+        A zygote that was killed is started again; the kernel has ended its children with it.
 
         Args:
-            cancel: a descriptor that becomes readable where nobody wants the process any more.
+            cancel: a descriptor that becomes readable if the process is no longer wanted.
 
         Raises:
             EOFError: the zygote cannot be started.
-            OSError: no process could be made.
-            Cancelled: nobody wants it.
+            OSError: no process could be forked.
+            Cancelled: ``cancel`` became readable.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         request, given = SPAWN + entry.encode(), [theirs.fileno(), *fds]
@@ -122,7 +122,7 @@ class Zygote:
                     except _GONE:
                         if last:
                             raise
-                        if self._sock is sock:  # else another thread has started it again
+                        if self._sock is sock:  # otherwise another thread has restarted it
                             self._end()
                             self._begin()
         except BaseException:
@@ -139,15 +139,15 @@ class Zygote:
     def _wait_until_ready(self, cancel: int) -> None:
         """Blocks until the zygote has imported what it needs, which may take seconds, or has ended.
 
-        Outside the lock: each caller can be cancelled by itself. Afterwards requests take no time.
+        Outside the lock, so that each caller can be cancelled independently. Afterwards requests take no time.
         """
         if cancel in wait([self._ready, cancel]):
             raise Cancelled
 
     def reap(self, child: Child) -> int | None:
-        """The exit status of a child that has ended (or is about to), as ``os.waitstatus_to_exitcode`` has it.
+        """The exit status of a child that has ended (or is about to), as from ``os.waitstatus_to_exitcode``.
 
-        None where it is not known: its zygote ended with it.
+        None if not known, because its zygote ended too.
         """
         with self._lock:
             try:
@@ -161,13 +161,13 @@ class Zygote:
         return receive(self._sock)
 
     def close(self) -> None:
-        """End the zygote and what is left of its children."""
+        """End the zygote and its remaining children."""
         with self._lock:
             self._end()
 
     def _end(self) -> None:
         self._sock.close()
-        if not wait([self._ready], 0):  # it would see the end only when all is imported
+        if not wait([self._ready], 0):  # still importing: it would notice the closed socket only afterwards
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         self._close_ready()
@@ -178,7 +178,8 @@ class Zygote:
                 os.waitpid(self.pid, 0)
 
     def _forked(self) -> None:
-        """In a forked child: it is the parent's. While a copy of its socket is open it would not see the parent end."""
+        """In a forked child: the zygote is the parent's; close our copy of its socket, so that it sees the parent
+        end."""
         self._lock = threading.Lock()
         self._sock.close()
         self._close_ready()
@@ -186,7 +187,7 @@ class Zygote:
 
     def _close_ready(self) -> None:
         ready, self._ready = self._ready, -1
-        if ready >= 0:  # else it is closed already, and its number may be another's
+        if ready >= 0:  # otherwise it is closed already, and its number may be reused
             os.close(ready)
 
 
@@ -194,15 +195,16 @@ _GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 _keepers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-# Reentrant: the garbage collector may end an owner, and so release, in the middle of borrow. Users are counted before
-# the zygote is looked at, so that such a release ends none that is about to be given away.
+# Reentrant: the garbage collector may free an owner, and so call release, in the middle of borrow. Users are counted
+# before the zygote is read, so that such a release never ends the zygote that borrow is about to return.
 _lock = threading.RLock()
 _shared: Zygote | None = None
 _users = 0
 
 
 def borrow() -> Zygote:
-    """The zygote that all loaders of this process share; started at first need. Every call wants a :func:`release`."""
+    """The zygote that all loaders of this process share, started on first use. Each call must be paired with a
+    :func:`release`."""
     global _shared, _users
     with _lock:
         _users += 1
@@ -216,9 +218,9 @@ def borrow() -> Zygote:
 
 
 def keep_for(owner: object) -> None:
-    """Keep the zygote while ``owner`` lives: one that begins passes again and again would begin a zygote with each.
+    """Keep the zygote while ``owner`` lives, which may make loader after loader: each would start a zygote.
 
-    Where the trainer has threads (a progress bar's, say) a new one takes seconds.
+    If the trainer has threads (a progress bar's, say) a new zygote takes seconds.
     """
     if owner not in _keepers:
         _keepers.add(owner)
@@ -226,7 +228,7 @@ def keep_for(owner: object) -> None:
 
 
 def release(zygote: Zygote) -> None:
-    """The last one to be done with the zygote ends it. Not in a forked child, to which it does not belong."""
+    """Give the zygote back; the last user ends it. Does nothing in a forked child, which does not own it."""
     global _shared, _users
     with _lock:
         if zygote is not _shared:
@@ -239,7 +241,7 @@ def release(zygote: Zygote) -> None:
 
 
 def _after_fork() -> None:
-    """In a forked child the zygote is the parent's; see also ``Zygote._forked``."""
+    """In a forked child: forget the parent's zygote; see also ``Zygote._forked``."""
     global _lock, _shared, _users
     _lock, _shared, _users = threading.RLock(), None, 0
     _keepers.clear()
@@ -249,7 +251,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def may_fork() -> bool:
-    """Whether this process may be forked: no other thread of Python's, and no CUDA context.
+    """Whether this process may be forked: it has no other Python thread and no CUDA context.
 
     Threads of native libraries' pools do not count: OpenBLAS ends and restarts its own around a fork, and the zygote
     sets the others' pools to one thread, as ``DataLoader``'s workers do.
@@ -265,7 +267,7 @@ def may_fork() -> bool:
 
 def _fork_zygote(theirs: socket.socket, ready: int) -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of native threads; see may_fork
+        warnings.simplefilter("ignore", DeprecationWarning)  # about native threads; see may_fork
         pid = os.fork()
     if pid:
         return pid
@@ -288,13 +290,14 @@ def _start_interpreter(theirs: socket.socket, ready: int) -> subprocess.Popen[by
 
 
 def _release_files(*but: int) -> None:
-    """Point every inherited descriptor at nothing: the trainer's files and sockets end when the trainer closes them.
+    """Redirect every inherited descriptor to /dev/null, so that the trainer's files and sockets end when it closes
+    them.
 
-    Not closed, for objects that still have their numbers would close what gets these numbers next.
+    They are not closed: objects that still have their numbers would later close descriptors that reuse these numbers.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in map(int, os.listdir("/proc/self/fd")):
         if fd > 2 and fd not in (*but, nothing):
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.fstat(fd)
                 os.dup2(nothing, fd, inheritable=False)
