@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipegraph.operators.hugging_face import forget_state, is_streaming, state_is_exact
 from pipegraph.parameters import iterator_of
 from pipegraph.tree import ATOMS, copy_containers
 
@@ -59,8 +59,9 @@ class Turn:
                 items.load_state_dict(copy.deepcopy(state))
             begun = iterator_of(items)
             first = list(islice(begun, 1))
-            if state is not None and is_streaming(items):
-                forget_state(items)
+            if state is not None and _is_streaming(items):
+                # Later passes start from their beginning; else each over its epoch would go back to the loaded state.
+                items.load_state_dict(None)
             drawing = DrawnItems(chain(first, begun), items, self)
             self._latest = weakref.ref(drawing)
         return drawing
@@ -106,7 +107,36 @@ def _is_resumable(items: Any) -> bool:
         inspect.signature(items.load_state_dict).bind(None)
     except (AttributeError, TypeError, ValueError):
         return False
-    return not is_streaming(items) or state_is_exact(items)
+    return not _is_streaming(items) or _state_is_exact(items)
+
+
+def _is_streaming(items: Any) -> bool:
+    """Whether this is one of Hugging Face's streaming data sets; ``datasets`` is not imported for it."""
+    module = sys.modules.get("datasets")
+    kind = getattr(module, "IterableDataset", None)
+    return kind is not None and isinstance(items, kind)
+
+
+def _state_is_exact(items: Any) -> bool:
+    """Whether its state holds all that decides what comes next.
+
+    The rows in a shuffle buffer are not in it, nor, where rows are Arrow tables, those between two batches of a map:
+    after a resume from such a state they would be lost.
+    """
+    formatting = getattr(items, "_formatting", None)
+    if formatting is not None and formatting.is_table:
+        return False
+    return not any(
+        type(step).__name__ == "BufferShuffledExamplesIterable" for step in _steps(items._ex_iterable)
+    )
+
+
+def _steps(step: Any) -> Iterator[Any]:
+    yield step
+    below = getattr(step, "ex_iterables", None) or (getattr(step, "ex_iterable", None),)
+    for each in below:
+        if each is not None:
+            yield from _steps(each)
 
 
 def length_of(items: Any) -> int | None:

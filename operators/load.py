@@ -135,11 +135,6 @@ class _Reads(Operator):
         return self._reading.reader or self._reading.of(feed)
 
 
-def _at_once(path: str, flags: int) -> int:
-    """Opens without waiting: a pipe that nobody writes to would hold the worker for ever."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 @final
 class Load(_Reads):
     """Bytes into samples.
@@ -245,6 +240,10 @@ class Load(_Reads):
         made.extend(map(_with_bytes, islice(bundle.data, start, None)))
 
 
+def _opened_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe that nobody writes to would hold the worker for ever
+
+
 def read_file(path: Any) -> bytes:
     """All of a regular file.
 
@@ -252,7 +251,7 @@ def read_file(path: Any) -> bytes:
         DataError: it is a pipe or a device.
         OSError: it cannot be read.
     """
-    with open(path, "rb", buffering=0, opener=_at_once) as file:
+    with open(path, "rb", buffering=0, opener=_opened_at_once) as file:
         content: bytes = file.readall()
         if not content and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise DataError(f"Load: {os.fspath(path)!r} is no regular file (a pipe or a device)")

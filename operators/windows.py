@@ -270,8 +270,8 @@ class Bucket(Regroup):
         made = []
         for index, held in enumerate(leaving):
             self._emitted += 1
-            waiting = leaving[index + 1] if index + 1 < len(leaving) else None
-            first = _older(oldest, waiting)
+            others = [each for each in (oldest, *leaving[index + 1 : index + 2]) if each is not None]
+            first = min(others, key=_arrival, default=None)
             if first is None and after is not None:
                 zeros = (0,) * len(self._ghosts)
                 cursor: Cursor = (self._emitted, after, self._state(zeros, zeros), 0)
@@ -286,13 +286,6 @@ class Bucket(Regroup):
             self._last = cursor
             made.append(held.chunk)
         return made
-
-
-def _older(a: _Held | None, b: _Held | None) -> _Held | None:
-    """Whichever came in first: more had come before the later one."""
-    if a is None or b is None:
-        return a or b
-    return a if _arrival(a) <= _arrival(b) else b
 
 
 def _arrival(held: _Held) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from contextlib import suppress
 
 _TAG = 0x0112
 _SIZES = {1: "B", 3: "H", 4: "I"}
@@ -18,11 +19,8 @@ def orientation(exif_block: bytes, xmp: bytes) -> int:
         xmp: an XMP packet.
     """
     value = None
-    if exif_block:
-        try:
-            value = _tag(exif_block.removeprefix(b"Exif\0\0"))
-        except struct.error:  # a broken block counts as none
-            value = None
+    with suppress(struct.error):  # a broken block counts as none
+        value = _tag(exif_block.removeprefix(b"Exif\0\0"))
     if value is None and xmp and (match := _XMP.search(xmp)):
         value = int(match[2])
     return value if value is not None and 1 <= value <= 8 else 1

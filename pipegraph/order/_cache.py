@@ -1,9 +1,4 @@
-"""A bounded memo for values that an epoch computes once.
-
-An epoch is drawn in many small pieces (a thousand positions at a time), while
-its permutation or its table of blocks is prepared once. The memo keeps the
-latest of them, by value, so that orders stay frozen values without state.
-"""
+"""A bounded memo for values that an epoch computes once, so that orders stay frozen values without state."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import fcntl
 import math
 import os
 import threading
-from dataclasses import replace
+from collections import Counter
 from typing import Final, final
 
 from pipegraph.closing import Closing
@@ -64,7 +64,7 @@ class NodeCache(Closing):
         self._next_use: NextUse = next_use or (lambda name: math.inf)
         self._waits, self._commits = LockWaits(), Commits()
         self._lock = threading.Lock()
-        self._stats = CacheStats()
+        self._counts = Counter[str]()
         self._verified: set[tuple[str, int]] = set()
         self._closed = False
         try:
@@ -85,7 +85,7 @@ class NodeCache(Closing):
     def stats(self) -> CacheStats:
         """What this handle has found, fetched and evicted so far; thread-safe."""
         with self._lock:
-            return replace(self._stats, evicted=self._space.evicted)
+            return CacheStats(**self._counts, evicted=self._space.evicted)
 
     def usage(self) -> int:
         """Bytes on disk now: entries, reserved space of downloads, quarantine."""
@@ -279,5 +279,4 @@ class NodeCache(Closing):
 
     def _count(self, **more: int) -> None:
         with self._lock:
-            now = {key: getattr(self._stats, key) + n for key, n in more.items()}
-            self._stats = replace(self._stats, **now)
+            self._counts.update(more)

@@ -7,6 +7,7 @@ wait in their own threads, and `close` ends every wait.
 from __future__ import annotations
 
 import asyncio
+import collections
 import concurrent.futures
 import importlib
 import os
@@ -85,7 +86,7 @@ class StoreClient(Closing):
         self.range_nbytes, self.parallel = range_nbytes, parallel
         self._lock = threading.Lock()
         self._stores: dict[str, Any] = {}
-        self._counts = StoreStats()
+        self._counts = collections.Counter[str]()
         self._versions = Versions()
         self._requests = Requests(
             self._obstore, self._retry, hedge or Hedge(), grace_s, range_nbytes, self._count, self._versions
@@ -109,7 +110,7 @@ class StoreClient(Closing):
     @property
     def stats(self) -> StoreStats:
         with self._lock:
-            return self._counts
+            return StoreStats(**self._counts)
 
     def head(self, url: str) -> ObjectInfo:
         """Size and version of an object.
@@ -296,7 +297,7 @@ class StoreClient(Closing):
 
     def _count(self, **more: int) -> None:
         with self._lock:
-            self._counts = replace(self._counts, **{k: getattr(self._counts, k) + n for k, n in more.items()})
+            self._counts.update(more)
 
     def _store(self, url: str) -> tuple[Any, str]:
         root, key = split_url(url)
