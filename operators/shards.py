@@ -141,11 +141,7 @@ class ShardSelect(OrderedSource):
         self._find = partial(find_manifest, parts, manifest, self.store)
         self._found = Once(self._find)
         self._listed = Once(self._list_parts)
-        self._starts = Once(self._count_starts)
         self._feed: ShardFeed | None = None
-
-    def _count_starts(self) -> Int64Array:
-        return np.concatenate([[0], np.cumsum(self.manifest().block_samples)])
 
     def _list_parts(self, stopping: Stopping | None = None) -> list[Part]:
         with store_for(self.parts, self.store, stopping) as store:
@@ -234,7 +230,7 @@ class ShardSelect(OrderedSource):
         """The block that each of this rank's steps first..last-1 reads."""
         manifest = self.manifest()
         indices = self.order.indices(manifest, self.seed, epoch, rank, world_size, first, last, history)
-        return np.searchsorted(self._starts.get(), indices, side="right") - 1
+        return np.searchsorted(manifest.first_sample, indices, side="right") - 1
 
     def read_many(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
         drawn = np.asarray(positions, dtype=np.int64)
@@ -245,7 +241,7 @@ class ShardSelect(OrderedSource):
 
     def places(self, indices: Int64Array) -> Iterator[tuple[int, int]]:
         """The block of each sample, and its number in that."""
-        starts = self._starts.get()
+        starts = self.manifest().first_sample
         numbers = np.searchsorted(starts, indices, side="right") - 1
         return zip(numbers.tolist(), (indices - starts[numbers]).tolist(), strict=True)
 

@@ -16,6 +16,19 @@ from pipegraph.operators.images.decoder import ImageHWC
 from pipegraph.operators.images.orientation import oriented
 
 
+def pillow(feature: str) -> Any:
+    """The module ``PIL.Image``.
+
+    Raises:
+        MissingExtraError: it is not installed; says what ``feature`` needs it.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError("Pillow", "images", feature) from error
+    return Image
+
+
 def resized(image: Any, window: CropWindow, height: int, width: int) -> Any:
     """A Pillow image of the window's region, oriented, as the output of this size shows it, before it is mirrored."""
     return image.resize((width, height), 2, box=window.box)  # 2 is PIL.Image.Resampling.BILINEAR
@@ -28,11 +41,9 @@ def antialias_into(pixels: ImageHWC, out: ImageHWC, orientation: int, window: Cr
         pixels: uint8 (rows, columns[, channels]).
         out: uint8 (height, width, channels), oriented; all of it is written.
     """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("Pillow", "images", "interpolation='antialias'") from error
     seen = np.ascontiguousarray(oriented(pixels, orientation))
-    image = Image.fromarray(seen.reshape(seen.shape[:2]) if out.shape[2] == 1 else seen)
+    image = pillow("interpolation='antialias'").fromarray(
+        seen.reshape(seen.shape[:2]) if out.shape[2] == 1 else seen
+    )
     made = np.asarray(resized(image, window, *out.shape[:2])).reshape(out.shape)
     np.copyto(out, made[:, ::-1] if window.flip else made)

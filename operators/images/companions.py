@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pipegraph.errors import DataError, DecodeError, GraphError, MissingExtraError
+from pipegraph.errors import DataError, DecodeError, GraphError
+from pipegraph.operators.images.antialias import pillow
 from pipegraph.operators.images.crop import CropWindow
 from pipegraph.operators.images.header import check_size, probe
 from pipegraph.operators.images.orientation import oriented
@@ -85,12 +86,9 @@ def _nearest(start: float, extent: float, count: int, end: int) -> Any:
 
 def _decoded(data: Any, field: str) -> Any:
     header = probe(data)
+    images = pillow("decoding masks")
     try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("Pillow", "images", "decoding masks") from error
-    try:
-        image = Image.open(io.BytesIO(data))
+        image = images.open(io.BytesIO(data))
         check_size(*image.size)
         dtype = _ONE_CHANNEL.get("I;16" if image.mode.startswith("I;16") else image.mode)
         pixels = None if dtype is None else np.asarray(image).astype(dtype)

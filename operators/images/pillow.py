@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipegraph.errors import DecodeError, MissingExtraError
-from pipegraph.operators.images.antialias import resized
+from pipegraph.operators.images.antialias import pillow, resized
 from pipegraph.operators.images.crop import CropWindow
 from pipegraph.operators.images.decoder import Buffer, ImageHWC, Interpolation
 from pipegraph.operators.images.header import Header, check_size
@@ -33,10 +33,7 @@ _TRANSPOSE = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 @cache
 def _pil() -> tuple[Any, tuple[str, ...]]:
     """Pillow's ``Image`` module and those of ``_FORMATS`` that this build opens."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("Pillow", "images", "decoding images") from error
+    Image = pillow("decoding images")
     Image.init()
     return Image, tuple(name for name in _FORMATS if name in Image.OPEN)
 

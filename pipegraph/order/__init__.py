@@ -13,16 +13,3 @@ from pipegraph.order.layout import (
 )
 from pipegraph.order.part_order import PartOrder as PartOrder
 from pipegraph.order.strided_order import StridedOrder as StridedOrder
-
-__all__ = [
-    "BlockOrder",
-    "History",
-    "LaneOrder",
-    "LayoutLike",
-    "ManifestLike",
-    "Order",
-    "PartOrder",
-    "StridedOrder",
-    "layout_digest",
-    "total_samples",
-]

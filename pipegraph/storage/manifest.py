@@ -10,7 +10,7 @@ import os
 import secrets
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -91,11 +91,11 @@ class Manifest:
     block_nbytes: Int64Array
     block_samples: Int64Array
     block_crc32c: Int64Array
-    _first_sample: Int64Array = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        ends = np.concatenate([[0], np.cumsum(self.block_samples, dtype=np.int64)])
-        object.__setattr__(self, "_first_sample", ends.astype(np.int64))
+    @cached_property
+    def first_sample(self) -> Int64Array:
+        """The number of each block's first sample, and of the one behind the last, (blocks + 1,)."""
+        return np.concatenate([[0], np.cumsum(self.block_samples, dtype=np.int64)])
 
     @staticmethod
     def of(indexes: Sequence[PartIndex]) -> Manifest:
@@ -117,7 +117,7 @@ class Manifest:
 
     def __len__(self) -> int:
         """Samples in all parts."""
-        return int(self._first_sample[-1])
+        return int(self.first_sample[-1])
 
     @property
     def blocks(self) -> int:
@@ -126,7 +126,7 @@ class Manifest:
     @cached_property
     def part_samples(self) -> Int64Array:
         """Samples of each part, (parts,)."""
-        return np.diff(self._first_sample[self.first_block])
+        return np.diff(self.first_sample[self.first_block])
 
     @property
     def nbytes(self) -> int:
@@ -135,7 +135,7 @@ class Manifest:
     def block(self, number: int) -> tuple[int, Block]:
         """The number of the part that a block lies in, and the block."""
         part = int(np.searchsorted(self.first_block, number, "right")) - 1
-        first = int(self._first_sample[number] - self._first_sample[self.first_block[part]])
+        first = int(self.first_sample[number] - self.first_sample[self.first_block[part]])
         return part, Block(
             int(self.block_offsets[number]),
             int(self.block_nbytes[number]),

@@ -20,8 +20,6 @@ class Encoder(ABC):
         samples: written so far.
     """
 
-    suffix: str
-
     samples: int = 0
 
     @abstractmethod

@@ -39,11 +39,8 @@ class MdsEncoder(Encoder):
         size_limit: of a shard in bytes, for the index.
     """
 
-    suffix = ".mds"
-
     def __init__(self, kinds: Kinds, size_limit: int) -> None:
         self.kinds = {name: kinds[name] for name in sorted(kinds)}
-        self.size_limit = size_limit
         encodings = [_encoding(name, kind) for name, kind in self.kinds.items()]
         self.config = {
             "column_encodings": encodings,

@@ -197,7 +197,6 @@ class ShardsSource(PackSource):
 
     def __init__(self, parts: Any, manifest: Manifest | None = None) -> None:
         self.manifest = self._index(parts) if manifest is None else manifest
-        self._starts = np.concatenate([[0], np.cumsum(self.manifest.block_samples)])
         self._files: dict[int, ShardFile] = {}
         self._blocks: OrderedDict[int, tuple[Any, int]] = OrderedDict()
         self._held = 0
@@ -228,8 +227,9 @@ class ShardsSource(PackSource):
         }
 
     def read(self, number: int) -> Sample:
-        block = int(np.searchsorted(self._starts, number, "right")) - 1
-        return as_sample(self._rows(block)[number - int(self._starts[block])])
+        starts = self.manifest.first_sample
+        block = int(np.searchsorted(starts, number, "right")) - 1
+        return as_sample(self._rows(block)[number - int(starts[block])])
 
     def _rows(self, number: int) -> Any:
         if number in self._blocks:

@@ -24,8 +24,6 @@ class ParquetEncoder(Encoder):
         kinds: of the fields.
     """
 
-    suffix = ".parquet"
-
     def __init__(self, kinds: Kinds) -> None:
         try:
             self._arrow = importlib.import_module("pyarrow")

@@ -65,8 +65,6 @@ class TarEncoder(Encoder):
     ``label`` becomes ``cls``, which readers turn back.
     """
 
-    suffix = ".tar"
-
     def encode(self, sample: Sample, number: int) -> Encoded:
         key = sample.get("key")
         key = f"{number:09d}" if key is None else _text(key)
