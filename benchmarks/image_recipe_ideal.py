@@ -67,7 +67,7 @@ def make_backend_fill(name: str) -> Callable[[str, Any], None]:
             data = file.read()
         header = probe(data)
         cut = crop_window(crop, 0.5, *header.size, (SIZE, SIZE), rng.random(DRAWS).tolist())
-        backend.decode_into(data, header, cut, pixels)
+        backend.decode_into(data, header, cut, pixels, "linear")
         cv2.split(pixels, planes)
         for channel, plane in enumerate(planes):
             cv2.LUT(plane, table[channel], dst=row[channel])

@@ -28,13 +28,7 @@ class ImageBackend(Protocol):
     name: str
 
     def decode_into(
-        self,
-        data: Buffer,
-        header: Header,
-        window: CropWindow,
-        out: ImageHWC,
-        *,
-        interpolation: Interpolation = "linear",
+        self, data: Buffer, header: Header, window: CropWindow, out: ImageHWC, interpolation: Interpolation
     ) -> None:
         """Decode ``window`` of the image and scale it to fill ``out``.
 

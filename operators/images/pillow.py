@@ -84,13 +84,7 @@ class PillowBackend:
             raise MissingExtraError("Pillow", "images", "decoding images")
 
     def decode_into(
-        self,
-        data: Buffer,
-        header: Header,
-        window: CropWindow,
-        out: ImageHWC,
-        *,
-        interpolation: Interpolation = "linear",
+        self, data: Buffer, header: Header, window: CropWindow, out: ImageHWC, interpolation: Interpolation
     ) -> None:
         Image, formats = _pil()
         top, left, h, w = stored_region(window.region, header.orientation, *header.size)

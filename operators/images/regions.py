@@ -57,13 +57,7 @@ class RegionBackend:
         self._pillow = PillowBackend()
 
     def decode_into(
-        self,
-        data: Buffer,
-        header: Header,
-        window: CropWindow,
-        out: ImageHWC,
-        *,
-        interpolation: Interpolation = "linear",
+        self, data: Buffer, header: Header, window: CropWindow, out: ImageHWC, interpolation: Interpolation
     ) -> None:
         pixels = None
         if header.plain and header.complete:
