@@ -21,6 +21,9 @@ from typing import Any, NamedTuple
 
 HANGS_S = 300
 """A program that takes longer is killed, and its test fails."""
+AGAIN_S = 1
+"""A Ctrl-C that arrives when Python has just begun to wait for a lock is noticed at the next signal: one that does
+nothing else follows each second."""
 
 
 class Ended(NamedTuple):
@@ -65,6 +68,7 @@ class Program:
             os.close(each)
         self.stdin, self.stdout, self.stderr = os.fdopen(to, "w"), os.fdopen(out), os.fdopen(err)
         self.returncode: int | None = None
+        self._interrupted = False
         self.pid = self._number()
 
     def _number(self) -> int:
@@ -75,6 +79,7 @@ class Program:
     def send_signal(self, number: int) -> None:
         """As ``Popen.send_signal``."""
         if self.returncode is None:
+            self._interrupted |= number == signal.SIGINT
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -85,7 +90,12 @@ class Program:
     def wait(self) -> int:
         """Blocks until it has ended: the exit code."""
         if self.returncode is None:
-            hangs = not select.select([self._status], [], [], HANGS_S)[0]
+            for _ in range(HANGS_S // AGAIN_S):
+                hangs = not select.select([self._status], [], [], AGAIN_S)[0]
+                if not hangs:
+                    break
+                if self._interrupted:
+                    self.send_signal(signal.SIGURG)
             if hangs:
                 self.kill()
             self.returncode = self._number()
@@ -229,6 +239,7 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # ignored where the tests run in a shell's background
+    signal.signal(signal.SIGURG, lambda *_: None)
     faulthandler.enable()
     sys.argv, sys.path[0] = request["argv"], ""
     main = sys.modules["__main__"] = types.ModuleType("__main__")
