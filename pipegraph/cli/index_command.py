@@ -18,14 +18,8 @@ from pipegraph.units import format_bytes, parse_bytes
 def run_index(
     parts: Sequence[str], out: str | None, checksums: bool, block_size: str | None, store: Sequence[str]
 ) -> None:
-    """Index ``parts`` into the manifest ``out``; a run that was stopped resumes where it was.
-
-    Args:
-        out: a path or URL; None: ``manifest.json`` in the folder of the shards, where graphs look for it. If they lie
-            in several, or come over HTTP, in the folder at hand.
-        block_size: such as ``"64 MB"``; None lets the size of the data set decide.
-        store: options of the store, each ``name=value``.
-    """
+    """See ``pipegraph index --help``. Shards that lie in several folders, or come over HTTP, have their manifest in the
+    folder at hand."""
     options = dict(_option(each) for each in store)
     block_nbytes = None if block_size is None else parse_bytes(block_size, "--block-size")
     with contextlib.ExitStack() as stack:

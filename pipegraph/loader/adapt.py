@@ -345,33 +345,26 @@ class _Carry:
         """What is kept and what begins anew, stage by stage."""
         found = [f"{name!r} is gone, with what it held" for name in self._differ.missing]
         for name in (*self._differ.changed, *self._differ.added):
-            stage = self._stages[name]
-            new = name in self._differ.added or self._old[name]["class"] != self._ours[name]["class"]
-            operator = stage.spec.operator
-            if isinstance(operator, Source):
-                added = name in self._differ.added
-                word = (
-                    "begins at the start of the epoch" if added else "resumes at the step at which it stood"
-                )
-            elif operator.stateful:
-                word = (
-                    "begins with its first state" if new else "is given the state that was saved, as it was"
-                )
-            elif isinstance(operator, FanIn):
-                word = (
-                    "continues with each input where that stood, and from the start with those that are new"
-                )
-            elif operator.kind == "map":
-                word = "works on what was not delivered yet"
-            elif operator.kind == "expand":
-                word = "resumes inside the item that it stood at"
-            elif operator.kind == "route":
-                word = "sends on what was not delivered yet"
-            else:
-                word = (
-                    "begins anew: what it had given of an open window or bucket comes again, nothing is lost"
-                )
-            found.append(f"{name!r} {word}")
+            added = name in self._differ.added
+            other = added or self._old[name]["class"] != self._ours[name]["class"]
+            found.append(f"{name!r} {_becomes(self._stages[name].spec.operator, added, other)}")
         return found + [
             f"{name!r} reads from {_list(self._ours[name]['from'])}" for name in self._differ.moved
         ]
+
+
+def _becomes(operator: Operator | Source, added: bool, other: bool) -> str:
+    """What becomes of a stage that was added or changed, perhaps to an operator of another class."""
+    if isinstance(operator, Source):
+        return "begins at the start of the epoch" if added else "resumes at the step at which it stood"
+    if operator.stateful:
+        return "begins with its first state" if other else "is given the state that was saved, as it was"
+    if isinstance(operator, FanIn):
+        return "continues with each input where that stood, and from the start with those that are new"
+    ways = {
+        "map": "works on what was not delivered yet",
+        "expand": "resumes inside the item that it stood at",
+        "route": "sends on what was not delivered yet",
+    }
+    anew = "begins anew: what it had given of an open window or bucket comes again, nothing is lost"
+    return ways.get(operator.kind, anew)
