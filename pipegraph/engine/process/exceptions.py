@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from pipegraph.errors import described, shown
+from pipegraph.errors import described
 
 
 class RemoteTraceback(Exception):
@@ -93,6 +93,13 @@ def _formatted(error: BaseException) -> list[str]:
         return [*traceback.format_tb(error.__traceback__), type(error).__qualname__]
 
 
+def _repr_of(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return f"a {type(value).__qualname__}"
+
+
 def _dumped(error: BaseException, within: tuple[BaseException, ...]) -> bytes:
     def sent(value: Any, otherwise: Callable[[Any], Any]) -> Any:
         if _can(value):
@@ -109,7 +116,7 @@ def _dumped(error: BaseException, within: tuple[BaseException, ...]) -> bytes:
     if isinstance(error, BaseExceptionGroup):
         args: tuple[Any, ...] = (error.message, [Carried(each, within) for each in error.exceptions])
     else:
-        args = tuple([sent(each, shown) for each in error.args])
+        args = tuple([sent(each, _repr_of) for each in error.args])
     try:
         return bytes(cloudpickle.dumps((type(error), args, kept, notes)))
     except Exception:
