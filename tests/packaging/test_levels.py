@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MAP = (ROOT / "docs" / "architecture.md").read_text()
 
-# The doors that docs/architecture.md names: imports at the moment of use of what lies further down.
+# The exceptions in docs/architecture.md: imports, at the moment of use, of modules on lower lines.
 DOORS = {
     tuple(re.findall(r"`([\w.]+)`", row)[:2])
     for row in re.findall(r"^\| `[\w.]+` \| `[\w.]+` \|.*$", MAP, re.M)
@@ -74,7 +74,7 @@ def test_the_tree_names_exactly_the_modules_that_there_are():
     assert [name for name, times in Counter(tree()).items() if times > 1] == []
 
 
-def test_every_module_imports_only_from_lines_above_its_own_but_for_the_documented_doors():
+def test_every_module_imports_only_from_lines_above_its_own_except_the_documented_ones():
     known, used, wrong = modules(), set(), []
     line = {name: number for number, name in enumerate(tree())}
     for name, path in known.items():

@@ -1,4 +1,4 @@
-"""What the parts of a running stage know of it, and of its run."""
+"""The context of a running stage: what its parts need from the stage and from its run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipegraph.policies import final_policy
 
 
 class RunContext(Protocol):
-    """A run, as its stages see it."""
+    """The interface of a run that its stages use."""
 
     plan: Plan
     seed: int
@@ -40,7 +40,7 @@ class RunContext(Protocol):
         """The step at which a source began in the run's first epoch."""
 
     def context(self, stage: str, worker: int) -> Context:
-        """What a worker's operator is opened with."""
+        """The context with which a worker opens its operator."""
 
 
 class StageContext:
@@ -48,9 +48,9 @@ class StageContext:
 
     Attributes:
         in_order: whether outputs leave in the order of their inputs, not as they finish.
-        numbers_taken: whether items are numbered as workers take them, because several do or because each may fail.
-        judging: held while a failure is judged by the stage's budget.
-        stop_epoch: the last epoch of which nothing more is wanted.
+        numbers_taken: whether items are numbered as workers take them: there are several workers, or an error budget.
+        judging: held while a failure is checked against the stage's budget.
+        stop_epoch: the last epoch whose remaining items are not wanted.
         wait_turn: blocks until every earlier ticket has left.
     """
 
