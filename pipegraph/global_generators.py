@@ -1,15 +1,15 @@
 """Seeds the global generators of torch, NumPy and Python for user code that draws from them.
 
-The threads of a process share these, the training loop's thread too. So:
+All threads of a process share these generators, the training loop's included. So:
 
-* In the pipeline's threads torch's random functions are given a generator of the sample in work, keyed as
-  :mod:`pipegraph.randomness` keys the ``rng`` of a function. A dispatch key that is included in these threads only has
-  kernels for the operators that take a generator, and falls through for all others: what does not draw pays nothing,
-  and the training thread sees nothing of it. The key is one that torch keeps for extensions like this one.
-* In a worker's process, where nobody else draws, NumPy's and Python's generators are seeded for each sample as well. In
-  threads they cannot be; :func:`draws_from` finds the functions that use them, for the plan to say so.
+* In the pipeline's threads torch's random functions get a generator of the current sample, keyed as
+  :mod:`pipegraph.randomness` keys the ``rng`` of a function. This uses a dispatch key that torch reserves for
+  out-of-tree code, included in these threads only. It has kernels for the operators that take a generator, and falls
+  through for all others: code that does not draw pays nothing, and the training thread is not affected.
+* In a worker's process, where nothing else draws, NumPy's and Python's generators are seeded for each sample as well.
+  In threads that is impossible; :func:`draws_from` finds the functions that use them, so that the plan can warn.
 
-A generator is seeded at the first draw of a sample. ``torch.manual_seed`` is no draw: it seeds the process's own.
+A generator is seeded at a sample's first draw. ``torch.manual_seed`` still seeds the process's generator.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pipegraph.randomness import key
 T = TypeVar("T")
 
 KEY = "TESTING_ONLY_GenericMode"
-"""Torch's dispatch key for modes of out-of-tree code; no kernel of torch's own is registered for it."""
+"""Torch's dispatch key for modes of out-of-tree code; torch registers no kernel of its own for it."""
 
 _NAMES = """
     _fused_dropout _no_grad_normal_ _no_grad_uniform_ _sample_dirichlet _standard_gamma bernoulli bernoulli_ binomial
@@ -45,8 +45,8 @@ _NAMES = """
     rrelu_with_noise rrelu_with_noise_ rrelu_with_noise_functional uniform uniform_
 """
 DRAWING = tuple(_NAMES.split())
-"""Torch's operators that take a generator. A test compares them with torch's own list, whose reading takes a tenth of a
-second; what a version does not have is left out."""
+"""Torch's operators that take a generator; those that a version lacks are ignored. Listed here because reading torch's
+own list takes 0.1 s; a test compares the two."""
 
 _current: ContextVar[Draws | None] = ContextVar("draws", default=None)
 _installing = threading.Lock()
@@ -59,11 +59,11 @@ _whole_process = False
 
 
 class DrawnForSeveral(Exception):
-    """Random numbers were drawn in a call for several samples: each must be read by itself to draw its own."""
+    """Random numbers were drawn in a call for several samples: read them one by one, so that each draws its own."""
 
 
 class Draws:
-    """Whose numbers an operator's user code draws; an operator makes one in ``open`` and says what is in work.
+    """The generators of one operator copy, keyed by the current sample. Made in ``open``; used by one worker.
 
     Args:
         seed: of the graph.
@@ -78,12 +78,12 @@ class Draws:
         self._epoch = 0
         self._lineages: Sequence[Any] = ((),)
         self._made: list[Any] | None = None
-        self._first, self._row = 0, -1  # the row that has drawn last, of those in work; -1: none has
+        self._first, self._row = 0, -1  # the row of the bundle that drew last; -1: none so far
         self._generators: dict[torch.device, torch.Generator] = {}
         self._begun: set[torch.device] = set()
 
     def one(self, epoch: int, lineage: Any) -> None:
-        """From now on this thread (or task) works on this sample."""
+        """Make this the current sample of the calling thread (or task)."""
         self._epoch = epoch
         self._lineages = (lineage,)
         self._made = None
@@ -95,9 +95,10 @@ class Draws:
     def rows(
         self, epoch: int, lineages: Sequence[Any], made: list[Any], start: int, items: Iterable[T]
     ) -> Iterable[T]:
-        """From now on it works on one row after the other, from ``start``; the results go to the end of ``made``.
+        """Work on one row after the other, from ``start``: the length of ``made``, to which the caller appends the
+        results, tells which row is current.
 
-        Returns the ``items`` of these rows, to be iterated over.
+        Returns the ``items`` of these rows.
         """
         self._epoch = epoch
         self._lineages = lineages
@@ -114,28 +115,28 @@ class Draws:
             yield item
 
     def several(self) -> None:
-        """From now on it works on several samples in one call: a draw in it raises :class:`DrawnForSeveral`."""
+        """Work on several samples in one call: a draw in it raises :class:`DrawnForSeveral`."""
         self._lineages = ()
         self._made = None
         self._row = -1
         _current.set(self)
 
     def over(self) -> None:
-        """The rows are done: hold none of them."""
+        """The rows are done: drop the references to them."""
         self._made, self._lineages = None, ((),)
 
     def seed_others(self, row: int) -> None:
-        """Seed NumPy's and Python's global generators for a row. In a process of the worker's own only."""
+        """Seed NumPy's and Python's global generators for a row. Only in a worker's own process."""
         seed = key(self._seed, self._epoch, self._lineages[row], self._stage, "process")
         np.random.seed(seed & 0xFFFFFFFF)
         random.seed(seed >> 64)
 
     def again(self) -> None:
-        """This thread works on it again, after others have had their turn in the thread."""
+        """Resume the current sample, after other operators have worked in this thread."""
         _current.set(self)
 
     def each(self, items: Iterable[Any], epoch: int, above: Sequence[Any], number: int = 0) -> Iterator[Any]:
-        """The items, each made with the numbers of the lineage ``(*above, number)``, counted from ``number``."""
+        """Yield the items; item i is made with the generator of lineage ``(*above, number + i)``."""
         iterator = iter(items)
         while True:
             self.one(epoch, (*above, number))
@@ -147,7 +148,7 @@ class Draws:
             number += 1
 
     def lazily(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The items, all made with the numbers of what is in work."""
+        """Yield the items, all made with the current sample's generator."""
         while True:
             self.again()
             try:
@@ -157,11 +158,15 @@ class Draws:
             yield item
 
     def end(self) -> None:
-        """From now on it works on what an operator still holds at the end of the epoch."""
+        """Work on what the operator still holds at the end of the epoch."""
         self.one(self._epoch, ("end",))
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """Torch's generator for what is in work."""
+        """Torch's generator for the current sample.
+
+        Raises:
+            DrawnForSeveral: several samples are current.
+        """
         row = 0 if self._made is None else self._first + len(self._made)
         if row != self._row:
             self._row = row
@@ -179,13 +184,13 @@ class Draws:
 
 
 def drew() -> Draws | None:
-    """Whose numbers are drawn in this thread, if what is in work has drawn from torch's generators so far."""
+    """The thread's current ``Draws``, if its current sample has drawn from torch's generators; else None."""
     draws = _current.get()
     return draws if draws is not None and draws._row >= 0 else None
 
 
 def drawing(call: Callable[[Chunk], Any], draws: Draws) -> Callable[[Chunk], Any]:
-    """``call`` of an operator that knows nothing of this, with the numbers of each chunk's first sample."""
+    """Wrap ``call`` so that user code in it draws from the generator of the chunk's first sample."""
 
     def with_numbers(chunk: Chunk) -> Any:
         draws.one(chunk.epoch, chunk.lineages[0])
@@ -198,9 +203,9 @@ def drawing(call: Callable[[Chunk], Any], draws: Draws) -> Callable[[Chunk], Any
 
 
 def enter() -> bool:
-    """In this thread torch's random functions draw the numbers of what is in work, until :func:`leave`.
+    """Until :func:`leave`, torch's random functions in this thread draw from the current sample's generator.
 
-    Returns False where they do so already.
+    Returns False if they do so already.
     """
     if _included(_key):
         return False
@@ -216,19 +221,20 @@ def leave() -> None:
 
 
 def enter_worker(seed: int, stage: str) -> None:
-    """The thread that calls is a worker's for all its life; what it draws beside its items is the stage's."""
+    """Call :func:`enter` for a worker's thread, for its whole life; draws outside of items use the stage's
+    generator."""
     enter()
     _current.set(Draws(seed, stage))
 
 
 def own_process() -> None:
-    """The process is a worker's: its NumPy's and Python's generators may be seeded for each sample."""
+    """Declare this process a worker's: its NumPy and Python generators are then seeded for each sample."""
     global _whole_process
     _whole_process = True
 
 
 def install() -> None:
-    """Register the kernels; takes a few milliseconds, once per process. A forked child has its parent's."""
+    """Register the kernels; takes a few milliseconds, once per process. A forked child inherits them."""
     with _installing:
         if _libraries:
             return
@@ -249,10 +255,10 @@ def install() -> None:
 
 
 def _draw(operator: Any, at: int, *args: Any, **kwargs: Any) -> Any:
-    """An operator that draws, called in a pipeline's thread.
+    """The kernel: an operator that draws is called in a pipeline's thread.
 
     Args:
-        at: where among ``args`` its generator stands; -1 for one that is given by name.
+        at: index of the generator among ``args``; -1 if it is a keyword argument.
     """
     draws = _current.get()
     given = kwargs.get("generator") if at < 0 or len(args) <= at else args[at]
@@ -279,16 +285,16 @@ def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     return _CPU if device is None else torch.device(device)
 
 
-# -- who uses what cannot be replaced ----------------------------------------------------------
+# -- finding uses of the generators that cannot be replaced in threads -------------------------
 
 DEPTH = 3
-"""Functions within functions that are looked into."""
+"""How many levels of called functions are searched."""
 
 
 def draws_from(functions: Iterable[Any]) -> list[str]:
-    """Which of ``numpy.random`` and ``random`` some functions name in their code, or in that of functions they call.
+    """Which of ``numpy.random`` and ``random`` the code of some functions, or of functions that they call, refers to.
 
-    What is found by other ways (a method of an object, a function that is handed over) is not.
+    Indirect uses (a method of an object, a function passed as an argument) are not found.
     """
     found: set[str] = set()
     for function in functions:
@@ -310,10 +316,10 @@ def _look(function: Any, found: set[str], seen: set[int], depth: int) -> None:
     cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
     names = dict(function.__globals__)
     for name, cell in cells:
-        with suppress(ValueError):  # a cell that is empty still
+        with suppress(ValueError):  # an empty cell
             names[name] = cell.cell_contents
     for value in _named(code, names):
-        # Of nothing else: an object of the user's may answer to any name, or to none, or load a library for it.
+        # Ask only methods for their owner: other objects may define any attribute, or load a library to do so.
         owner = value.__self__ if isinstance(value, MethodType | BuiltinMethodType) else None
         if owner is _NUMPY:
             found.add("numpy.random")
@@ -328,7 +334,7 @@ _PYTHON = getattr(random.random, "__self__", None)
 
 
 def _named(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
-    """What the code reaches by global names, and by attributes of modules behind them."""
+    """The values that the code refers to by global names, and by attributes of modules."""
     for name, *attributes in _paths(code):
         value = names.get(name)
         yield value

@@ -114,7 +114,7 @@ class IsolatedRuntime(Runtime):
         self._starting_run = run
         return run
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- inspection ----------------------------------------------------------------------------
 
     def planned(self, stage: str) -> StagePlan:
         """A stage of either half."""

@@ -50,8 +50,8 @@ class Gauges:
     Attributes:
         channels: by ``(consumer, input index)``.
         memory: bytes that chunks hold, and the peak of these.
-        coreless: per stage, nanoseconds that its threads and processes were ready to run and had no core.
-        processes: per stage with worker processes, nanoseconds that these ran on a core.
+        coreless: by stage, nanoseconds that its threads and processes were ready to run without a core.
+        processes: by stage with worker processes, nanoseconds that these ran on a core.
     """
 
     channels: dict[tuple[str, int], ChannelStats] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class PassTotals:
     """The totals of one runtime. Thread-safe.
 
     Args:
-        remote_totals: what stages of a run that are not in this process have counted.
+        remote_totals: returns the counters of a run's stages in other processes.
     """
 
     def __init__(

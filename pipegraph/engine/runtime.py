@@ -65,7 +65,7 @@ class Runtime(LoaderContext):
         self.pass_totals = PassTotals(self, self.staffing, self.remote_totals)
         self._processes: Processes | None = None
         self._actors: Cluster | None = None
-        # One thread closes what is open; a signal handler may begin anew inside.
+        # Held by the thread that closes; a signal handler may call ``close`` again inside it.
         self._ending = threading.RLock()
         # Held while a thread starts workers or a run. An RLock's ``__exit__`` is C: no interrupt can skip its release.
         self._starting = threading.RLock()
@@ -246,7 +246,7 @@ class Runtime(LoaderContext):
         worker.opened = True
 
     def _work(self, stage: StagePlan, worker: Worker) -> None:
-        """The life of a worker's thread."""
+        """Body of a worker's thread."""
         worker.meter.thread_begins()
         enter_worker(self.seed, stage.name)
         if stage.backend == "ray" and worker.index and not self._wait_for_other_stages(stage.name):

@@ -143,7 +143,7 @@ class Staffing:
     # -- for the runtime -----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The first workers are about to start."""
+        """Begin to count, as the first workers are about to start."""
         now = perf_counter_ns()
         self._worker_time = {name: WorkerTime(stage.workers, now) for name, stage in self._tuned.items()}
 

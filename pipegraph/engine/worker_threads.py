@@ -45,7 +45,7 @@ class WorkerThreads:
         self._threads: list[threading.Thread] = []
         self._ready: set[threading.Thread] = set()  # whose worker has opened its operator
         self._inside: set[threading.Thread] = set()  # of these, the ones in the current run
-        self._ended: set[threading.Thread] = set()  # whose life has ended
+        self._ended: set[threading.Thread] = set()  # which have finished
 
     # -- starting ------------------------------------------------------------------------------
 

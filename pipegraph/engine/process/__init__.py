@@ -1,1 +1,1 @@
-"""Worker processes: a stage whose operator lives in other processes. See ``host`` for the contract."""
+"""Worker processes: run a stage's operator in other processes. See ``contract`` for the interface."""

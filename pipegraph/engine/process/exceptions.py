@@ -30,7 +30,7 @@ class Carried:
     It is rebuilt from its class, ``args`` and attributes, without its ``__init__``, which may need other arguments; so
     are the exceptions of a group, and those among args and attributes. An attribute that cannot be pickled is left out;
     an exception whose class cannot be pickled arrives as a ``RuntimeError`` with its name and text.
-    ``within`` are those on whose way it is sent.
+    ``within`` are the exceptions that contain it.
     """
 
     __slots__ = ("_pickled", "_text", "_what")

@@ -69,7 +69,7 @@ class ProcessHost:
     """A :class:`~.contract.Host`; see the module docstring.
 
     Args:
-        context: whose stop ends a start.
+        context: its ``stopping`` cancels a start.
         given: further data for the process.
         timeout_s: limit for one row; None: no limit.
         count: notified of what the operators count, by stage of the run.

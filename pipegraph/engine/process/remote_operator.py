@@ -85,7 +85,7 @@ class Remote:
         self._host.uncancel()
 
     def _stage_of(self, member: int) -> str:
-        """The name of a stage of a run, by its number."""
+        """The name of a fused stage, by its number."""
         return self._stage
 
     def _blame(self, died: Died) -> WorkerDiedError:
@@ -105,7 +105,7 @@ class Remote:
         return error
 
     def _call(self, name: str, *args: Any, anew: Callable[[], object] = lambda: None) -> Any:
-        """A call that a new process answers where one has died; ``anew`` first gives it what it needs for that."""
+        """A call that is repeated in a new process after a death; ``anew`` first restores what the call needs."""
         deaths = Deaths()
         while True:
             try:

@@ -43,7 +43,7 @@ class ProcessRun(Remote):
         self._ready: deque[Any] = deque()  # results of rows after a failed one
         self._deaths = Deaths()
         self._overtime: dict[int, Overdue] = {}
-        self._alone = False  # one of the rows cannot be sent there or back: one at a time
+        self._alone = False  # one of the rows cannot be sent: send them one at a time
 
     def run_into(self, made: list[Any], bundle: Bundle, stop: int) -> None:
         """Append the results for a bundle's rows (for a source: indices) until one fails; fixes their keys."""
@@ -128,7 +128,7 @@ class ProcessRun(Remote):
         bundle.names = named(bundle.data, bundle.names)
 
     def _batch(self, chunk: Chunk) -> Chunk:
-        self.failed_in = len(self._names) - 1  # where an error of the way there or back belongs
+        self.failed_in = len(self._names) - 1  # an error of sending is attributed to the last stage
         made, figures = self._call("whole", chunk)
         self._count(figures, len(chunk.lineages))
         if made.__class__ is FailedRow:

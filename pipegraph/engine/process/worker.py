@@ -89,7 +89,7 @@ def _needs_grad(leaf: Any) -> bool:
 
 
 class OperatorCounts:
-    """What the operators of a run of stages have counted since the last answer, by stage and name."""
+    """The counts of fused stages' operators since the last answer, by stage and name."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[int, str]] = Counter()

@@ -38,7 +38,7 @@ class Sender:
         self.failures = failures
         self.channels = channels
         self.offers: list[weakref.WeakMethod[Callable[[int], None]]] = []
-        """Of each worker's unit in work, which its loop holds: sends what of it is finished."""
+        """By worker, a function that sends the finished rows of its unit in work. Owned by the workers' loops."""
         if len(channels) == 1:
             channels[0].starved = self._send_finished
 

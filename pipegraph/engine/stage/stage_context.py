@@ -74,7 +74,7 @@ class StageContext:
         self.stop_epoch = -1
 
     def number(self, worker: Worker, item: Any) -> None:
-        """Count an item, for a stage that has a budget and a single worker that does not ``take``."""
+        """Number an item of a stage with a budget and a single worker that does not use ``take``."""
         if self.budgeted:
             self.ordinals.forget(worker.ticket)
             worker.ticket += 1

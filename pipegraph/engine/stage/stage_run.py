@@ -43,8 +43,8 @@ class StageRun(StageContext):
     """See the module docstring. Attributes are set by the run while it wires itself.
 
     Attributes:
-        collects: whether it takes bundles into groups, and not rows.
-        pack: how the ``Batch`` behind it wants bundles.
+        collects: whether it takes whole bundles into groups, not single rows.
+        pack: packs bundles as the next ``Batch`` wants them.
         jobs: batches whose rows the workers share; see ``row_parallel``.
     """
 
