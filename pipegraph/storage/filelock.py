@@ -9,9 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from typing import IO
 
-from pipegraph.errors import DataError, LoaderClosedError
+from pipegraph.errors import LoaderClosedError
 
 
 def try_exclusive(fd: int) -> bool:
@@ -21,20 +20,6 @@ def try_exclusive(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def open_journal(path: str, refusal: str) -> IO[bytes]:
-    """A file to be read from its start and appended to, with the exclusive lock until it is closed.
-
-    Raises:
-        DataError: another process has it; says the ``refusal``.
-    """
-    file = open(path, "a+b")  # noqa: SIM115  the caller closes it
-    if not try_exclusive(file.fileno()):
-        file.close()
-        raise DataError(refusal)
-    file.seek(0)
-    return file
 
 
 def is_at(fd: int, path: str) -> bool:

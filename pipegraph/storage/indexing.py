@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from pipegraph.closing import Closing
 from pipegraph.errors import ShardError, note
 from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, Block
 
 from .checksum import crc32c_extend, file_crc32c
-from .filelock import open_journal
 from .formats import Format, format_of
+from .journal import Journal
 from .manifest import Manifest, PartIndex
 from .opening import open_part
 from .parts import Part, PartsLike, expand_parts, file_version, is_url
@@ -156,7 +153,8 @@ def build_manifest(
             journal = os.fspath(path) + ".partial"
         notes = None
         if journal is not None:
-            notes = stack.enter_context(_Journal(os.fspath(journal), os.fspath(path or journal)))
+            refusal = f"{os.fspath(path or journal)}: another process is writing this manifest"
+            notes = stack.enter_context(Journal(journal, refusal))
         if block_nbytes is None:
             block_nbytes = max(BLOCK_NBYTES, sum(part.size or 0 for part in found) // MAX_BLOCKS)
         settings = [block_nbytes, checksums]
@@ -168,10 +166,7 @@ def build_manifest(
                     part, file, form, checksums=checksums, block_nbytes=block_nbytes, broken=broken
                 )
 
-        done: dict[int, PartIndex] = {}
-        for number, part in enumerate(found):
-            if notes and (known := notes.find(part, settings)):
-                done[number] = known
+        done = _known(notes, found, settings) if notes else {}
         todo = [number for number in range(len(found)) if number not in done]
         nbytes = sum(i.part.size or 0 for i in done.values())
         samples = sum(i.samples for i in done.values())
@@ -180,7 +175,7 @@ def build_manifest(
         for number, index in _in_parallel(run, found, todo, workers):
             done[number] = index
             if notes:
-                notes.add(found[number], settings, index)
+                notes.note({"of": _stamp(found[number], settings), "index": index.to_json()})
             nbytes, samples = nbytes + (index.part.size or 0), samples + index.samples
             if progress:
                 progress(IndexProgress(len(done), len(found), nbytes, samples, index.part.uri))
@@ -218,45 +213,19 @@ def _in_parallel(
             raise failure
 
 
-class _Journal(Closing):
-    """Finished parts of a manifest under construction, one JSON line each.
-
-    An exclusive lock keeps two processes from building the same manifest; it ends
-    with its process.
-    """
-
-    def __init__(self, path: str, manifest: str) -> None:
-        self._path = path
-        self._file = open_journal(path, f"{manifest}: another process is writing this manifest")
-        self._known: dict[str, tuple[Any, dict[str, Any]]] = {}
-        for line in self._file.read().splitlines():
-            # The line that a killed process was writing is cut short.
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                record = json.loads(line)
-                self._known[record["index"]["uri"]] = (record["of"], record["index"])
-        self._file.write(b"\n")
-
-    def find(self, part: Part, settings: list[Any]) -> PartIndex | None:
-        of, record = self._known.get(part.uri, (None, {}))
-        if of is None or of != [*_stamp(part), *settings]:
-            return None
-        try:
-            return PartIndex.from_json(record)
-        except (ValueError, TypeError, KeyError):
-            return None
-
-    def add(self, part: Part, settings: list[Any], index: PartIndex) -> None:
-        line = json.dumps({"of": [*_stamp(part), *settings], "index": index.to_json()})
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
-
-    def remove(self) -> None:
-        Path(self._path).unlink(missing_ok=True)
-
-    def close(self) -> None:
-        self._file.close()
+def _known(journal: Journal, parts: Sequence[Part], settings: list[Any]) -> dict[int, PartIndex]:
+    """The parts that a stopped run has finished, and that are unchanged since, by number."""
+    noted: dict[str, tuple[Any, PartIndex]] = {}
+    for record in journal.records:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            noted[record["index"]["uri"]] = (record["of"], PartIndex.from_json(record["index"]))
+    return {
+        number: noted[part.uri][1]
+        for number, part in enumerate(parts)
+        if part.uri in noted and noted[part.uri][0] == _stamp(part, settings)
+    }
 
 
-def _stamp(part: Part) -> list[int | str | None]:
-    """What shows that a part is unchanged: size and version."""
-    return [part.size, file_version(os.stat(part.uri)) if part.is_local else part.version]
+def _stamp(part: Part, settings: list[Any]) -> list[Any]:
+    """What shows that a part is unchanged, by size and version, and was indexed with the same settings."""
+    return [part.size, file_version(os.stat(part.uri)) if part.is_local else part.version, *settings]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from pipegraph.closing import Closing
 from pipegraph.errors import DataError
-from pipegraph.storage.filelock import open_journal
+from pipegraph.storage.journal import Journal
 from pipegraph.storage.manifest import Manifest, PartIndex, write_atomically
 
 from .shard_file import PARTIAL
@@ -41,7 +41,7 @@ class PackFolder(Closing):
         self.finished: dict[int, PartIndex] = {}
         self.kinds: dict[str, str] | None = None
         self._journal_path = Path(self.folder, f"{MANIFEST}.partial")
-        self._journal: IO[bytes] | None = None
+        self._journal: Journal | None = None
         os.makedirs(self.folder, exist_ok=True)
         self.complete = self._was_completed()
         if not self.complete:
@@ -99,15 +99,13 @@ class PackFolder(Closing):
 
     def _open_journal(self) -> None:
         refusal = f"{self.folder!r}: another process is packing into this folder"
-        self._journal = open_journal(str(self._journal_path), refusal)
+        self._journal = Journal(self._journal_path, refusal)
         try:
-            lines = self._journal.read().splitlines()
-            self._read_journal(lines)
-            if not lines:
+            for record in self._journal.records:
+                self._continue(record)
+            if not self._journal.records:
                 self._check_empty()
                 self._note({"settings": self.settings})
-            else:
-                self._journal.write(b"\n")  # the line that a killed process was writing is cut short
             self._remove_partial()
         except BaseException:
             self.close()
@@ -124,21 +122,16 @@ class PackFolder(Closing):
                 "folder, or remove what is there"
             )
 
-    def _read_journal(self, lines: list[bytes]) -> None:
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue  # cut short
-            if "settings" in record:
-                self._compare(record["settings"], "was begun with")
-            elif "kinds" in record:
-                self.kinds = dict(record["kinds"])
-            elif "shard" in record:
-                uri = os.path.join(self.folder, record["index"]["uri"])
-                index = PartIndex.from_json({**record["index"], "uri": uri})
-                if os.path.isfile(uri) and os.path.getsize(uri) == index.part.size:
-                    self.finished[int(record["shard"])] = index
+    def _continue(self, record: dict[str, Any]) -> None:
+        if "settings" in record:
+            self._compare(record["settings"], "was begun with")
+        elif "kinds" in record:
+            self.kinds = dict(record["kinds"])
+        elif "shard" in record:
+            uri = os.path.join(self.folder, record["index"]["uri"])
+            index = PartIndex.from_json({**record["index"], "uri": uri})
+            if os.path.isfile(uri) and os.path.getsize(uri) == index.part.size:
+                self.finished[int(record["shard"])] = index
 
     def _remove_partial(self) -> None:
         written_at_once = tuple(f".{name}." for name in (MANIFEST, SETTINGS, INDEX))
@@ -148,8 +141,7 @@ class PackFolder(Closing):
 
     def _note(self, record: dict[str, Any]) -> None:
         assert self._journal is not None
-        self._journal.write(json.dumps(record).encode() + b"\n")
-        self._journal.flush()
+        self._journal.note(record)
 
     def note_kinds(self, kinds: dict[str, str]) -> None:
         """The kinds of the fields, which shards that are written after a stop must have too."""
