@@ -119,11 +119,11 @@ def own_group(world_size: int) -> Any:
 
 def check_counts_known(plan: Plan, world_size: int) -> None:
     """Raises GraphError if ranks may make different numbers of steps and ``equal_steps`` is not given."""
-    if world_size > 1 and not plan.counts_known:
-        unknown = ", ".join(map(repr, plan.unknown_counts()))
+    unknown = plan.unknown_counts() if world_size > 1 else []
+    if unknown:
         raise GraphError(
-            f"stages {unknown} make the number of steps depend on the data: with {world_size} ranks say "
-            "loader(equal_steps=True) to let the ranks agree, or equal_steps=False if they may differ"
+            f"stages {', '.join(map(repr, unknown))} make the number of steps depend on the data: with "
+            f"{world_size} ranks say loader(equal_steps=True) to let the ranks agree, or equal_steps=False if they may differ"
         )
 
 

@@ -136,11 +136,6 @@ class Plan:
         """Whether a state can be loaded at another world size."""
         return not self.inelastic
 
-    @property
-    def counts_known(self) -> bool:
-        """Whether every rank's number of chunks follows from the sources' lengths."""
-        return not self.unknown_counts()
-
     def unknown_counts(self) -> list[str]:
         """Stages that make the number of chunks depend on the data."""
         names = []

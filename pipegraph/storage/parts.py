@@ -13,6 +13,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -218,12 +219,10 @@ def _expand_url(pattern: str, store: StoreClient | None) -> Iterator[Part]:
     for url in expand_braces(pattern):
         if not (url.endswith("/") or any(c in url for c in magic)):
             yield Part(url, None)
-        elif store is not None:
-            yield from _listed(url, store)
         else:
             from .stores import StoreClient  # stores import Part
 
-            with StoreClient() as client:
+            with nullcontext(store) if store is not None else StoreClient() as client:
                 yield from _listed(url, client)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from types import TracebackType
@@ -71,9 +72,9 @@ class ShardWriter:
             return
         # Only those without a gap before them: what comes behind one would be written twice.
         done = self._target.finished
-        for number in sorted(done):
-            if number >= next((n for n in range(len(done) + 1) if n not in done), 0):
-                del done[number]
+        gap = next(number for number in itertools.count() if number not in done)
+        for number in [number for number in done if number > gap]:
+            del done[number]
         self.written = sum(index.samples for index in done.values())
 
     @property
