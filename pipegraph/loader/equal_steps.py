@@ -123,7 +123,8 @@ def check_counts_known(plan: Plan, world_size: int) -> None:
     if unknown:
         raise GraphError(
             f"stages {', '.join(map(repr, unknown))} make the number of steps depend on the data: with "
-            f"{world_size} ranks say loader(equal_steps=True) to let the ranks agree, or equal_steps=False if they may differ"
+            f"{world_size} ranks say loader(equal_steps=True) to let the ranks agree, or equal_steps=False if they may "
+            "differ"
         )
 
 
