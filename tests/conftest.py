@@ -14,6 +14,8 @@ import pytest
 from pipegraph.storage import formats
 from pipegraph.testing import no_leaks as no_leaks
 
+pytest_plugins = ["object_store"]
+
 try:
     from hypothesis import HealthCheck, settings
 except ImportError:  # the environment of the Ray tests has none

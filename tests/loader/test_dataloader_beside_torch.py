@@ -18,7 +18,7 @@ from torch.utils import data
 
 import pipegraph as pg
 
-COUNT = int(os.environ.get("PIPEGRAPH_CONFIGURATIONS", "210"))
+COUNT = int(os.environ.get("PIPEGRAPH_CONFIGURATIONS", "150"))
 PER_TEST = 15
 
 

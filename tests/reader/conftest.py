@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import io
 import itertools
 import json
@@ -17,18 +16,6 @@ import pytest
 
 from pipegraph.storage import Manifest, StoreClient, build_manifest
 from pipegraph.storage.formats import TokenFormat, register_format
-
-# The S3-compatible server and the proxy that breaks requests are those of the storage tests.
-_spec = importlib.util.spec_from_file_location(
-    "storage_fixtures", Path(__file__).parent.parent / "storage" / "conftest.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-_storage = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_storage)
-s3_port, s3_options, proxy, new_proxy, connect = (
-    getattr(_storage, name) for name in ("s3_port", "s3_options", "proxy", "new_proxy", "connect")
-)
 
 PARTS, SAMPLES = 4, 30
 

@@ -76,7 +76,7 @@ def test_steps_equal_one_device(
     alone = Net()
     optimizer = OPTIMIZERS[name](alone.parameters())
     executor = make_executor(Net(), slots, mode, optimizer=OPTIMIZERS[name], shard_optimizer=shard)
-    for batch in batches(24):  # each size four times
+    for batch in batches(12):  # each size twice
         optimizer.zero_grad()
         loss = mean_loss(on_x(alone, batch), batch)
         loss.backward()

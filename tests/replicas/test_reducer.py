@@ -231,7 +231,7 @@ def uneven(step: int) -> int:
 
 @pytest.mark.usefixtures("small_buckets")
 @pytest.mark.parametrize("shard", [False, True])
-@pytest.mark.parametrize("steps", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [150, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_late_streams_and_poisoned_buffers_leave_every_step_right(
     make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, mode: str, shard: bool, steps: int
 ) -> None:
