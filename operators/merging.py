@@ -20,6 +20,9 @@ from pipegraph.randomness import uniform
 class Zip(FanIn):
     """Tuples of one item from each input, until the shortest ends; identity is the first input's.
 
+    Items are paired by their order: where a ``Filter`` or ``Skip`` leaves one out of one input, those behind it get
+    other partners. What may be left out belongs behind the ``Zip``.
+
     Args:
         strict: inputs of unequal lengths are an error at the epoch's end, as with Python's ``zip``; by default what the
             longer ones have left is dropped.

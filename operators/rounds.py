@@ -261,7 +261,8 @@ class Repeat(Operator):
     """The stream above it ``times`` times in each epoch: its source is read so often, each time in another order.
 
     It may stand behind any chain of stages with one input and one reader each, but ``Take``; windows, batches and
-    packed rows reach from one round into the next. The stage itself does nothing and is left out of the plan.
+    packed rows reach from one round into the next. The stage itself does nothing and is left out of the plan. The
+    positions of round k, counted from 0, begin at ``k * 2**40``, in errors and profiles too.
 
     Args:
         times: rounds in an epoch.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipegraph.errors import GraphError
-from pipegraph.integers import integer
+from pipegraph.integers import amount, integer
 
 SHARE_COUNTS_AFTER = 100
 """A budget given as a share is not judged before this many items, but at the epoch's end: 1 bad of the first 3 is no
@@ -100,8 +100,7 @@ class Retry:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "times", integer(self.times, "Retry: times", 0))
-        if self.backoff < 0:
-            raise GraphError(f"Retry: backoff must be >= 0 seconds, got {self.backoff}")
+        amount(self.backoff, "Retry: backoff (seconds)", refusal=GraphError)
         if self.then != "raise" and not isinstance(self.then, Skip | Replace):
             raise GraphError(
                 f'Retry: then must be "raise", pg.Skip(...) or pg.Replace(...), got {self.then!r}'

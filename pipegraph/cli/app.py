@@ -239,15 +239,17 @@ INTERRUPTED = 130
 def run(arguments: Sequence[str]) -> int:
     """Run a command; returns the exit code."""
     command = typer.main.get_command(app)
+    resumes = arguments and arguments[0] in ("index", "pack")
+    interrupted = "interrupted; the same command continues" if resumes else "interrupted"
     try:
         with interrupts.kept():
             code = command.main(list(arguments), prog_name="pipegraph", standalone_mode=False)
         # typer turns a Ctrl-C inside a command into the exit code that it returns.
-        return _fail("interrupted", INTERRUPTED) if code == INTERRUPTED else code or 0
+        return _fail(interrupted, INTERRUPTED) if code == INTERRUPTED else code or 0
     except typer.Exit as done:
         return done.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", INTERRUPTED)
+        return _fail(interrupted, INTERRUPTED)
     except BrokenPipeError:
         # `pipegraph plan ... | head`: nobody reads on. What is left in the buffer must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

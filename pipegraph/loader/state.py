@@ -192,8 +192,8 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
         raise StateError(
             f"the state was saved with world_size={saved}, this loader runs with {world_size}: {found}, so that what "
             f"is left of the epoch can only continue in the {len(left)} parts that it was dealt in, which do not go "
-            f"evenly into {world_size} ranks. Resume with {saved} ranks (or 1), or, if ranks may differ in steps, "
-            "give loader(equal_steps=False)"
+            f"evenly into {world_size} ranks. Resume with {saved if saved == 1 else f'{saved} or 1'}, or, if ranks may "
+            "differ in steps, give loader(equal_steps=False)"
         )
     return Restored(first["seed"], part["epoch"], ledger, tuple(left[rank::world_size]))
 

@@ -148,6 +148,8 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
             f"stage {spec.name!r}: Zip pairs items by their order, but a stage above it runs with ordered=False; "
             "make it ordered=True"
         )
+    if isinstance(operator, FanIn) and operator.pairs:
+        notes += _shifting(upstream, planned)
     if unordered and isinstance(operator, Operator) and operator.needs_order:
         raise GraphError(
             f"stage {spec.name!r}: {operator.name} puts samples together in the order in which they come, but a stage "
@@ -170,6 +172,22 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         if level == "part" and not (isinstance(operator, Source) and operator.random_access):
             capacity = BATCHES_PER_WORKER  # whole shards; else single samples of shards
     return StagePlan(spec, upstream, workers, backend, capacity, level, unordered, bypassed, tuple(notes))
+
+
+def _shifting(upstream: tuple[Edge, ...], planned: Mapping[str, StagePlan]) -> list[str]:
+    """Stages above some inputs of a ``Zip`` whose failures change what is paired."""
+    inputs: list[list[str]] = []
+    for edge in upstream:
+        above = [edge.stage]
+        for name in above:  # grows on the way up
+            above += [each.stage for each in planned[name].upstream if each.stage not in above]
+        inputs.append(above)
+    return [
+        f"pairs items by their order: what {name!r} leaves out (Skip) shifts one input; do what may fail behind it"
+        for name, stage in planned.items()
+        if isinstance(final_policy(stage.spec.on_error), Skip)
+        and 0 < sum(name in above for above in inputs) < len(inputs)
+    ]
 
 
 def _why_here(operator: Operator | Source) -> str | None:

@@ -7,6 +7,7 @@ import signal
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 
 from pipegraph.cli import main
@@ -375,6 +376,20 @@ def test_doctors_extras_are_those_of_the_project():
     extras = project["optional-dependencies"]
     for part in PARTS:
         assert any(part.distribution.lower() in each.lower() for each in extras[part.extra]), part
+
+
+@pytest.mark.parametrize(
+    ("command", "work"),
+    [("index", "index_command.build_manifest"), ("pack", "pack_command.pack_shards")],
+)
+def test_a_run_that_resumes_says_so_when_it_is_interrupted(monkeypatch, capsys, tmp_path, command, work):
+    def stopped(*args, **options):
+        raise KeyboardInterrupt
+
+    np.save(tmp_path / "part.npy", np.arange(3))
+    monkeypatch.setattr(f"pipegraph.cli.{work}", stopped)
+    assert main([command, str(tmp_path), *[str(tmp_path / "out")][: command == "pack"]]) == 130
+    assert printed(capsys).err.endswith("pipegraph: interrupted; the same command continues\n")
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback(pipeline, programs):

@@ -310,7 +310,9 @@ def test_weights_that_are_no_numbers_are_said(weights):
         ),
         (lambda: pg.Retry(-1), "Retry: times must be an int >= 0, got -1"),
         (lambda: pg.Retry(1.5), "Retry: times must be an int >= 0, got 1.5"),
-        (lambda: pg.Retry(1, -1.0), "Retry: backoff must be >= 0 seconds, got -1.0"),
+        (lambda: pg.Retry(1, -1.0), "Retry: backoff (seconds) must be a number >= 0, got -1.0"),
+        (lambda: pg.Retry(1, float("nan")), "Retry: backoff (seconds) must be a number >= 0, got nan"),
+        (lambda: pg.Retry(1, "2"), "Retry: backoff (seconds) must be a number >= 0, got '2'"),
         (
             lambda: pg.Retry(then="skip"),
             "Retry: then must be \"raise\", pg.Skip(...) or pg.Replace(...), got 'skip'",

@@ -45,3 +45,14 @@ def test_without_it_the_shortest_ends_all():
 def test_it_is_true_or_false():
     with pytest.raises(pg.errors.GraphError, match="strict must be True or False"):
         ops.Zip(strict="yes")
+
+
+def test_the_plan_says_what_shifts_the_pairs():
+    graph = pg.Graph("zip")
+    numbers = graph.add(ops.FromSequence(range(9)), name="numbers", on_error=pg.Skip())
+    halves = numbers.then(lambda x: x / 2, name="halves", on_error=pg.Skip())
+    graph.add(ops.Zip(), numbers, halves, name="pairs")
+    assert "pairs: pairs items by their order: what 'halves' leaves out (Skip) shifts one input" in str(
+        graph.plan()
+    )
+    assert "'numbers' leaves out" not in str(graph.plan())
