@@ -194,41 +194,28 @@ class Order(abc.ABC):
         total = self._total(layout)
         if position < 0 or not total:
             raise GraphError(f"{self!r}: position {position} of a layout with {total} samples")
-        position = int(position) % total
+        position, seed, epoch = int(position) % total, int(seed), int(epoch)
         draw = key64("substitute", seed, epoch, position, 0) // 2
-        found = self._substitute(layout, position, draw, int(seed), int(epoch))
+        found = self._substitute(layout, position, draw, seed, epoch)
         if not attempt:
             return found
         ends = np.cumsum(block_samples(layout))
+
+        def blocks_of(*places: int) -> list[int]:
+            samples = self.draw(layout, np.array(places), seed, epoch)
+            blocks: list[int] = np.searchsorted(ends, samples, side="right").tolist()
+            return blocks
+
         tried: set[int] = set()
         for number in range(1, attempt + 1):
-            here = self.draw(layout, np.array([position, found]), int(seed), int(epoch))
-            tried.update(np.searchsorted(ends, here, side="right").tolist())
-            found = self._elsewhere(layout, position, number, ends, tried, int(seed), int(epoch))
-        return found
-
-    def _elsewhere(
-        self,
-        layout: LayoutLike,
-        position: int,
-        number: int,
-        ends: Int64Array,
-        tried: set[int],
-        seed: int,
-        epoch: int,
-    ) -> int:
-        """Another position, drawn from all, in a block that was not tried yet where one is found."""
-        found = position
-        for again in range(ELSEWHERE_DRAWS):
-            place = key64("elsewhere", seed, epoch, position, number, again) % int(ends[-1])
-            if place == position:
-                continue
-            found = place
-            if len(tried) == len(ends):
-                break
-            there = self.draw(layout, np.array([place]), seed, epoch)
-            if int(np.searchsorted(ends, there[0], side="right")) not in tried:
-                break
+            tried.update(blocks_of(position, found))
+            found = position
+            for again in range(ELSEWHERE_DRAWS):
+                place = key64("elsewhere", seed, epoch, position, number, again) % int(ends[-1])
+                if place != position:
+                    found = place
+                    if len(tried) == len(ends) or blocks_of(place)[0] not in tried:
+                        break
         return found
 
     @abc.abstractmethod
