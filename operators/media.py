@@ -232,7 +232,7 @@ class DecodeAudio(_Decode):
         samples: how many (per channel); by default all. Where there are fewer, zeros follow, and ``"audio_length"``
             says how many there are; the whole range is decoded first.
         rate: resampled to this many per second; by default as it is.
-        channels: mixed to so many; by default as they are.
+        channels: number to mix to; by default as they are.
         begin: with the ``"first"`` sample; so that the clip lies in the ``"middle"``; or at ``"random"``, a draw of the
             sample's own.
         seconds: only this range of time, (from, to): a pair, or the name of a field with one for each sample.

@@ -15,7 +15,7 @@ from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import LaneOrder, Order, StridedOrder
 
 OPEN_BLOCKS = 32
-"""Blocks that a worker keeps at hand: more than the lanes of the default order."""
+"""Blocks that a worker keeps open: more than the lanes of the default order."""
 
 Int64Array = npt.NDArray[np.int64]
 

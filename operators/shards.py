@@ -165,7 +165,7 @@ class ShardSelect(OrderedSource):
         return self._found.get().manifest
 
     def known_manifest(self) -> Manifest | None:
-        """The manifest if it is at hand: looking at a plan must read nothing."""
+        """The manifest if it was read already: looking at a plan must read nothing."""
         found = self._found.peek()
         return None if found is None else found.manifest
 

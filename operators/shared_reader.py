@@ -74,7 +74,7 @@ class Reading:
         return BlockReader(source, self._ahead, context.count, context.share("blocks", LateBlocks))
 
     def hold(self, part: int, nbytes: int) -> None:
-        """A part that is read out of order holds so many bytes of decoded blocks.
+        """Record how many bytes of decoded blocks a part that is read out of order holds.
 
         Raises:
             MemoryLimitError: together with what else is held that is more than blocks may take.

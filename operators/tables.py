@@ -37,7 +37,7 @@ class FromTable(OrderedSource):
         table: of pyarrow, pandas or polars, or a map-style Hugging Face data set, whose stored values are then read as
             they are: an image is a dict of its bytes and path.
         columns: to read; all by default.
-        fill: column -> what stands for its nulls.
+        fill: column -> value in place of its nulls.
         order: which row at which position.
         shuffle: whether the default order shuffles; by default rows come as they lie.
 
@@ -122,7 +122,7 @@ def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
 
 
 def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
-    """What stands for the nulls of each column that has any, of the column's type."""
+    """The value in place of nulls, for each column that has any, of the column's type."""
     arrow = importlib.import_module("pyarrow")
     for name, column in zip(table.column_names, table.columns, strict=True):
         if name in fill:

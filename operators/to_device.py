@@ -1,8 +1,8 @@
 """To the device: ``Pin``, ``CopyToDevice``, ``Scatter``.
 
-Copies run on a stream of the stage's own. What leaves carries an event (``chunk.ready``) that the loader makes
+Copies run on a stream of the stage's own. Its output carries an event (``chunk.ready``) that the loader makes
 its consumer's current stream wait for: the host never waits. Where an ordinary stage reads the copy, it is
-waited for before the chunk leaves, because that stage knows of no streams.
+waited for before the chunk leaves, because that stage does not use streams.
 
 The fields of a batch go in one copy. Where the stage above has laid them in one slab (``chunk.packed``) that is read
 in place; else they are written to one here, in pinned memory for CUDA.

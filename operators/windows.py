@@ -149,7 +149,7 @@ class Bucket(Regroup):
             budget of tokens. A ``Batch`` right behind with the same cost and limit makes a batch of each group.
 
     A cursor is ``(outputs, start, counts, drop)``: restart where the oldest sample that has not left came
-    in, with so many already in each bucket (they have left since, and are only counted), and drop the first outputs.
+    in, with that number already in each bucket (only counted, as they have left since), and drop the first outputs.
     With a limit, ``counts`` holds the number and the cost in each bucket.
 
     Raises:

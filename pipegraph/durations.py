@@ -113,7 +113,7 @@ class Stopwatch:
             self.count()
 
     def note_none(self, times: int) -> None:
-        """Note that so many took no time."""
+        """Record a number of durations of zero."""
         self._none += times
 
     def count(self) -> None:

@@ -34,7 +34,7 @@ _HERE = {
     "num_shards num_replicas": "world_size= of graph.loader()",
 }
 HERE = {name: ours for names, ours in _HERE.items() for name in names.split()}
-"""What stands for a foreign argument."""
+"""The equivalent of a foreign argument."""
 
 
 def names_ours(function: Function) -> Function:

@@ -155,7 +155,7 @@ def _main_module(name: str) -> str:
 
 
 def plain_parameters(operator: Any) -> dict[str, str]:
-    """The plain values among an operator's attributes: what stands for its parameters where it has no ``config()``.
+    """The plain values among an operator's attributes: its parameters, if it has no ``config()``.
 
     Numbers, texts, functions, and lists, tuples, sets and dicts of these. Anything else is left out: what it says of
     itself may differ from process to process.

@@ -54,6 +54,6 @@ def format_duration(seconds: float) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """A text in one line of so many characters at most."""
+    """A text in one line, cut to a maximum number of characters."""
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -32,7 +32,7 @@ Target = Annotated[
     ),
 ]
 StepMs = Annotated[
-    float, typer.Option(min=0.0, help="A simulated training step of so many milliseconds per batch.")
+    float, typer.Option(min=0.0, help="A simulated training step of this many milliseconds per batch.")
 ]
 Output = Annotated[
     str | None, typer.Option(help="The stage to deliver from, where the graph has several sinks.")

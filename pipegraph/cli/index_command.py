@@ -19,7 +19,7 @@ def run_index(
     parts: Sequence[str], out: str | None, checksums: bool, block_size: str | None, store: Sequence[str]
 ) -> None:
     """See ``pipegraph index --help``. Shards that lie in several folders, or come over HTTP, have their manifest in the
-    folder at hand."""
+    current folder."""
     options = dict(_option(each) for each in store)
     block_nbytes = None if block_size is None else parse_bytes(block_size, "--block-size")
     with contextlib.ExitStack() as stack:

@@ -15,7 +15,7 @@ from pipegraph.order.quality import quality
 from pipegraph.storage import Manifest
 
 SAMPLES_PER_PART = 1000
-"""Data without shards is taken to lie in runs of so many neighbours."""
+"""Data without shards is taken to lie in runs of this many neighbours."""
 
 
 def run_quality(graph: Graph, classes: int) -> None:

@@ -1,6 +1,6 @@
 """Slots, streams, events and memory of devices. Mechanism: knows no graph and no model.
 
-Open a backend with :func:`backend_for`; whoever opens it closes it.
+Open a backend with :func:`backend_for`; its opener must close it.
 """
 
 from __future__ import annotations

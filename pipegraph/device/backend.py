@@ -13,7 +13,7 @@ The rules are those of CUDA streams:
 - waiting for an event that was never recorded is no wait;
 - a wait holds for the event's latest record at the time of the call;
 - work that fails makes the rest of its stream's work up to the next record be
-  left out; that record's event carries the exception to whoever waits for it.
+  left out; that record's event raises the exception in the threads that wait for it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class FieldPlace:
             target.copy_(tensor)
 
     def moved(self, by: int) -> FieldPlace:
-        """The same place so many bytes further on."""
+        """The same place, a number of bytes further."""
         return replace(self, offset=self.offset + by)
 
     def small_in(self, nbytes: int) -> bool:
@@ -74,7 +74,7 @@ class Packed:
     keeps no slab; they are written to their places when the copy is about to read these, as they are then.
 
     Attributes:
-        nbytes: the batch is so many of the slab's first bytes.
+        nbytes: the batch takes this many bytes at the slab's beginning.
     """
 
     __slots__ = ("_fields", "_lease", "nbytes")

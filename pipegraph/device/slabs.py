@@ -6,7 +6,7 @@ The tensors of the delivery get storages of their own on top of the lease, so th
 weak reference to the tensor itself would not do: views outlive it.)
 
 On a device the last tensor may be gone for the host while work of a stream still reads it. So a lease notes the
-streams that read it, and whoever writes to the slab next waits for them on its own stream.
+streams that read it, and the next writer of the slab waits for them on its own stream.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Lease:
 
     Attributes:
         slab: the memory.
-        readers: streams that read tensors of this lease; whoever makes one read appends it.
+        readers: streams that read tensors of this lease; the code that starts a read appends its stream.
     """
 
     __slots__ = ("_owner", "readers", "slab")

@@ -438,7 +438,7 @@ class Loader(Closing):
                 self._finalizer.detach()
 
     def _forked(self) -> None:
-        """In a child that the process has forked: whoever held one of our locks is not here to release it.
+        """In a child that the process has forked: a thread that held one of our locks is not here to release it.
 
         A loader that has started stays with its threads in the parent. Nothing of its runtime is touched here, nor
         freed; its profile is the parent's to give.

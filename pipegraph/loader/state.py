@@ -21,7 +21,7 @@ FORGET_EVERY = 64
 """Chunks delivered between two times at which what a restart would not need is forgotten, at least."""
 
 FORGET_SAMPLES = 64
-"""So many samples of a chunk count as another chunk, for what is kept is kept sample by sample."""
+"""This many samples of a chunk count as another chunk, because samples are recorded one by one."""
 
 
 LineagesByPath = Mapping[Path, Set[Lineage]]
@@ -227,7 +227,7 @@ def _consumed(
 
 
 def _part_of_another(parts: Mapping[str, Any], rank: int, plan: Plan) -> Any:
-    """What stands for a rank's part where only others are there, as where one rank saves for all.
+    """A rank's part if the state has only other ranks', as when one rank saves for all.
 
     Ranks of an elastic graph that have delivered as many samples stand at the same cursor.
     """

@@ -11,7 +11,7 @@ from pipegraph.order.left import Taken, runs_left
 
 
 def runs_of(first: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """The numbers first, first + 1 ... of each run, so many of each; beside each number its run's."""
+    """The numbers first, first + 1 ... of each run, ``counts`` of them; and for each number the index of its run."""
     run = np.repeat(np.arange(len(counts)), counts)
     return run, np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts) + first[run]
 

@@ -75,7 +75,7 @@ def steps_begun(consumed: int | tuple[Taken, ...]) -> int:
 
 
 def runs_left(taken: Taken, length: int) -> Iterator[tuple[int, int]]:
-    """The runs ``start, stop`` of steps that a rank with so many has not consumed."""
+    """The runs ``start, stop`` of steps that a rank with this many steps has not consumed."""
     count, bits = taken
     flags = _flags(bits)
     edges = np.flatnonzero(np.diff(np.concatenate(([True], flags, [False]))))

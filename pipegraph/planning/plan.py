@@ -21,7 +21,7 @@ SAMPLES_PER_QUEUE = 64
 queues of cheap items must be long enough to pay it rarely. Measured in benchmarks/hop_cost.py."""
 
 BATCHES_PER_WORKER = 2
-"""Default capacity of a queue of batches, per worker: one in hand, one ready."""
+"""Default capacity of a queue of batches, per worker: one in work, one ready."""
 
 
 _PLURAL = {"batch": "batches", "batches": "lists"}
@@ -196,7 +196,7 @@ class Plan:
         return {stage.name: stage.spec.carried for stage in self.described() if stage.spec.carried}
 
     def described(self) -> list[StagePlan]:
-        """The stages that decide what is delivered, whoever does their work; in topological order."""
+        """The stages that decide what is delivered, wherever their work is done; in topological order."""
         return [s for s in self.stages.values() if s.bypassed is None or s.within is not None]
 
     def described_upstream(self, stage: StagePlan) -> list[Edge]:

@@ -89,7 +89,7 @@ def _source_above(stage: StagePlan, edge: Edge, planned: Mapping[str, StagePlan]
 
 def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
     """A reader before a ``Batch`` that is inline, or in processes or actors like those of the stage behind, has none of
-    its own: whoever works on the batch's rows reads them. So encoded bytes never cross between two processes.
+    its own: the workers that process the batch's rows read them. So encoded bytes never cross between two processes.
     """
     for below in list(planned.values()):
         if below.bypassed is not None or below.backend == "inline" or len(below.upstream) != 1:

@@ -61,5 +61,5 @@ def _why_fixed(stage: StagePlan, planned: Mapping[str, StagePlan]) -> str | None
 
 
 def places_per_worker(stage: StagePlan) -> int:
-    """Places in a stage's queue that each of its workers should have: one in hand and one ready, or a bundle."""
+    """Places in a stage's queue that each of its workers should have: one in work and one ready, or a bundle."""
     return max(stage.bundle_rows, BATCHES_PER_WORKER if stage.level.startswith("batch") else 1)

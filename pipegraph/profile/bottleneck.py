@@ -2,7 +2,7 @@
 
 The bottleneck is the last stage, going from source to sink, whose workers are busy while its input
 is full and its output is empty. On every edge either the producer waits because the queue is full,
-or the consumer because it is empty; whoever waits less is the slower of the two (its utilisation is
+or the consumer because it is empty; the one that waits less is the slower of the two (its utilisation is
 higher: Denning and Buzen, "The Operational Analysis of Queueing Network Models", 1978). So the walk
 starts at the training loop and goes up for as long as the input is empty more than it is full.
 """
@@ -24,7 +24,7 @@ STARTING = 0.1
 it is far busier than all above it, since much of a short pass goes by before queues are full."""
 
 LATE_S = 1e-3
-"""Threads that take this long to continue once they are woken, with a core at hand, wait for the interpreter lock: tens
+"""Threads that take this long to continue once they are woken, with a free core, wait for the interpreter lock: tens
 of microseconds are usual, and the lock changes hands every 5 ms where many want it."""
 
 MUCH = 0.1
@@ -97,7 +97,7 @@ def find_bottleneck(busy: Mapping[str, float], edges: Sequence[EdgeFacts]) -> st
         held_back = min(edge.empty, busy[edge.producer] + starved[edge.producer])
         if held_back <= max(against, NEGLIGIBLE):
             return at
-        # Queues that are still filling make nobody wait for room. Whoever is busiest then sets the pace: the longer the
+        # While queues are still filling no stage waits for room. The busiest one then sets the pace: the longer the
         # wait, the more clearly so.
         busiest_above = max(busy[name] for name in _above(at, edges))
         if held_back <= 2 * STARTING and busy[at] >= busiest_above + max(0.0, held_back - STARTING):
@@ -137,7 +137,7 @@ def find_lock_holder(
         busy: how many of each stage's workers were busy on average.
         cores: how many cores each stage's threads kept running on average.
         coreless: how many of its threads were ready to run and had no core; that is not waiting for the lock.
-        wake_s: mean seconds between a thread's being woken and its resumption, with a core at hand.
+        wake_s: mean seconds between a thread's being woken and its resumption, with a free core.
 
     >>> find_lock_holder("light", {"heavy": 2.0, "light": 1.0}, {"heavy": 0.95, "light": 0.02}, {}, 4e-3)
     'heavy'

@@ -188,7 +188,7 @@ def _producers(plan: Plan) -> dict[Edge, str]:
 def _edge_waits(plan: Plan, totals: Totals) -> Waits:
     """``(empty, full)`` of each edge: nanoseconds of its consumer's and its producer's workers.
 
-    Whoever waits for an inline stage drives it: the time that takes is a wait of the consumer.
+    A thread that waits for an inline stage runs it: the time that takes counts as a wait of the consumer.
     """
     producers = _producers(plan)
     fed = Counter(producers.values())

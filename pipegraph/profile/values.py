@@ -138,7 +138,7 @@ class Profile:
         cores: cores that they may use.
         memory_bytes, memory_peak_bytes, memory_limit: what chunks hold now, the most in this run, and their limit.
         pinned_bytes: pinned memory that stages have allocated.
-        wake_s: mean seconds from a thread's being woken to its running, with a core at hand: for the interpreter lock.
+        wake_s: mean seconds from a thread's wake-up to its running, with a free core: waits for the interpreter lock.
         first_batch_s: seconds from the first ``iter()`` to the first chunk; None before it.
     """
 

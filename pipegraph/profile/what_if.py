@@ -44,7 +44,7 @@ class Demand:
         seconds: of a worker that neither waits for input nor for room.
         service_s: of these, work of the operator.
         core_s: of these, on a core.
-        workers: how many there are; 0 for a stage that is driven by whoever waits for it.
+        workers: how many there are; 0 for a stage that runs in the threads that wait for it.
         feeds: stages that read from it.
         locked: whether its time on a core is time with the interpreter lock.
     """

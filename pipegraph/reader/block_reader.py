@@ -261,7 +261,7 @@ class BlockReader:
             self._work.notify()
 
     def _grow(self, entry: BlockEntry, nbytes: int) -> None:
-        """A running load holds so many bytes now; waits until there is room for them.
+        """Record how many bytes a running load holds now; waits until there is room for them.
 
         If several need more than there is, the one begun first continues as soon as the blocks being read are
         released; the others give way. So one of them always finishes.
@@ -284,7 +284,7 @@ class BlockReader:
                     self._growing -= 1
 
     def _fetch(self) -> None:
-        """The life of a fetch thread."""
+        """Body of a fetch thread."""
         while True:
             with self._lock:
                 while not self._closed and not (self._queue and self._may_load(self._queue[0])):
@@ -322,7 +322,7 @@ class BlockReader:
         self._planning.notify()
 
     def _schedule(self) -> None:
-        """The life of the scheduler's thread."""
+        """Body of the scheduler's thread."""
         while True:
             with self._lock:
                 if self._closed:

@@ -107,7 +107,7 @@ class BlockTable:
         self.nbytes += entry.nbytes
 
     def grow(self, entry: BlockEntry, nbytes: int, schedule: ReadSchedule) -> bool:
-        """Note that the entry holds so many bytes now; returns whether they fit the budget."""
+        """Record how many bytes the entry holds now; returns whether they fit the budget."""
         if nbytes > entry.nbytes:
             self.nbytes += nbytes - entry.nbytes
             entry.nbytes = nbytes

@@ -26,7 +26,7 @@ T = TypeVar("T")
 _log = logging.getLogger("pipegraph.index")
 
 MANY_PARTS: Final = 64
-"""From so many parts on, indexing says how far it is."""
+"""From this number of parts on, indexing reports its progress."""
 
 BESIDE: Final = "manifest.json"
 """The name under which ``pipegraph index`` writes a manifest, and under which one beside the shards is looked for."""
@@ -47,7 +47,7 @@ class Once(Generic[T]):
         return Once, (self._make,)  # a copied or pickled graph makes its own
 
     def get(self, stopping: Stopping | None = None, make: Callable[[], T] | None = None) -> T:
-        """The value; whoever asks first makes it, others wait, and make it themselves where that one fails.
+        """The value; the first caller makes it, others wait, and make it themselves if the first fails.
 
         Args:
             stopping: ends the wait with ``LoaderClosedError``.

@@ -80,7 +80,7 @@ class OneOptimizer:
     # What users change, and the replicas follow
 
     def align(self) -> None:
-        """Before a step: settings (learning rates ...) to all, tensors by value; states that users have had in hand."""
+        """Before a step: settings (learning rates ...) to all, tensors by value; states that users may have changed."""
         for optimizer in self.each:
             if optimizer.param_groups is not self.groups:
                 self._take_settings(self.groups, optimizer.param_groups)

@@ -38,7 +38,7 @@ class Reopenable(ShardFile, Generic[F]):
         self._file: F | None = None
 
     def opened(self) -> F:
-        """The open file; the reference keeps it open, whoever makes room meanwhile."""
+        """The open file; the reference keeps it open, even if another thread makes room meanwhile."""
         file = self._file
         if file is None:
             file = self._open_again()

@@ -1,6 +1,6 @@
 """The node cache: parts and blocks on a local disk, shared by all ranks of a node.
 
-What holds at every moment, whoever is killed:
+Invariants, at every moment and whichever process is killed:
 
 - A file under ``objects/`` is whole, and its bytes had the right size and checksum and were synced
   when it was renamed to there; it is never written to again.
@@ -159,7 +159,7 @@ class NodeCache(Closing):
                 return self._fill(what, fd, download)
 
     def put(self, what: Cacheable, data: bytes) -> None:
-        """Store bytes that are at hand, and wait until they are on disk. Raises as `fetch` does."""
+        """Store given bytes, and wait until they are on disk. Raises as `fetch` does."""
         with self.fetch(what, lambda sink: sink.write_at(0, data)) as file:
             self._commits.wait(what.name)
             file.read_at(0, 0)  # raises what the disk said

@@ -22,7 +22,7 @@ from .stores import StoreClient, safe_url
 
 
 class BlockCache(Protocol):
-    """What blocks are fetched through: a `NodeCache`, or what stands before one."""
+    """The cache through which blocks are fetched: a `NodeCache`, or a wrapper of one."""
 
     def fetch(self, what: Cacheable, download: Download) -> CachedFile:
         """As `NodeCache.fetch`."""

@@ -64,7 +64,7 @@ class StoreClient(Closing):
             ``client_options`` and ``credential_provider``. What is missing comes from the
             environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``), then from the instance's metadata service.
         retry, hedge, grace_s: see `policy`; a `Hedge` belongs to one client.
-        range_nbytes, parallel: large reads are cut into ranges of this size, so many at once.
+        range_nbytes, parallel: large reads are cut into ranges of this size, ``parallel`` at once.
     """
 
     def __init__(

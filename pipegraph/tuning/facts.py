@@ -70,7 +70,7 @@ class Work:
         return sizes.get(self.name, self.size)
 
     def queue_for(self, workers: int) -> int:
-        """The least capacity for so many workers."""
+        """The minimum capacity for this number of workers."""
         return max(self.least[1], self.least[0] * workers)
 
 

@@ -249,7 +249,7 @@ class Search:
 
 
 def _raised(facts: Facts, sizes: Sizes, distance: int) -> dict[str, Size] | None:
-    """So many workers more, each for the stage that then has the longest period; None where that is of no use."""
+    """``distance`` more workers, each for the stage that then has the longest period; None if that does not help."""
     then = dict(sizes)
     for _ in range(distance):
         periods = {

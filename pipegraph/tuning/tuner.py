@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipegraph.loader.loader import Loader
 
 WINDOW_S, WINDOW_ITEMS = 0.4, 16
-"""A window is at least so long and has at least so many chunks."""
+"""The minimum duration of a window, and its minimum number of chunks."""
 
 LONG_S, LONG_ITEMS = 4.0, 4
 """One with fewer chunks is at least so long, and has at least these."""
@@ -49,7 +49,7 @@ HOLDS = 0.7
 """Share of its work that a thread runs on a core where it can keep the interpreter lock from others."""
 
 PINNED_PART = 4
-"""One part in so many of the memory limit may be pinned."""
+"""The part of the memory limit that may be pinned is one over this."""
 
 logger = logging.getLogger("pipegraph")
 

@@ -27,7 +27,7 @@ MIN_STEPS = 8
 SAMPLES_IN_ALL = 12800
 MAX_EPOCHS = 12
 STOP_WITHIN = 300
-"""The stop in the middle comes after so many steps at the latest."""
+"""The stop in the middle comes after this many steps at the latest."""
 
 
 def run_demo(path: str | None, epochs: int | None, images: int = IMAGES) -> None:

@@ -84,7 +84,7 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             out = stage.failures.handle(worker, item, error)
             meter.calls += 1
             stage.leave(worker, ticket, out, item.buffers, reserved)
-            del out  # a failure: its traceback leads to this frame
+            del out  # a failure's traceback refers to this frame
             yield
             continue
         finally:

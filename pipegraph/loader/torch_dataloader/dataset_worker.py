@@ -23,7 +23,7 @@ from pipegraph.device.slabs import SPARE_SLABS, SlabRing
 from pipegraph.loader.loader import Loader
 
 SHARED_BYTES = 1 << 12
-"""Batched tensors of at least so many bytes are made in shared memory; smaller ones travel in the message."""
+"""Batched tensors of at least this many bytes are made in shared memory; smaller ones travel in the message."""
 
 
 torch_worker: Any = _torch_worker  # typed in part only
@@ -140,7 +140,7 @@ class WorkerProcess:
         return None if self.is_alive() else 0
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, or for so many seconds."""
+        """Wait until it has ended, or until the timeout in seconds."""
         try:
             ended = os.pidfd_open(self.pid)
         except ProcessLookupError:

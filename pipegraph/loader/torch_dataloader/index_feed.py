@@ -30,8 +30,8 @@ class IndexFeed:
         return IndexFeed, (self._count,)  # a worker's process is sent its indices one by one
 
     def restart(self, first: int = 0, done: int = 0) -> None:
-        """The indices of another epoch follow behind ``done`` batches, for share ``first`` first; whoever takes those
-        before gets no more."""
+        """The indices of another epoch follow behind ``done`` batches, for share ``first`` first; consumers of those
+        before get no more."""
         with self._changed:
             self.done = done
             self._shares = [deque() for _ in range(self._count)]

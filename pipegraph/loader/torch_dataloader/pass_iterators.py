@@ -224,7 +224,7 @@ class Pipelined(_BaseDataLoaderIter):
                     raise
                 raise reworded from error
             finally:
-                del reworded  # its traceback leads to this frame, which holds the workers
+                del reworded  # its traceback refers to this frame, which holds the workers
         if self._indexed:
             self._draw()
         if data.__class__ is Stateful:

@@ -33,7 +33,7 @@ _LARGE_ROW_NBYTES: Final = 1 << 13
 """Rows that are so large encoded are not looked at first: that would read their pages twice."""
 
 _REPETITIVE: Final = 4
-"""Rows that decode to so many times their encoded size are held with the dictionaries that they are stored with."""
+"""Rows that decode to this many times their encoded size are held with the dictionaries that they are stored with."""
 
 Filter = Sequence[Any]
 """Conditions ``(column, operator, value)`` that must all hold, or a list of such lists, of which one must."""

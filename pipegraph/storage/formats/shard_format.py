@@ -133,7 +133,7 @@ class Format(ABC):
         return bounded
 
     def take_room(self, nbytes: int, name: str) -> None:
-        """For `read`: so many bytes are held by now, or are about to be.
+        """For `read`: reports how many bytes are held by now, or are about to be.
 
         Raises:
             ShardError: more than any part may unpack to.

@@ -40,7 +40,7 @@ class ChecksumFile(io.RawIOBase):
         return len(piece)
 
     def write_pieces(self, pieces: list[bytes], nbytes: int) -> None:
-        """Write several pieces that have so many bytes together."""
+        """Write several pieces, given their total number of bytes."""
         self._pieces += pieces
         self._held += nbytes
         self.nbytes += nbytes
