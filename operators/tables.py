@@ -140,17 +140,19 @@ def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
 
 def _filling(arrow: Any, value: Any, name: str, kind: Any) -> Any:
     """``value`` as the column's own values are read, so that a batch does not depend on how many nulls it has."""
+    if value is None:
+        raise GraphError(f"FromTable: fill={{{name!r}: None}} fills nothing: a batch has no place for None")
+    if arrow.types.is_null(kind):  # which says no other type
+        return value
     plain = kind.value_type if arrow.types.is_dictionary(kind) else kind
     try:
         found = converter(plain, copied=False)(arrow.array([value], plain))[0]
-        if arrow.types.is_integer(plain) and found not in (None, value):
+        if arrow.types.is_integer(plain) and found != value:
             raise ValueError("a fraction is cut off")
     except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise GraphError(
             f"FromTable: fill={{{name!r}: {value!r}}} is no value of type {kind}, which the column has"
         ) from error
-    if found is None:
-        raise GraphError(f"FromTable: fill={{{name!r}: None}} fills nothing: a batch has no place for None")
     return found
 
 

@@ -123,6 +123,8 @@ def test_a_filling_is_read_as_the_columns_values_are() -> None:
     first, second = batches(ops.FromTable(given, fill={"x": 0, "t": "", "l": []}), size=1)
     assert first["x"].dtype == second["x"].dtype == torch.float64
     assert first["t"] == [""] and first["l"].dtype == second["l"].dtype
+    (unknown,) = batches(ops.FromTable(pa.table({"n": pa.nulls(2)}), fill={"n": 7}))
+    assert unknown["n"].tolist() == [7, 7]
     with pytest.raises(GraphError, match="fills nothing: a batch has no place for None"):
         ops.FromTable(given, fill={"x": None})
 
