@@ -134,8 +134,7 @@ class Operator(Component):
         return None
 
     def read_away(self, source: Source) -> Source | None:
-        """A source of the items that this operator makes from those of ``source``, read by workers elsewhere; None if
-        these cannot read them."""
+        """A source of this operator's outputs for ``source``, read by workers elsewhere; None if they cannot."""
         return None
 
     def reads_pinned(self) -> bool:

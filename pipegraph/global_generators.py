@@ -221,8 +221,7 @@ def leave() -> None:
 
 
 def enter_worker(seed: int, stage: str) -> None:
-    """Call :func:`enter` for a worker's thread, for its whole life; draws outside of items use the stage's
-    generator."""
+    """As :func:`enter`, for a worker thread's whole life; draws outside of items use the stage's generator."""
     enter()
     _current.set(Draws(seed, stage))
 

@@ -61,8 +61,7 @@ class Activity:
             return None if self._running else self._started
 
     def pause(self) -> None:
-        """Called by a thread that is about to wait (or leaves), after it has queued itself where its waker will find
-        it."""
+        """Called by a thread that is about to wait, or leaves, after it has queued itself for its waker."""
         with self._lock:
             self._running -= 1
             idle = self._running == 0

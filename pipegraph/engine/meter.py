@@ -14,8 +14,7 @@ from pipegraph.machine import scheduled
 
 
 class Meter:
-    """The counters of one worker. Only the worker writes them; other threads read values that may be one item
-    behind."""
+    """The counters of one worker, which alone writes them; what other threads read may be one item behind."""
 
     __slots__ = (
         "_busy_ns _clock _cpu_ns _noted _stage _thread _tracer _waited_ns calls dropped failed items "

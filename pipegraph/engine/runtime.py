@@ -70,9 +70,7 @@ class Runtime(LoaderContext):
         # Held while a thread starts workers or a run. An RLock's ``__exit__`` is C: no interrupt can skip its release.
         self._starting = threading.RLock()
         self._starter: threading.Thread | None = None  # the thread that held it last
-        self._opened: list[
-            tuple[str, Worker | Source]
-        ] = []  # opened by the starter, not by a worker's thread
+        self._opened: list[tuple[str, Worker | Source]] = []  # not by workers' threads
         self._to_open: dict[str, int] = {}  # workers still to open before the first run, per stage
         self._open_error: BaseException | None = None
         self._close_errors: list[str] = []
@@ -117,9 +115,7 @@ class Runtime(LoaderContext):
             if stage.backend == "inline":
                 run.pumps(stage, self.workers[stage.name][0])
         with self.threads.lock:
-            if (
-                self._open_error is not None and not self.threads.closed
-            ):  # of a worker that opened after the start
+            if self._open_error is not None and not self.threads.closed:  # a worker failed after the start
                 raise self._open_error
             self.staffing.enter(run)
             self.threads.publish(run)

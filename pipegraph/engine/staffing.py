@@ -58,9 +58,7 @@ class Staffing:
         self._refused: dict[str, BaseException] = {}
         self._local = threading.local()  # the worker of each thread
         self._opening = threading.Lock()  # held while a worker opens: a close waits for one at most
-        self._sizing = (
-            threading.Lock()
-        )  # held while a stage gets its size: the last one that it gets is the newest
+        self._sizing = threading.Lock()  # held while a size is applied, so that the newest is the last
 
     # -- inspection ----------------------------------------------------------------------------
 
@@ -99,8 +97,7 @@ class Staffing:
     # -- changes -------------------------------------------------------------------------------
 
     def resize(self, stage: str, workers: int) -> None:
-        """Set the number of workers of a tuned stage, at least one. Returns at once, before they have joined or
-        left."""
+        """Set the number of workers of a tuned stage, at least one. Returns before they have joined or left."""
         loader, threads = self._loader, self._threads
         coming: dict[threading.Thread, Worker] = {}
         with threads.lock:
@@ -238,8 +235,7 @@ class Staffing:
             self.removed(name, worker)
 
     def _enter_run(self, stage: StagePlan, worker: Worker) -> tuple[Run, int] | None:
-        """The run that an opened worker has joined, and the number of the run before; None if it is no longer
-        needed."""
+        """The run that an opened worker joined, and the number of the run before; None if not needed any more."""
         loader, threads, name = self._loader, self._threads, stage.name
         while True:
             with threads.lock:

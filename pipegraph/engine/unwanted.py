@@ -31,8 +31,7 @@ class Unwanted:
         self.active = True
 
     def skip(self, epoch: int, seen: Callable[[Any], bool]) -> None:
-        """Filter out the chunks and marks of ``epoch`` for which ``seen`` is true, in addition to earlier filters of
-        it."""
+        """Filter out chunks and marks of ``epoch`` for which ``seen`` is true; adds to its earlier filters."""
         self._epoch = epoch
         self._seen.append(seen)
         self.active = True

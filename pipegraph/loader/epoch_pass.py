@@ -172,8 +172,7 @@ class Pass:
         return Sure(self._step + chunks, ended)
 
     def wait_for_more(self) -> None:
-        """Wait for a chunk or the end of this epoch; drops the end of an earlier one that was cut short at other ranks'
-        end."""
+        """Wait for a chunk or the end of this epoch; drops the end of an earlier one that all ranks cut short."""
         while not self._place.nothing:
             if not self._rest:
                 self._run.terminal.peek()

@@ -41,15 +41,13 @@ from pipegraph.engine.process.worker import NOTHING
 log = logging.getLogger("pipegraph")
 
 NOTED_CALLS = 8
-"""Calls in which an actor records its rows if its predecessor died: one more than it takes to repeat a bundle in
-parts."""
+"""Calls in which an actor records its rows if its predecessor died: one more than repeating a bundle takes."""
 
 PATIENCE_S = 30.0
 """Seconds for an actor to start before the log says what it may be waiting for."""
 
 NODE_DIED = "its node has died"
-"""The text with which Ray reports that an actor ended with its node. An actor that is starting waits for another
-node."""
+"""Ray's text for an actor that ended with its node. One that is starting then waits for another node."""
 
 LOOK_S = 5.0
 """Seconds for an actor to report its stack; one whose code holds the interpreter lock never does."""

@@ -18,8 +18,7 @@ Call = tuple[Any, ...]
 
 
 def same_call(sent: Call, called: Call) -> bool:
-    """Whether a call is the one that was sent: compares the first argument by identity, because arrays cannot be
-    compared."""
+    """Whether a call is the one sent; its first argument is compared by identity, for it may hold arrays."""
     return sent[0] == called[0] and sent[1] is called[1] and sent[2:] == called[2:]
 
 

@@ -296,8 +296,7 @@ class ProcessHost:
             self._end()
 
     def _end(self) -> int | None:
-        """Clean up after a process that has ended or is about to; returns its exit status. A later call starts
-        another."""
+        """Clean up after an ended process; returns its exit status. A later call starts another."""
         child = self._process.child
         self._forget()
         try:
@@ -315,8 +314,7 @@ class ProcessHost:
             self._next = None  # lost with the process
 
     def _forked(self) -> None:
-        """In a forked child: the process belongs to the parent; close our copy of its socket, so that it sees the
-        parent end."""
+        """In a forked child: close our copy of the parent's socket, so that the process sees the parent end."""
         self._waking = threading.Lock()
         running, wake, self._wake = self._running, self._wake, -1
         self._forget()

@@ -106,8 +106,7 @@ class RemoteExpand(Remote):
 
 
 class RemoteSource(Remote):
-    """The proxy of a source, random-access or not. Orders and samplers run in the trainer, which makes the
-    positions."""
+    """The proxy of a source. Orders and samplers run in the trainer, which makes the positions."""
 
     def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
         super().__init__(host, operator, stage, timeout_s)

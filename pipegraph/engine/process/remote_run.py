@@ -137,8 +137,7 @@ class ProcessRun(Remote):
         return out
 
     def _count(self, figures: Figures, samples: int | None) -> None:
-        """Add to the meters: batches of ``samples`` samples, or rows if None. The last stage's items are counted as
-        sent."""
+        """Add to the meters: batches of ``samples``, or rows if None. The last stage's items are counted as sent."""
         for member, (spent_ns, begun, made) in enumerate(figures):
             meter = self._meters[member]
             if member:

@@ -178,8 +178,7 @@ class Zygote:
                 os.waitpid(self.pid, 0)
 
     def _forked(self) -> None:
-        """In a forked child: the zygote is the parent's; close our copy of its socket, so that it sees the parent
-        end."""
+        """In a forked child: close our copy of the parent's socket, so that the zygote sees the parent end."""
         self._lock = threading.Lock()
         self._sock.close()
         self._close_ready()

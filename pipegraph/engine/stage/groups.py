@@ -87,8 +87,7 @@ def must_check(operator: Operator) -> bool:
 
 
 def sent_twice(stage: str, row: Lineage) -> GraphError:
-    """The error for a sample in two groups below a completion-order stage, which must be delivered whole or not at
-    all."""
+    """The error for a sample in two groups below a completion-order stage, which delivers whole samples."""
     return GraphError(
         f"stage {stage!r}: {named(row)} leaves twice, below a stage with ordered=False, where a resume knows only "
         "whole samples; make that stage ordered=True"

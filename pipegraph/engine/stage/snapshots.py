@@ -35,9 +35,7 @@ class Snapshots:
         self._charge = charge
         self._sizes: dict[tuple[int, int], int] = {}  # bytes by (epoch, step); used by the worker alone
         self.first: tuple[int, Any] | None = None
-        self.needed: Callable[[], tuple[int, int] | None] = lambda: (
-            None
-        )  # (epoch, step) at which a restart now would begin
+        self.needed: Callable[[], tuple[int, int] | None] = lambda: None  # (epoch, step) of a restart
         self._taken: tuple[tuple[int, int, Any], ...] = ()
 
     def begin(self, epoch: int, first: tuple[int, Any] | None) -> None:
@@ -89,8 +87,7 @@ class Snapshots:
         return bool(self._taken)
 
     def newest(self, epoch: int, step: int) -> tuple[int, Any] | None:
-        """``(step, snapshot)`` of the latest snapshot from which to reach ``step`` of ``epoch``; None if there is
-        none."""
+        """``(step, snapshot)`` of the latest from which ``step`` of ``epoch`` can be reached; else None."""
         for at, taken, snapshot in reversed(self._taken):
             if at == epoch and taken <= step:
                 return taken, snapshot

@@ -28,8 +28,7 @@ SNAPSHOT_EVERY = 64
 
 
 class _Items(Unit):
-    """Consecutive items of a source: ``(position, item)``, or items alone if positions follow from steps
-    (``of_steps``)."""
+    """Consecutive items: ``(position, item)``, or items alone if positions follow from steps (``of_steps``)."""
 
     epoch = 0
     step = 0

@@ -134,9 +134,7 @@ class StageRun(StageContext):
     def check_made(self, out: Any) -> None:
         """Raise TypeError if an item's result is not of an allowed type."""
         operator = self.plan.operator
-        rows = self.plan.remote and isinstance(
-            operator, RowOperator
-        )  # rows of a batch have had their policy applied
+        rows = self.plan.remote and isinstance(operator, RowOperator)  # has applied the policy
         drops = rows or (isinstance(operator, Operator) and not operator.one_to_one)
         if not (isinstance(out, Chunk) or (drops and out is None) or (rows and isinstance(out, Failure))):
             raise not_a_chunk(out, self.name, "process", type(operator).__name__)
