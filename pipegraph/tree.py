@@ -30,7 +30,7 @@ MANY = 64
 
 def is_dataclass_value(data: Any) -> bool:
     """Whether ``data`` is an instance of a dataclass, and so a container here."""
-    return dataclasses.is_dataclass(data) and not isinstance(data, type)
+    return hasattr(type(data), "__dataclass_fields__")  # asked of every leaf: as dataclasses has it, in one step
 
 
 def with_fields(data: Any, values: Mapping[str, Any]) -> Any:
