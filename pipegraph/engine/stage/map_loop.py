@@ -58,7 +58,11 @@ def map_loop(stage: StageRun, worker: Worker) -> Loop:
     if stage.plan.remote and (stage.plan.followers or not isinstance(stage.plan.operator, RowOperator)):
         operator.look_ahead(ahead)
     while True:
-        ticket, item, granted = ahead.take() or (*take(None if reads else rows(), sender.demand()), None)
+        granted = None
+        if ahead.holds:
+            ticket, item, granted = ahead.take()
+        else:
+            ticket, item = take(None if reads else rows(), sender.demand())
         worker.ticket = ticket
         if item.__class__ is Bundle:
             if bundles:

@@ -42,7 +42,7 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
     numbered, flushing = stage.failures.numbered, stage.failures.flushing
     process = numbered(operator.process)
 
-    def send(made: Sequence[Any], more: bool = False) -> Loop:
+    def outputs(made: Sequence[Any]) -> Iterator[Any]:
         for out in made if together == 1 else in_bundles(made, together, stage.pace.nbytes):
             if groups is not None and out.__class__ is Chunk and (wrong := groups.check(out)) is not None:
                 out = Failure(wrong, out.epoch)
@@ -55,12 +55,9 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
             stage.settle(worker, 0, (), out)
             if isinstance(out, Chunk) and operator.spent is None:
                 held.release(out.lineages)
-            sender.send(0, out, more=more)
-            yield
+            yield out
 
-    def work(item: Chunk, more: bool = False) -> Loop:
-        """Give the operator a chunk, or a part of a bundle for at most one group, so that a group that fails does not
-        affect another."""
+    def made_of(item: Chunk) -> Sequence[Any]:
         several = item.__class__ is Bundle
         makes = operator.fills(len(item.lineages)) if several else operator.emits_next()
         reserved = 0
@@ -78,8 +75,7 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
         if operator.spent:
             held.release(operator.spent)
             operator.spent.clear()
-        if made:
-            yield from send(made, more)
+        return made
 
     while True:
         if stage.collects:
@@ -91,14 +87,30 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
             held.add(item)
             if groups is not None:
                 groups.came(item)
-            if item.__class__ is Bundle and item.count > operator.missing():
-                yield from _in_parts(item, operator, work)
-                sender.wake()
+            if item.__class__ is not Bundle:
+                for out in outputs(made_of(item)):
+                    sender.send(0, out)
+                    yield
             else:
-                yield from work(item)
+                # One group at a time, so that a group that fails does not affect another. Groups of a packed bundle
+                # only have to be sliced: the next stage is woken once for all of them.
+                start, count = 0, item.count
+                while start < count:
+                    stop = min(count, start + operator.missing())
+                    part = item if stop - start == count else item.part(start, stop)
+                    more = stop < count and item.packed is not None
+                    for out in outputs(made_of(part)):
+                        sender.send(0, out, more=more)
+                        yield
+                    if start and stop == count:
+                        sender.wake()
+                    start = stop
+                del part
         elif isinstance(item, EndOfEpoch):
             flush = flushing(operator.flush, item.epoch)
-            yield from send(regrouped(stage, worker, None, flush, held, item.epoch, groups))
+            for out in outputs(regrouped(stage, worker, None, flush, held, item.epoch, groups)):
+                sender.send(0, out)
+                yield
             held.release_all()
             if groups is not None:
                 groups.begin()
@@ -113,18 +125,6 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
         elif not isinstance(item, Mark):
             sender.send(0, item)
         yield
-
-
-def _in_parts(bundle: Bundle, operator: Regroup, work: Callable[[Chunk, bool], Loop]) -> Loop:
-    """Give the operator a bundle of several groups, one group at a time.
-
-    GroupCheck of a packed bundle only have to be sliced: the next stage is woken once for all of them, not for each.
-    """
-    start, quick = 0, bundle.packed is not None
-    while start < bundle.count:
-        stop = min(bundle.count, start + operator.missing())
-        yield from work(bundle.part(start, stop), quick)
-        start = stop
 
 
 def in_bundles(made: Sequence[Any], rows: int, nbytes: int) -> Iterator[Any]:
