@@ -86,13 +86,15 @@ class Bundle(Chunk):
         places = [(chunk.before, chunk.after) for chunk in chunks]
         return Bundle([chunk.data for chunk in chunks], rows, first.epoch, first.before, names, places)
 
-    def pack(self, pack: Callable[[list[Any]], Any]) -> None:
-        """Pack the samples with ``pack``, if it can."""
-        packed = pack(self.data)
-        if packed is not None:
-            if packed.kind is dict:
-                self.names = named(self.data, self.names)
-            self.take_packed(packed)
+    def pack(self, pack: Callable[[list[Any]], Any], spans: list[tuple[int, int]]) -> None:
+        """Pack the samples with ``pack``, those of each span by themselves, unless it returns None."""
+        data = self.data
+        parts = [pack(data if len(spans) == 1 else data[start:stop]) for start, stop in spans]
+        if None in parts:
+            return
+        if parts[0].kind is dict:
+            self.names = named(data, self.names)
+        self.take_packed(PackedParts.of(parts, spans))
 
     def take_packed(self, packed: Any) -> None:
         """Replace the samples by their packed form."""
@@ -182,6 +184,11 @@ class PackedParts:
         self.spans = spans
         self.kind = parts[0].kind
 
+    @staticmethod
+    def of(parts: list[Any], spans: list[tuple[int, int]]) -> Any:
+        """A single part as it is."""
+        return parts[0] if len(parts) == 1 else PackedParts(parts, spans)
+
     def part(self, start: int, stop: int) -> Any:
         """Samples ``start`` to ``stop``, in the same memory; exactly one part is returned as it is."""
         parts, spans = [], []
@@ -191,7 +198,7 @@ class PackedParts:
                 whole = low == first and high == last
                 parts.append(part if whole else part.part(low - first, high - first))
                 spans.append((low - start, high - start))
-        return parts[0] if len(parts) == 1 else PackedParts(parts, spans)
+        return PackedParts.of(parts, spans)
 
     def rows(self) -> list[Any]:
         """The samples."""

@@ -30,7 +30,9 @@ MANY = 64
 
 def is_dataclass_value(data: Any) -> bool:
     """Whether ``data`` is an instance of a dataclass, and so a container here."""
-    return hasattr(type(data), "__dataclass_fields__")  # asked of every leaf: as dataclasses has it, in one step
+    return hasattr(
+        type(data), "__dataclass_fields__"
+    )  # asked of every leaf: as dataclasses has it, in one step
 
 
 def with_fields(data: Any, values: Mapping[str, Any]) -> Any:

@@ -68,7 +68,8 @@ def _collect_into(batch: StagePlan, size: int, planned: dict[str, StagePlan], al
         rows = capacity - capacity % size
     else:
         # Each worker's bundle has room in the queue: no worker waits for another's to be taken.
-        rows = min(size, *(capacities[stage.name] // stage.workers for stage in chain))
+        rows = min(capacities[stage.name] // stage.workers for stage in chain)
+        rows = rows - rows % size if rows >= 2 * size and len(chain) == 1 else min(size, rows)
     if rows < 2:
         return
     for stage in chain:

@@ -56,9 +56,10 @@ class Ahead:
         """Whether an item was taken ahead."""
         return self._taken is not None
 
-    def take(self) -> Taken | None:
-        """Remove and return the item taken ahead."""
+    def take(self) -> Taken:
+        """Remove and return the item taken ahead; only if it ``holds`` one."""
         taken, self._taken = self._taken, None
+        assert taken is not None
         return taken
 
     def __call__(self) -> Call | None:

@@ -246,6 +246,14 @@ class _MapUnit(Unit):
 class _ReadUnit(_MapUnit):
     """A bundle of positions in work by a random-access source."""
 
+    def __init__(self, stage: StageRun, worker: Worker) -> None:
+        super().__init__(stage, worker)
+        source = stage.plan.operator
+        self._bundles = source.bundles or stage.plan.remote
+        self._draws = Draws(stage.run.seed, stage.name)
+        packs = stage.pack is not None and self._local
+        self._may_gather = packs and type(source).gather is not Source.gather  # type: ignore[union-attr]
+
     def give(self, bundle: Bundle) -> Any:
         return self.operator.indices_of(bundle.data, bundle.epoch)
 
@@ -255,8 +263,6 @@ class _ReadUnit(_MapUnit):
     def begin_bundle_with(self, bundle: Bundle, given: Any) -> None:
         self._indices = given
         self._gathered: Any = None
-        self._bundles = self.stage.plan.operator.bundles or self.stage.plan.remote
-        self._draws = Draws(self.stage.run.seed, self.stage.name)
 
     def extend(self, made: list[Any], stop: int) -> None:
         bundle, source = self.bundle, self.operator
@@ -268,7 +274,7 @@ class _ReadUnit(_MapUnit):
             return
         if self._indices is None:
             self._indices = self.give(bundle)
-        if not made and stop == bundle.count and self._gathers(stop):
+        if self._may_gather and not made and stop == bundle.count and self._gathers(stop):
             made += repeat(None, stop)
             return
         indices = self._indices if stop == bundle.count else self._indices[:stop]
@@ -277,21 +283,16 @@ class _ReadUnit(_MapUnit):
     def _gathers(self, rows: int) -> bool:
         """Let the source pack all rows for the next ``Batch``; returns whether it did."""
         stage = self.stage
-        if stage.pack is None or not self._local or not stage.pace.packs(rows):
+        if not stage.pace.packs(rows):
             return False
         indices, gather = self._indices, self.operator.gather
         with suppress(Exception):
             # Separate memory for each batch: one that is kept long does not keep the others alive.
-            spans = stage.pace.groups(self.bundle.before - self._first_step(), rows)
+            spans = stage.batches_of(self.bundle)
             found = [gather(indices[start:stop]) for start, stop in spans]
             if None not in found:
-                self._gathered = found[0] if len(found) == 1 else PackedParts(found, spans)
+                self._gathered = PackedParts.of(found, spans)
         return self._gathered is not None
-
-    def _first_step(self) -> int:
-        """The step at which the first batch of the epoch begins."""
-        run = self.stage.run
-        return run.first_step(self.stage.name) if self.bundle.epoch == run.first_epoch else 0
 
     def part(self, start: int, stop: int) -> Chunk | None:
         out = super().part(start, stop)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
+from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, Failure
 from pipegraph.contracts import Operator, RowOperator
 from pipegraph.engine.channel import Channel
@@ -161,6 +162,13 @@ class StageRun(StageContext):
         if held or reserved or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
             self.settle(worker, reserved, held, out)
         self.sender.send(ticket, out, last)
+
+    def batches_of(self, bundle: Bundle) -> list[tuple[int, int]]:
+        """From where to where each batch of the next ``Batch`` lies in a bundle of a source's consecutive steps."""
+        if bundle.places is not None or bundle.count <= 1:
+            return [(0, bundle.count)]
+        first = self.restart.step if bundle.epoch == self.run.first_epoch else 0
+        return self.pace.groups(bundle.before - first, bundle.count)
 
     # -- memory --------------------------------------------------------------------------------
 

@@ -246,7 +246,7 @@ def settle(stage: StageRun, worker: Worker, reserved: int, held: Buffers, out: C
         return
     assert isinstance(out, Bundle)
     if stage.pack is not None and out.packed is None and stage.pace.packs(out.count):
-        out.pack(stage.pack)
+        out.pack(stage.pack, stage.batches_of(out))
     out.buffers = measured(out)
     if out.buffers:
         out.nbytes = sum([nbytes for _, nbytes in out.buffers])
