@@ -78,8 +78,9 @@ def test_checksums_of_signed_characters_are_read_as_python_s_tarfile_reads_them(
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % (sum(header) - 256 * sum(byte > 127 for byte in header))
     archive = bytes(header) + bytes(1024)
-    assert tarfile.open(fileobj=io.BytesIO(archive)).getnames() == ["größe.txt"]
-    assert [{"key": "größe", "txt": b""}] == list(TAR.samples(BytesFile(archive)))
+    with tarfile.open(fileobj=io.BytesIO(archive)) as read:
+        assert read.getnames() == ["größe.txt"]
+    assert list(TAR.samples(BytesFile(archive))) == [{"key": "größe", "txt": b""}]
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
