@@ -226,11 +226,17 @@ def test_windows_gathered_for_a_batch_are_those_read_one_by_one(workers, size, m
         assert one.data["tokens"].untyped_storage().nbytes() == one.data["tokens"].nbytes
 
 
-def test_each_batch_of_several_that_come_together_has_its_memory_for_itself() -> None:
+@pytest.mark.parametrize("kind", ["tokens", "arrays", "tensors"])
+def test_each_batch_of_several_that_come_together_has_its_memory_for_itself(kind: str) -> None:
+    tokens = np.arange(64 * 16, dtype=np.uint16)
+    windows = [{"tokens": window} for window in tokens.reshape(-1, 4)]
+    if kind == "tensors":
+        windows = [{"tokens": torch.from_numpy(window["tokens"])} for window in windows]
+    made = ops.FromTokens(tokens, 4) if kind == "tokens" else ops.FromSequence(windows)
     graph = pg.Graph("windows")
-    source = graph.add(ops.FromTokens(np.arange(64 * 16, dtype=np.uint16), 4), workers=2, capacity=64)
+    source = graph.add(made, workers=2, capacity=64)
     source.then(ops.Batch(16), capacity=4)
-    assert graph.plan().stages[source.name].bundle_rows == 64
+    assert graph.plan().stages[source.name].bundle_rows == (64 if kind == "tokens" else 32)
     with graph.loader() as loader:
         batches = [batch["tokens"] for batch in loader]
     assert torch.cat(batches).tolist() == np.arange(64 * 16).reshape(-1, 4).tolist()
