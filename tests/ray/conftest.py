@@ -59,7 +59,8 @@ def cluster():
 
 @pytest.fixture
 def live_actors(cluster):
-    """A function: the actors that have not ended."""
+    """A function: the actors of this test that have not ended. Those of a test before may take Ray a while to end."""
     from ray._private.state import actors
 
-    return lambda: [each for each in actors().values() if each["State"] != "DEAD"]
+    before = set(actors())
+    return lambda: [each for key, each in actors().items() if key not in before and each["State"] != "DEAD"]
