@@ -42,6 +42,9 @@ class Died(Exception):
     pid: int | None = None
     status: int | None = None
 
+    def __post_init__(self) -> None:
+        super().__init__(self.reason)  # what a traceback shows, also of a ``replace``d one
+
 
 @dataclass(eq=False)
 class Overdue(Exception):
