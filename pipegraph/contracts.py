@@ -264,7 +264,7 @@ class Regroup(Operator):
         return self.group_size()
 
     def take_bundle(self, bundle: Bundle) -> Sequence[Chunk]:
-        """As ``process`` for each sample of the bundle (for operators with ``bundles``)."""
+        """As ``process`` for each sample of the bundle, at most :meth:`missing` (for operators with ``bundles``)."""
         raise NotImplementedError(f"{type(self).__name__} does not take bundles")
 
     def handed_on(self, cursor: Cursor, more: int, draw: tuple[Any, ...]) -> tuple[Cursor, str, int] | None:

@@ -11,6 +11,8 @@ Behaviour contract (what differs from this is a bug):
   by the thread that makes its condition true. ``cancel`` wakes all waiters with ``Cancelled``.
 * A thread that makes room also enters the waiting putters' items, then wakes these threads: the queue
   does not stay empty until they run.
+* After a put with ``more`` no reader is woken: the caller puts another item or calls ``nudge`` before it waits for
+  anything. A put that has to wait for room wakes a reader first.
 * A put returns False for an unwanted item (``unwanted``); the unwanted samples of a bundle are left out.
 * A thread that waits for an item, once it is queued, asks the stage above for finished items (``starved``).
 
