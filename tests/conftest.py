@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import programs as programs_of_tests
 import pytest
 
+from pipegraph.engine.process import zygote
 from pipegraph.storage import formats
 from pipegraph.testing import no_leaks as no_leaks
 
@@ -47,6 +48,13 @@ def formats_of_its_own():
     yield
     formats._formats.clear()
     formats._formats.update(before)
+
+
+@pytest.fixture(autouse=True)
+def zygote_of_its_own():
+    """A test with threads starts one that lives as long as the trainer; the next test may fork again."""
+    yield
+    zygote.end_lasting()
 
 
 @pytest.fixture(scope="session")

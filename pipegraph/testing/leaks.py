@@ -9,6 +9,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipegraph.engine.process import zygote
+
 _SHARED_MEMORY = "/dev/shm/"
 
 
@@ -56,7 +58,7 @@ def _shared_memory() -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Resources:
-    """What this process holds.
+    """What this process holds, apart from the process that starts the workers of all its loaders.
 
     Attributes:
         threads: live threads, by name and identity.
@@ -73,10 +75,12 @@ class Resources:
     @classmethod
     def now(cls) -> Resources:
         """One look."""
+        lasting = zygote.lasting()
+        kept = () if lasting is None else lasting.descriptors
         return cls(
             frozenset((t.name, t.ident or 0) for t in threading.enumerate()),
-            _children(),
-            _descriptors(os.getpid()),
+            _children() - (set() if lasting is None else {lasting.pid}),
+            frozenset(each for each in _descriptors(os.getpid()) if int(each.split()[0]) not in kept),
             _shared_memory(),
         )
 

@@ -165,6 +165,7 @@ def test_close_does_not_wait_for_a_zygote_that_still_imports(tmp_path, monkeypat
     runner.join(60)
     assert not runner.is_alive()
     assert "closed" in str(ended)
+    zygote.end_lasting()  # as the trainer's exit does: it would import for ever
     assert zygote._shared is None
 
 

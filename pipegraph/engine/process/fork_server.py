@@ -15,8 +15,10 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
+from pipegraph.engine.process import surroundings
 from pipegraph.global_generators import install
 
 SPAWN, REAP = b"s", b"r"
@@ -28,10 +30,14 @@ PRELOADED = ("torch", "pipegraph.operators.functions", "pipegraph.engine.process
 """Modules that nearly every worker needs, imported once; others are imported when an operator is unpickled."""
 
 
-def serve(fd: int, ready: int) -> None:
-    """Main function of the zygote: fork on request until the trainer ends. Writes to ``ready`` once it can."""
+def serve(fd: int, ready: int, names: Sequence[str] = ()) -> None:
+    """Main function of the zygote: fork on request until the trainer ends. Writes to ``ready`` once it can.
+
+    Args:
+        names: modules to import besides those that nearly every worker needs.
+    """
     _leave_signals_to_the_trainer()
-    for name in PRELOADED:
+    for name in (*PRELOADED, *names):
         importlib.import_module(name)
     sys.modules["torch"].set_num_threads(1)
     if "cv2" in sys.modules:
@@ -128,6 +134,8 @@ def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
         if os.getppid() != parent:
             return
         zygote.close()
+        surroundings.enter(fds[: surroundings.DESCRIPTORS])
+        fds = fds[surroundings.DESCRIPTORS :]
         signal.signal(signal.SIGTERM, _caught)
         # Processes forked by a user's function must end on SIGTERM: multiprocessing's pools wait for that.
         os.register_at_fork(after_in_child=_end_by_sigterm)

@@ -2,8 +2,9 @@
 
 A new interpreter takes seconds to import torch; a fork of one that has imported it takes milliseconds. A process with
 threads or a CUDA context must not fork, and a trainer has both: so a *zygote*, which has neither, forks on its behalf.
-It is itself a fork of the trainer if that has no Python threads and no CUDA context yet, else a new interpreter. It
-lives while a loader has processes, or while an object keeps it (:func:`keep_for`).
+It is itself a fork of the trainer if that has no Python threads and no CUDA context yet, else a new interpreter. A fork
+costs little and has the trainer's modules as they are: it lives while a loader has processes, or while an object keeps
+it (:func:`keep_for`). An interpreter costs seconds and has none of the user's modules: it lives as long as the trainer.
 
 No process outlives the trainer: the zygote ends when its socket closes, and the kernel then ends its children
 (``PR_SET_PDEATHSIG``), even those that hang.
@@ -11,6 +12,7 @@ No process outlives the trainer: the zygote ends when its socket closes, and the
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import math
@@ -30,6 +32,7 @@ from typing import Any
 
 from pipegraph import forks
 from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.process import surroundings
 from pipegraph.engine.process.fork_server import REAP, SPAWN, receive, send, serve
 from pipegraph.global_generators import install
 
@@ -72,6 +75,7 @@ class Zygote:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.forked = True
         self._begin()
         forks.notify(self)
 
@@ -79,7 +83,7 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ready, ready = os.pipe()
         try:
-            self.forked = may_fork()
+            self.forked = self.forked and may_fork()
             self._process: subprocess.Popen[bytes] | None = None
             if self.forked:
                 install()  # once: all processes inherit it
@@ -110,14 +114,13 @@ class Zygote:
             Cancelled: ``cancel`` became readable.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        request, given = SPAWN + entry.encode(), [theirs.fileno(), *fds]
         try:
             for last in (False, True):
                 sock = self._sock
                 self._wait_until_ready(cancel)
-                with self._lock:
+                with self._lock, surroundings.taken() as now:
                     try:
-                        answer, found = self._ask(request, given)
+                        answer, found = self._ask(SPAWN + entry.encode(), [*now, theirs.fileno(), *fds])
                         break
                     except _GONE:
                         if last:
@@ -184,6 +187,11 @@ class Zygote:
         self._close_ready()
         self._process = None
 
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """Those that it takes in the trainer."""
+        return self._sock.fileno(), self._ready
+
     def _close_ready(self) -> None:
         ready, self._ready = self._ready, -1
         if ready >= 0:  # otherwise it is closed already, and its number may be reused
@@ -199,17 +207,21 @@ _keepers: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = threading.RLock()
 _shared: Zygote | None = None
 _users = 0
+_lasting: Zygote | None = None  # itself a user of the shared one
 
 
 def borrow() -> Zygote:
     """The zygote that all loaders of this process share, started on first use. Each call must be paired with a
     :func:`release`."""
-    global _shared, _users
+    global _shared, _users, _lasting
     with _lock:
         _users += 1
         try:
             if _shared is None:
                 _shared = Zygote()
+                if not _shared.forked:
+                    _lasting = _shared
+                    _users += 1
         except BaseException:
             _users -= 1
             raise
@@ -239,10 +251,27 @@ def release(zygote: Zygote) -> None:
     zygote.close()
 
 
+def lasting() -> Zygote | None:
+    """The one that lives as long as the trainer, if there is one."""
+    return _lasting
+
+
+def end_lasting() -> None:
+    """Give back the one that lives as long as the trainer: the last loader's end is its own."""
+    global _lasting
+    with _lock:
+        ended, _lasting = _lasting, None
+    if ended is not None:
+        release(ended)
+
+
+atexit.register(end_lasting)
+
+
 def _after_fork() -> None:
     """In a forked child: forget the parent's zygote; see also ``Zygote._forked``."""
-    global _lock, _shared, _users
-    _lock, _shared, _users = threading.RLock(), None, 0
+    global _lock, _shared, _users, _lasting
+    _lock, _shared, _users, _lasting = threading.RLock(), None, 0, None
     _keepers.clear()
 
 
@@ -284,7 +313,9 @@ def _fork_zygote(theirs: socket.socket, ready: int) -> int:
 def _start_interpreter(theirs: socket.socket, ready: int) -> subprocess.Popen[bytes]:
     fd = theirs.fileno()
     path = f"import sys, json; sys.path[:] = json.loads({json.dumps(sys.path)!r})"
-    code = f"{path}; from {serve.__module__} import serve; serve({fd}, {ready})"
+    # As a fork would have them.
+    names = sorted(name for name in list(sys.modules) if name.startswith("pipegraph."))
+    code = f"{path}; from {serve.__module__} import serve; serve({fd}, {ready}, {names!r})"
     return subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd, ready], stdin=subprocess.DEVNULL)
 
 
