@@ -13,7 +13,7 @@ from pipegraph.errors import ShardError
 from .failures import ClosedEarly, Stalled, WrongRange, is_passing, plain
 from .retries import Backoff, Hedge, Stall, jitter
 from .urls import safe_url
-from .versions import ObjectInfo, Versions, as_etag
+from .versions import ObjectInfo, Versions
 
 T = TypeVar("T")
 
@@ -99,10 +99,7 @@ class Requests:
         loop = asyncio.get_running_loop()
         stall = Stall(loop.time(), grace_s=self._grace, min_rate=self._retry.min_rate)
         start, stop = transfer.offset, transfer.offset + transfer.nbytes
-        options: dict[str, Any] = {"range": (start + transfer.came, stop)}
-        etag = as_etag(self._versions.of(url)[1])
-        if etag is not None:
-            options["if_match"] = etag
+        asked = (start + transfer.came, stop)
         self._count(requests=1)
 
         async def within(wait: Any) -> Any:
@@ -115,17 +112,14 @@ class Requests:
                 self._count(stalled=1)
                 raise Stalled from None
 
-        try:
-            answer = await within(self._obstore.get_async(store, path, options=options))
-        except self._obstore.exceptions.PreconditionError:
-            raise self._versions.replaced(url) from None
+        answer = await within(self._obstore.get_async(store, path, options={"range": asked}))
         self._versions.answered(url, ObjectInfo.of(answer.meta))
         if answer.meta["size"] < stop:
             raise ShardError(
                 f"{safe_url(url)}: bytes {start}..{stop} asked for, but the object has "
                 f"{answer.meta['size']}; it is truncated or its index belongs to another object"
             )
-        if tuple(answer.range) != options["range"]:
+        if tuple(answer.range) != asked:
             raise WrongRange
         chunks = aiter(answer.stream(min_chunk_size=_CHUNK_NBYTES))
         while transfer.came < transfer.nbytes:
