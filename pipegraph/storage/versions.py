@@ -97,8 +97,8 @@ class Versions:
     def replaced(self, url: str) -> StoreError:
         """The error for an object that is another one than before."""
         return StoreError(
-            f"{safe_url(url)}: the object was replaced while it was in use: its etag, or the time of its last change, differs. Index the "
-            "parts again, and make the graph and its loader anew"
+            f"{safe_url(url)}: the object was replaced while it was in use: its etag, or the time of its last change, "
+            "differs. Index the parts again, and make the graph and its loader anew"
         )
 
 
