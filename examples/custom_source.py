@@ -55,16 +55,18 @@ class Rows(pg.Source):
         found = self.order.positions(self.count, self.seed, epoch, rank, world_size, start, history=history)
         return iter(found.tolist())
 
+    def index_of(self, position, epoch):  # the row itself, whatever the order: ops.Cache knows samples by it
+        return int(self.order.samples_at(self.count, np.array([position]), self.seed, epoch)[0])
+
     def read(self, position, epoch):
-        (row,) = self.order.samples_at(self.count, np.array([position]), self.seed, epoch).tolist()
         query = "select id, text, label from samples where id = ?"
-        key, text, label = self.db.execute(query, (row + 1,)).fetchone()
+        key, text, label = self.db.execute(query, (self.index_of(position, epoch) + 1,)).fetchone()
         return {"key": str(key), "text": text, "label": label}
 
 
 def pipeline(path):
     graph = pg.Graph("rows", seed=7)
-    rows = graph.add(Rows(path, seed=7), name="rows", workers=4)
+    rows = graph.add(Rows(path, seed=7), name="rows", workers=4).then(ops.Cache("memory", "100 MB"))
     rows.then(ops.Batch(16), name="batch")
     return graph
 
@@ -72,7 +74,9 @@ def pipeline(path):
 def main(path):
     with pipeline(path).loader(epochs=2) as loader:
         for epoch in range(2):
-            keys = [key for batch in loader for key in batch["key"]]
+            keys = [
+                key for batch in loader for key in batch["key"]
+            ]  # from the second epoch on out of the cache
             print(f"epoch {epoch}: {len(keys)} rows, first {keys[:4]}")
             assert len(set(keys)) == len(keys)
         print(loader.profile())

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import threading
 import warnings
 from collections.abc import Callable
+from operator import index as as_int
 from pathlib import Path
 from typing import Any, final
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Memo
 from pipegraph.engine.stage.cache_wiring import Hit
-from pipegraph.errors import DataError, PipegraphWarning
+from pipegraph.errors import DataError, GraphError, PipegraphWarning, shown
 from pipegraph.forks import lock_free_after_fork
 from pipegraph.operators.row_packing import pack, unpack
 from pipegraph.tree import buffers, copy_containers, map_leaves, own_memory
@@ -21,6 +23,24 @@ from pipegraph.units import parse_bytes
 
 Value = tuple[tuple[Any, ...] | None, Any]
 """A sample's keys, None where its position is its key, and its data."""
+
+
+Index = int | str | tuple[Any, ...]
+"""What a source's ``index_of`` gives."""
+
+
+def _plain(index: Any) -> Index:
+    if isinstance(index, str):
+        return index
+    if isinstance(index, tuple):
+        return tuple(map(_plain, index))
+    try:
+        return as_int(index)
+    except TypeError:
+        raise GraphError(
+            "Cache: samples are known by the index that the source gives (index_of, or its sampler): an int, a str, or "
+            f"a tuple of these; got {shown(index)}"
+        ) from None
 
 
 class _Memory:
@@ -33,14 +53,14 @@ class _Memory:
         self._limit = limit
         self._lock = lock_free_after_fork()
         self._used = 0
-        self._values: dict[tuple[str, int], Value] = {}
+        self._values: dict[tuple[str, Index], Value] = {}
 
-    def get(self, digest: str, index: int) -> Value | None:
+    def get(self, digest: str, index: Index) -> Value | None:
         with self._lock:
             value = self._values.get((digest, index))
         return None if value is None else (value[0], copy_containers(value[1]))
 
-    def put(self, digest: str, index: int, value: Value) -> None:
+    def put(self, digest: str, index: Index, value: Value) -> None:
         size = sum(nbytes for _, nbytes in buffers(value[1])) + 64
         with self._lock:
             if self._used + size > self._limit or (digest, index) in self._values:
@@ -60,10 +80,13 @@ class _Folder:
         self._lock = lock_free_after_fork()
         self._used: int | None = None
 
-    def _path(self, digest: str, index: int) -> Path:
-        return self._folder / digest / f"{index % 256:02x}" / f"{index}.pgv"
+    def _path(self, digest: str, index: Index) -> Path:
+        if isinstance(index, int):
+            return self._folder / digest / f"{index % 256:02x}" / f"{index}.pgv"
+        name = hashlib.blake2b(repr(index).encode(), digest_size=16).hexdigest()
+        return self._folder / digest / name[:2] / f"k{name}.pgv"
 
-    def get(self, digest: str, index: int) -> Value | None:
+    def get(self, digest: str, index: Index) -> Value | None:
         path = self._path(digest, index)
         try:
             data = path.read_bytes()
@@ -76,7 +99,7 @@ class _Folder:
             return None
         return keys, value
 
-    def put(self, digest: str, index: int, value: Value) -> None:
+    def put(self, digest: str, index: Index, value: Value) -> None:
         data = pack(value)
         with self._lock:
             if self._used is None:
@@ -105,12 +128,14 @@ class _Folder:
 class Cache(Memo):
     """Later epochs take samples from here and skip the stages above.
 
-    It follows a random-access source by one-to-one stages without randomness; a draw from torch's generators shows when
-    it is made, and is then an error (in worker processes it does not show). What does not fit into the
-    limit is made anew each time; what is in stays in. Entries are known by the stages above: their parameters, and the
-    names and code of their functions, with the callable objects that these are, belong to or close over (their public
-    attributes, and a network's weights), but not what else these call, nor what is in the data set. Another data set
-    of the same length, or a change further down in your code, needs another folder.
+    It follows a random-access source that identifies its samples (``index_of``) by one-to-one stages that depend on
+    their item alone (functions are taken to, unless they have a parameter ``rng``; operators declare it with
+    ``depends_on``). A draw from torch's generators shows when it is made, and is then an error (in worker processes it
+    does not show). What does not fit into the limit is made anew each time; what is in stays in. Entries are known by
+    the stages above: their parameters, and the names and code of their functions, with the callable objects that these
+    are, belong to or close over (their public attributes, and a network's weights), but not what else these call, nor
+    what is in the data set. Another data set of the same length, or a change further down in your code, needs another
+    folder.
 
     Args:
         where: ``"memory"`` (of each loader its own), or a folder (shared by processes, kept between runs; values are
@@ -118,8 +143,9 @@ class Cache(Memo):
         limit: bytes, or a text such as ``"20 GB"``.
 
     Raises:
-        GraphError: ``limit`` is no size; at the plan: the source above is not random-access, or a stage between draws
-            random numbers or is not one-to-one; while it runs: one has drawn from torch's generators.
+        GraphError: ``limit`` is no size; at the plan: the source above is not random-access or does not identify its
+            samples, or a stage between is not one-to-one, or depends on more than its item, or does not say; while it
+            runs: one has drawn from torch's generators.
 
     A folder that cannot be written to is a warning, and nothing is kept.
     """
@@ -133,7 +159,7 @@ class Cache(Memo):
         self.limit = parse_bytes(limit, "Cache: limit")
         self.where = os.fspath(where)
         self._store: _Memory | _Folder
-        self._index_of: Callable[[int, int], int]
+        self._index_of: Callable[[int, int], Any]
         self._digest = ""
 
     def config(self) -> dict[str, Any]:
@@ -146,13 +172,13 @@ class Cache(Memo):
         # Of one loader: what another one's training loop does to its samples in place must not be seen here.
         self._store = context.share("memo", self._make_store)
 
-    def attach(self, index_of: Callable[[int, int], int], digest: str) -> None:
+    def attach(self, index_of: Callable[[int, int], Any], digest: str) -> None:
         """Called by the runtime: how positions become indices, and the upstream stages."""
         self._index_of, self._digest = index_of, digest
 
-    def lookup(self, index: int) -> Hit | None:
+    def lookup(self, index: Any) -> Hit | None:
         """What the stages above would make of the source's sample ``index``, if it is known."""
-        value = self._store.get(self._digest, index)
+        value = self._store.get(self._digest, _plain(index))
         return None if value is None else Hit(*value)
 
     def process(self, chunk: Chunk) -> Chunk:
@@ -162,5 +188,5 @@ class Cache(Memo):
             return chunk
         position = chunk.lineages[0][1]
         kept = (chunk.own_keys, data)  # another epoch has the sample at another position
-        self._store.put(self._digest, self._index_of(position, chunk.epoch), kept)
+        self._store.put(self._digest, _plain(self._index_of(position, chunk.epoch)), kept)
         return chunk

@@ -36,7 +36,7 @@ class Dali(Operator):
 
     default_name = "dali"
     needs = "batch"
-    random = True
+    depends_on = "item|random"
 
     def __init__(
         self,

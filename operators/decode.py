@@ -126,6 +126,7 @@ class DecodeImage(RowOperator):
         self.interpolation: Interpolation = interpolation
         self.mode = mode
         self.random = (crop is not None and crop.random) or flip > 0
+        self.depends_on = "item|random" if self.random else "item"
         self._channels = 3 if mode == "RGB" else 1
         self._context = Context("")
         self._decoder: Any = None

@@ -180,6 +180,7 @@ class _Function(Operator):
             )
         self.function = function
         self.random = _takes_rng(function)
+        self.depends_on = "item|random" if self.random else "item"
         self._is_async = any(map(inspect.iscoroutinefunction, _callables(function)))
         self.bundles = not self._is_async and type(self) is not FlatMap
         self._async: _EventLoop | None = None

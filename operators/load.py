@@ -93,6 +93,7 @@ class _Reads(Operator):
 
     own_numbers = True
     default_name = "load"
+    depends_on = "item"
     reads = True
     _select: ShardSelect | None = None
 

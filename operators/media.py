@@ -70,7 +70,7 @@ class _Decode(Operator):
             if (value is not None or name == "output") and (not isinstance(value, str) or not value):
                 raise GraphError(f"{who}: {name} must be the name of a field, got {value!r}")
         self.field, self.output, self.seconds, self.begin = field, output, seconds, begin
-        self.random = begin == "random"
+        self.depends_on = "item|random" if begin == "random" else "item"
         self._context = Context("")
         self._open: Any = None
 

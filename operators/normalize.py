@@ -58,6 +58,7 @@ class Normalize(RowOperator):
     """
 
     default_name = "normalize"
+    depends_on = "item"
     slabs = True
 
     def __init__(
@@ -155,6 +156,8 @@ class ToDtype(Operator):
         DataError: while it runs: an item that is no tensor and has no field ``"image"``.
     """
 
+    depends_on = "item"
+
     def __init__(self, dtype: torch.dtype, scale: bool = True) -> None:
         self.dtype = dtype
         self.scale = scale
@@ -199,6 +202,8 @@ class ToLayout(Operator):
         GraphError: ``layout`` is another.
         DataError: while it runs: an item that is no tensor and has no field ``"image"``.
     """
+
+    depends_on = "item"
 
     def __init__(self, layout: str) -> None:
         if layout not in ("NCHW", "NHWC", "channels_last"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, final
 
@@ -57,6 +57,15 @@ class Rounds(Source):
     @property
     def reads_many(self) -> bool:
         return self.source.reads_many
+
+    @property
+    def index_of(self) -> Callable[[Any, int], Any] | None:  # type: ignore[override]
+        return None if self.source.index_of is None else self._index_of
+
+    def _index_of(self, position: Any, epoch: int) -> Any:
+        number, place = self._decoded(position)
+        assert self.source.index_of is not None
+        return self.source.index_of(place, _epoch(epoch, number))
 
     @property
     def name(self) -> str:
@@ -175,10 +184,6 @@ class Rounds(Source):
             finally:
                 found += made
             start = stop
-
-    def index_of(self, position: Any, epoch: int) -> Any:
-        number, place = self._decoded(position)
-        return self.source.index_of(place, _epoch(epoch, number))
 
     def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
         number, place = self._decoded(position)

@@ -58,6 +58,7 @@ class Pin(Operator):
     """
 
     default_name = "pin"
+    depends_on = "item"
     moves = "pinned"
     portable = False
 
@@ -193,6 +194,7 @@ class _Landings:
 class _ToDevices(Operator):
     """What `CopyToDevice` and `Scatter` share: landings, which live from ``open`` to ``close``."""
 
+    depends_on = "item"
     portable = False
     shareable = False
     _landings: _Landings

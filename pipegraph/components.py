@@ -159,6 +159,9 @@ class Source(Component):
     never_waits: bool = False
     """Whether its items are all available: none depends on what the consumer does with earlier ones."""
     level: str = "sample"
+    index_of: Callable[[Any, int], Any] | None = None
+    """``index_of(position, epoch)``: the index in the data of the sample at a position, whatever the order: an int or a
+    str. A ``Cache`` below needs it. Positions with the same index, of any epochs, have the same sample."""
     waits: bool = False
     """Whether its ``positions`` may block until the next one is available, so that each is handed over as it comes."""
 
@@ -256,12 +259,15 @@ class Source(Component):
         return None
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
-        """The global positions of some steps: by default rank r of W has r, r+W, r+2W ..."""
-        return [step * world_size + rank for step in steps]
+        """The global positions of some steps, in this run (``begin_run``).
 
-    def index_of(self, position: Any, epoch: int) -> Any:
-        """The identity of a sample that does not depend on the order: its index in the data (for ``Cache``)."""
-        return position
+        By default those that ``positions`` yields; of a source that is not random-access, or that :attr:`draws`, rank r
+        of W has r, r+W, r+2W ...
+        """
+        if self.random_access and not self.draws:
+            yielded = self.positions(epoch, rank, world_size, steps.start)
+            return [as_int(position) for position in islice(yielded, len(steps))]  # type: ignore[arg-type]
+        return [step * world_size + rank for step in steps]
 
     def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
         """A nearby position whose sample may replace the one at ``position``: a keyed draw per ``attempt``."""

@@ -39,6 +39,8 @@ from pipegraph.components import (
 )
 
 STATE_METHODS = ("state_dict", "load_state_dict")
+DEPENDENCES = ("item", "place", "epoch", "random")
+"""The words of ``Operator.depends_on``."""
 
 
 class Operator(Component):
@@ -51,7 +53,9 @@ class Operator(Component):
         inputs: number of upstream nodes: 1, or ``"many"``.
         outputs: number of downstream streams of a route.
         one_to_one: whether it is a map that never drops.
-        random: whether it draws random numbers (a ``Cache`` below it would freeze them).
+        depends_on: what its result depends on: ``"item"`` (what it is given, and its own parameters), and ``"place"``
+            (in the stream), ``"epoch"`` and ``"random"`` (numbers that it draws) where it uses these, as
+            ``"item|epoch"``. A ``Cache`` below is allowed only for ``"item"``; None: not declared.
         per_sample: whether, on a batch, it works (and fails) sample by sample.
         slabs: whether it writes batches into slabs, in the kind of memory named by ``Context.memory``.
         collects: whether its batches hold exactly the given samples, each field a column.
@@ -72,7 +76,7 @@ class Operator(Component):
     inputs: int | Literal["many"] = 1
     outputs: int = 1
     one_to_one: bool = True
-    random: bool = False
+    depends_on: str | None = None
     per_sample: bool = False
     shareable: bool = True
     needs_order: bool = False
@@ -201,7 +205,7 @@ class RowOperator(Operator):
 class Memo(Operator):
     """A cache of what the stages above made from a sample: on a hit the source skips these stages and sends a
     ``pipegraph.engine.stage.cache_wiring.Hit``. Between it and a random-access source are only one-to-one stages
-    without randomness."""
+    that depend on their item alone."""
 
     @abstractmethod
     def attach(self, index_of: Callable[[int, int], Any], digest: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipegraph.contracts import STATE_METHODS, FanIn, FanOut, Memo, Operator, Source
+from pipegraph.contracts import DEPENDENCES, STATE_METHODS, FanIn, FanOut, Memo, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import draws_from
 from pipegraph.graph import Graph, Node
@@ -368,6 +368,23 @@ def _is_elastic(stage: StagePlan) -> bool:
     return not operator.stateful and operator.elastic
 
 
+def _dependence(operator: Operator) -> str:
+    """Why what an operator makes of a sample cannot be kept for other epochs."""
+    words = [] if operator.depends_on is None else operator.depends_on.split("|")
+    if wrong := [word for word in words if word not in DEPENDENCES]:
+        return f"declares depends_on with {wrong[0]!r}, which is none of {', '.join(DEPENDENCES)}"
+    if not words:
+        return (
+            'does not declare what its result depends on: write depends_on = "item" in its class, or add "place" (it '
+            'reads positions), "epoch" or "random" (it draws numbers), as "item|epoch"'
+        )
+    if "random" in words:
+        return "draws random numbers, and every epoch must draw anew"
+    return (
+        f"depends on its {' and '.join(word for word in words if word != 'item')}, which every epoch changes"
+    )
+
+
 def _check_cache(plan: Plan, stage: StagePlan) -> None:
     """Raises GraphError where a cache could change what is delivered; says why."""
     for above in lineage_above(stage, plan.stages):
@@ -376,10 +393,15 @@ def _check_cache(plan: Plan, stage: StagePlan) -> None:
         if isinstance(operator, Source):
             if not operator.random_access:
                 why = f"its source {above.name!r} ({operator.name}) is not random-access"
+            elif operator.index_of is None:
+                why = (
+                    f"its source {above.name!r} ({operator.name}) does not say which sample is at a position of an "
+                    "epoch: define index_of(position, epoch), which returns the sample's index in the data"
+                )
         elif operator.kind != "map" or not operator.one_to_one:
             why = f"{above.name!r} ({operator.name}) is not one-to-one"
-        elif operator.random:
-            why = f"{above.name!r} ({operator.name}) draws random numbers, and every epoch must draw anew"
+        elif operator.depends_on != "item":
+            why = f"{above.name!r} ({operator.name}) {_dependence(operator)}"
         elif drawn := draws_from(operator.functions()):
             why = f"{above.name!r} ({operator.name}) draws from {' and '.join(drawn)}, and every epoch must draw anew"
         elif operator.stateful or isinstance(operator, Memo):

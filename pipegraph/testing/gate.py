@@ -51,6 +51,7 @@ class Gate(Operator):
     """
 
     default_name = "gate"
+    depends_on = "item"
 
     def __init__(self) -> None:
         self._door = _Door()

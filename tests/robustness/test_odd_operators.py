@@ -10,7 +10,8 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.testing import no_leaks
+from pipegraph.loader import state as states
+from pipegraph.testing import Gate, no_leaks
 
 __all__ = ["no_leaks"]
 
@@ -315,3 +316,73 @@ def test_a_compressed_archive_is_refused_with_the_way_out(name, tmp_path):
     ):
         list(loader)
     assert "gunzip" in str(caught.value) or "decompress" in str(caught.value)
+
+
+class Backwards(pg.Source):
+    """Its positions are not those of the strided order."""
+
+    random_access = True
+
+    def length(self, epoch, rank, world_size):
+        return 12
+
+    def positions(self, epoch, rank, world_size, start):
+        return iter(range(11 - start, -1, -1))
+
+    def read(self, position, epoch):
+        return position
+
+
+class BackwardsInSequence(Backwards):
+    random_access = False
+
+    def iterate(self, epoch, rank, world_size, start):
+        for position in self.positions(epoch, rank, world_size, start):
+            yield position, position
+
+
+class Declared(BackwardsInSequence):
+    def positions_of(self, steps, epoch, rank, world_size):
+        return [11 - step for step in steps]
+
+
+def below_completion_order(source):
+    graph = pg.Graph("backwards")
+    gate = Gate()
+    graph.add(source, name="source", capacity=12).then(gate, workers=2, ordered=False)
+    return graph, gate
+
+
+@pytest.mark.parametrize("source", [Backwards, Declared])
+def test_a_state_below_completion_order_knows_the_positions_of_a_users_source(source, monkeypatch):
+    monkeypatch.setattr(states, "FORGET_EVERY", 11)  # at the last delivery below
+    graph, gate = below_completion_order(source())
+    got = []
+    with graph.loader() as loader:
+        passing = iter(loader)
+        for position in (11, 10, 9, 7, 6, 5, 4, 3, 2, 1, 0):  # 8 waits all the while
+            gate.release_position(position)
+            got.append(next(passing))
+        state = json.loads(json.dumps(loader.state_dict()))
+        gate.release_all()
+    graph, gate = below_completion_order(source())
+    gate.release_all()
+    with graph.loader() as loader:
+        loader.load_state_dict(state)
+        got += list(loader)
+    assert sorted(got) == list(range(12))
+
+
+def test_positions_of_iterate_that_a_state_would_not_know_are_refused():
+    graph, gate = below_completion_order(BackwardsInSequence())
+    gate.release_all()
+    text = "'source': iterate yields position 11 at step 0, and positions_of says 0 .*define positions_of"
+    with graph.loader() as loader, pytest.raises(pg.errors.GraphError, match=text):
+        list(loader)
+
+
+def test_they_are_refused_in_a_process_too():
+    graph = pg.Graph("backwards")
+    graph.add(BackwardsInSequence(), name="source", backend="process").then(abs, workers=2, ordered=False)
+    with graph.loader() as loader, pytest.raises(pg.errors.GraphError, match="iterate yields position 11 at"):
+        list(loader)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partialmethod
 from typing import Any
 
@@ -165,6 +165,10 @@ class RemoteSource(Remote):
         if not self._operator.reads_many:
             return [(position, epoch) for position in positions]
         found: Sequence[Any] = self._operator.indices_of(positions, epoch)
+        return found
+
+    def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
+        found: Iterable[int] = self._operator.positions_of(steps, epoch, rank, world_size)
         return found
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:

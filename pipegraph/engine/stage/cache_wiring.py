@@ -134,6 +134,7 @@ def read_cached(
 ) -> Callable[[Any, int], Any]:
     """Wrap a source's ``read`` to look each sample up in the cache first."""
     read, index_of = source.read, source.index_of
+    assert index_of is not None  # the plan has checked it
 
     def reading(place: Any, epoch: int) -> Any:
         hit = lookup(index_of(place, epoch))

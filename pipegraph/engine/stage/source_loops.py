@@ -18,7 +18,7 @@ from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_pump import MORE
 from pipegraph.engine.stage_worker import Worker
-from pipegraph.errors import note
+from pipegraph.errors import GraphError, note
 from pipegraph.global_generators import Draws
 
 Loop = Iterator[Any]
@@ -42,6 +42,7 @@ class _Items(Unit):
         else:
             found, items = map(list, zip(*items, strict=True))
             positions = list(map(as_int, found))  # JSON has no NumPy numbers
+            self._check(positions, step)
         if self.rows > 1:
             return Bundle(items, Lineages(name, positions), self.epoch, step, named(items, None))
         item = items[0]
@@ -49,6 +50,22 @@ class _Items(Unit):
         if item.__class__ is dict and "key" in item:
             chunk.keys = (item["key"],)
         return chunk
+
+    def _check(self, positions: list[int], step: int) -> None:
+        """Below completion-order stages a state forgets delivered samples by the positions of their steps."""
+        run = self.stage.run
+        if not run.plan.stages[run.plan.output.stage].unordered_above:
+            return
+        source, steps = run.source(self.stage.name), range(step, step + len(positions))
+        said = [] if source is None else source.positions_of(steps, self.epoch, run.rank, run.world_size)
+        for at, position, other in zip(steps, positions, said, strict=False):
+            if position != other:
+                raise GraphError(
+                    f"stage {self.stage.name!r}: iterate yields position {position} at step {at}, and positions_of "
+                    f"says {other} (by default rank r of W has r, r+W, r+2W ...). A stage below has ordered=False, "
+                    "where a resume needs both to agree: yield these positions, or define positions_of(steps, epoch, "
+                    "rank, world_size)"
+                )
 
 
 def sequence_loop(stage: StageRun, worker: Worker) -> Loop:

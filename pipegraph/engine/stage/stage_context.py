@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pipegraph.contracts import Context, Operator
+from pipegraph.contracts import Context, Operator, Source
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.epoch_limit import Horizon
@@ -38,6 +38,9 @@ class RunContext(Protocol):
 
     def first_step(self, source: str) -> int:
         """The step at which a source began in the run's first epoch."""
+
+    def source(self, stage: str) -> Source | None:
+        """An opened copy of a source, to look up positions; None once the runtime is closed."""
 
     def context(self, stage: str, worker: int) -> Context:
         """The context with which a worker opens its operator."""
