@@ -202,19 +202,20 @@ class Load(_Reads):
 
     def notes(self) -> list[str]:
         select = self._select
-        if select is None or not isinstance(select.order, LaneOrder):
+        if select is None:
             return []
+        skipped = [text for text in [select.skipped()] if text]
         manifest = select.known_manifest()
-        if manifest is None or not manifest.blocks:
-            return []
+        if not isinstance(select.order, LaneOrder) or manifest is None or not manifest.blocks:
+            return skipped
         _, world_size = resolve(None, None)
         largest = int(manifest.block_nbytes.max())
         text = str(lane_plan(select.order, manifest, world_size, largest))
         if self.cache is not None:
-            return [f"{text}; in the node cache"]
+            return [*skipped, f"{text}; in the node cache"]
         if holds_blocks(select, None):
-            return [f"{text}; in memory" + ("" if select.is_remote() else ", decoded")]
-        return [f"{text}; read in place, nothing is held"]
+            return [*skipped, f"{text}; in memory" + ("" if select.is_remote() else ", decoded")]
+        return [*skipped, f"{text}; read in place, nothing is held"]
 
     def open(self, context: Context) -> None:
         select = self._select

@@ -15,10 +15,12 @@ from pipegraph.errors import GraphError, StateError
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import LaneOrder, Order, PartOrder
 from pipegraph.order.layout import Int64Array
-from pipegraph.reader.manifests import Once, find_manifest, store_for
+from pipegraph.reader.manifests import Found, Listed, Once, find_manifest, list_parts
 from pipegraph.reader.uses import RankSteps
 from pipegraph.stopping import Stopping
-from pipegraph.storage import Manifest, Part, expand_parts
+from pipegraph.storage import Manifest, Part
+from pipegraph.storage.beside import few
+from pipegraph.storage.parts import Missing
 
 if TYPE_CHECKING:
     from pipegraph.reader.block_reader import BlockReader
@@ -103,14 +105,16 @@ class ShardSelect(OrderedSource):
         parts: a glob, a folder, a list, a brace range such as ``"part-{00001..16000}.tar"``, or a URL with these.
         order: a ``pg.order``.
         manifest: a :class:`~pipegraph.storage.Manifest`, or the file or URL that ``pipegraph index`` wrote; by default
-            ``manifest.json`` beside the shards, if it lists them.
+            ``_manifest.json`` beside the shards, if it lists them.
         store: for URLs, obstore's options (``endpoint``, ``region`` ...); what is missing comes from the environment.
         shuffle: whether the default order shuffles; by default data sets and files come as they lie, shards shuffled.
+        missing: shards that the manifest lists, and that a folder, a glob or a list of files lacks, are an error, as is
+            the folder of a pack that has not ended; ``"skip"`` reads what is there, and the plan says so.
 
     Raises:
-        GraphError: both ``order`` and ``shuffle`` are given.
-        DataError: at the first pass or ``len``: no shard has such a name, a shard is damaged, or the manifest does not
-            list these shards.
+        GraphError: both ``order`` and ``shuffle`` are given, or ``missing`` is none of the two.
+        DataError: at the first pass or ``len``: no shard has such a name, shards are missing, a shard is damaged, or
+            the manifest does not list these shards.
     """
 
     default_name = "shardselect"
@@ -123,7 +127,10 @@ class ShardSelect(OrderedSource):
         manifest: Manifest | str | os.PathLike[str] | None = None,
         store: Mapping[str, Any] | None = None,
         shuffle: bool | None = None,
+        missing: Missing = "error",
     ) -> None:
+        if missing not in ("error", "skip"):
+            raise GraphError(f"ShardSelect: missing must be 'error' or 'skip', got {missing!r}")
         if not isinstance(parts, str | os.PathLike | Iterable):
             raise GraphError(
                 f"ShardSelect: parts must be a glob, a folder, a URL or a list of these, got {parts!r}"
@@ -138,19 +145,17 @@ class ShardSelect(OrderedSource):
         self.random_access = not self.whole_parts
         self.elastic = not self.whole_parts
         self.group = DEALT_AT_ONCE if self.random_access else 1
-        self._find = partial(find_manifest, parts, manifest, self.store)
+        self.missing = missing
+        self._find = partial(find_manifest, parts, manifest, self.store, missing)
+        self._list = partial(list_parts, parts, self.store, missing)
         self._found = Once(self._find)
-        self._listed = Once(self._list_parts)
+        self._listed = Once(self._list)
         self._feed: ShardFeed | None = None
-
-    def _list_parts(self, stopping: Stopping | None = None) -> list[Part]:
-        with store_for(self.parts, self.store, stopping) as store:
-            return expand_parts(self.parts, store=store)
 
     def find(self, stopping: Stopping) -> None:
         """List the parts, or find their manifest, unless that was done; ``stopping`` ends the wait for a store."""
         if self.whole_parts:
-            self._listed.get(stopping, partial(self._list_parts, stopping))
+            self._listed.get(stopping, partial(self._list, stopping=stopping))
         else:
             self._found.get(stopping, partial(self._find, stopping=stopping))
 
@@ -171,7 +176,16 @@ class ShardSelect(OrderedSource):
 
     def part_list(self) -> list[Part]:
         """The parts that are named, in their order."""
-        return self._listed.get()
+        return self._listed.get().parts
+
+    def skipped(self) -> str:
+        """What is left out, for the printed plan."""
+        if self.missing != "skip":
+            return ""
+        known: Listed | Found | None = (self._listed if self.whole_parts else self._found).peek()
+        if known is None or not known.skipped:
+            return "shards that are missing are skipped"
+        return f"{len(known.skipped)} missing shards are skipped: {few(known.skipped)}"
 
     def is_remote(self) -> bool:
         """Whether any part lies in a store."""

@@ -155,7 +155,7 @@ def index(
         str | None,
         typer.Option(
             help="The manifest to write: a file, or a URL.",
-            show_default="manifest.json beside the shards, where graphs look for it",
+            show_default="_manifest.json beside the shards, where graphs look for it",
         ),
     ] = None,
     checksums: Annotated[bool, typer.Option(help="Read every byte for checksums.")] = True,

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 from pipegraph.cli.progress_bars import ProgressLine
 from pipegraph.errors import GraphError, MissingExtraError
-from pipegraph.reader.manifests import BESIDE, cache_folder, manifest_beside
+from pipegraph.reader.manifests import cache_folder
 from pipegraph.storage import IndexProgress, StoreClient, build_manifest, expand_parts
+from pipegraph.storage.beside import manifest_beside
 from pipegraph.storage.parts import is_url
+from pipegraph.storage.side_files import MANIFEST
 from pipegraph.storage.stores import safe_url
 from pipegraph.units import format_bytes, parse_bytes
 
@@ -30,7 +32,7 @@ def run_index(
         if out is None:
             out = manifest_beside(found)
             if out is None or out.startswith(("http://", "https://")):
-                out = BESIDE
+                out = MANIFEST
         if is_url(out):
             folder = cache_folder() / "indexing"
             folder.mkdir(parents=True, exist_ok=True)

@@ -17,9 +17,10 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from pipegraph.errors import DataError, GraphError, LoaderClosedError, PipegraphWarning, ShardError
 from pipegraph.stopping import Stopping
-from pipegraph.storage import Manifest, Part, StoreClient, StoreError, build_manifest, expand_parts
+from pipegraph.storage import Manifest, Part, StoreClient, build_manifest, expand_parts
+from pipegraph.storage.beside import load_beside, missing_error, missing_shards, numbers_in
 from pipegraph.storage.indexing import IndexProgress
-from pipegraph.storage.parts import file_version, is_url
+from pipegraph.storage.parts import Missing, file_version, is_url
 
 T = TypeVar("T")
 
@@ -28,8 +29,7 @@ _log = logging.getLogger("pipegraph.index")
 MANY_PARTS: Final = 64
 """From this number of parts on, indexing reports its progress."""
 
-BESIDE: Final = "manifest.json"
-"""The name under which ``pipegraph index`` writes a manifest, and under which one beside the shards is looked for."""
+SKIP: Final = "; or read the others with ShardSelect(missing='skip')"
 
 
 class Once(Generic[T]):
@@ -110,6 +110,8 @@ class Found(NamedTuple):
     """Its path or URL; None where it lies nowhere."""
     made: str = ""
     """How it came about where it lies nowhere."""
+    skipped: tuple[str, ...] = ()
+    """Shards that it listed and that are missing."""
 
     def __str__(self) -> str:
         facts = (
@@ -118,8 +120,52 @@ class Found(NamedTuple):
         return f"{(self.place and repr(self.place)) or self.made}: {facts}"
 
 
+class Listed(NamedTuple):
+    """The parts that are there, and the manifest beside them."""
+
+    parts: list[Part]
+    skipped: tuple[str, ...] = ()
+    """Shards that the manifest lists and that are missing."""
+    place: str | None = None
+    manifest: Manifest | None = None
+
+
+def list_parts(
+    parts: Any, options: Mapping[str, Any], missing: Missing = "error", stopping: Stopping | None = None
+) -> Listed:
+    """The parts that are named, with the manifest that lies beside them and lists some of them.
+
+    Raises:
+        DataError: parts are missing.
+    """
+    with store_for(parts, options, stopping) as store:
+        found = expand_parts(parts, store=store, missing=missing)
+        try:
+            beside = load_beside(found, store)
+        except DataError as error:
+            _warn_of_unused(error)
+            beside = None
+    if beside is None:
+        return Listed(found)
+    place, manifest = beside
+    return Listed(found, _skipped(manifest, repr(place), found, parts, missing), place, manifest)
+
+
+def _skipped(
+    manifest: Manifest, place: str, found: Sequence[Part], named: Any, missing: Missing
+) -> tuple[str, ...]:
+    gone = missing_shards(manifest, found, named)
+    if gone and missing != "skip":
+        raise missing_error(place, manifest, gone, SKIP)
+    return tuple(gone)
+
+
 def find_manifest(
-    parts: Any, given: Any, options: Mapping[str, Any], stopping: Stopping | None = None
+    parts: Any,
+    given: Any,
+    options: Mapping[str, Any],
+    missing: Missing = "error",
+    stopping: Stopping | None = None,
 ) -> Found:
     """The manifest of these parts, in their order, and where it was found.
 
@@ -127,22 +173,28 @@ def find_manifest(
         given: a manifest, its path or URL, or None: then one beside the shards is looked for, and for local
             parts one is made.
         options: of the store, for remote parts.
+        missing: what happens where shards are missing.
         stopping: ends it with ``LoaderClosedError``.
 
     Raises:
         GraphError: remote parts without a manifest.
         DataError: parts are missing, or not in the manifest.
     """
-    if isinstance(given, Manifest):
-        return Found(_of_parts(given, parts, options, stopping), None, "given as an object")
     if given is not None:
-        where = os.fspath(given)
-        with store_for(where, options, stopping) as store:
-            manifest = Manifest.load(where, store)
-        return Found(_of_parts(manifest, parts, options, stopping), where)
-    with store_for(parts, options, stopping) as store:
-        found = expand_parts(parts, store=store)
-        beside = _beside(found, store)
+        place = None if isinstance(given, Manifest) else os.fspath(given)
+        if place is None:
+            manifest = given
+        else:
+            with store_for(place, options, stopping) as store:
+                manifest = Manifest.load(place, store)
+        with store_for(parts, options, stopping) as store:
+            found = expand_parts(parts, store=store, missing=missing)
+        where = "the manifest" if place is None else repr(place)
+        skipped = _skipped(manifest, where, found, parts, missing)
+        return Found(_chosen(manifest, found), place, "given as an object", skipped)
+    listed = list_parts(parts, options, missing, stopping)
+    found = listed.parts
+    beside = _usable(listed)
     if beside is not None:
         return beside
     remote = next((part for part in found if not part.is_local), None)
@@ -160,58 +212,30 @@ def find_manifest(
             PipegraphWarning,
             stacklevel=2,
         )
-    return Found(made, None, "made from the headers of the shards as they are now")
+    return Found(made, None, "made from the headers of the shards as they are now", listed.skipped)
 
 
-def manifest_beside(parts: Sequence[Part]) -> str | None:
-    """Where the manifest of these parts is looked for: in their folder, if that is one."""
-    folders = {part.uri.rpartition("/")[0] for part in parts}
-    if len(folders) != 1:
-        return None
-    folder = folders.pop()
-    return os.path.join(folder, BESIDE) if parts[0].is_local else f"{folder}/{BESIDE}"
-
-
-def _beside(parts: Sequence[Part], store: StoreClient | None) -> Found | None:
-    """``manifest.json`` in the folder of the parts, if it lists them; a warning where it cannot be used."""
-    path = manifest_beside(parts)
-    if path is None:
+def _usable(listed: Listed) -> Found | None:
+    """The manifest beside parts, if it lists all of them as they are; a warning where it lists others."""
+    parts, skipped, place, manifest = listed
+    if manifest is None or place is None or None in numbers_in(manifest, parts):
         return None
     try:
-        try:
-            manifest = Manifest.load(path, store)
-        except (FileNotFoundError, StoreError):
-            return None
-        if None in _numbers(manifest, parts):
-            return None  # of other parts
         if parts[0].is_local:
-            written = os.stat(path).st_mtime_ns
+            written = os.stat(place).st_mtime_ns
             newer = next((part.name for part in parts if os.stat(part.uri).st_mtime_ns > written), None)
             if newer is not None:
                 raise DataError(
                     f"{newer!r} was written after it; index again, or `touch` it where it is right"
                 )
-        return Found(_chosen(manifest, parts), path)
+        return Found(_chosen(manifest, parts), place, skipped=skipped)
     except DataError as error:
-        warnings.warn(f"ShardSelect: {path!r} is not used: {error}", PipegraphWarning, stacklevel=2)
+        _warn_of_unused(f"{place!r} is not used: {error}")
         return None
 
 
-def _of_parts(
-    manifest: Manifest, parts: Any, options: Mapping[str, Any], stopping: Stopping | None
-) -> Manifest:
-    """A manifest's entries for the parts that are named, at the places where they are named."""
-    with store_for(parts, options, stopping) as store:
-        return _chosen(manifest, expand_parts(parts, store=store))
-
-
-def _numbers(manifest: Manifest, parts: Sequence[Part]) -> list[int | None]:
-    """The numbers that the manifest gives these parts: by URI, else by name."""
-    by_uri = {part.uri: number for number, part in enumerate(manifest.parts)}
-    by_name = {part.name: number for number, part in enumerate(manifest.parts)}
-    if len(by_name) < len(manifest.parts):
-        by_name = {}  # names alone do not distinguish them
-    return [by_uri.get(part.uri, by_name.get(part.name)) for part in parts]
+def _warn_of_unused(why: object) -> None:
+    warnings.warn(f"ShardSelect: {why}", PipegraphWarning, stacklevel=2)
 
 
 def _chosen(manifest: Manifest, parts: Sequence[Part]) -> Manifest:
@@ -221,7 +245,7 @@ def _chosen(manifest: Manifest, parts: Sequence[Part]) -> Manifest:
         DataError: a part is not in it, or has another size.
     """
     numbers, placed = [], []
-    for part, number in zip(parts, _numbers(manifest, parts), strict=True):
+    for part, number in zip(parts, numbers_in(manifest, parts), strict=True):
         if number is None:
             raise DataError(f"part {part.name!r} is not in the manifest {manifest!r}: index the parts again")
         size = manifest.parts[number].size

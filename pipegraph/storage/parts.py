@@ -15,15 +15,19 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlsplit
 
 from pipegraph.errors import DataError
+
+from .side_files import JOURNAL, SETTINGS, refuse_unfinished, unfinished
 
 if TYPE_CHECKING:
     from .stores import StoreClient
 
 PartsLike = str | os.PathLike[str] | Iterable["str | os.PathLike[str] | Part"]
+Missing = Literal["error", "skip"]
+"""What happens where shards are missing: an error, or what is there is read."""
 
 # Above this a brace pattern is taken for a mistake ({0..1000000000}).
 MAX_PARTS = 10_000_000
@@ -85,28 +89,35 @@ def is_url(text: str) -> bool:
     return bool(_SCHEME.match(text)) and not text.lower().startswith("file://")
 
 
-def expand_parts(parts: PartsLike, *, store: StoreClient | None = None) -> list[Part]:
+def expand_parts(
+    parts: PartsLike, *, store: StoreClient | None = None, missing: Missing = "error"
+) -> list[Part]:
     """The parts that `parts` names, in the order given; globs and folders sorted by name.
 
     Args:
         parts: a path, URL, pattern, folder, or an iterable of these.
         store: for URLs that must be listed (globs, and folders, which end in ``/``); else
             one is made from the environment.
+        missing: ``"skip"`` reads the folder of a pack that has not ended too.
 
     Raises:
-        DataError: nothing matches, a named file is missing, or a pattern is
-            malformed; names the pattern and the folder searched.
+        DataError: nothing matches, a named file is missing, a pattern is
+            malformed, or the pack into a folder has not ended; names the pattern and the folder searched.
     """
-    if isinstance(parts, str | os.PathLike):
-        return list(_expand_one(os.fspath(parts), store))
     found: list[Part] = []
-    for one in parts:
+    folders = dict[str, None]()
+    for one in [parts] if isinstance(parts, str | os.PathLike) else parts:
         if isinstance(one, Part):
             found.append(one)
-        else:
-            found.extend(_expand_one(os.fspath(one), store))
+            continue
+        named = list(_expand_one(os.fspath(one), store, missing))
+        folders.update((os.path.dirname(part.uri) or ".", None) for part in named if part.is_local)
+        found += named
     if not found:
         raise DataError("parts: expected at least one shard, got an empty list")
+    if missing != "skip":
+        for folder in folders:
+            refuse_unfinished(folder)
     return found
 
 
@@ -145,17 +156,30 @@ def _alternatives(pattern: str, body: str) -> list[str]:
     raise DataError(f"parts {pattern!r}: {{{body}}} is neither a range {{0..9}} nor a list {{a,b}}")
 
 
-def _expand_one(pattern: str, store: StoreClient | None) -> Iterator[Part]:
+def has_magic(pattern: str) -> bool:
+    """Whether a name is a glob. In HTTP a "?" begins a query."""
     if is_url(pattern):
-        yield from _expand_url(pattern, store)
+        return any(c in pattern for c in ("*[" if pattern.startswith(("http://", "https://")) else "*[?"))
+    return glob.has_magic(pattern)
+
+
+def local_path(name: str) -> str:
+    """The path that a name of a local file, which may be a ``file://`` URL, stands for."""
+    if name.lower().startswith("file://"):
+        return unquote(re.sub("^file://[^/]*", "", name, flags=re.IGNORECASE))
+    return name
+
+
+def _expand_one(pattern: str, store: StoreClient | None, missing: Missing) -> Iterator[Part]:
+    if is_url(pattern):
+        yield from _expand_url(pattern, store, missing)
         return
     if pattern.startswith("pipe:"):
         raise DataError(
             f"parts {pattern!r}: WebDataset's pipe: is not supported, because a shard is read from any place in it and "
             "a command's output from its start only; give the file's path, or its s3://, gs:// or https:// URL"
         )
-    if pattern.lower().startswith("file://"):
-        pattern = unquote(re.sub("^file://[^/]*", "", pattern, flags=re.IGNORECASE))
+    pattern = local_path(pattern)
     # A file of exactly this name is meant, whatever characters are in it.
     if os.path.isfile(pattern):
         yield _local(pattern, os.stat(pattern))
@@ -213,28 +237,32 @@ def is_shard_name(name: str, suffixes: tuple[str, ...]) -> bool:
     return name.lower().endswith(suffixes) and not name.startswith(".")
 
 
-def _expand_url(pattern: str, store: StoreClient | None) -> Iterator[Part]:
-    # In HTTP a "?" begins a query.
-    magic = "*[" if pattern.startswith(("http://", "https://")) else "*[?"
+def _expand_url(pattern: str, store: StoreClient | None, missing: Missing) -> Iterator[Part]:
     for url in expand_braces(pattern):
-        if not (url.endswith("/") or any(c in url for c in magic)):
+        if not (url.endswith("/") or has_magic(url)):
             yield Part(url, None)
         else:
             from .stores import StoreClient  # stores import Part
 
             with nullcontext(store) if store is not None else StoreClient() as client:
-                yield from _listed(url, client)
+                yield from _listed(url, client, missing)
 
 
-def _listed(url: str, store: StoreClient) -> list[Part]:
+def _listed(url: str, store: StoreClient, missing: Missing) -> list[Part]:
     from .formats import known_suffixes  # formats import Part
 
-    found = store.list(url)
-    if not url.endswith("/"):
-        return found
-    suffixes = known_suffixes()
-    # What lies beside shards, such as their manifest, is none.
-    shards = [part for part in found if is_shard_name(part.name, suffixes)]
-    if not shards:
-        raise DataError(f"parts {url!r}: no shard ({', '.join(suffixes)}) among its {len(found)} objects")
-    return shards
+    beside = (JOURNAL, SETTINGS)
+    listed = store.list(url, beside)
+    found = [part for part in listed if part.name not in beside]
+    if url.endswith("/"):
+        suffixes = known_suffixes()
+        # What lies beside shards, such as their manifest, is none.
+        objects, found = len(found), [part for part in found if is_shard_name(part.name, suffixes)]
+        if not found:
+            raise DataError(f"parts {url!r}: no shard ({', '.join(suffixes)}) among its {objects} objects")
+    if missing != "skip":
+        uris = {part.uri for part in listed}
+        for folder in dict.fromkeys(part.uri.rpartition("/")[0] for part in found):
+            if f"{folder}/{JOURNAL}" in uris and f"{folder}/{SETTINGS}" not in uris:
+                raise unfinished(folder, "the call that began it, and upload all of it")
+    return found

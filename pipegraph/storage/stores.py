@@ -13,7 +13,7 @@ import importlib
 import os
 import re
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, final
@@ -149,10 +149,13 @@ class StoreClient(Closing):
         size, version = self._versions.of(part.uri)
         return replace(part, size=size, version=version)
 
-    def list(self, pattern: str) -> list[Part]:
+    def list(self, pattern: str, beside: Collection[str] = ()) -> list[Part]:
         """The objects below a URL that ends in ``/``, or that match a glob, sorted by name.
 
         ``*`` and ``?`` do not match ``/``, and a folder's own objects only are listed.
+
+        Args:
+            beside: names of objects that are listed too, in every folder that is searched.
 
         Raises:
             StoreError: as `head`, or nothing matches.
@@ -176,11 +179,11 @@ class StoreClient(Closing):
                 found += [
                     Part(f"{root}/{m['path']}", m["size"], ObjectInfo.of(m).version)
                     for m in batch
-                    if wanted.fullmatch(m["path"])
+                    if wanted.fullmatch(m["path"]) or m["path"].rpartition("/")[2] in beside
                 ]
 
         parts = sorted(self._result(self._requests.retried(pattern, 0, ask)), key=lambda p: p.uri)
-        if not parts:
+        if all(part.name in beside for part in parts):
             raise StoreError(
                 f"parts {safe_url(pattern)!r}: no object matches in {safe_url(root + '/' + prefix)!r}"
             )

@@ -286,13 +286,13 @@ def test_index_writes_where_graphs_look_for_it_and_folders_are_their_shards(tmp_
     (tmp_path / "shards" / "a.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
     for _ in range(2):  # the second time the manifest lies there
         assert main(["index", str(tmp_path / "shards")]) == 0
-    assert len(Manifest.load(tmp_path / "shards" / "manifest.json")) == 2
+    assert len(Manifest.load(tmp_path / "shards" / "_manifest.json")) == 2
     pytest.importorskip("obstore")
     with StoreClient() as store:
         store.put("memory://beside/set/a.jsonl", b'{"n": 1}\n')
         for _ in range(2):
             assert main(["index", "memory://beside/set/"]) == 0
-        assert len(Manifest.load("memory://beside/set/manifest.json", store)) == 1
+        assert len(Manifest.load("memory://beside/set/_manifest.json", store)) == 1
         assert len(build_manifest("memory://beside/set/", store={})) == 1
         store.put("memory://beside/notes/readme.txt", b"no shard")
         assert main(["index", "memory://beside/notes/"]) == 2
@@ -300,7 +300,7 @@ def test_index_writes_where_graphs_look_for_it_and_folders_are_their_shards(tmp_
     assert not list((tmp_path / "elsewhere").iterdir())
     (tmp_path / "b.jsonl").write_text('{"n": 3}\n')
     assert main(["index", str(tmp_path / "shards"), str(tmp_path / "b.jsonl")]) == 0
-    assert len(Manifest.load("manifest.json")) == 3
+    assert len(Manifest.load("_manifest.json")) == 3
 
 
 def test_index_reads_and_writes_stores_with_options_and_a_block_size(tmp_path, monkeypatch, capsys):

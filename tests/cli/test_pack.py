@@ -32,7 +32,7 @@ def test_a_folder_is_packed_and_a_second_run_says_the_same(
         code, out, err = pack("files", "out", "--size", "10kB", "--workers", "2", capsys=capsys)
         assert (code, err) == (0, "")
         assert re.search(r"20 samples in \d shards", out)
-    assert len(Manifest.load("out/manifest.json")) == 20
+    assert len(Manifest.load("out/_manifest.json")) == 20
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(

@@ -45,7 +45,7 @@ def shards(folder: Path) -> dict[str, bytes]:
 def samples(folder: Path) -> list[Any]:
     """As our own readers read them, without their order."""
     found = []
-    for part in Manifest.load(folder / "manifest.json").parts:
+    for part in Manifest.load(folder / "_manifest.json").parts:
         with LocalFile(part.uri) as file:
             found += format_of(part).samples(file)
     return sorted(found, key=lambda sample: str(sample.get("key")))
@@ -78,7 +78,7 @@ def test_a_folder_of_files_is_read_back_whatever_the_workers(
 def test_the_manifest_is_what_an_index_finds(photos: Path, tmp_path: Path, format: str) -> None:
     manifest = pack_shards(photos, tmp_path / "out", format=format, size="100 kB", workers=1)
     found = build_manifest(sorted((tmp_path / "out").glob(f"shard*.{format}")))
-    assert found == manifest == Manifest.load(tmp_path / "out" / "manifest.json")
+    assert found == manifest == Manifest.load(tmp_path / "out" / "_manifest.json")
     assert np.array_equal(found.block_crc32c, manifest.block_crc32c)
     assert np.array_equal(found.block_nbytes, manifest.block_nbytes)
 
@@ -167,7 +167,7 @@ class Rows:
 def test_a_data_set_keeps_its_types_in_mds(tmp_path: Path) -> None:
     pack_shards(Rows(), tmp_path / "out", format="mds", size="10 kB", workers=2)
     found = []
-    for part in Manifest.load(tmp_path / "out" / "manifest.json").parts:
+    for part in Manifest.load(tmp_path / "out" / "_manifest.json").parts:
         with LocalFile(part.uri) as file:
             found += format_of(part).samples(file)
     assert len(found) == 500
@@ -238,7 +238,7 @@ def test_a_pack_that_is_killed_again_and_again_ends_with_the_same_shards(
             process.kill()
     assert began == sorted(began)
     assert began[-1] > 0
-    assert (tmp_path / "killed" / "manifest.json.partial").exists()
+    assert (tmp_path / "killed" / "_pack.json.partial").exists()
     states: list[PackProgress] = []
     pack_shards(photos, tmp_path / "killed", format=format, size="30 kB", workers=2, progress=states.append)
     assert states[0].shards_done >= began[-1]
@@ -470,13 +470,13 @@ def test_what_a_kill_in_the_last_moment_leaves_is_removed(
     # Killed while the manifest, the index or the settings were being written, or right behind them.
     for name in (".manifest.json.0123456789ab", ".index.json.0123456789ab", ".pack.json.0123456789ab"):
         (out / name).write_bytes(b"cut")
-    journal = out / "manifest.json.partial"
-    records = [{"settings": json.loads(whole["pack.json"])}]
-    for number, index in enumerate(Manifest.load(out / "manifest.json").parts):
-        part = Manifest.load(out / "manifest.json").part_index(number)
+    journal = out / "_pack.json.partial"
+    records = [{"settings": json.loads(whole["_pack.json"])}]
+    for number, index in enumerate(Manifest.load(out / "_manifest.json").parts):
+        part = Manifest.load(out / "_manifest.json").part_index(number)
         records.append({"shard": number, "index": {**part.to_json(), "uri": index.name}})
     if not complete:
-        (out / "pack.json").unlink()
+        (out / "_pack.json").unlink()
         records.insert(1, {"kinds": {"key": "text", "jpg": "bytes", "json": "bytes", "label": "int"}})
     journal.write_text("".join(json.dumps(record) + "\n" for record in records))
     pack_shards(photos, out, format="mds", size="100 kB", workers=1)

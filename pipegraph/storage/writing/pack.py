@@ -106,7 +106,11 @@ def pack_shards(
     if not len(found):
         raise DataError("pack: the source has no samples")
     settings = {"format": format, "size": nbytes, "source": found.describe(), "shuffle": shuffle}
-    with PackFolder(target, settings) as goal:
+    given = None
+    if isinstance(source, str | os.PathLike):
+        given = os.fspath(source)
+        given = given if given.startswith("hf:") else os.path.abspath(given)
+    with PackFolder(target, settings, given) as goal:
         if goal.complete:
             return goal.manifest()
         return _pack_in_parallel(found, goal, nbytes, count, progress)

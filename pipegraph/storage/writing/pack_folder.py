@@ -1,7 +1,7 @@
 """The output folder of a pack: finished shards and settings.
 
-While a pack is not complete, ``manifest.json.partial`` notes what is finished, a JSON line per shard. At the end comes
-``manifest.json``, as ``pipegraph index`` writes it, with ``pack.json``: the settings, by which the same pack is known.
+While a pack is not complete, ``_pack.json.partial`` notes what is finished, a JSON line per shard. At the end come
+``_manifest.json``, as ``pipegraph index`` writes it, and ``_pack.json``: the settings that identify the pack.
 """
 
 from __future__ import annotations
@@ -15,11 +15,19 @@ from pipegraph.closing import Closing
 from pipegraph.errors import DataError
 from pipegraph.storage.journal import Journal
 from pipegraph.storage.manifest import Manifest, PartIndex, write_atomically
+from pipegraph.storage.side_files import (
+    JOURNAL,
+    MANIFEST,
+    OLD_JOURNAL,
+    OLD_MANIFEST,
+    OLD_SETTINGS,
+    SETTINGS,
+    old_if_there,
+    unfinished_pack,
+)
 
 from .shard_file import PARTIAL
 
-MANIFEST: Final = "manifest.json"
-SETTINGS: Final = "pack.json"
 INDEX: Final = "index.json"
 """What mosaicml-streaming wants beside MDS shards."""
 
@@ -29,23 +37,28 @@ _NAMES: Final = {"tar": "shard-{:06d}.tar", "parquet": "shard-{:06d}.parquet", "
 class PackFolder(Closing):
     """A folder under construction; one process at a time writes to it.
 
+    Args:
+        given: the source as the user named it, for the command that continues the pack.
+
     Attributes:
         finished: the shards that are done, by number.
         complete: whether all of it was written before, with the same settings.
         lock_fd: of the file whose lock keeps other processes out.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], settings: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], settings: dict[str, Any], given: str | None = None
+    ) -> None:
         self.folder = os.path.abspath(os.fspath(folder))
         self.settings = json.loads(json.dumps(settings))
         self.finished: dict[int, PartIndex] = {}
         self.kinds: dict[str, str] | None = None
-        self._journal_path = Path(self.folder, f"{MANIFEST}.partial")
         self._journal: Journal | None = None
         os.makedirs(self.folder, exist_ok=True)
+        self._journal_path = Path(unfinished_pack(self.folder) or os.path.join(self.folder, JOURNAL))
         self.complete = self._was_completed()
         if not self.complete:
-            self._open_journal()
+            self._open_journal(given)
 
     @property
     def lock_fd(self) -> int:
@@ -57,7 +70,7 @@ class PackFolder(Closing):
         return os.path.join(self.folder, _NAMES[self.settings["format"]].format(number))
 
     def _was_completed(self) -> bool:
-        path = os.path.join(self.folder, SETTINGS)
+        path = old_if_there(self.folder, SETTINGS, OLD_SETTINGS)
         try:
             with open(path, "rb") as file:
                 known = json.load(file)
@@ -68,7 +81,8 @@ class PackFolder(Closing):
         self._compare(known, "holds a pack that was made with")
         self.manifest()
         # A process that was killed behind its last step has left these.
-        self._journal_path.unlink(missing_ok=True)
+        for name in (JOURNAL, OLD_JOURNAL):
+            Path(self.folder, name).unlink(missing_ok=True)
         self._remove_partial()
         return True
 
@@ -78,12 +92,13 @@ class PackFolder(Closing):
         Raises:
             DataError: shards are missing or have another size.
         """
-        manifest = Manifest.load(os.path.join(self.folder, MANIFEST))
+        path = old_if_there(self.folder, MANIFEST, OLD_MANIFEST)
+        manifest = Manifest.load(path)
         for part in manifest.parts:
             if not os.path.isfile(part.uri) or os.path.getsize(part.uri) != part.size:
                 raise DataError(
                     f"{part.uri}: missing, or not of {part.size} bytes, though its pack is complete; remove "
-                    f"{SETTINGS} and {MANIFEST} in {self.folder!r} to write it again"
+                    f"{os.path.basename(path)} and the settings beside it, {SETTINGS}, to write it again"
                 )
         return manifest
 
@@ -97,7 +112,7 @@ class PackFolder(Closing):
             f"{self.folder!r} {how} other settings: {facts}. Use those, choose another folder, or remove this one"
         )
 
-    def _open_journal(self) -> None:
+    def _open_journal(self, given: str | None) -> None:
         refusal = f"{self.folder!r}: another process is packing into this folder"
         self._journal = Journal(self._journal_path, refusal)
         try:
@@ -105,7 +120,7 @@ class PackFolder(Closing):
                 self._continue(record)
             if not self._journal.records:
                 self._check_empty()
-                self._note({"settings": self.settings})
+                self._note({"settings": self.settings, "given": given})
             self._remove_partial()
         except BaseException:
             self.close()
@@ -114,7 +129,9 @@ class PackFolder(Closing):
     def _check_empty(self) -> None:
         shard = os.path.splitext(self.path(0))[1]
         names = os.listdir(self.folder)
-        found = [n for n in names if n == MANIFEST or (n.startswith("shard") and n.endswith(shard))]
+        found = [
+            n for n in names if n in (MANIFEST, OLD_MANIFEST) or (n.startswith("shard") and n.endswith(shard))
+        ]
         if found:
             self._journal_path.unlink()
             raise DataError(
@@ -134,7 +151,9 @@ class PackFolder(Closing):
                 self.finished[int(record["shard"])] = index
 
     def _remove_partial(self) -> None:
-        written_at_once = tuple(f".{name}." for name in (MANIFEST, SETTINGS, INDEX))
+        written_at_once = tuple(
+            f".{name}." for name in (MANIFEST, SETTINGS, INDEX, OLD_MANIFEST, OLD_SETTINGS)
+        )
         for name in os.listdir(self.folder):
             if name.startswith(written_at_once) or (name.startswith(".shard") and PARTIAL in name):
                 Path(self.folder, name).unlink(missing_ok=True)
@@ -166,6 +185,7 @@ class PackFolder(Closing):
             text = json.dumps(index_json, sort_keys=True).encode()
             write_atomically(os.path.join(self.folder, INDEX), [text])
         manifest.save(os.path.join(self.folder, MANIFEST))
+        Path(self.folder, OLD_MANIFEST).unlink(missing_ok=True)  # of a pack that an earlier version began
         text = json.dumps(self.settings, indent=1, sort_keys=True).encode() + b"\n"
         write_atomically(os.path.join(self.folder, SETTINGS), [text])
         self._journal_path.unlink(missing_ok=True)  # another process may have seen that it is complete

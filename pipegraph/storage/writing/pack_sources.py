@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from pipegraph.errors import DataError, MissingExtraError
+from pipegraph.storage.beside import refuse_missing
 from pipegraph.storage.folders import list_files
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.formats.tar import split_key
@@ -21,6 +22,7 @@ from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.parts import expand_parts
 from pipegraph.storage.shard_files import LocalFile, ShardFile
+from pipegraph.storage.side_files import refuse_unfinished
 
 from .encoder import Sample
 from .tar_encoder import member_nbytes
@@ -210,6 +212,7 @@ class ShardsSource(PackSource):
                 f"{remote.uri}: shards in a store are not packed again; read them with a graph and write its samples "
                 "with pg.ShardWriter"
             )
+        refuse_missing(found, parts)
         return build_manifest(found, checksums=False)
 
     def __reduce__(self) -> Any:
@@ -349,6 +352,7 @@ def _named(path: str) -> PackSource:
         name, _, split = path.removeprefix("hf:").partition(":")
         return SequenceSource(_datasets(path).load_dataset(name, split=split or "train"))
     if os.path.isdir(path):
+        refuse_unfinished(path)
         if os.path.isfile(os.path.join(path, "dataset_info.json")):
             return SequenceSource(_datasets(path).load_from_disk(path))
         return ShardsSource(path) if _holds_shards(path) else FilesSource.of_folder(path)

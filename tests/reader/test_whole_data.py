@@ -1,0 +1,241 @@
+"""Data that is not whole is an error that names it, never a shorter epoch."""
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.cli.app import run
+from pipegraph.errors import DataError, GraphError
+from pipegraph.storage import Manifest, build_manifest, pack_shards
+
+SAMPLES = 40
+
+
+def loader_of(parts: Any, on_error: Any = "raise", **options: Any) -> Any:
+    graph = pg.Graph("whole")
+    graph.add(ops.ShardSelect(parts, **options), name="select").then(
+        ops.Load(), name="load", on_error=on_error
+    )
+    return graph.loader()
+
+
+def count(parts: Any, **options: Any) -> int:
+    with loader_of(parts, **options) as loader:
+        return len(list(loader))
+
+
+# -- a pack that has not ended -----------------------------------------------------------------------
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop(state: Any) -> None:
+    if state.shards_done == 2:
+        raise Stopped
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Path:
+    """The folder of a pack that was stopped behind its second shard."""
+    for number in range(SAMPLES):
+        (tmp_path / "my photos").mkdir(exist_ok=True)
+        (tmp_path / "my photos" / f"{number:02}.txt").write_text(str(number) * 200)
+    with pytest.raises(Stopped):
+        pack_shards(
+            tmp_path / "my photos", tmp_path / "out", size="10 kB", workers=1, shuffle=7, progress=stop
+        )
+    return tmp_path / "out"
+
+
+NOT_ENDED = "out': the pack into this folder has not ended, .* continue it with `pipegraph pack "
+
+
+def test_every_reader_refuses_an_unfinished_pack_and_names_the_command_that_continues_it(
+    unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part_order = pg.order.PartOrder()
+    monkeypatch.chdir(unfinished)
+    readers = {
+        "folder": lambda: count(unfinished),
+        "glob": lambda: count(f"{unfinished}/*.tar"),
+        "relative": lambda: count("*.tar"),
+        "list": lambda: count(sorted(unfinished.glob("*.tar"))),
+        "whole parts": lambda: count(unfinished, order=part_order),
+        "manifest": lambda: count(unfinished, manifest=Manifest.of([])),
+        "length": lambda: len(loader_of(unfinished)),
+        "index": lambda: build_manifest(unfinished),
+        "pack": lambda: pack_shards(unfinished, tmp_path / "again"),
+    }
+    for read in readers.values():
+        with pytest.raises(DataError, match="the pack into this folder has not ended") as refused:
+            read()
+    assert re.search(NOT_ENDED, str(refused.value))
+    assert run(["index", str(unfinished)]) == 2
+    command = re.search("`(pipegraph pack .*?)`", capsys.readouterr().err)
+    assert command is not None
+    monkeypatch.chdir(tmp_path)
+    assert run(shlex.split(command[1])[1:]) == 0
+    assert count(unfinished) == SAMPLES
+
+
+def test_an_unfinished_pack_can_be_read_as_far_as_it_is(unfinished: Path) -> None:
+    assert 0 < count(unfinished, missing="skip") < SAMPLES
+
+
+def test_an_unfinished_pack_of_an_earlier_version_is_known_and_continued(
+    unfinished: Path, tmp_path: Path
+) -> None:
+    os.rename(unfinished / "_pack.json.partial", unfinished / "manifest.json.partial")
+    with pytest.raises(DataError, match=NOT_ENDED):
+        count(unfinished)
+    pack_shards(tmp_path / "my photos", unfinished, size="10 kB", workers=1, shuffle=7)
+    assert count(unfinished) == SAMPLES
+    assert not list(unfinished.glob("*.partial"))
+    for name in ("pack.json", "manifest.json"):
+        os.rename(unfinished / f"_{name}", unfinished / name)
+    assert len(pack_shards(tmp_path / "my photos", unfinished, size="10 kB", workers=1, shuffle=7)) == SAMPLES
+    assert count(unfinished) == SAMPLES
+
+
+def test_an_unfinished_writer_is_refused_and_an_unfinished_index_is_not(tmp_path: Path) -> None:
+    with pytest.raises(Stopped), pg.ShardWriter(tmp_path / "out", size="1 kB") as writer:
+        for number in range(9):
+            writer.write({"n": number, "x": bytes(600)})
+        raise Stopped
+    with pytest.raises(
+        DataError, match=r"the same samples through pg\.ShardWriter\('.*out', format='tar', size=1000\)"
+    ):
+        count(tmp_path / "out")
+    with pg.ShardWriter(tmp_path / "out", size="1 kB") as writer:
+        for number in range(writer.written, 9):
+            writer.write({"n": number, "x": bytes(600)})
+    for name in ("_manifest.json.partial", "manifest.json.partial"):
+        (tmp_path / "out" / name).write_text('\n{"of": [1], "index": {}}\n')  # of an index
+    assert count(tmp_path / "out") == 9
+
+
+def test_an_unfinished_pack_in_a_store_is_refused(unfinished: Path, upload: Any) -> None:
+    url = upload(unfinished)
+    for named in (f"{url}/", f"{url}/*.tar"):
+        with pytest.raises(DataError, match="has not ended.*the call that began it, and upload all of it"):
+            count(named, order=pg.order.PartOrder())
+    assert 0 < count(f"{url}/*.tar", order=pg.order.PartOrder(), missing="skip") < SAMPLES
+
+
+# -- shards that are missing -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_missing_shard_is_an_error_that_names_it(write_shards: Any, given: bool, tmp_path: Path) -> None:
+    folder = write_shards("tar")
+    build_manifest(folder, (tmp_path / "given.json") if given else folder / "_manifest.json")
+    options: dict[str, Any] = {"manifest": tmp_path / "given.json"} if given else {}
+    whole = count(folder, **options)
+    (folder / "part-01.tar").unlink()
+    for named in (folder, f"{folder}/*.tar", [f"{folder}/part-0*.tar"], sorted(folder.glob("*.tar"))):
+        for order in (None, pg.order.PartOrder()):
+            with pytest.raises(
+                DataError, match=r"1 of the 4 shards that .*\.json' lists are missing: 'part-01\.tar'\."
+            ):
+                count(named, order=order, **options)
+    with pytest.raises(DataError, match=r"or read the others with ShardSelect\(missing='skip'\)"):
+        count(folder, **options)
+    with loader_of(folder, missing="skip", **options) as loader:
+        assert "shards that are missing are skipped" in str(loader.plan)
+        assert len(list(loader)) == whole - 31
+    graph = pg.Graph("said")
+    select = graph.add(ops.ShardSelect(folder, missing="skip", **options))
+    select.then(ops.Load())
+    with graph.loader() as loader:
+        list(loader)
+    assert "1 missing shards are skipped: 'part-01.tar'" in str(graph.plan())
+
+
+def test_shards_that_are_there_and_not_named_are_not_missing(write_shards: Any, tmp_path: Path) -> None:
+    folder = write_shards("tar")
+    other = tmp_path / "other"
+    other.mkdir()
+    os.rename(folder / "part-03.tar", other / "part-09.tar")
+    build_manifest([folder, other], tmp_path / "both.json")
+    build_manifest(folder, folder / "_manifest.json")
+    assert count(f"{folder}/part-0[01].tar") == 61
+    assert count([folder / "part-00.tar", folder / "part-02.tar"]) == 62
+    assert count(folder, manifest=tmp_path / "both.json") == 93
+    (folder / "part-02.tar").unlink()
+    assert count(f"{folder}/part-0[01].tar") == 61
+    assert count(f"{folder}/part-{{00..01}}.tar") == 61
+    assert count(folder / "part-00.tar") == 30
+    assert count(other, manifest=tmp_path / "both.json") == 33
+
+
+def test_a_folder_of_which_a_whole_subfolder_is_missing(tmp_path: Path, write_shards: Any) -> None:
+    folder = write_shards("tar")
+    for number, name in enumerate(("a", "b")):
+        (tmp_path / "all" / name).mkdir(parents=True)
+        os.rename(folder / f"part-0{number}.tar", tmp_path / "all" / name / "x.tar")
+    build_manifest(f"{tmp_path}/all/*/*.tar", tmp_path / "all.json")
+    (tmp_path / "all" / "b" / "x.tar").unlink()
+    with pytest.raises(DataError, match=r"1 of the 2 shards that .*: 'x\.tar'"):
+        count(f"{tmp_path}/all/**/*.tar", manifest=tmp_path / "all.json")
+
+
+def test_a_missing_object_is_an_error_that_names_it(write_shards: Any, upload: Any) -> None:
+    folder = write_shards("tar")
+    build_manifest(folder, folder / "_manifest.json")
+    (folder / "part-02.tar").unlink()
+    url = upload(folder)
+    for named in (f"{url}/", f"{url}/part-*.tar"):
+        for order in (None, pg.order.PartOrder()):
+            with pytest.raises(DataError, match=r"1 of the 4 shards that 'memory://.*: 'part-02\.tar'"):
+                count(named, order=order)
+    assert count(f"{url}/", missing="skip") == 94
+    assert count(f"{url}/part-{{00..01}}.tar") == 61
+
+
+def test_shards_of_which_one_is_missing_are_not_packed_again(write_shards: Any, tmp_path: Path) -> None:
+    folder = write_shards("tar")
+    build_manifest(folder, folder / "_manifest.json")
+    (folder / "part-02.tar").unlink()
+    with pytest.raises(
+        DataError, match=r"1 of the 4 shards that .* are missing: 'part-02\.tar'.*pipegraph index"
+    ):
+        pack_shards(folder, tmp_path / "again", workers=1)
+    build_manifest(folder, folder / "_manifest.json")
+    assert len(pack_shards(folder, tmp_path / "again", workers=1)) == 94
+
+
+def test_missing_is_one_of_two() -> None:
+    with pytest.raises(GraphError, match="ShardSelect: missing must be 'error' or 'skip', got True"):
+        ops.ShardSelect("x", missing=True)  # type: ignore[arg-type]
+
+
+# -- side files --------------------------------------------------------------------------------------
+
+
+def test_a_manifest_named_absolutely_serves_for_parts_named_relatively(
+    write_shards: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards("tar")
+    for number, name in enumerate(("a", "b")):  # two parts of one name
+        (tmp_path / "all" / name).mkdir(parents=True)
+        os.rename(folder / f"part-0{number}.tar", tmp_path / "all" / name / "x.tar")
+    build_manifest(f"{tmp_path}/all/*/*.tar", tmp_path / "all.json")
+    monkeypatch.chdir(tmp_path)
+    assert count("all/*/*.tar", manifest=tmp_path / "all.json") == 61
+    assert count(f"{tmp_path}/all/*/*.tar", manifest="all.json") == 61
+
+
+def test_others_read_a_folder_of_our_parquet_shards(tmp_path: Path) -> None:
+    dataset = pytest.importorskip("pyarrow.dataset")
+    pack_shards([{"n": n} for n in range(50)], tmp_path / "out", format="parquet", workers=1)
+    assert dataset.dataset(tmp_path / "out").count_rows() == 50
+    pandas = pytest.importorskip("pandas")
+    assert len(pandas.read_parquet(tmp_path / "out")) == 50
