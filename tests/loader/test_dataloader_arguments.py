@@ -430,7 +430,7 @@ def test_a_pass_resumes_anywhere(kind: str, place: dict[str, Any]) -> None:
         assert again.state_dict() == states[done]
         if done:  # before the first batch an order is yet to be drawn
             assert numbers(again) == whole[done:], done
-    assert loader.state_dict()["batches"] == 0
+    assert loader.state_dict()["rank0"][0]["batches"] == 0
 
 
 class NoisyStream(Remembers):

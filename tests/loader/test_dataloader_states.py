@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -13,6 +15,7 @@ from torch.utils import data
 
 import pipegraph as pg
 from pipegraph.errors import StateError
+from pipegraph.loader.torch_dataloader.batch_progress import Remaining
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -62,7 +65,7 @@ def test_a_map_style_data_set_with_a_state_goes_on_in_each_worker(place: Any, do
     rest = list(passing)
     again = make()
     again.load_state_dict(state)
-    assert again.state_dict() == state
+    assert json.loads(json.dumps(again.state_dict())) == state
     assert list(again) == rest
     with pytest.raises(StateError, match=f"resume with num_workers={max(1, place['num_workers'])}"):
         pg.DataLoader(Counts(), 3, num_workers=3).load_state_dict(state)
@@ -122,7 +125,7 @@ def test_a_state_of_before_the_first_pass_asks_no_data_set() -> None:
     asked = Positioned()
     asked.at = 20  # as another loader's pass may have left it
     before = pg.DataLoader(asked, 3, num_workers=2).state_dict()
-    assert before["copies"] == [[0, None], [0, None]]
+    assert before["rank0"][0]["copies"] == [[0, None], [0, None]]
     again = pg.DataLoader(Positioned(), 3, collate_fn=list, num_workers=2)
     again.load_state_dict(before)
     assert sorted(flat(again)) == list(range(20))
@@ -279,7 +282,7 @@ def test_a_network_s_weights_are_no_state_of_a_data_set() -> None:
 
     loader = pg.DataLoader(Encoded(), 4)
     next(iter(loader))
-    assert loader.state_dict()["copies"] == []
+    assert loader.state_dict()["rank0"][0]["copies"] == []
 
 
 class Noisy(Squares):
@@ -457,3 +460,104 @@ def test_a_state_of_the_middle_of_an_epoch_is_for_the_same_batches(
     assert sum(1 for _ in passing) == len(loader) - 1
     other.load_state_dict(loader.state_dict())  # between epochs they may change
     assert sum(1 for _ in other) == len(other)
+
+
+class Held(Squares):
+    """Index 0 waits until others have been delivered; every worker's copy shares the gate by its path."""
+
+    def __init__(self, gate: str, lock: Any = None) -> None:
+        self.gate, self.lock = gate, lock
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0 and self.gate:
+            with open(self.gate):  # blocks until it is opened for writing
+                pass
+        return index
+
+
+@pytest.mark.parametrize("kind", ["processes", "threads", "torch's"])
+@pytest.mark.parametrize("back", [False, True])
+def test_a_state_out_of_order_has_what_was_delivered(kind: str, back: bool, tmp_path: Any) -> None:
+    gate = str(tmp_path / "gate")
+    os.mkfifo(gate)
+    lock = threading.Lock() if kind == "torch's" else None  # which cannot be sent
+    options: dict[str, Any] = {"num_workers": 2, "workers": "thread" if kind == "threads" else "process"}
+    loader = pg.DataLoader(Held(gate, lock), 3, in_order=False, **options)
+    passing = iter(loader)
+    found = [next(passing).tolist() for _ in range(2)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    with open(gate, "w"):
+        rest = [batch.tolist() for batch in passing]
+    assert found == ([[3, 4, 5], [9, 10, 11]] if lock else [[3, 4, 5], [6, 7, 8]])
+    again = pg.DataLoader(Held("", lock), 3, in_order=back, **options)
+    again.load_state_dict(state)
+    assert json.loads(json.dumps(again.state_dict())) == state
+    resumed = iter(again)
+    batches = [next(resumed).tolist()]
+    state = again.state_dict()  # inside the resumed pass
+    batches += [batch.tolist() for batch in resumed]
+    assert sorted(batches) == sorted(rest)
+    if back:
+        assert batches == sorted(rest)
+    second = pg.DataLoader(Held("", lock), 3, num_workers=0)
+    second.load_state_dict(state)
+    assert sorted(flat(second) + batches[0]) == [row for batch in sorted(rest) for row in batch]
+
+
+def test_numbers_of_the_batches_that_remain() -> None:
+    left = Remaining()
+    for number in (1, 4, 0, 3):
+        left = left.without(number)
+    assert left == Remaining(2, frozenset({3, 4}))
+    assert [left.number(step) for step in range(4)] == [2, 5, 6, 7]
+    assert list(left.of(iter("cdefg"))) == ["c", "f", "g"]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("taken", [None, 0, 2, 7, 8])
+@pytest.mark.parametrize("kind", [Squares, Counts, Positioned, Anything])
+def test_a_distributed_checkpoint_holds_a_state(kind: Any, taken: int | None, tmp_path: Any) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    def make() -> pg.DataLoader:
+        options: dict[str, Any] = {"sampler": Stepping()} if kind is Anything else {}
+        if kind is Squares:
+            options = {"shuffle": True, "generator": torch.Generator().manual_seed(1)}
+        return pg.DataLoader(kind(), 3, collate_fn=list, **options)
+
+    loader, fresh = make(), make()
+    if kind is Counts and taken == 8:
+        return  # between epochs a data set in the training process is the caller's own object
+    if taken is not None:
+        for _ in zip(range(taken), passing := iter(loader), strict=False):
+            pass
+    dcp.save({"loader": loader}, checkpoint_id=tmp_path)
+    rest = flat(loader if taken in (None, 8) else passing)
+    dcp.load({"loader": fresh}, checkpoint_id=tmp_path)
+    assert flat(fresh) == rest
+
+
+def test_a_state_of_the_middle_is_for_as_many_ranks() -> None:
+    def make(ranks: int) -> pg.DataLoader:
+        return pg.DataLoader(Squares(), 2, sampler=data.DistributedSampler(Squares(), ranks, 0))
+
+    loader = make(2)
+    next(iter(loader))
+    with pytest.raises(StateError, match="num_replicas=2 and this loader has num_replicas=1"):
+        make(1).load_state_dict(loader.state_dict())
+
+
+def test_each_rank_has_its_own_part_of_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    states: dict[str, Any] = {}
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        loader = pg.DataLoader(Counts(), 3, collate_fn=list)
+        for _ in zip(range(rank + 1), iter(loader), strict=False):
+            pass
+        states |= loader.state_dict()
+    loader.load_state_dict(states)
+    assert loader.state_dict()["rank1"][0]["batches"] == 2
+    del states["rank1"]
+    with pytest.warns(pg.errors.PipegraphWarning, match="no part of rank 1, only of rank0"):
+        loader.load_state_dict(states)

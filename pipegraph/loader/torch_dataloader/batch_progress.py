@@ -21,9 +21,41 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
-from pipegraph.errors import StateError
+from pipegraph.errors import PipegraphWarning, StateError
 
-VERSION = 2
+VERSION = 3
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """The batches of an epoch that are still to come: all but the ``first`` ones and those ``beyond`` these.
+
+    Batches are numbered in the order of their indices; with ``in_order=False`` they are not delivered in that order.
+    """
+
+    first: int = 0
+    beyond: frozenset[int] = frozenset()
+
+    def number(self, step: int) -> int:
+        """Of the batch that comes after ``step`` others, in the order of their indices."""
+        number = self.first + step
+        for each in sorted(self.beyond):
+            number += each <= number
+        return number
+
+    def without(self, number: int) -> Remaining:
+        """What remains when this batch, too, has been delivered."""
+        first, beyond = self.first, self.beyond | {number}
+        while first in beyond:
+            beyond -= {first}
+            first += 1
+        return Remaining(first, beyond)
+
+    def of(self, behind: Iterator[Any]) -> Iterator[Any]:
+        """Those that remain of what follows the first ones."""
+        if not self.beyond:
+            return behind
+        return (each for number, each in enumerate(behind, self.first) if number not in self.beyond)
 
 
 @dataclass
@@ -32,7 +64,7 @@ class BatchProgress:
 
     Attributes:
         options: of the loader, which decide what a batch is.
-        batches: delivered so far in this epoch.
+        remaining: the batches of this epoch that were not delivered yet.
         base_seed: of the workers, once the pass has begun.
         finished: whether the loop has run to its end.
         before: the random states at the beginning of a pass that has not begun.
@@ -44,7 +76,7 @@ class BatchProgress:
     """
 
     options: dict[str, Any]
-    batches: int = 0
+    remaining: Remaining = Remaining()
     base_seed: int | None = None
     before: dict[str, Any] = field(default_factory=dict)
     order: dict[str, Any] = field(default_factory=dict)
@@ -52,45 +84,69 @@ class BatchProgress:
     turn: int = 0
     finished: bool = False
 
-    def deliver(self, worker: int, where: Any) -> None:
+    @property
+    def batches(self) -> int:
+        """How many were delivered, of those whose predecessors were too."""
+        return self.remaining.first
+
+    def deliver(self, number: int | None = None) -> None:
+        """The batch with this number was delivered; None: the first that remained."""
+        self.remaining = self.remaining.without(self.batches if number is None else number)
+
+    def deliver_of(self, worker: int, where: Any) -> None:
         """A batch of a worker was delivered; ``where`` its copy stands behind it."""
         self.copies[worker] = (self.copies[worker][0] + 1, where)
         self.turn = (worker + 1) % len(self.copies)
 
-    def state(self) -> dict[str, Any]:
-        """With a fixed set of keys; JSON where the data set's and the sampler's own states are."""
-        return {
-            "version": VERSION,
-            "options": dict(self.options),
+    def state(self, rank: int) -> dict[str, Any]:
+        """With a fixed set of keys; JSON where the data set's and the sampler's own states are.
+
+        A rank's part is in a tuple, which ``torch.distributed.checkpoint`` stores as one value: of a dict it would keep
+        each entry by itself, and read only those that a new loader has too.
+        """
+        part = {
             "batches": self.batches,
+            "beyond": sorted(self.remaining.beyond),
             "base_seed": self.base_seed,
             "before": dict(self.before),
             "order": dict(self.order),
             "copies": [list(each) for each in self.copies],
             "turn": self.turn,
         }
+        return {"version": VERSION, "options": dict(self.options), f"rank{rank}": (part,)}
 
     @staticmethod
-    def of(state: Any, fresh: BatchProgress) -> BatchProgress:
+    def of(state: Any, fresh: BatchProgress, rank: int) -> BatchProgress:
         """From a state, for a loader whose new pass is ``fresh``.
 
         Raises:
             StateError: it is none, of copies with states in another number of workers, or of the middle of an epoch
                 with other options.
         """
-        if not isinstance(state, dict) or "batches" not in state or "copies" not in state:
-            raise StateError("this is not the state of a pg.DataLoader: it has no 'batches' and 'copies'")
+        if not isinstance(state, dict) or "options" not in state or "version" not in state:
+            raise StateError("this is not the state of a pg.DataLoader: it has no 'version' and 'options'")
         if state["version"] != VERSION:
             raise StateError(
                 f"the state has version {state['version']!r}, this pipegraph reads version {VERSION}"
             )
-        if len(state["copies"]) != len(fresh.copies):
+        parts = {key: value for key, value in state.items() if key.startswith("rank")}
+        if not parts:
+            raise StateError("the state has no part of any rank")
+        (part,) = parts.get(f"rank{rank}") or next(iter(parts.values()))
+        if len(part["copies"]) != len(fresh.copies):
             raise StateError(
-                f"the state has {len(state['copies'])} copies of a data set, this loader has {len(fresh.copies)}: each "
-                f"worker continues its own; resume with num_workers={len(state['copies'])}"
+                f"the state has {len(part['copies'])} copies of a data set, this loader has {len(fresh.copies)}: each "
+                f"worker continues its own; resume with num_workers={len(part['copies'])}"
             )
-        kept = state.get("options", fresh.options)
-        for name, now in fresh.options.items() if state["batches"] else ():
+        if f"rank{rank}" not in parts and any(where is not None for _, where in part["copies"]):
+            warnings.warn(
+                f"the state has no part of rank {rank}, only of {', '.join(parts)}, whose data set's own state this "
+                "rank takes over: if ranks read different data, save and load a state on every rank",
+                PipegraphWarning,
+                stacklevel=3,
+            )
+        kept = state["options"]
+        for name, now in fresh.options.items() if part["batches"] or part["beyond"] else ():
             if kept[name] != now:
                 raise StateError(
                     f"the state is of the middle of an epoch with {name}={kept[name]} and this loader has "
@@ -99,12 +155,12 @@ class BatchProgress:
                 )
         return BatchProgress(
             options=fresh.options,
-            batches=state["batches"],
-            base_seed=state["base_seed"],
-            before=dict(state["before"]),
-            order=dict(state["order"]),
-            copies=[(done, where) for done, where in state["copies"]],
-            turn=state["turn"],
+            remaining=Remaining(part["batches"], frozenset(part["beyond"])),
+            base_seed=part["base_seed"],
+            before=dict(part["before"]),
+            order=dict(part["order"]),
+            copies=[(done, where) for done, where in part["copies"]],
+            turn=part["turn"],
         )
 
 
@@ -138,9 +194,10 @@ class Indices:
             with global_generator(progress.order.get("global")):
                 order = progress.order or random_state(self._sampler)
                 if "sampler" in order and (progress.order or progress.before):
-                    self._drawn = _put_back(self._sampler, order, progress.batches)
+                    drawn = _put_back(self._sampler, order, progress.batches)
                 else:
-                    self._drawn = _behind(self._sampler, progress.batches)
+                    drawn = _behind(self._sampler, progress.batches)
+                self._drawn = progress.remaining.of(drawn)
                 progress.order = order
                 first = next(self._drawn)  # most samplers draw the whole order here
                 if "sampler" in order and "first" not in order:
@@ -246,6 +303,15 @@ def random_state(sampler: Any) -> dict[str, Any]:
     if not found and not plain:
         found = {"global": text_of(torch.get_rng_state())}
     return found | epoch or {"none": ""}
+
+
+def replicas_of(sampler: Any) -> int | None:
+    """Among how many ranks a sampler splits the samples; None if it does not say."""
+    while sampler is not None:
+        if type(found := getattr(sampler, "num_replicas", None)) is int:
+            return found
+        sampler = getattr(sampler, "sampler", None)
+    return None
 
 
 def _has_epoch(sampler: Any) -> bool:

@@ -163,7 +163,7 @@ class MapBatches(_Batches):
 
     def _position(self, step: int) -> int:
         """A batch's number in its epoch, also in a resumed one: random numbers are drawn by it."""
-        return self.feed.done + step * self._shares + self._share
+        return self.feed.remaining.number(step * self._shares + self._share)
 
     def cancel(self) -> None:
         self.feed.cancel()
@@ -261,7 +261,7 @@ class IterableBatches(_Batches):
 def begun(fetching: Fetching, done: int, state: Any) -> Any:
     """Torch's fetcher of an iterable, behind the batches that were delivered."""
     if state is not None:
-        holder, kept = state
+        holder, kept, ended = state
         if isinstance(kept, dict) and "epoch" in kept and hasattr(fetching.dataset, "set_epoch"):
             fetching.dataset.set_epoch(kept["epoch"])  # Hugging Face's take up states of that epoch only
         if holder == "dataset":
@@ -269,6 +269,7 @@ def begun(fetching: Fetching, done: int, state: Any) -> Any:
         fetcher = fetching.fetcher(_DatasetKind.Iterable)
         if holder == "iterator":
             fetcher.dataset_iter.load_state_dict(kept)
+        fetcher.ended = ended
         return fetcher
     fetcher = fetching.fetcher(_DatasetKind.Iterable)
     if done:
@@ -293,11 +294,12 @@ class ReadAgain:
         return islice(iter(self.dataset), done * self.size, None)
 
 
-def where(fetcher: Any) -> tuple[str, Any] | None:
-    """Where an iterable stands, as its iterator or itself says; None if neither does."""
+def where(fetcher: Any) -> tuple[str, Any, bool] | None:
+    """Where an iterable stands, as its iterator or itself says, and whether its last batch has met its end, which an
+    iterable's own state may not tell from its beginning. None if neither has a state."""
     for name, holder in (("iterator", fetcher.dataset_iter), ("dataset", fetcher.dataset)):
         if keeps_state(holder):
-            return name, copy.deepcopy(holder.state_dict())
+            return name, copy.deepcopy(holder.state_dict()), fetcher.ended
     return None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipegraph.engine.activity import Cancelled
+from pipegraph.loader.torch_dataloader.batch_progress import Remaining
 
 
 class IndexFeed:
@@ -29,11 +30,11 @@ class IndexFeed:
     def __reduce__(self) -> tuple[Any, ...]:
         return IndexFeed, (self._count,)  # a worker's process is sent its indices one by one
 
-    def restart(self, first: int = 0, done: int = 0) -> None:
-        """The indices of another epoch follow behind ``done`` batches, for share ``first`` first; consumers of those
+    def restart(self, first: int = 0, remaining: Remaining = Remaining()) -> None:  # noqa: B008 (frozen)
+        """The indices of another epoch's ``remaining`` batches follow, for share ``first`` first; consumers of those
         before get no more."""
         with self._changed:
-            self.done = done
+            self.remaining = remaining
             self._shares = [deque() for _ in range(self._count)]
             self._ended = [False]
             self._next = first
@@ -83,7 +84,7 @@ class DrawnIndices:
     """Indices drawn from a sampler, anew for each epoch, by whichever worker's thread wants one first. Thread-safe."""
 
     def __init__(self, sampler: Iterable[Any], shares: int) -> None:
-        self.done = 0
+        self.remaining = Remaining()
         self._sampler: Any = sampler
         self._count = shares
         self._lock = threading.Lock()
@@ -124,4 +125,4 @@ class DrawnIndices:
 
 
 WorkerIndices = IndexFeed | DrawnIndices
-"""Where a worker's stage takes its indices from; ``done`` batches were delivered before the first of these."""
+"""Where a worker's stage takes its indices from, and the batches that they are of."""

@@ -141,10 +141,10 @@ class Inline(_SingleProcessDataLoaderIter):
         except StopIteration:
             progress.finished = True
             raise
-        progress.batches += 1
+        progress.deliver()
         if progress.copies:
             iterable = self._dataset_kind == _DatasetKind.Iterable
-            progress.deliver(0, where(self._dataset_fetcher) if iterable else where_copy(self._dataset))
+            progress.deliver_of(0, where(self._dataset_fetcher) if iterable else where_copy(self._dataset))
         return data
 
 
@@ -166,6 +166,7 @@ class Pipelined(_BaseDataLoaderIter):
         self._indexed = self._dataset_kind == _DatasetKind.Map
         pipeline = Pipeline(loader, self._dataset, base_seed, carries=True)
         self._shares = pipeline.shares
+        self._in_order = loader.in_order or not self._indexed
         self._feed = IndexFeed(self._shares)
         graph = pipeline.graph(self._feed, self._pin_memory_device, self._pin_memory, progress)
         self._running = graph.loader(rank=0, world_size=1)
@@ -191,10 +192,10 @@ class Pipelined(_BaseDataLoaderIter):
     def _begin(self, loader: ResumableDataLoader[Any]) -> None:
         self._over = False
         self._feed.restart(
-            next_worker(self._progress, not self._indexed, self._shares), self._progress.batches
+            next_worker(self._progress, not self._indexed, self._shares), self._progress.remaining
         )
         self._running.set_epoch(self._epoch)
-        self._passing = iter(self._running)
+        self._passing = self._running.chunks()
         if self._indexed:
             self._sampler_iter = Indices(self._index_sampler, self._progress)
             for _ in range(self._ahead):
@@ -211,7 +212,7 @@ class Pipelined(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         progress = self._progress
         try:
-            data = next(self._passing)
+            chunk = next(self._passing)
         except StopIteration:
             progress.finished = True
             if not self._persistent_workers:
@@ -227,10 +228,11 @@ class Pipelined(_BaseDataLoaderIter):
                 del reworded  # its traceback refers to this frame, which holds the workers
         if self._indexed:
             self._draw()
+        data = chunk.data
         if data.__class__ is Stateful:
-            progress.deliver(data.worker, data.state)
+            progress.deliver_of(data.worker, data.state)
             data = data.data
-        progress.batches += 1
+        progress.deliver(None if self._in_order else int(chunk.positions[0]))
         if data.__class__ is Failed:
             raise self._as_torch_says(data.error.error())
         return data
@@ -297,6 +299,7 @@ class Inherited(_MultiProcessingDataLoaderIter):
             self._progress.base_seed = base_seed
         iterable = self._dataset_kind == _DatasetKind.Iterable
         self._turn = next_worker(self._progress, iterable, self._num_workers)
+        self._remaining = self._progress.remaining  # as the pass begins
         super()._reset(loader, first_iter)
 
     def _try_put_index(self) -> None:
@@ -306,6 +309,7 @@ class Inherited(_MultiProcessingDataLoaderIter):
         super()._try_put_index()
 
     _received: Any = _MultiProcessingDataLoaderIter._next_data
+    _got: Any = _MultiProcessingDataLoaderIter._get_data
     _processed: Any = _MultiProcessingDataLoaderIter._process_data
 
     def _next_data(self) -> Any:
@@ -315,8 +319,16 @@ class Inherited(_MultiProcessingDataLoaderIter):
             self._progress.finished = True
             raise
 
+    def _get_data(self) -> Any:
+        found = self._got()
+        self._step = found[0]
+        return found
+
     def _process_data(self, data: Any, worker_idx: int) -> Any:
-        self._progress.batches += 1
-        if self._dataset_kind == _DatasetKind.Iterable:
-            self._progress.deliver(worker_idx, None)
+        iterable = self._dataset_kind == _DatasetKind.Iterable
+        # Out of order, what was received last is processed at once.
+        ordered = self._in_order or iterable
+        self._progress.deliver(None if ordered else self._remaining.number(self._step))
+        if iterable:
+            self._progress.deliver_of(worker_idx, None)
         return self._processed(data, worker_idx)

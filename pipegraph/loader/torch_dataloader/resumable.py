@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch.utils.data
 from torch.utils.data import RandomSampler, SequentialSampler, _DatasetKind
 
+from pipegraph.loader.ranks import resolve
 from pipegraph.loader.torch_dataloader.batch_progress import (
     BatchProgress,
     keeps_state,
     random_state,
+    replicas_of,
     restore_random_state,
     tensor_of,
     text_of,
@@ -42,6 +45,7 @@ class ResumableDataLoader(torch.utils.data.DataLoader[_T_co]):
             type(getattr(sampler, "sampler", sampler))
         )
         options = {"batch_size": getattr(sampler, "batch_size", None), "shuffle": shuffle}
+        options["num_replicas"] = replicas_of(sampler)
         if self._dataset_kind == _DatasetKind.Map and not self._copies_have_states:
             return BatchProgress(options)
         copies = 1 if self.workers == "thread" else max(1, self.num_workers)
@@ -63,8 +67,9 @@ class ResumableDataLoader(torch.utils.data.DataLoader[_T_co]):
         asked for its state in each worker, an iterable too; outside of the loop none is asked, so that no worker starts
         for it. JSON, unless such a state is not.
         """
+        rank, _ = resolve(None, None)
         if self._restored is not None:
-            return self._restored.state()
+            return self._restored.state(rank)
         progress = self._progress
         indexed = self._dataset_kind == _DatasetKind.Map
         begun = progress.base_seed is not None
@@ -75,11 +80,9 @@ class ResumableDataLoader(torch.utils.data.DataLoader[_T_co]):
             progress.before = random_state(self._index_sampler) if indexed else {"none": ""}
             if self.generator is not None:
                 progress.before["base"] = text_of(self.generator.get_state())
-            return progress.state()
-        state = progress.state()
-        if indexed and not progress.order:
-            state["order"] = random_state(self._index_sampler)  # drawn with the first batch
-        return state
+        elif indexed and not progress.order:  # it is drawn with the first batch
+            progress = replace(progress, order=random_state(self._index_sampler))
+        return progress.state(rank)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next pass delivers exactly what followed the state.
@@ -93,7 +96,7 @@ class ResumableDataLoader(torch.utils.data.DataLoader[_T_co]):
             StateError: the state is no data loader's, of copies with states in another number of workers, or of the
                 middle of an epoch with another ``batch_size`` or ``shuffle``.
         """
-        self._restored = restored = BatchProgress.of(state, self._fresh())
+        self._restored = restored = BatchProgress.of(state, self._fresh(), resolve(None, None)[0])
         self._iterator = None
         before = restored.before
         if "base" in before and self.generator is not None:
