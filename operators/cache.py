@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import threading
 import warnings
 from collections.abc import Callable
 from operator import index as as_int
 from pathlib import Path
 from typing import Any, final
 
+from pipegraph import concurrency
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Memo
 from pipegraph.engine.stage.cache_wiring import Hit
@@ -108,7 +108,7 @@ class _Folder:
                 return
             self._used += len(data)
         path = self._path(digest, index)
-        aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+        aside = path.with_name(f".{path.name}.{os.getpid()}.{concurrency.get_ident()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             aside.write_bytes(data)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-import threading
 import weakref
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipegraph import concurrency
 from pipegraph.parameters import iterator_of
 from pipegraph.tree import ATOMS, copy_containers
 
@@ -30,7 +30,7 @@ class Turn:
     """A lock for what belongs to the user and is thus shared by all copies; a copied or pickled graph has its own."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._latest: weakref.ref[DrawnItems] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:

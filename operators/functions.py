@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from itertools import islice
 from types import CoroutineType
 from typing import Any, final
 
+from pipegraph import concurrency
 from pipegraph.bundle import DROPPED, Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
@@ -56,10 +56,10 @@ class _EventLoop:
     """One event loop in a thread of its own, shared by a stage's workers in one loader; the last to leave ends it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._users = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: concurrency.Thread | None = None
         self._calls: set[Future[Any]] = set()
         self._cancelled = False
 
@@ -68,7 +68,7 @@ class _EventLoop:
             self._users += 1
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
+                self._thread = concurrency.Thread(
                     target=self._run, args=(self._loop, stage), name=f"pipegraph-async-{stage}", daemon=True
                 )
                 self._thread.start()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from pipegraph import concurrency
 from pipegraph.contracts import Context, Drawn, History
 from pipegraph.errors import GraphError, StateError
 from pipegraph.operators.ordered import OrderedSource, order_of
@@ -38,7 +38,7 @@ class ShardFeed:
     def __init__(self, select: ShardSelect, context: Context) -> None:
         self.select = select
         self.seed, self.rank, self.world_size = context.seed, context.rank, context.world_size
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._deals: list[RankSteps] = []
         self._listeners: list[BlockReader] = []
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import final
 
+from pipegraph import concurrency
 from pipegraph.contracts import Context
 from pipegraph.errors import MemoryLimitError
 from pipegraph.machine import available_memory
@@ -25,7 +25,7 @@ class Reading:
 
     def __init__(self, cache: NodeCache | None, ahead: bool, choice: Choice, context: Context) -> None:
         self._cache, self._ahead, self._choice, self._context = cache, ahead, choice, context
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._users = 0
         self._decoded: dict[int, int] = {}  # bytes of decoded blocks by part
         self._cancelled = False

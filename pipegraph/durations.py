@@ -6,12 +6,13 @@ Guarantees", VLDB 2019), from the ``ddsketch`` package.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from math import log
 from typing import Any
 
 import numpy as np
+
+from pipegraph import concurrency
 
 ACCURACY = 0.01
 """Relative error of a percentile."""
@@ -100,7 +101,7 @@ class Stopwatch:
     __slots__ = ("_counted", "_lock", "_none", "_none_counted", "noted")
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may ask inside
+        self._lock = concurrency.RLock()  # a signal handler may ask inside
         self._counted: Durations | None = None
         self._none = self._none_counted = 0
         self.noted: list[int] = []

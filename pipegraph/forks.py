@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from typing import Any
 
-_locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
+from pipegraph import concurrency
+
+_locks: weakref.WeakSet[concurrency.Lock] = weakref.WeakSet()
 _notified: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def lock_free_after_fork() -> threading.Lock:
+def lock_free_after_fork() -> concurrency.Lock:
     """A lock that a forked child finds free, for what it shares with its parent: modules' tables, graphs' memos.
 
     What it guards must be readable wherever its holder may have been.
     """
-    lock = threading.Lock()
+    lock = concurrency.Lock()
     _locks.add(lock)
     return lock
 

@@ -18,7 +18,6 @@ import dis
 import inspect
 import random
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -30,6 +29,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from pipegraph import concurrency
 from pipegraph.chunk import Chunk
 from pipegraph.randomness import key
 
@@ -49,7 +49,7 @@ DRAWING = tuple(_NAMES.split())
 own list takes 0.1 s; a test compares the two."""
 
 _current: ContextVar[Draws | None] = ContextVar("draws", default=None)
-_installing = threading.Lock()
+_installing = concurrency.Lock()
 _libraries: list[torch.library.Library] = []
 _key: Any = torch._C._parse_dispatch_key(KEY)
 _keys: Any = torch._C.DispatchKeySet(_key)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 
+from pipegraph import concurrency
 
-class Stopping(threading.Event):
-    """Set when a pipeline stops. Thread-safe.
+
+class Stopping:
+    """An event that is set when a pipeline stops. Thread-safe.
 
     Who cannot wait on it, since it waits for a store or a lock, leaves a call that ends that wait.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()  # of `_ends`: the calls of those who are inside `ending`
+        self._event = concurrency.Event()
+        self.is_set = self._event.is_set
+        self.wait = self._event.wait
+        self._lock = concurrency.Lock()  # of `_ends`: the calls of those who are inside `ending`
         self._ends: list[Callable[[], None]] = []
 
     def set(self) -> None:
         """Stop; what ends the waits under way is called here, in this thread."""
-        super().set()
+        self._event.set()
         with self._lock:
             ends = list(self._ends)
         for end in ends:

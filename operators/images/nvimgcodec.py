@@ -11,12 +11,12 @@ import os
 import re
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from pipegraph import concurrency
 from pipegraph.errors import MissingExtraError
 from pipegraph.forks import lock_free_after_fork
 from pipegraph.operators.images.crop import Region
@@ -80,7 +80,7 @@ def _decoder(nvimgcodec: Any) -> Any:
     )
 
 
-class _PerThread(threading.local):
+class _PerThread(concurrency.local):
     decoder: Any = None
     image: Any = None
 

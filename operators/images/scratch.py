@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import numpy.typing as npt
+
+from pipegraph import concurrency
 
 KEPT_NBYTES = 64 * 2**20
 """The most that one thread keeps: a 24 megapixel image at half its size. Larger wishes are met, not kept."""
 
 
-class Scratch(threading.local):
+class Scratch(concurrency.local):
     """One growing block of bytes per thread.
 
     A fresh block for every image costs a page fault per 4 KiB: for 3000x2000

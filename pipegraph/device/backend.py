@@ -18,7 +18,6 @@ The rules are those of CUDA streams:
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -28,6 +27,7 @@ from typing import Literal
 
 import torch
 
+from pipegraph import concurrency
 from pipegraph.closing import Closing
 
 MemoryKind = Literal["pageable", "pinned", "device"]
@@ -134,7 +134,7 @@ class Backend(Closing, ABC):
     """
 
     device: torch.device
-    _lock: threading.Lock
+    _lock: concurrency.Lock
     _streams: Collection[Stream]
 
     @abstractmethod

@@ -8,17 +8,17 @@ called, so a wait on it makes the thread wait.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from pipegraph import concurrency
 from pipegraph.device.backend import Backend, DeviceFacts, Event, MemoryKind, Slot, Stream
 from pipegraph.device.threads import start_thread
 from pipegraph.errors import DeviceError
@@ -26,7 +26,7 @@ from pipegraph.errors import DeviceError
 _CPU = torch.device("cpu")
 
 
-class _Current(threading.local):
+class _Current(concurrency.local):
     """The calling thread's current CPU stream (None: the host itself), as CUDA keeps one per thread."""
 
     stream: Stream | None = None
@@ -42,7 +42,7 @@ class _Ticket:
 
     def __init__(self, fifo: _Fifo | None) -> None:
         self._fifo = fifo
-        self._future: Future[None] = Future()
+        self._future: concurrency.Future[None] = concurrency.Future()
         self.number = 0
         self.seen = False
 
@@ -68,10 +68,10 @@ class _Ticket:
             self.seen = True
             raise failure
 
-    def failure_unless(self, stopped: Future[None]) -> BaseException | None:
+    def failure_unless(self, stopped: concurrency.Future[None]) -> BaseException | None:
         """Wait as a stream's thread, until done or that stream is stopped; returns the failure."""
         if not self._future.done():
-            wait([self._future, stopped], return_when=FIRST_COMPLETED)
+            concurrency.wait([self._future, stopped], return_when=FIRST_COMPLETED)
         if not self._future.done():
             return DeviceError("a stream was closed while it waited for an event")
         failure = self._future.exception()
@@ -95,13 +95,13 @@ class _Fifo:
         self._name = name
         self._chaos = chaos
         # Re-entrant: `retire` may be called by the garbage collector inside `put`.
-        self._condition = threading.Condition(threading.RLock())
+        self._condition = concurrency.Condition(concurrency.RLock())
         self._items: deque[_Item] = deque()
         self._given = 0
         self._demanded = 0
-        self._thread: threading.Thread | None = None
+        self._thread: concurrency.Thread | None = None
         self._retired = False
-        self._stopped: Future[None] = Future()
+        self._stopped: concurrency.Future[None] = concurrency.Future()
         self._failed: list[_Ticket] = []
 
     def put(self, item: _Item) -> None:
@@ -152,7 +152,7 @@ class _Fifo:
 
     def join(self) -> None:
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread is not concurrency.current_thread():
             thread.join()
 
     def _next(self) -> _Item | None:
@@ -311,7 +311,7 @@ class CpuBackend(Backend):
 
     def __init__(self, chaos: Any = None) -> None:
         self._chaos = chaos
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
         self._fifos: list[_Fifo] = []  # also of streams that were collected: close joins their threads
         self._closed = False

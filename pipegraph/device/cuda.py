@@ -5,13 +5,13 @@ Several slots may share one GPU, each with streams of its own.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.cuda.nccl
 
+from pipegraph import concurrency
 from pipegraph.device.backend import Backend, DeviceFacts, Event, MemoryKind, Slot, Stream, normalised
 from pipegraph.errors import DeviceError
 
@@ -169,7 +169,7 @@ class CudaBackend(Backend):
                 f"device {str(self.device)!r} is not on this machine, which offers "
                 f'{torch.cuda.device_count()} CUDA devices: use one of them, or "cpu"'
             )
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._streams: list[CudaStream] = []
         self._closed = False
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
+
+from pipegraph import concurrency
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class Loans(Generic[T]):
     """What was lent and has not come back. Thread-safe."""
 
     def __init__(self) -> None:
-        self._returned: SimpleQueue[_Return] = SimpleQueue()
+        self._returned: concurrency.SimpleQueue[_Return] = concurrency.SimpleQueue()
         self._lent: set[_Return] = set()
 
     def lend(self, owner: Any, what: T) -> None:
@@ -43,7 +44,7 @@ class Loans(Generic[T]):
         while True:
             try:
                 back = self._returned.get_nowait()
-            except Empty:
+            except concurrency.Empty:
                 return
             self._lent.discard(back)
             yield back.lent

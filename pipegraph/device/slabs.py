@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
+from pipegraph import concurrency
 from pipegraph.device.backend import Event, Stream
 from pipegraph.device.loans import Loans
 from pipegraph.errors import DeviceError
@@ -63,7 +63,7 @@ class SlabRing:
         self._count = count
         self._spare = spare
         self._on_return = on_return
-        self._free: SimpleQueue[tuple[torch.Tensor, list[Event]]] = SimpleQueue()
+        self._free: concurrency.SimpleQueue[tuple[torch.Tensor, list[Event]]] = concurrency.SimpleQueue()
         self._loans: Loans[tuple[torch.Tensor, list[Stream]]] = Loans()
         self.made = 0
 
@@ -79,7 +79,7 @@ class SlabRing:
         while True:
             try:
                 slab, readers_done = self._free.get_nowait()
-            except Empty:
+            except concurrency.Empty:
                 break
             if slab.numel() < nbytes or self._free.qsize() >= self._spare:
                 continue  # too small for today's batches, or more than are needed: let it go

@@ -11,12 +11,13 @@ what ``on_idle`` has read is consistent only if ``stillness`` is the same before
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Protocol
 
-_own = threading.local()
+from pipegraph import concurrency
+
+_own = concurrency.local()
 
 
 class WakeCounts(Protocol):
@@ -44,7 +45,7 @@ class Activity:
     """The number of threads of one run that are not waiting."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._running = 0
         self._started = 0  # threads that were attached or woken so far
         self.on_idle: Callable[[], None] = lambda: None
@@ -81,7 +82,7 @@ class Waiter:
     __slots__ = ("lock", "since_ns", "woken_ns")
 
     def __init__(self, since_ns: int) -> None:
-        self.lock = threading.Lock()
+        self.lock = concurrency.Lock()
         self.lock.acquire()
         self.since_ns = self.woken_ns = since_ns
 

@@ -24,7 +24,6 @@ not its turn).
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from operator import attrgetter
 from time import perf_counter_ns
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch
 from pipegraph.engine.activity import Activity, Cancelled, Leaving, Waiter
@@ -135,7 +135,7 @@ class Channel:
         self.readers = 1
         self.share: Callable[[Any], None] = lambda buffers: None
         self.demand = NO_DEMAND
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._contents = Contents(capacity, max_bytes, sequenced, bundle_rows, heavy_capacity)
         self._unwanted = Unwanted()
         self._cancelled = False

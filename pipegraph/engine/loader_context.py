@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.contracts import Context, Operator, Source
 from pipegraph.engine.meter import Meter
 from pipegraph.engine.stage.ledger import Ledger
@@ -43,8 +43,8 @@ class LoaderContext(ABC):
         self.grown: dict[str, int] = {}
         self.capacities: dict[str, int] = {}
         self.counters: dict[str, dict[str, int]] = {}
-        self._counting = threading.RLock()
-        self._sharing = threading.RLock()
+        self._counting = concurrency.RLock()
+        self._sharing = concurrency.RLock()
         self._shared: dict[tuple[str, str], Any] = {}
 
     @abstractmethod

@@ -17,11 +17,11 @@ Rules (what differs from them is a bug):
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from itertools import chain
 from time import perf_counter_ns
 
+from pipegraph import concurrency
 from pipegraph.engine.activity import Activity, Cancelled, Waiter
 from pipegraph.errors import MemoryLimitError
 from pipegraph.units import format_bytes
@@ -93,7 +93,7 @@ class Account:
         self.peak = 0
         self.excess = 0
         self.stages: list[StageAccount] = []
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._references: dict[
             int, list[int]
         ] = {}  # by identity: chunks that refer to it, bytes, those in excess

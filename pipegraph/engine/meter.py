@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.durations import BATCH, Stopwatch
 from pipegraph.engine.activity import count_wakes
 from pipegraph.engine.tracing import Tracer
@@ -80,8 +80,8 @@ class Meter:
         A meter may serve several threads, one after the other.
         """
         if hasattr(time, "pthread_getcpuclockid"):
-            self._clock = time.pthread_getcpuclockid(threading.get_ident())
-        self._thread = threading.get_native_id()
+            self._clock = time.pthread_getcpuclockid(concurrency.get_ident())
+        self._thread = concurrency.get_native_id()
         count_wakes(self)
 
     def thread_ends(self) -> None:

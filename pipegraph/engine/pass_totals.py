@@ -7,13 +7,13 @@ total, and pauses between passes do not count.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter_ns, process_time_ns
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.engine.channel import ChannelStats
 from pipegraph.engine.loader_context import LoaderContext
 from pipegraph.engine.run import Run
@@ -73,7 +73,7 @@ class PassTotals:
         self._loader = loader
         self._staffing = staffing
         self._remote_totals = remote_totals
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._total: Totals = Counter()
         self._interval: Interval | None = None
         self._gauges = Gauges()

@@ -6,10 +6,10 @@ The behaviour contract is at the head of ``runtime``, which starts and ends runs
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.contracts import Context, FanIn, FanOut, Regroup, Source
 from pipegraph.engine.activity import Activity
 from pipegraph.engine.channel import Channel
@@ -57,13 +57,13 @@ class Run:
         self.activity.on_idle = self._resolve
         self.account = Account(_for_chunks(loader), self.activity)
         self.horizon = Horizon(self.activity, horizon)
-        self.stopping = threading.Event()
+        self.stopping = concurrency.Event()
         self.error: BaseException | None = None
         self.grown: dict[str, int] = {}
         self.channels: dict[tuple[str, int], Channel] = {}
         self.stages: dict[str, StageRun] = {}
         self._loader = loader
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self.over = False
         self._inner: list[Channel] = []
         self._pumps: list[StagePump] = []

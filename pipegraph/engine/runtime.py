@@ -23,13 +23,12 @@ while a thread is starting workers (it holds ``_starting``): it finds that the t
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
 from collections import Counter
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from pipegraph import concurrency
 from pipegraph.contracts import Source, history_of
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.loader_context import LoaderContext
@@ -66,10 +65,10 @@ class Runtime(LoaderContext):
         self._processes: Processes | None = None
         self._actors: Cluster | None = None
         # Held by the thread that closes; a signal handler may call ``close`` again inside it.
-        self._ending = threading.RLock()
+        self._ending = concurrency.RLock()
         # Held while a thread starts workers or a run. An RLock's ``__exit__`` is C: no interrupt can skip its release.
-        self._starting = threading.RLock()
-        self._starter: threading.Thread | None = None  # the thread that held it last
+        self._starting = concurrency.RLock()
+        self._starter: concurrency.Thread | None = None  # the thread that held it last
         self._opened: list[tuple[str, Worker | Source]] = []  # not by workers' threads
         self._to_open: dict[str, int] = {}  # workers still to open before the first run, per stage
         self._open_error: BaseException | None = None
@@ -95,7 +94,7 @@ class Runtime(LoaderContext):
         """
         self.end_run()
         with self._starting:
-            self._starter = threading.current_thread()
+            self._starter = concurrency.current_thread()
             with self.threads.lock:
                 if self.threads.closed:
                     raise Cancelled
@@ -329,8 +328,8 @@ class Runtime(LoaderContext):
         operator's ``open``, say), it only notifies them: that thread closes what it has opened when it leaves.
         """
         self.signal_close()
-        deadline = monotonic() + grace_s
-        if self._starting._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks it
+        deadline = concurrency.monotonic() + grace_s
+        if self._starting._is_owned():  # type: ignore[attr-defined]  # as concurrency.Condition asks it
             return
         if not self._starting.acquire(timeout=max(0.0, grace_s)):
             starter = self._starter

@@ -11,13 +11,13 @@ import pickle
 import resource
 import signal
 import socket
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from time import perf_counter_ns
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, Failure, Lineage
 from pipegraph.contracts import Context
@@ -93,7 +93,7 @@ class HostRuntime(Runtime):
         with self.threads.condition:
             if self.threads.closed:
                 raise Cancelled
-            self._starter = threading.current_thread()
+            self._starter = concurrency.current_thread()
         try:
             self._start_workers()
         finally:
@@ -117,7 +117,7 @@ class _Port(Port):
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
-        self._slabs_lock = threading.Lock()  # keeps slabs from being allocated during a send
+        self._slabs_lock = concurrency.Lock()  # keeps slabs from being allocated during a send
 
     def send(self, message: Any, wait: bool = True) -> int:
         with self._slabs_lock:
@@ -136,7 +136,7 @@ class Serving:
 
     def __init__(self, runtime: HostRuntime) -> None:
         self.runtime = runtime
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._number = 0
         self._cancelled = 0
         self._stopped = -1
@@ -289,7 +289,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, contr
             if any(stage.backend == "process" for stage in plan.running):
                 borrowed = zygote.borrow()  # before any thread starts
             serving = Serving(HostRuntime(plan, facts, port.slab))
-            threading.Thread(
+            concurrency.Thread(
                 target=serving.control, args=(Connection(control_fd),), name="control", daemon=True
             ).start()
             serving.runtime.open()

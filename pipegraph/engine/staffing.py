@@ -10,12 +10,12 @@ two have the same index. A worker that joins a run is counted by ``activity`` an
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
 
+from pipegraph import concurrency
 from pipegraph.contracts import Source, history_of
 from pipegraph.engine.activity import Cancelled, Leaving
 from pipegraph.engine.loader_context import LoaderContext
@@ -56,9 +56,9 @@ class Staffing:
         self._joining: dict[str, list[Worker]] = {name: [] for name in self._tuned}
         self._worker_time: dict[str, WorkerTime] = {}
         self._refused: dict[str, BaseException] = {}
-        self._local = threading.local()  # the worker of each thread
-        self._opening = threading.Lock()  # held while a worker opens: a close waits for one at most
-        self._sizing = threading.Lock()  # held while a size is applied, so that the newest is the last
+        self._local = concurrency.local()  # the worker of each thread
+        self._opening = concurrency.Lock()  # held while a worker opens: a close waits for one at most
+        self._sizing = concurrency.Lock()  # held while a size is applied, so that the newest is the last
 
     # -- inspection ----------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Staffing:
     def resize(self, stage: str, workers: int) -> None:
         """Set the number of workers of a tuned stage, at least one. Returns before they have joined or left."""
         loader, threads = self._loader, self._threads
-        coming: dict[threading.Thread, Worker] = {}
+        coming: dict[concurrency.Thread, Worker] = {}
         with threads.lock:
             if threads.closed or not loader.workers:
                 return
@@ -122,7 +122,7 @@ class Staffing:
                 channel.nudge_all()
         if coming:
 
-            def failed(thread: threading.Thread, error: BaseException) -> None:
+            def failed(thread: concurrency.Thread, error: BaseException) -> None:
                 self._refused[stage] = error
                 self._joining[stage].remove(coming[thread])
 

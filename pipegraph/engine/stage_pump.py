@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from pipegraph import global_generators
+from pipegraph import concurrency, global_generators
 from pipegraph.engine.activity import Cancelled
 
 MORE = object()
@@ -26,7 +25,7 @@ class StagePump:
     def __init__(self, loop: Iterator[Any], left: Callable[[], None]) -> None:
         self._loop = loop
         self._left = left
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._busy = False
         self._over = False
         self.more = False

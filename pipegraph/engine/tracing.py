@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, NamedTuple
+
+from pipegraph import concurrency
 
 MAX_EVENTS = 200_000
 """Events of each kind that are kept."""
@@ -72,7 +73,7 @@ class Tracer:
 
     def worked(self, stage: str, took_ns: int) -> None:
         """The calling thread has just worked for ``took_ns``."""
-        self._worked.extend((get_ident(), stage, perf_counter_ns(), took_ns))
+        self._worked.extend((concurrency.get_ident(), stage, perf_counter_ns(), took_ns))
 
     def sent(self, stage: str, item: Any) -> None:
         """A stage sends a chunk or a bundle."""
@@ -80,7 +81,9 @@ class Tracer:
 
     def delivered(self, asked_ns: int, item: Any) -> None:
         """The training loop gets a chunk or a bundle."""
-        self._delivered.extend((get_ident(), asked_ns, perf_counter_ns(), item.epoch, item.lineages))
+        self._delivered.extend(
+            (concurrency.get_ident(), asked_ns, perf_counter_ns(), item.epoch, item.lineages)
+        )
 
 
 def _queue(kind: Any) -> deque[Any]:

@@ -9,14 +9,12 @@ one; no threads are started after that; and every thread ``inside`` a run is cou
 
 from __future__ import annotations
 
-import _thread
 import logging
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator
-from time import monotonic
 
+from pipegraph import concurrency
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.run import Run
 from pipegraph.engine.stage_worker import Worker
@@ -36,37 +34,37 @@ class WorkerThreads:
     """
 
     def __init__(self, graph_name: str) -> None:
-        self.lock = threading.RLock()
-        self.condition = threading.Condition(self.lock)
+        self.lock = concurrency.RLock()
+        self.condition = concurrency.Condition(self.lock)
         self.run: Run | None = None
         self.run_number = 0
         self.closed = False
         self._prefix = f"pipegraph-{graph_name}-"
-        self._threads: list[threading.Thread] = []
-        self._ready: set[threading.Thread] = set()  # whose worker has opened its operator
-        self._inside: set[threading.Thread] = set()  # of these, the ones in the current run
-        self._ended: set[threading.Thread] = set()  # which have finished
+        self._threads: list[concurrency.Thread] = []
+        self._ready: set[concurrency.Thread] = set()  # whose worker has opened its operator
+        self._inside: set[concurrency.Thread] = set()  # of these, the ones in the current run
+        self._ended: set[concurrency.Thread] = set()  # which have finished
 
     # -- starting ------------------------------------------------------------------------------
 
-    def make(self, stage: str, index: int, life: Callable[[], None]) -> threading.Thread:
+    def make(self, stage: str, index: int, life: Callable[[], None]) -> concurrency.Thread:
         """A worker's thread, not started yet."""
-        return threading.Thread(
+        return concurrency.Thread(
             target=self._live, args=(life,), name=f"{self._prefix}{stage}-{index}", daemon=True
         )
 
     def launch(
-        self, threads: list[threading.Thread], failed: Callable[[threading.Thread, BaseException], None]
+        self, threads: list[concurrency.Thread], failed: Callable[[concurrency.Thread, BaseException], None]
     ) -> None:
         """Start threads, unless this is closed; ``failed`` is called under the lock for each that cannot be started.
 
         They are started from a helper thread: Ctrl-C, raised in the main thread only, in the middle of ``Thread.start``
         would leave a thread that may or may not run. ``start_new_thread`` is one C call: it happens or it does not.
         """
-        _thread.start_new_thread(self._launch, (threads, failed))
+        concurrency.start_new_thread(self._launch, (threads, failed))
 
     def _launch(
-        self, threads: list[threading.Thread], failed: Callable[[threading.Thread, BaseException], None]
+        self, threads: list[concurrency.Thread], failed: Callable[[concurrency.Thread, BaseException], None]
     ) -> None:
         with self.lock:
             if self.closed:
@@ -87,7 +85,7 @@ class WorkerThreads:
             life()
         finally:
             with self.lock:
-                self._ended.add(threading.current_thread())
+                self._ended.add(concurrency.current_thread())
                 self.condition.notify_all()
 
     # -- runs ----------------------------------------------------------------------------------
@@ -111,12 +109,12 @@ class WorkerThreads:
         """The calling thread's worker is ready, and joins the current run, if any. Returns the number of the run before
         the first that it works in."""
         with self.lock:
-            self._ready.add(threading.current_thread())
+            self._ready.add(concurrency.current_thread())
             self.condition.notify_all()
             if self.run is None:
                 return self.run_number
             self.run.activity.attach()
-            self._inside.add(threading.current_thread())
+            self._inside.add(concurrency.current_thread())
             return self.run_number - 1
 
     def serve(
@@ -148,7 +146,7 @@ class WorkerThreads:
                 run.fail(error)
             finally:
                 with self.lock:
-                    self._inside.discard(threading.current_thread())
+                    self._inside.discard(concurrency.current_thread())
                     leaves = worker.leaves
                     if leaves:
                         self._leave(worker)
@@ -160,7 +158,7 @@ class WorkerThreads:
 
     def _leave(self, worker: Worker) -> None:
         """Keep the calling thread's worker out of further runs; under the lock."""
-        self._ready.discard(threading.current_thread())
+        self._ready.discard(concurrency.current_thread())
         worker.opened = False
 
     def await_left(self, warn_after_s: float) -> bool:
@@ -182,7 +180,7 @@ class WorkerThreads:
 
     # -- closing -------------------------------------------------------------------------------
 
-    def join(self, deadline: float) -> Iterator[tuple[str, threading.Thread]]:
+    def join(self, deadline: float) -> Iterator[tuple[str, concurrency.Thread]]:
         """Join every thread; yields ``(stage, thread)`` for those still running at ``deadline``.
 
         Called again, it continues where an interrupted call stopped.
@@ -194,12 +192,12 @@ class WorkerThreads:
             if thread in self._threads:
                 self._threads.remove(thread)
 
-    def _joined(self, thread: threading.Thread, deadline: float) -> bool:
-        if thread is threading.current_thread():
+    def _joined(self, thread: concurrency.Thread, deadline: float) -> bool:
+        if thread is concurrency.current_thread():
             return True
         # Not a timed join: if Ctrl-C interrupts it, a running thread is marked as stopped (CPython 90882).
         with self.lock:
-            left = max(0.0, deadline - monotonic())
+            left = max(0.0, deadline - concurrency.monotonic())
             ended = self.condition.wait_for(lambda: thread in self._ended or not thread.is_alive(), left)
         if ended:
             thread.join()
@@ -217,11 +215,11 @@ class WorkerThreads:
             if thread.ident is not None
         }
 
-    def _stage_of(self, thread: threading.Thread) -> str:
+    def _stage_of(self, thread: concurrency.Thread) -> str:
         return thread.name.removeprefix(self._prefix).rpartition("-")[0]
 
 
-def stack_of(thread: threading.Thread | None) -> str:
+def stack_of(thread: concurrency.Thread | None) -> str:
     """The current stack of a thread, as text."""
     if thread is None:
         return ""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import Any, NoReturn
 
+from pipegraph import concurrency
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
@@ -36,7 +36,7 @@ class Pass:
     def __init__(
         self,
         loader: object,
-        turn: threading.RLock,
+        turn: concurrency.RLock,
         runtime: Runtime,
         run: Run,
         interval: Interval,

@@ -13,7 +13,6 @@ One ``for`` is one pass over one epoch. The loader's methods belong to one threa
 from __future__ import annotations
 
 import logging
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from math import inf
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from pipegraph import forks
+from pipegraph import concurrency, forks
 from pipegraph.chunk import Chunk
 from pipegraph.closing import Closing
 from pipegraph.engine.activity import Cancelled
@@ -114,7 +113,7 @@ class Loader(Closing):
 
             self._tuner = Tuner(self.plan)
         self._closed = ""  # why
-        self._turn = threading.RLock()  # who begins a pass or takes the next chunk
+        self._turn = concurrency.RLock()  # who begins a pass or takes the next chunk
         self._left_behind: Runtime | None = None  # of the process that forked this one
         forks.notify(self)
 
@@ -443,7 +442,7 @@ class Loader(Closing):
         A loader that has started stays with its threads in the parent. Nothing of its runtime is touched here, nor
         freed; its profile is the parent's to give.
         """
-        self._turn = threading.RLock()
+        self._turn = concurrency.RLock()
         self._ledger.forked()
         if self._runtime is None:
             return

@@ -9,13 +9,13 @@ scheduled at all, is loaded when a worker asks for it: the schedule affects timi
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process.exceptions import copied
 from pipegraph.errors import LoaderClosedError
@@ -53,16 +53,16 @@ class BlockReader:
     ) -> None:
         self._source, self._ahead = source, ahead
         self._count, self._clock = count, clock
-        self._lock = threading.Lock()
-        self._arrived = threading.Condition(self._lock)  # workers wait for blocks
-        self._work = threading.Condition(self._lock)  # fetchers wait for orders
-        self._planning = threading.Condition(self._lock)  # the scheduler waits for events and for its time
+        self._lock = concurrency.Lock()
+        self._arrived = concurrency.Condition(self._lock)  # workers wait for blocks
+        self._work = concurrency.Condition(self._lock)  # fetchers wait for orders
+        self._planning = concurrency.Condition(self._lock)  # the scheduler waits for events and for its time
         self._table = BlockTable(source)
         self._growing = 0  # loads that wait for room
         self._queue: deque[BlockEntry] = deque()
         self._cancelled = self._closed = False
         self._events = 0
-        self._threads: list[threading.Thread] = []
+        self._threads: list[concurrency.Thread] = []
         self._planner = PrefetchPlanner(source, self._table, clock())
         self._late_blocks = late_blocks or LateBlocks()
         self._late_blocks.begin(clock())
@@ -74,7 +74,7 @@ class BlockReader:
             self._begin_thread(self._schedule, "preload")
 
     def _begin_thread(self, run: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=run, name=f"pipegraph-{name}", daemon=True)
+        thread = concurrency.Thread(target=run, name=f"pipegraph-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
 

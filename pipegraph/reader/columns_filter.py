@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.errors import DataError, GraphError, ShardError
 from pipegraph.storage import Part, ShardFile, StoreClient, open_part
 from pipegraph.storage.formats import Format, format_of
@@ -67,7 +67,7 @@ class SameFields:
 
     def __init__(self, parts: Sequence[Part], choice: Choice, store: StoreClient | None) -> None:
         self._parts, self._choice, self._store = parts, choice, store
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._first: tuple[Part, Mapping[str, str]] | None = None
         self._alike: set[int] = set()
 

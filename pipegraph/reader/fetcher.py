@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.errors import LoaderClosedError
 from pipegraph.storage import Cacheable, CachedFile, NodeCache, StoreClient
 from pipegraph.storage.entries import Download, Sink
@@ -42,9 +42,9 @@ class Fetcher:
         self.in_use = remote or cache is not None
         self.memory = max(1, memory)
         self._count = count
-        self._stopped = threading.Event()
+        self._stopped = concurrency.Event()
         self._spills = False
-        self._counting, self._counted = threading.Lock(), StoreStats()
+        self._counting, self._counted = concurrency.Lock(), StoreStats()
 
     @property
     def cache(self) -> BlockCache | None:
@@ -109,7 +109,7 @@ class Fetcher:
 
 
 class _Stoppable:
-    def __init__(self, sink: Sink, stopped: threading.Event) -> None:
+    def __init__(self, sink: Sink, stopped: concurrency.Event) -> None:
         self._sink, self._stopped = sink, stopped
 
     def write_at(self, offset: int, data: bytes) -> None:

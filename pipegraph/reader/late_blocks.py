@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-import threading
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from pipegraph import concurrency
 from pipegraph.durations import Durations
 from pipegraph.profile.reports import Report
 
@@ -43,7 +43,7 @@ class LateBlocks(Report):
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._entered = self._late = self._cold_start = 0
         self._waited_us = self._cold_start_us = 0
         self._standing_s = self._elapsed_s = 0.0

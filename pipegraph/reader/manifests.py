@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from pipegraph import concurrency
 from pipegraph.errors import DataError, GraphError, LoaderClosedError, PipegraphWarning, ShardError
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part, StoreClient, build_manifest, expand_parts
@@ -37,7 +37,7 @@ class Once(Generic[T]):
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._changed = threading.Condition()
+        self._changed = concurrency.Condition()
         # Under it: at most one thread makes the value, and nobody does once it is there.
         self._value: list[T] = []
         self._is_made = False
@@ -58,7 +58,7 @@ class Once(Generic[T]):
         """
         if self._value:
             return self._value[0]
-        if self._is_made and self._maker == threading.get_ident():
+        if self._is_made and self._maker == concurrency.get_ident():
             raise DataError(
                 "a signal handler asks for what its own thread is just finding out about the data (which shards or "
                 "files there are, and their manifest); take a state in a handler once the first pass has begun"
@@ -70,7 +70,7 @@ class Once(Generic[T]):
                 return self._value[0]
             if self._is_made:
                 raise LoaderClosedError("the pipeline was closed while another one looked for its shards")
-            self._is_made, self._maker = True, threading.get_ident()
+            self._is_made, self._maker = True, concurrency.get_ident()
         made: list[T] = []
         try:
             made.append((make or self._make)())

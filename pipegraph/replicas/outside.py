@@ -8,7 +8,6 @@ hook has stored, through a penalty on gradients. What only returns gradients (``
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
+from pipegraph import concurrency
 from pipegraph.device.split import leaves
 from pipegraph.errors import ReplicaError
 
@@ -44,7 +44,7 @@ class Outside:
         self._parameters = parameters
         self._begin = begin
         self._complete = finish
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._finish: weakref.ref[Callable[[], None]] | None = None
         self._process = os.getpid()
         self._armed = False

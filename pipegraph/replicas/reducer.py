@@ -17,13 +17,13 @@ The contract; if the code differs, the code is wrong:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn import Parameter
 
+from pipegraph import concurrency
 from pipegraph.device import Backend, Slot, bind_thread
 from pipegraph.device.threads import start_thread
 from pipegraph.errors import ReplicaError
@@ -64,7 +64,7 @@ class Reducer:
         self._layout = BucketLayout(self._parameters, self.streams, owners, ranks, sparse)
         self._sums = Sums(self._parameters, owners, ranks)
         # Re-entrant, because `stop` may be called by the garbage collector.
-        self._condition = threading.Condition(threading.RLock())
+        self._condition = concurrency.Condition(concurrency.RLock())
         self._open = False
         self._forced = False
         self._launching = False

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch.nn import Module
 
+from pipegraph import concurrency
 from pipegraph.device import backend_for, bind_thread, normalised
 from pipegraph.device.split import leaves
 from pipegraph.device.threads import start_thread
@@ -20,10 +18,10 @@ from pipegraph.errors import note
 from pipegraph.replicas.caller import CallerState
 
 Job = Callable[[], Any]
-_Order = tuple[Job, "Future[Any]"]
+_Order = tuple[Job, "concurrency.Future[Any]"]
 
 
-def _serve(orders: SimpleQueue[_Order | None], device: torch.device | None = None) -> None:
+def _serve(orders: concurrency.SimpleQueue[_Order | None], device: torch.device | None = None) -> None:
     if device is not None:
         bind_thread(device)
     while (order := orders.get()) is not None:
@@ -51,7 +49,9 @@ class ReplicaThreads:
 
     def __init__(self, names: Sequence[str], intra_op: int, devices: Sequence[torch.device | None]) -> None:
         self._names = tuple(names)
-        self._orders: list[SimpleQueue[_Order | None]] = [SimpleQueue() for _ in names]
+        self._orders: list[concurrency.SimpleQueue[_Order | None]] = [
+            concurrency.SimpleQueue() for _ in names
+        ]
         self._threads = [
             # They know the queue, not its owner, so that this can be collected.
             start_thread(partial(_serve, orders, device), f"pipegraph-replica-{index}", intra_op)
@@ -67,13 +67,13 @@ class ReplicaThreads:
             traceback and a note that names the member. A KeyboardInterrupt of the waiting thread is
             raised once all jobs have ended, a second one at once, as :class:`Abandoned`.
         """
-        futures: dict[int, Future[Any]] = {}
+        futures: dict[int, concurrency.Future[Any]] = {}
         try:
             for member, job in jobs.items():
-                future: Future[Any] = Future()
+                future: concurrency.Future[Any] = concurrency.Future()
                 self._orders[member].put((job, future))
                 futures[member] = future
-            wait(list(futures.values()))
+            concurrency.wait(list(futures.values()))
         except KeyboardInterrupt:
             _wait_once_more(futures)
             raise
@@ -85,7 +85,7 @@ class ReplicaThreads:
         return {member: future.result() for member, future in futures.items()}
 
     @property
-    def members(self) -> tuple[threading.Thread, ...]:
+    def members(self) -> tuple[concurrency.Thread, ...]:
         return tuple(self._threads)
 
     def close(self, join: bool = True) -> None:
@@ -96,7 +96,7 @@ class ReplicaThreads:
                 thread.join()
 
 
-def _end(orders: Sequence[SimpleQueue[_Order | None]]) -> None:
+def _end(orders: Sequence[concurrency.SimpleQueue[_Order | None]]) -> None:
     for line in orders:
         line.put(None)
 
@@ -105,10 +105,10 @@ class Abandoned(KeyboardInterrupt):
     """Interrupted a second time while jobs still ran: their replicas' state is unknown."""
 
 
-def _wait_once_more(futures: Mapping[int, Future[Any]]) -> None:
+def _wait_once_more(futures: Mapping[int, concurrency.Future[Any]]) -> None:
     """After an interrupt: until all jobs have ended, so that nothing runs on behind the exception."""
     try:
-        wait(list(futures.values()))
+        concurrency.wait(list(futures.values()))
     except KeyboardInterrupt:
         raise Abandoned("interrupted twice while replicas still ran") from None
 

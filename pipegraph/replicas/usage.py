@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from pipegraph import concurrency
 from pipegraph.errors import ReplicaError
 
 _IN_USE = "the executor is in use: one call at a time, and none from inside a forward or loss"
@@ -20,7 +20,7 @@ class Usage:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._caller: int | None = None
         self._process = os.getpid()
         self.closed: str | None = None
@@ -45,7 +45,7 @@ class Usage:
         if not self._lock.acquire(blocking=False):
             raise ReplicaError(_IN_USE)
         try:
-            self._caller = threading.get_ident()
+            self._caller = concurrency.get_ident()
             self._refuse_closed()
             yield
         finally:
@@ -57,14 +57,14 @@ class Usage:
             raise ReplicaError(f"the executor is closed: {self.closed}")
 
     @contextmanager
-    def closing(self, members: Iterable[threading.Thread]) -> Iterator[None]:
+    def closing(self, members: Iterable[concurrency.Thread]) -> Iterator[None]:
         """Wait for the call that runs in another thread.
 
         Raises:
             ReplicaError: this thread makes that call, or works for it: it would wait for itself.
         """
-        if self._caller == threading.get_ident() or (
-            self._caller is not None and threading.current_thread() in members
+        if self._caller == concurrency.get_ident() or (
+            self._caller is not None and concurrency.current_thread() in members
         ):
             raise ReplicaError(_IN_USE)
         with self._lock:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 from bisect import bisect_right
 
+from pipegraph import concurrency
 from pipegraph.errors import DataError
 
 from .checksum import crc32c_extend, file_crc32c
@@ -17,7 +17,7 @@ class _Arrival:
 
     def __init__(self, nbytes: int, crc32c: int | None) -> None:
         self._nbytes, self._crc32c = nbytes, crc32c
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._sizes: dict[int, int] = {}  # of the pieces, by where they begin; under the lock
 
     def _note(self, offset: int, nbytes: int) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 from collections import deque
 from typing import Final
 
+from pipegraph import concurrency
 from pipegraph.errors import LoaderClosedError
 
 from .entries import CachedFile, Fate
@@ -50,10 +50,10 @@ class Commits:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = concurrency.Condition()
         self._queue: deque[str] = deque()
         self._pending: dict[str, _Commit] = {}
-        self._thread: threading.Thread | None = None
+        self._thread: concurrency.Thread | None = None
         self._runs = self._closed = False
 
     def add(self, name: str, uri: str, fd: int, partial: str, final_path: str) -> CachedFile:
@@ -72,7 +72,7 @@ class Commits:
             self._queue.append(name)
             if not self._runs:
                 self._runs = True
-                self._thread = threading.Thread(target=self._run, name="pipegraph-cache-sync", daemon=True)
+                self._thread = concurrency.Thread(target=self._run, name="pipegraph-cache-sync", daemon=True)
                 self._thread.start()
         return file
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 
+from pipegraph import concurrency
 from pipegraph.errors import LoaderClosedError
 
 
@@ -36,7 +36,7 @@ class LockWaits:
     """Waits for shared locks; `close` ends them all."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = concurrency.Condition()
         self._closed = False
 
     def shared(self, fd: int) -> None:
@@ -54,7 +54,7 @@ class LockWaits:
         # A blocking flock cannot be interrupted: a thread of its own waits in it, and
         # ends when the holder does (at the latest with the holder's process).
         wait = _Wait(fd, self._changed)
-        threading.Thread(target=wait.run, name="pipegraph-cache-lock", daemon=True).start()
+        concurrency.Thread(target=wait.run, name="pipegraph-cache-lock", daemon=True).start()
         with self._changed:
             self._changed.wait_for(lambda: wait.done or self._closed)
             if not wait.done:
@@ -70,7 +70,7 @@ class LockWaits:
 
 
 class _Wait:
-    def __init__(self, fd: int, changed: threading.Condition) -> None:
+    def __init__(self, fd: int, changed: concurrency.Condition) -> None:
         self._fd, self._changed = fd, changed
         self.done = self.abandoned = False
         self.error: OSError | None = None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from abc import abstractmethod
 from typing import Any, Generic, TypeVar, final
 
+from pipegraph import concurrency
 from pipegraph.errors import ShardError
 from pipegraph.machine import open_files_limit
 from pipegraph.storage.formats.shard_format import Block
@@ -62,7 +62,7 @@ class OpenFiles:
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
         # Guards the table. A file that leaves it is closed when its last read has ended.
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._open: dict[Reopenable[Any], None] = {}  # the one opened longest ago first
 
     def admit(self, file: Reopenable[F], opened: F) -> None:
@@ -98,7 +98,7 @@ class LocalParts:
     def __init__(self, max_open: int | None = None) -> None:
         limit = max_open or max(4, open_files_limit() // 8)
         self.parts, self.entries = OpenFiles(limit), OpenFiles(limit)
-        self._lock = threading.Lock()  # guards the table of checksums
+        self._lock = concurrency.Lock()  # guards the table of checksums
         self._verified: dict[tuple[str, int, int, int], tuple[Identity, int]] = {}
 
     def open(self, part: Part) -> PartFile:

@@ -17,10 +17,10 @@ import contextlib
 import fcntl
 import math
 import os
-import threading
 from collections import Counter
 from typing import Final, final
 
+from pipegraph import concurrency
 from pipegraph.closing import Closing
 from pipegraph.errors import ChecksumError, DataError, LoaderClosedError
 from pipegraph.units import format_bytes, parse_bytes
@@ -63,7 +63,7 @@ class NodeCache(Closing):
         self.limit = parse_bytes(limit, "NodeCache(limit=...)")
         self._next_use: NextUse = next_use or (lambda name: math.inf)
         self._waits, self._commits = LockWaits(), Commits()
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._counts = Counter[str]()
         self._verified: set[tuple[str, int]] = set()
         self._closed = False

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from typing import final
+
+from pipegraph import concurrency
 
 from .parts import Part
 from .shard_files import ShardFile
@@ -38,7 +39,7 @@ class RemoteFile(ShardFile):
         assert part.size is not None
         self.size = part.size
         self._keep = max(2, -(-keep_nbytes // store.range_nbytes))
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._pieces: OrderedDict[int, Pending[bytes]] = OrderedDict()
         self._last = (0, 0)  # the range read last
 

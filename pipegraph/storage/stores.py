@@ -12,12 +12,12 @@ import concurrent.futures
 import importlib
 import os
 import re
-import threading
 from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, final
 
+from pipegraph import concurrency
 from pipegraph.closing import Closing
 from pipegraph.errors import LoaderClosedError, MissingExtraError, StoreError
 from pipegraph.forks import lock_free_after_fork
@@ -84,7 +84,7 @@ class StoreClient(Closing):
         self._options = dict(options or {})
         self._retry, self._grace = retry or Backoff(), grace_s
         self.range_nbytes, self.parallel = range_nbytes, parallel
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._stores: dict[str, Any] = {}
         self._counts = collections.Counter[str]()
         self._versions = Versions()
@@ -92,7 +92,7 @@ class StoreClient(Closing):
             self._obstore, self._retry, hedge or Hedge(), grace_s, range_nbytes, self._count, self._versions
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: concurrency.Thread | None = None
         self._closed = False
         self._process = os.getpid()
 
@@ -289,7 +289,7 @@ class StoreClient(Closing):
                 )
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
+                self._thread = concurrency.Thread(
                     target=_run_loop, args=(self._loop,), name="pipegraph-store-io", daemon=True
                 )
                 self._thread.start()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pipegraph import concurrency
 from pipegraph.errors import DataError, StoreError
 
 from .parts import Part
@@ -45,7 +45,7 @@ class Versions:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         # Guarded by it: size, etag and time of the last change by URL; what has come to be known never changes.
         self._known: dict[str, tuple[int | None, str | None, str | None]] = {}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pipegraph as pg
-from pipegraph import operators as ops
+from pipegraph import concurrency, operators as ops
 from pipegraph.engine.process import process_host, thread_host
 from pipegraph.engine.process.contract import Overdue
 from pipegraph.engine.process.thread_host import _Progress
@@ -245,8 +245,8 @@ def test_the_time_in_which_the_whole_job_is_stopped_counts_for_no_row(monkeypatc
     """A stopped job: the wait for half a second ends a hundred seconds later, with the row in work where it was."""
     now, slept = [0.0], []
     clock = SimpleNamespace(monotonic=lambda: now[0], monotonic_ns=lambda: int(now[0] * 1e9))
-    monkeypatch.setattr(thread_host, "monotonic", clock.monotonic)
-    monkeypatch.setattr(process_host, "time", clock)
+    monkeypatch.setattr(concurrency, "monotonic", clock.monotonic)
+    monkeypatch.setattr(concurrency, "monotonic_ns", clock.monotonic_ns)
 
     def sleep(seconds):
         slept.append(seconds)

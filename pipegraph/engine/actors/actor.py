@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pipegraph import concurrency
 from pipegraph.contracts import Context
 from pipegraph.engine.actors.notes import note
 from pipegraph.engine.actors.parcel import Parcel, Received
@@ -66,7 +66,7 @@ class StageActor:
             sys.modules["cv2"].setNumThreads(0)
         own_process()
         enter_worker(contexts[0].seed, contexts[0].stage)
-        self._thread = threading.get_ident()
+        self._thread = concurrency.get_ident()
         try:
             operators = sealed.shared()
             self._worker = opened_worker(self._progress, operators, contexts, pack, judged, self._counts)

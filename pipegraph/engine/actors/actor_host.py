@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 import ray
 from ray import exceptions as lost
 
+from pipegraph import concurrency
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.actors.actor import StageActor
@@ -96,7 +95,7 @@ class ActorHost:
         self._context = contexts[0]
         self._given = given
         self._timeout_s = timeout_s
-        self._condition = threading.Condition()
+        self._condition = concurrency.Condition()
         self._cancelled = False
         self._actor: Any = None
         self._sent = 0  # calls to this actor
@@ -197,14 +196,14 @@ class ActorHost:
 
     def _await(self, answer: Future[Any], timeout_s: float | None) -> bool:
         """Wait for an answer; returns whether it came in time."""
-        deadline = None if timeout_s is None else monotonic() + timeout_s
+        deadline = None if timeout_s is None else concurrency.monotonic() + timeout_s
         with self._condition:
             while not answer.done():
                 if self._cancelled:
                     if self._next is not None:  # it will not be called any more
                         self._left, self._next = self._next[1], None
                     raise Cancelled
-                left_s = None if deadline is None else deadline - monotonic()
+                left_s = None if deadline is None else deadline - concurrency.monotonic()
                 if left_s is not None and left_s <= 0:
                     return False
                 self._condition.wait(left_s)

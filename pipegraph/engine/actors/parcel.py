@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
+from pipegraph import concurrency
 from pipegraph.engine.process.wire import APART, TreePickler, light_below, set_apart
 
 
@@ -55,7 +55,7 @@ class _Pickler(TreePickler):
         return super().reducer_override(value)
 
 
-class _Opening(threading.local):
+class _Opening(concurrency.local):
     """The references beside the pickle that the current thread reads."""
 
     refs: Sequence[Any] = ()

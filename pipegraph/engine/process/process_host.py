@@ -22,13 +22,11 @@ import math
 import os
 import select
 import signal
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipegraph import forks
+from pipegraph import concurrency, forks
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process import zygote
@@ -98,7 +96,7 @@ class ProcessHost:
         self._timeout_s = timeout_s
         self._count = count
         self._wake = -1  # an eventfd, made with the first process
-        self._waking = threading.Lock()  # keeps _wake open during a write
+        self._waking = concurrency.Lock()  # keeps _wake open during a write
         self._running: _Process | None = None
         self._unanswered = 0
         self.ahead: Callable[[], Call | None] | None = None
@@ -248,7 +246,7 @@ class ProcessHost:
         left_ms = math.inf if timeout_s is None else timeout_s * 1000
         without_s = 0.0
         while True:
-            asked_ns = time.monotonic_ns()
+            asked_ns = concurrency.monotonic_ns()
             ready = {fd for fd, _ in self._process.poll.poll(None if left_ms == math.inf else left_ms)}
             if self._wake in ready:
                 self._next = self._outcome = None  # it will not be called any more
@@ -259,7 +257,7 @@ class ProcessHost:
                 raise self._died()
             assert timeout_s is not None
             row, since_ns, member = self._process.page.look()
-            now_ns = time.monotonic_ns()
+            now_ns = concurrency.monotonic_ns()
             without_s += stopped_s((now_ns - asked_ns) / 1e9, left_ms / 1000)
             spent_s = (now_ns - since_ns) / 1e9 - without_s
             if spent_s >= timeout_s:
@@ -315,7 +313,7 @@ class ProcessHost:
 
     def _forked(self) -> None:
         """In a forked child: close our copy of the parent's socket, so that the process sees the parent end."""
-        self._waking = threading.Lock()
+        self._waking = concurrency.Lock()
         running, wake, self._wake = self._running, self._wake, -1
         self._forget()
         if running is not None:
@@ -353,14 +351,14 @@ class ProcessHost:
     def _close_operator(self, grace_s: float) -> BaseException | None:
         process = self._process
         process.poll.unregister(self._wake)
-        deadline = time.monotonic() + grace_s
+        deadline = concurrency.monotonic() + grace_s
         try:
             closing = False
             while self._unanswered or not closing:
                 if not self._unanswered:
                     process.port.send(("close", ()))
                     self._unanswered, closing = 1, True
-                if not process.poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                if not process.poll.poll(max(0.0, deadline - concurrency.monotonic()) * 1000):
                     return None  # it is in the middle of a long item, which is not needed: it is killed
                 with contextlib.suppress(Unreadable):
                     result, _ = self._receive()

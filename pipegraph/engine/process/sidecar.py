@@ -8,10 +8,10 @@ which a thread of the sidecar serves.
 from __future__ import annotations
 
 import socket
-import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.contracts import Context
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.contract import Died
@@ -63,8 +63,10 @@ class Sidecar:
 
     def __init__(self, parent: zygote.Zygote, sealed: Sealed, facts: tuple[int, int, int, int]) -> None:
         self._host = _Host(parent, sealed, facts)
-        self._sending = threading.Lock()  # for whole messages on the control connection; not held for answers
-        self._asking = threading.Lock()  # one request at a time
+        self._sending = (
+            concurrency.Lock()
+        )  # for whole messages on the control connection; not held for answers
+        self._asking = concurrency.Lock()  # one request at a time
         self._question = 0
         self.number = 0
         """The number of its current run."""

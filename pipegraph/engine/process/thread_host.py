@@ -14,13 +14,12 @@ import contextlib
 import copy
 import math
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from time import monotonic, monotonic_ns
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process.contract import Call, Overdue, stopped_s
@@ -50,8 +49,8 @@ class _Progress:
     """The row in work and its start time. Rows are begun and abandoned under one lock."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._row, self._since = NOTHING, monotonic_ns()
+        self._lock = concurrency.Lock()
+        self._row, self._since = NOTHING, concurrency.monotonic_ns()
         self._abandoned = False
 
     def begin(self, row: int) -> None:
@@ -59,11 +58,11 @@ class _Progress:
         with self._lock:
             if self._abandoned:
                 raise _Abandoned
-            self._row, self._since = row, monotonic_ns()
+            self._row, self._since = row, concurrency.monotonic_ns()
 
     def left_s(self, timeout_s: float) -> float:
         """Seconds until the row's deadline."""
-        return timeout_s - (monotonic_ns() - self._since) / 1e9
+        return timeout_s - (concurrency.monotonic_ns() - self._since) / 1e9
 
     def abandon(self) -> int:
         """Abandon the thread; returns the row in work."""
@@ -78,14 +77,14 @@ class _Helper:
     def __init__(self, operator: Any, context: Context) -> None:
         self.progress = _Progress()
         self.worker: ProcessWorker | None = None
-        self._condition = threading.Condition()
+        self._condition = concurrency.Condition()
         self._request: tuple[str, tuple[Any, ...]] | None = None
         self._answer: list[Any] = []
         self._cancelled = False
         self._operator = operator
         self._context = context
         name = f"pipegraph-deadline-{context.stage}-{context.worker}"
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = concurrency.Thread(target=self._run, name=name, daemon=True)
         self.busy = True  # it opens the operator
 
     def ask(self, name: str, args: tuple[Any, ...]) -> None:
@@ -110,9 +109,9 @@ class _Helper:
                 left_s = self.progress.left_s(timeout_s) + without_s
                 if left_s <= 0:
                     raise TimeoutError
-                asked_s = monotonic()
+                asked_s = concurrency.monotonic()
                 self._condition.wait(None if left_s == math.inf else left_s)
-                without_s += stopped_s(monotonic() - asked_s, left_s)
+                without_s += stopped_s(concurrency.monotonic() - asked_s, left_s)
             self.busy = False
             return self._answer.pop()
 
@@ -172,7 +171,7 @@ class ThreadHost:
         self._plain = operator
         self._context = context
         self._timeout_s = timeout_s
-        self._lock = threading.Lock()  # guards the next two, so that ``cancel`` finds the current helper
+        self._lock = concurrency.Lock()  # guards the next two, so that ``cancel`` finds the current helper
         self._helper: _Helper | None = None
         self._cancelled = False
         self._left: list[_Helper] = []
@@ -254,14 +253,14 @@ class ThreadHost:
             raise error
 
     def _close(self, helper: _Helper, grace_s: float) -> BaseException | None:
-        deadline = monotonic() + grace_s
+        deadline = concurrency.monotonic() + grace_s
         try:
             if helper.busy:
                 helper.answer(grace_s)
             if helper.worker is None:  # ``open`` failed
                 return None
             helper.ask("close", ())
-            result = helper.answer(max(0.0, deadline - monotonic()))
+            result = helper.answer(max(0.0, deadline - concurrency.monotonic()))
             helper.thread.join()
         except TimeoutError:
             helper.progress.abandon()

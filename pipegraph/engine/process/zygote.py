@@ -22,7 +22,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import traceback
 import warnings
 import weakref
@@ -30,7 +29,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
-from pipegraph import forks
+from pipegraph import concurrency, forks
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process import surroundings
 from pipegraph.engine.process.fork_server import REAP, SPAWN, receive, send, serve
@@ -74,7 +73,7 @@ class Zygote:
     """The trainer's handle of a zygote. Thread-safe: requests are made one at a time under ``_lock``."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self.forked = True
         self._begin()
         forks.notify(self)
@@ -182,7 +181,7 @@ class Zygote:
 
     def _forked(self) -> None:
         """In a forked child: close our copy of the parent's socket, so that the zygote sees the parent end."""
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._sock.close()
         self._close_ready()
         self._process = None
@@ -204,7 +203,7 @@ _keepers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 # Reentrant: the garbage collector may free an owner, and so call release, in the middle of borrow. Users are counted
 # before the zygote is read, so that such a release never ends the zygote that borrow is about to return.
-_lock = threading.RLock()
+_lock = concurrency.RLock()
 _shared: Zygote | None = None
 _users = 0
 _lasting: Zygote | None = None  # itself a user of the shared one
@@ -271,7 +270,7 @@ atexit.register(end_lasting)
 def _after_fork() -> None:
     """In a forked child: forget the parent's zygote; see also ``Zygote._forked``."""
     global _lock, _shared, _users, _lasting
-    _lock, _shared, _users, _lasting = threading.RLock(), None, 0, None
+    _lock, _shared, _users, _lasting = concurrency.RLock(), None, 0, None
     _keepers.clear()
 
 
@@ -284,9 +283,9 @@ def may_fork() -> bool:
     Threads of native libraries' pools do not count: OpenBLAS ends and restarts its own around a fork, and the zygote
     sets the others' pools to one thread, as ``DataLoader``'s workers do.
     """
-    if not hasattr(os, "fork") or sys.platform == "darwin" or threading.active_count() > 1:
+    if not hasattr(os, "fork") or sys.platform == "darwin" or concurrency.active_count() > 1:
         return False
-    if threading.current_thread() is not threading.main_thread():
+    if concurrency.current_thread() is not concurrency.main_thread():
         return False
     from pipegraph.device import cuda
 

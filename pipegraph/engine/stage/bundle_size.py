@@ -8,8 +8,9 @@ bundle that took too long. Results never depend on it.
 from __future__ import annotations
 
 import sys
-import threading
 from itertools import pairwise
+
+from pipegraph import concurrency
 
 BUNDLE_NS = 1_000_000
 """After a bundle that took less, the next may be twice as large: the hand-over costs 1 % of this."""
@@ -61,7 +62,7 @@ class Pace:
         self.min_rows = min(min_rows, self.max_rows)
         self.size = size
         self.nbytes = min(nbytes, FAR_BYTES if far else BUNDLE_BYTES)
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._quick = self.min_rows  # rows that took less than the limit
         self._rows = self.min_rows
         self._heaviest = 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-
+from pipegraph import concurrency
 from pipegraph.engine.activity import Activity, Cancelled, Waiter
 
 
@@ -12,7 +11,7 @@ class Horizon:
 
     def __init__(self, activity: Activity, limit: float) -> None:
         self._activity = activity
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._limit = limit
         self._waiting: list[Waiter] = []
         self._cancelled = False

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.contracts import Operator, Source
 from pipegraph.engine.activity import Cancelled
@@ -30,7 +30,7 @@ def is_interrupt(stage: StageContext, error: BaseException) -> bool:
     return (
         isinstance(error, KeyboardInterrupt)
         and stage.plan.backend == "inline"
-        and threading.current_thread() is threading.main_thread()
+        and concurrency.current_thread() is concurrency.main_thread()
     )
 
 

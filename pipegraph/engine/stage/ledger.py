@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pipegraph import concurrency
 from pipegraph.chunk import Cursor, Lineage
 from pipegraph.engine.stage.budgets import Book, Entry, Quarantined
 from pipegraph.errors import shown
@@ -36,7 +36,7 @@ class Ledger:
     def __init__(self, unordered: Collection[str] = ()) -> None:
         # Reentrant, and every change below keeps the data readable at each step: a signal handler may take a state
         # while its thread is in here.
-        self._lock = threading.RLock()
+        self._lock = concurrency.RLock()
         self._unordered = frozenset(unordered)
         self._quarantine: dict[tuple[Any, ...], Entry] = {}
         self._numbers = count()
@@ -59,7 +59,7 @@ class Ledger:
 
     def forked(self) -> None:
         """In a forked child: replace the lock, which a thread of the parent may have held."""
-        self._lock = threading.RLock()
+        self._lock = concurrency.RLock()
 
     # -- books ---------------------------------------------------------------------------------
 

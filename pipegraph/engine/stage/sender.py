@@ -7,11 +7,11 @@ not know its stage's order, nor whether consumers refuse items: both are handled
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Mark
 from pipegraph.engine.activity import Cancelled
@@ -173,7 +173,7 @@ class AsFinished(Sender):
     def __init__(self, stage: StageContext, failures: Failures, channels: list[Channel]) -> None:
         super().__init__(stage, failures, channels)
         self.first = self._is_oldest
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._open: dict[int, tuple[int, int]] = {}  # ticket -> epoch and items taken before it
         self._taken = 0
         self._ending: dict[int, Any] = {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from pipegraph import concurrency
 from pipegraph.contracts import Context, Operator, Source
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Account
@@ -31,7 +31,7 @@ class RunContext(Protocol):
     horizon: Horizon
     ledger: Ledger
     tracer: Tracer
-    stopping: threading.Event
+    stopping: concurrency.Event
 
     def fail(self, error: BaseException) -> None:
         """End the run with this error, unless it has ended already."""
@@ -73,7 +73,7 @@ class StageContext:
         self.in_order = not self.by_ticket or not plan.several or plan.spec.ordered
         self.numbers_taken = self.by_ticket and self.budgeted
         self.ordinals = Ordinals(plan, run.ledger)
-        self.judging = threading.Lock()
+        self.judging = concurrency.Lock()
         self.stop_epoch = -1
 
     def number(self, worker: Worker, item: Any) -> None:

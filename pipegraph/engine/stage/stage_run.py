@@ -6,13 +6,13 @@ A ``StageRun`` lives as long as one run (from a pass's start until it is cancell
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, Failure
 from pipegraph.contracts import Operator, RowOperator
@@ -64,7 +64,7 @@ class StageRun(StageContext):
         self.pack: Callable[[list[Any]], Any] | None = None
         self.snapshots = Snapshots(plan.name, run.account.limit, run.account.keep)
         self.jobs: deque[Any] = deque()
-        self.jobs_lock = threading.Lock()
+        self.jobs_lock = concurrency.Lock()
         self.failures = Failures(self)
 
     def wire(self) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipegraph import concurrency
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.engine.memory import Buffers
@@ -71,7 +71,7 @@ class Unit:
         self._reserved_rows = 0  # unsent rows covered by the reservation
         self._held: Buffers = ()
         self._unsent: list[Chunk] = []  # taken by a thread of the next stage, which found no room for it
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._sending = False
         self._granted: int | None = None  # bytes reserved for the whole unit before it began
         self._rows_in_work: Any = iter(())  # the list iterator that the worker runs through

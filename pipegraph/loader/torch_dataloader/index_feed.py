@@ -6,11 +6,11 @@ ahead; a graph that is used by itself draws them when its workers want more.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.engine.activity import Cancelled
 from pipegraph.loader.torch_dataloader.batch_progress import Remaining
 
@@ -19,7 +19,7 @@ class IndexFeed:
     """Indices that one thread puts and the threads of ``shares`` workers take, dealt in turn. Thread-safe."""
 
     def __init__(self, shares: int) -> None:
-        self._changed = threading.Condition()
+        self._changed = concurrency.Condition()
         self._count = shares
         self._cancelled = False
         self._shares: list[deque[Any]] = []
@@ -87,7 +87,7 @@ class DrawnIndices:
         self.remaining = Remaining()
         self._sampler: Any = sampler
         self._count = shares
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._epochs: dict[int, tuple[Iterator[tuple[int, Any]], list[deque[Any]]]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:

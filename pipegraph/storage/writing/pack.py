@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -19,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from pipegraph import concurrency
 from pipegraph.errors import DataError, GraphError, WorkerDiedError
 from pipegraph.integers import integer
 from pipegraph.machine import cores
@@ -196,7 +196,7 @@ def _results(
             yield number, write_part(job, path, samples)
         return
     # Forked workers start at once, with all that is imported here; a process that has other threads cannot fork safely.
-    method = "fork" if threading.active_count() == 1 else "forkserver"
+    method = "fork" if concurrency.active_count() == 1 else "forkserver"
     context = multiprocessing.get_context(method)
     stop = context.Event()
     arguments = (job if method == "fork" else job.sealed(), stop, os.getpid() if method == "fork" else None)
