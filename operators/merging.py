@@ -33,6 +33,7 @@ class Zip(FanIn):
     """
 
     own_numbers = True
+    consecutive = True
     default_name = "zip"
     pairs = True
     inputs_in = (0, None)
@@ -87,7 +88,7 @@ class Zip(FanIn):
         return tuple(positions)
 
     def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        return [None] * inputs if cursor is None else list(cursor)
+        return list(cursor)
 
 
 @final
@@ -95,6 +96,7 @@ class Concat(FanIn):
     """One input after the other."""
 
     own_numbers = True
+    consecutive = True
     separate = True
     inputs_in = (1, None)
 
@@ -108,9 +110,6 @@ class Concat(FanIn):
     def end_input(self, index: int) -> None:
         self._at += 1
 
-    def process(self, chunk: Chunk) -> Chunk:
-        return chunk
-
     def merged_length(self, lengths: Sequence[int]) -> int | None:
         return sum(lengths)
 
@@ -118,8 +117,8 @@ class Concat(FanIn):
         return (self._at, *positions)
 
     def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        self._at = 0 if cursor is None else cursor[0]
-        return [None] * inputs if cursor is None else list(cursor[1:])
+        self._at = cursor[0]
+        return list(cursor[1:])
 
 
 @final
@@ -140,6 +139,7 @@ class Mix(FanIn):
     """
 
     own_numbers = True
+    consecutive = True
     separate = True
     inputs_in = (2, None)
 
@@ -222,8 +222,6 @@ class Mix(FanIn):
         return (self._drawn, ended, *positions)
 
     def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        if cursor is None:
-            return [None] * inputs
         ended: Any = cursor[1]
         if self.repeats:
             ended, again = ended
@@ -244,6 +242,7 @@ class Take(FanIn):
     """
 
     own_numbers = True
+    consecutive = True
     inputs = 1
     inputs_in = (1, None)
     needs_order = True
@@ -275,8 +274,6 @@ class Take(FanIn):
         return (self._taken, *positions)
 
     def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        if cursor is None:
-            return [None] * inputs
         self._taken = cursor[0]
         return list(cursor[1:])
 
@@ -308,9 +305,6 @@ class Route(FanOut):
     def choose(self, chunk: Chunk) -> int:
         return self.function(chunk.data)
 
-    def process(self, chunk: Chunk) -> Chunk:
-        return chunk
-
     def length(self, n: int) -> int | None:
         return None
 
@@ -323,6 +317,7 @@ class Merge(FanIn):
     """
 
     own_numbers = True
+    consecutive = True
     follows_route = True
     inputs_in = (0, -1)
 
@@ -350,14 +345,9 @@ class Merge(FanIn):
         self._at = self._input_of[mark.turn]
         return True
 
-    def process(self, chunk: Chunk) -> Chunk:
-        return chunk
-
     def cursor(self, positions: Sequence[Cursor]) -> Cursor:
         return (*positions, self._at)
 
     def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        if cursor is None:
-            return [None] * inputs
         self._at = cursor[-1]
         return list(cursor[:-1])

@@ -288,7 +288,13 @@ class Regroup(Operator):
 
 
 class FanIn(Operator):
-    """An operator with several inputs and one output; its state alone decides in which order inputs are read."""
+    """An operator with several inputs and one output; its state alone decides in which order inputs are read.
+
+    A resume begins a copy, gives it a cursor of one of its outputs, and reads each input from the position that it
+    returns. So a cursor holds the positions of the inputs and whatever else :meth:`next_input` depends on. It is a
+    nested tuple of JSON values (a dict in it is not compared), and grows from output to output: put positions, or a
+    count of outputs, first. An output consists of items that were taken since the output before it.
+    """
 
     kind: ClassVar[Kind] = "merge"
     inputs: int | Literal["many"] = "many"
@@ -299,6 +305,8 @@ class FanIn(Operator):
     """Whether the rest of each input can be redistributed to another number of ranks independently."""
     pairs: bool = False
     """Whether it combines the items at the same position of all inputs."""
+    consecutive: bool = False
+    """Whether its cursors are known to grow and to hold its state, so that the engine need not check them."""
 
     def begin(self, inputs: int, epoch: int) -> None:
         """A new epoch over ``inputs`` upstream nodes begins."""
@@ -325,13 +333,16 @@ class FanIn(Operator):
         """Chunks out per epoch for the given chunks in; None if it depends on the data."""
         return None
 
-    def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        """Prepare to resume at ``cursor`` (None: the start); returns the cursor of each input."""
-        return [None] * inputs
+    def process(self, chunk: Chunk) -> Chunk | None:
+        return chunk
 
     @abstractmethod
     def cursor(self, positions: Sequence[Cursor]) -> Cursor:
-        """The output's cursor when input i is at ``positions[i]``."""
+        """The output's cursor when input i is at ``positions[i]`` (None: its start). A pure function."""
+
+    @abstractmethod
+    def cursors(self, cursor: Cursor, inputs: int) -> Sequence[Cursor]:
+        """Restore the state of ``cursor``, after ``begin``; returns the position of each input in it."""
 
 
 class FanOut(Operator):
@@ -340,6 +351,12 @@ class FanOut(Operator):
     kind: ClassVar[Kind] = "route"
     shareable = False
 
+    def process(self, chunk: Chunk) -> Chunk:
+        return chunk
+
     @abstractmethod
     def choose(self, chunk: Chunk) -> int:
-        """The number of the output that gets this chunk, 0 .. outputs-1."""
+        """The number of the output that gets this chunk, 0 .. outputs-1.
+
+        A pure function of the chunk, which it leaves as it is: the engine asks twice and compares.
+        """

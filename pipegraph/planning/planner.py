@@ -225,9 +225,15 @@ def _check_state(spec: StageSpec, operator: Operator) -> None:
     if not operator.stateful:
         return
     if operator.kind not in ("map", "expand", "regroup"):
+        why = (
+            "a route has no state: choose() must be a pure function of its chunk; let an operator with a state above "
+            "it write into the sample which output it is for"
+            if operator.kind == "route"
+            else "a fan-in keeps its state in its cursor: return it from cursor(), and restore it in cursors()"
+        )
         raise GraphError(
-            f"stage {spec.name!r}: {kind} has a state_dict() and load_state_dict(), but a {operator.kind} keeps its "
-            "place in its cursor; leave them out, or say stateful = False if they are there for something else"
+            f"stage {spec.name!r}: {kind} has a state_dict() and load_state_dict(), but {why}. Say stateful = False if "
+            "they are there for something else"
         )
     if len(has) < 2:
         raise GraphError(

@@ -205,7 +205,7 @@ class CountingRoute(Counting, pg.FanOut):
 def test_a_route_with_a_state_is_refused() -> None:
     graph = pg.Graph("route")
     graph.add(ops.FromIterable(range(3))).then(CountingRoute())[0].then(abs)
-    with pytest.raises(pg.PipegraphError, match=r"stage 'countingroute'.*keeps its place in its cursor"):
+    with pytest.raises(pg.PipegraphError, match=r"stage 'countingroute'.*a route has no state"):
         graph.plan()
 
 

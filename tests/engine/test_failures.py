@@ -269,6 +269,9 @@ def test_a_failing_fan_in_of_a_user_names_its_stage():
         def cursor(self, positions):
             return tuple(positions)
 
+        def cursors(self, cursor, inputs):
+            return cursor
+
     graph = pg.Graph("g")
     source = graph.add(ops.FromIterable(range(3)))
     graph.add(Bad(), source, source, name="bad")

@@ -118,8 +118,6 @@ class Alternate(pg.FanIn):
         return (tuple(positions), self.at)
 
     def cursors(self, cursor, inputs):
-        if cursor is None:
-            return [None] * inputs
         self.at = cursor[1]
         return list(cursor[0])
 

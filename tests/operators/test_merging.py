@@ -95,11 +95,11 @@ class Alternating(pg.FanIn):
         return chunk.replace((chunk.data, float(torch.rand(()))))
 
     def cursor(self, positions):
-        return (self.next, *positions)
+        return (*positions, self.next)
 
     def cursors(self, cursor, inputs):
-        self.next = cursor[0]
-        return list(cursor[1:])
+        self.next = cursor[-1]
+        return list(cursor[:-1])
 
 
 def test_a_users_fan_in_of_two_takes_two_and_resumes_exactly():

@@ -6,12 +6,12 @@ on), then what is left of an epoch is a set of positions that can be dealt to an
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipegraph.chunk import Cursor
 from pipegraph.contracts import FanIn, FanOut, Operator, Regroup, Source
+from pipegraph.engine.stage.cursors import input_cursors
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.policies import Skip, final_policy
 
@@ -60,7 +60,7 @@ def _walk(
     if isinstance(operator, FanIn):
         if more or holes:
             raise Unknown(name)
-        inputs = copy.copy(operator).cursors(cursor, len(stage.upstream))
+        inputs = input_cursors(operator, cursor, len(stage.upstream))
         for edge, each in zip(stage.upstream, inputs, strict=True):
             _walk(plan, edge.stage, each, 0, "", draw, found)
         return

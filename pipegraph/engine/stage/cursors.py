@@ -1,10 +1,13 @@
-"""Compares cursors, and restores them from JSON. Pure."""
+"""Compares cursors, takes those of fan-ins apart, and restores them from JSON. Pure."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 from pipegraph.chunk import Cursor
+from pipegraph.contracts import FanIn
 
 
 def freeze(value: Any) -> Any:
@@ -37,6 +40,16 @@ def compare(a: Cursor, b: Cursor) -> int:
 def earlier(a: Cursor, b: Cursor) -> bool:
     """Whether cursor ``a`` is before ``b`` on the same edge."""
     return compare(a, b) < 0
+
+
+def input_cursors(operator: FanIn, cursor: Cursor, inputs: int) -> Sequence[Cursor]:
+    """The cursors at which a fan-in's inputs restart for its output to continue at ``cursor``."""
+    if cursor is None:
+        return [None] * inputs
+    fresh = copy.copy(operator)
+    if not operator.follows_route:  # that one begins once it knows its route
+        fresh.begin(inputs, 0)
+    return fresh.cursors(cursor, inputs)
 
 
 def same(a: Cursor, b: Cursor) -> bool:

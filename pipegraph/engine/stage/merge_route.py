@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from operator import index as as_int
 from time import perf_counter_ns
 from typing import Any
 
-from pipegraph.chunk import Chunk, EndOfEpoch, Mark
+from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Mark
 from pipegraph.contracts import FanIn, FanOut
+from pipegraph.engine.stage.cursors import freeze
 from pipegraph.engine.stage.restore import ways_in
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
+from pipegraph.engine.stage.turns import MergeCheck, RouteCheck
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import shown
 
@@ -28,6 +30,7 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
     tokens = [partial(sender.token, 0) for sender in stage.senders]
     joined = stage.plan.route_outputs  # the outputs that a Merge joins; it starts with the lowest of them
     choose = stage.failures.guard(worker, stage.failures.numbered(operator.choose))
+    check = RouteCheck(stage.plan, operator, stage.failures.numbered).check
     meter, now = worker.meter, perf_counter_ns
     # With a Merge below, a cursor is (input cursor, output): a restart must switch where this run did.
     turn = first = min(joined, default=0)
@@ -45,6 +48,10 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
                     raise IndexError(f"choose returned output {output}, there are {len(puts)}")
             except BaseException as error:
                 failed, output = stage.failures.handle(worker, item, error), -1
+            else:
+                wrong = check(item, output)
+                if wrong is not None:
+                    failed, output = Failure(wrong, item.epoch), -1
             meter.busy_ns += now() - start
             meter.calls += 1
             if output < 0:
@@ -100,25 +107,38 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
     ways = ways_in(plan, stage.plan)
     epoch = stage.run.first_epoch
     process = stage.failures.numbered(operator.process)
+
+    def cursor_at(positions: list[Any]) -> Any:
+        return operator.cursor(positions) if operator.consecutive else freeze(operator.cursor(positions))
+
     if stage.plan.route is not None:
         operator.follow(stage.plan.route, stage.plan.route_outputs)
     while True:
+        check = None if operator.consecutive else MergeCheck(stage.plan, operator, epoch)
         operator.begin(count, epoch)
         positions: list[Any] = [None] * count
         if epoch == stage.run.first_epoch and stage.restart.cursor is not None:
             positions = list(operator.cursors(stage.restart.cursor, count))
-        last = operator.cursor(positions)
+        last = cursor_at(positions)
         ended: set[int] = set()
         held: list[Any] = []
-        while (index := operator.next_input()) is not None:
-            item = inboxes[index].get()
+        index = operator.next_input()
+        while index is not None:
+            item, out = inboxes[index].get(), None
             if item.__class__ is Chunk:
                 if tracked:
                     item.paths = tuple(
                         (*path, ways[index]) for path in item.paths or ((),) * len(item.lineages)
                     )
+                if check is not None:
+                    check.came(item)
                 positions[index] = item.after
-                last = _merge_one(stage, worker, process, item, positions, last, held)
+                if item.buffers:
+                    held.append(item.buffers)
+                out = stage.attempt(worker, item, process)
+                if out.__class__ is Chunk:
+                    after = cursor_at(positions)
+                    out.before, out.after, last = last, after, after
             elif isinstance(item, EndOfEpoch):
                 ended.add(index)
                 operator.end_input(index)
@@ -128,9 +148,16 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
                 positions[index] = item.after
             elif stage.plan.marked:  # a mark of an enclosing route, in its place in the stream
                 positions[index] = item.after
-                after = operator.cursor(positions)
+                after = cursor_at(positions)
                 put(Mark(item.route, item.turn, item.epoch, last, after))
                 last = after
+            index = operator.next_input()
+            if out is not None:
+                if check is not None and out.__class__ is Chunk:
+                    wrong = check.check(operator, out, positions, ended, index)
+                    out = out if wrong is None else Failure(wrong, out.epoch)
+                stage.leave(worker, 0, out, tuple(chain.from_iterable(held)), 0)
+                held.clear()
             yield
         for buffers in held:
             account.release(buffers)
@@ -145,26 +172,3 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
         for index in left:
             while not isinstance(item := inboxes[index].get(), EndOfEpoch):
                 account.release(item.buffers)
-
-
-def _merge_one(
-    stage: StageRun,
-    worker: Worker,
-    process: Callable[[Chunk], Any],
-    item: Chunk,
-    positions: list[Any],
-    last: Any,
-    held: list[Any],
-) -> Any:
-    """Process one chunk of a fan-in; returns the cursor after the last chunk sent."""
-    if item.buffers:
-        held.append(item.buffers)
-    out = stage.attempt(worker, item, process)
-    if out is None:
-        return last
-    if out.__class__ is Chunk:
-        after = worker.operator.cursor(positions)
-        out.before, out.after, last = last, after, after
-    stage.leave(worker, 0, out, tuple(chain.from_iterable(held)), 0)
-    held.clear()
-    return last

@@ -19,7 +19,7 @@ from typing import Any
 from pipegraph.batches import select_rows
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.contracts import FanIn, FanOut, History, Operator, Regroup, Source
-from pipegraph.engine.stage.cursors import earlier
+from pipegraph.engine.stage.cursors import earlier, input_cursors
 from pipegraph.engine.stage.stage_run import Restart
 from pipegraph.planning.plan import Plan, StagePlan
 
@@ -103,7 +103,7 @@ def _split(stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
     if cursor is None:
         return Restart(), [None] * inputs
     if isinstance(operator, FanIn):
-        return Restart(cursor=cursor), copy.copy(operator).cursors(cursor, inputs)
+        return Restart(cursor=cursor), list(input_cursors(operator, cursor, inputs))
     if operator.stateful:
         if stage.unordered_above:
             cursor = (cursor[0], cursor[1], cursor[2], 0)  # samples say what was delivered

@@ -318,6 +318,7 @@ class InTurn(FanIn):
     """One item from each input in turn, in the first epoch from ``first`` on; one that has ended is left out then."""
 
     own_numbers = True
+    consecutive = True
     default_name = "batches"
     separate = True
     inputs_in = (2, None)
@@ -353,8 +354,6 @@ class InTurn(FanIn):
         return (self._at, tuple(self._ended), *positions)
 
     def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        if cursor is None:
-            return [None] * inputs
         self._at, ended = cursor[:2]
         self._ended = list(ended)
         return list(cursor[2:])

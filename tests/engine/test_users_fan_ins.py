@@ -1,0 +1,363 @@
+"""Fan-ins and routes of a user's own: right ones resume exactly however they are written, wrong ones are refused."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import GraphError
+from pipegraph.testing import assert_resumes_exactly
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+class InTurn(pg.FanIn):
+    """One item of each input in turn, until all have ended."""
+
+    def begin(self, inputs, epoch):
+        self.inputs, self.at, self.ended = inputs, 0, set()
+
+    def next_input(self):
+        if len(self.ended) == self.inputs:
+            return None
+        while self.at in self.ended:
+            self.at = (self.at + 1) % self.inputs
+        return self.at
+
+    def end_input(self, index):
+        self.ended.add(index)
+
+    def process(self, chunk):
+        self.at = (self.at + 1) % self.inputs
+        return chunk
+
+    def cursor(self, positions):
+        return (*positions, self.at)
+
+    def cursors(self, cursor, inputs):
+        self.at = cursor[-1]
+        return list(cursor[:-1])
+
+
+class Numbered(InTurn):
+    """Counts its outputs, in a list."""
+
+    inputs_in = (1, None)
+
+    def begin(self, inputs, epoch):
+        super().begin(inputs, epoch)
+        self.sent = 0
+
+    def process(self, chunk):
+        self.sent += 1
+        return super().process(chunk)
+
+    def next_input(self):
+        self.at = self.sent % self.inputs
+        return super().next_input()
+
+    def cursor(self, positions):
+        return [self.sent, *positions]
+
+    def cursors(self, cursor, inputs):
+        self.sent, *positions = cursor
+        return positions
+
+
+class Nested(InTurn):
+    def cursor(self, positions):
+        return tuple(positions), {"at": self.at}
+
+    def cursors(self, cursor, inputs):
+        positions, snapshot = cursor
+        self.at = snapshot["at"]
+        return positions
+
+
+class Runs(InTurn):
+    """Three items of each input, and keeps its counts in a list that ``begin`` empties."""
+
+    def __init__(self):
+        self.counts = [0, 0]
+
+    def begin(self, inputs, epoch):
+        super().begin(inputs, epoch)
+        self.counts[:] = [0] * inputs
+
+    def process(self, chunk):
+        self.counts[self.at] += 1
+        if self.counts[self.at] % 3 == 0:
+            self.at = (self.at + 1) % self.inputs
+        return chunk
+
+    def cursor(self, positions):
+        return (*positions, self.at, tuple(self.counts))
+
+    def cursors(self, cursor, inputs):
+        *positions, self.at, counts = cursor
+        self.counts[:] = counts
+        return positions
+
+
+class Pairs(InTurn):
+    """One output for an item of each input; ends with the shortest."""
+
+    def begin(self, inputs, epoch):
+        super().begin(inputs, epoch)
+        self.held = []
+
+    def next_input(self):
+        return None if self.ended else len(self.held)
+
+    def process(self, chunk):
+        self.held.append(chunk)
+        if len(self.held) < self.inputs:
+            return None
+        pair, self.held = self.held, []
+        return pg.Chunk.group(pair, tuple(each.data for each in pair), batched=False)
+
+    def cursor(self, positions):
+        return tuple(positions)
+
+    def cursors(self, cursor, inputs):
+        return list(cursor)
+
+
+RIGHT = [InTurn, Numbered, Nested, Runs, Pairs]
+
+
+def plain(join):
+    def make():
+        graph = pg.Graph("own")
+        one, other = (graph.add(ops.FromSequence(range(n)), name=f"to-{n}") for n in (7, 11))
+        graph.add(join(), one, other, name="join")
+        return graph
+
+    return make
+
+
+def behind_a_route(join):
+    def make():
+        graph = pg.Graph("own")
+        routed = graph.add(ops.FromIterable(range(20))).then(ops.Route(lambda x: x * x % 3 % 2, 2))
+        graph.add(join(), routed[0], routed[1], name="join")
+        return graph
+
+    return make
+
+
+@pytest.mark.parametrize("join", RIGHT)
+@pytest.mark.parametrize("around", [plain, behind_a_route])
+def test_a_users_fan_in_resumes_exactly_however_it_is_written(join, around):
+    assert_resumes_exactly(around(join))
+
+
+class NoCursors(InTurn):
+    cursors = pg.FanIn.cursors
+
+
+class FromTheStart(InTurn):
+    def cursors(self, cursor, inputs):
+        return [None] * inputs
+
+
+class Unsorted(InTurn):
+    def cursor(self, positions):
+        return (self.at, *positions)
+
+    def cursors(self, cursor, inputs):
+        self.at = cursor[0]
+        return list(cursor[1:])
+
+
+class Stateless(InTurn):
+    """Its turn is in no cursor."""
+
+    def cursor(self, positions):
+        return tuple(positions)
+
+    def cursors(self, cursor, inputs):
+        return list(cursor)
+
+
+class Unrestored(InTurn):
+    def cursors(self, cursor, inputs):
+        return list(cursor[:-1])
+
+
+class NoJson(InTurn):
+    def cursor(self, positions):
+        return (*positions, {self.at})
+
+
+class Unordered(InTurn):
+    def cursor(self, positions):
+        return {"positions": positions, "at": self.at}
+
+
+class Late(InTurn):
+    """One item behind."""
+
+    def begin(self, inputs, epoch):
+        super().begin(inputs, epoch)
+        self.held = None
+
+    def process(self, chunk):
+        held, self.held = self.held, super().process(chunk)
+        return held
+
+
+class Elsewhere(InTurn):
+    inputs_in = (1, None)
+
+
+WRONG = [
+    (FromTheStart, r"cursors\(\) returned \[None, None\], not the positions that cursor\(\) was given"),
+    (Unsorted, r"cursors must grow from output to output.*put the positions or a count of outputs first"),
+    (Stateless, r"would next read input 0, not 1.*what next_input\(\) depends on"),
+    (Unrestored, r"cursors\(\) does not restore"),
+    (NoJson, r"cursor\(\) must return a tuple .*not JSON serializable"),
+    (Unordered, r"cursor\(\) must return a tuple"),
+    (Late, r"the sample of 'to-11' at position 0 came before an earlier output"),
+    (Elsewhere, r"inputs_in = \(1, None\)"),
+]
+
+
+@pytest.mark.parametrize(("join", "text"), WRONG, ids=lambda value: getattr(value, "__name__", "")[:20])
+def test_a_fan_in_that_could_not_resume_is_refused(join, text):
+    graph = plain(join)()
+    with graph.loader() as loader, pytest.raises(GraphError, match=rf"(?s)stage 'join': .*{text}"):
+        list(loader)
+
+
+def test_a_fan_in_without_cursors_is_not_made():
+    with pytest.raises(TypeError, match="abstract method '?cursors"):
+        NoCursors()
+
+
+def test_the_output_after_which_a_resume_would_go_astray_is_not_delivered():
+    got = []
+    with plain(Stateless)().loader() as loader, pytest.raises(GraphError):
+        for item in loader:
+            got.append(item)
+    assert got == []
+
+
+# -- routes ------------------------------------------------------------------------------------------
+
+
+class Choosing(pg.FanOut):
+    outputs = 2
+
+
+class ByPosition(Choosing):
+    def choose(self, chunk):
+        return int(chunk.positions[0]) % 2
+
+
+class ByDraw(Choosing):
+    """The draw is the sample's own."""
+
+    def choose(self, chunk):
+        return int(torch.randint(2, ()))
+
+
+class ByCounter(Choosing):
+    block = 1
+
+    def __init__(self):
+        self.seen = 0
+
+    def choose(self, chunk):
+        self.seen += 1
+        return (self.seen - 1) // self.block % 2
+
+
+class ByBlocks(ByCounter):
+    block = 4
+
+
+class BySharedBlocks(Choosing):
+    """Its copies count together."""
+
+    def __init__(self):
+        self.seen = itertools.count()
+
+    def choose(self, chunk):
+        return next(self.seen) // 4 % 2
+
+
+class ByChance(Choosing):
+    def choose(self, chunk):
+        return random.randrange(2)
+
+
+class Popping(Choosing):
+    def choose(self, chunk):
+        return chunk.data.pop("to")
+
+
+def routed(route, items=range(40), merged=True):
+    def make():
+        graph = pg.Graph("own")
+        ways = graph.add(ops.FromIterable(items), name="source").then(route(), name="route")
+        graph.add(ops.Merge() if merged else ops.Concat(), ways[0].then(lambda x: x), ways[1])
+        return graph
+
+    return make
+
+
+@pytest.mark.parametrize("route", [ByPosition, ByDraw])
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_users_route_that_goes_by_its_chunk_resumes_exactly(route, merged):
+    assert_resumes_exactly(routed(route, range(20), merged))
+
+
+def counted():
+    seen = itertools.count()
+    return ops.Route(lambda x: next(seen) // 3 % 2, 2)
+
+
+@pytest.mark.parametrize("route", [ByCounter, ByBlocks, BySharedBlocks, ByChance, counted])
+@pytest.mark.parametrize("policy", ["raise", pg.Skip()])
+def test_a_route_that_goes_by_more_than_its_chunk_is_refused(route, policy):
+    graph = pg.Graph("own")
+    ways = graph.add(ops.FromIterable(range(40))).then(route(), name="route", on_error=policy)
+    graph.add(ops.Merge(), ways[0], ways[1])
+    text = "stage 'route': choose returned [01] for .*position .*, and [01] when asked again.*pure function.*positions"
+    with graph.loader() as loader, pytest.raises(GraphError, match=text):
+        list(loader)
+
+
+def test_a_route_that_changes_its_item_is_refused():
+    graph = routed(Popping, [{"to": 1, "x": 0}])()
+    with (
+        graph.loader() as loader,
+        pytest.raises(GraphError, match="returned 1 .*KeyError: 'to' when asked again"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (ByCounter, "a route has no state: .*an operator with a state above it"),
+        (InTurn, r"a fan-in keeps its state in its cursor: .*cursors\(\)"),
+    ],
+)
+def test_a_route_or_fan_in_with_a_state_is_told_the_way_that_resumes(kind, text):
+    class WithState(kind):
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    graph = pg.Graph("own")
+    source = graph.add(ops.FromIterable(range(3)))
+    graph.add(WithState(), *[source] * (2 if kind is InTurn else 1), name="own")
+    with pytest.raises(GraphError, match=f"stage 'own': .*{text}"):
+        graph.plan("own")
