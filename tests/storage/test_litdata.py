@@ -1,9 +1,12 @@
 """LitData's chunks, written here byte by byte as its writer lays them out."""
 
+import contextlib
+import io
 import json
 import pickle
 import struct
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,9 @@ from hypothesis import given, settings, strategies as st
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, ShardError
-from pipegraph.storage.formats import LitDataFormat, format_of
-from pipegraph.storage.shard_files import BytesFile, LocalFile
+from pipegraph.storage.formats import LitDataFormat, format_of, litdata
+from pipegraph.storage.formats.litdata import layout_of
+from pipegraph.storage.shard_files import BytesFile, LocalFile, ShardFile
 
 LEAF = {"type": None, "context": None, "children_spec": []}
 
@@ -181,6 +185,155 @@ def test_pickles_and_encrypted_chunks_are_refused(tmp_path: Path, monkeypatch: p
         samples(chunk(rows()), index(["int"], LEAF, compression="zstd", compression_level="batch"))
     with pytest.raises(DataError, match="'hologram' is not read here"):
         samples(chunk(rows()), index(["int", "hologram"], tree("tuple", None, LEAF, LEAF)))
+
+
+PLAIN = [
+    {
+        "label": i - 3,
+        "text": "ä" * i,
+        "half": i / 2,
+        "even": i % 2 == 0,
+        "bytes": bytes(i),
+        "ids": list(range(i)),
+        "perhaps": None if i % 3 else [{"deep": i}],
+        "none": None,
+        "tree": {"words": ["a", "bb"][: i % 3], "deeper": {"x": [[i]]}},
+    }
+    for i in range(10)
+]
+
+
+def arrow_chunk(
+    table: Any, batch_rows: int = 4, stream: bool = False, samples: bytes = b"", **options: Any
+) -> bytes:
+    """A chunk of dicts of plain values, as LitData writes it since 0.2.70."""
+    arrow = pytest.importorskip("pyarrow", reason="the extra shards brings pyarrow")
+    table = arrow.Table.from_pylist(table) if isinstance(table, list) else table
+    sink = io.BytesIO()
+    new = arrow.ipc.new_stream if stream else arrow.ipc.new_file
+    with new(sink, table.schema, options=arrow.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, batch_rows)
+    start = 4 + 4 * (len(table) + 1)
+    ends = [start] * len(table) + [start + len(samples)]
+    head = struct.pack(f"<{len(ends) + 1}I", len(table), *ends)
+    return head + samples + sink.getvalue() + struct.pack("<I", sink.tell()) + b"LDARW01\0"
+
+
+@pytest.mark.parametrize("changes", [{}, {"stream": True}, {"samples": b"as trees too"}])
+def test_dicts_of_plain_values_are_read_from_their_arrow_rows(changes: Any) -> None:
+    form, file = LitDataFormat(INDEX), BytesFile(arrow_chunk(PLAIN, **changes), "chunk-0-0.bin")
+    assert list(form.samples(file)) == PLAIN
+    for block_nbytes, counts in ((1, [4, 4, 2]), (1 << 20, [10])):
+        blocks = list(form.index(file, block_nbytes))
+        assert [block.samples for block in blocks] == counts
+        rows = [
+            row for block in blocks for row in map(form.read(file, block).__getitem__, range(block.samples))
+        ]
+        assert rows == PLAIN
+        assert form.read(file, blocks[0])[1:-1] == PLAIN[1 : counts[0] - 1]
+
+
+def test_rows_of_a_chunk_of_dicts_are_read_in_place() -> None:
+    class Counting(ShardFile):
+        read = 0
+
+        def __init__(self, data: bytes) -> None:
+            self.name, self.size, self._data = "chunk-0-0.bin", len(data), data
+
+        def read_at(self, offset: int, nbytes: int) -> bytes:
+            self.read += nbytes
+            return self._data[offset : offset + nbytes]
+
+        def close(self) -> None:
+            pass
+
+    file = Counting(arrow_chunk([{"image": bytes([i]) * 100_000, "label": i} for i in range(32)], 256))
+    form = LitDataFormat(INDEX)
+    (block,) = form.index(file)
+    rows = form.read(file, block)
+    assert file.read < 10_000
+    assert rows[17] == {"image": bytes([17]) * 100_000, "label": 17}
+    assert file.read < 110_000
+
+
+def test_a_folder_of_dicts_of_plain_values_is_a_dataset(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"chunk-0-{number}.bin").write_bytes(
+            arrow_chunk([{"label": 5 * number + i} for i in range(5)])
+        )
+    (tmp_path / "index.json").write_text(json.dumps(INDEX))
+
+    def graph() -> pg.Graph:
+        made = pg.Graph("litdata", seed=1)
+        made.add(ops.ShardSelect(tmp_path)).then(ops.Load()).then(ops.Batch(4))
+        return made
+
+    pg.testing.assert_resumes_exactly(graph)
+    with graph().loader() as loader:
+        assert list(range(15)) == sorted(label for batch in loader for label in batch["label"].tolist())
+
+
+def test_arrow_rows_that_are_not_read_are_refused_by_name() -> None:
+    arrow = pytest.importorskip("pyarrow", reason="the extra shards brings pyarrow")
+    for table, options, told in (
+        (PLAIN, {"compression": "zstd"}, "compressed inside Arrow's batches.*without compression="),
+        (
+            arrow.table({"a": arrow.array(["a"]).dictionary_encode()}),
+            {},
+            "dictionaries, for example.*not read",
+        ),
+        (
+            arrow.table({"a": [datetime(2026, 1, 1, tzinfo=UTC)]}),
+            {},
+            r"type timestamp\[us, tz=UTC\] is not read",
+        ),
+    ):
+        with pytest.raises(DataError, match=told):
+            samples(arrow_chunk(table, **options))
+
+
+def test_arrow_rows_that_lie_are_refused() -> None:
+    whole = arrow_chunk(PLAIN)
+    more = bytearray(whole)
+    more[:4] = struct.pack("<I", 9)  # and the table's last place stays where it was
+    for broken in (whole[:-1], whole[:-20], whole[: len(whole) // 2], bytes(more), whole[:-12] + whole[-8:]):
+        with pytest.raises(ShardError):
+            samples(broken)
+    arrow = pytest.importorskip("pyarrow")
+    twice = arrow.table([[1], [2]], names=["a", "a"])
+    with pytest.raises(ShardError, match="two fields of one name"):
+        samples(arrow_chunk(twice))
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_any_damage_of_arrow_rows_is_an_error_of_the_shard_or_other_samples(data: st.DataObject) -> None:
+    found = bytearray(arrow_chunk(PLAIN))
+    spots = st.tuples(st.integers(0, len(found) - 1), st.integers(0, 255))
+    for at, value in data.draw(st.lists(spots, min_size=1, max_size=4)):
+        found[at] = value
+    form, file = LitDataFormat(INDEX), BytesFile(bytes(found), "chunk-0-0.bin")
+    with contextlib.suppress(ShardError, DataError):
+        for block in form.index(file, 30):
+            form.read(file, block)[:]
+
+
+def test_an_index_is_parsed_once_for_all_blocks_and_again_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "index.json").write_text(json.dumps(INDEX))
+    path = tmp_path / "chunk-0-0.bin"
+    path.write_bytes(chunk(rows()))
+    parsed = []
+    monkeypatch.setattr(litdata, "layout_of", lambda *of: parsed.append(of) or layout_of(*of))
+    form = LitDataFormat()
+    with LocalFile(path) as file:
+        blocks = list(form.index(file, 1))
+        assert [form.read(file, block)[0] for block in blocks] == EXPECTED
+        assert (len(blocks), len(parsed)) == (5, 1)
+        other = index(["int", "str"], tree("dict", ["number", "word"], LEAF, LEAF))
+        (tmp_path / "index.json").write_text(json.dumps(other) + " ")
+        assert form.read(file, blocks[1])[0] == {"number": -1, "word": "ä"}
 
 
 @pytest.mark.parametrize(

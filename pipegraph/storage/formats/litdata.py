@@ -1,11 +1,13 @@
 """LitData's chunks, as ``litdata.optimize`` writes them, with their ``index.json``.
 
 A chunk is a table of offsets and samples; a sample is the uint32 sizes of its leaves, then the leaves. What the leaves
-are, and the tree that they make, stands only in the index.
+are, and the tree that they make, stands only in the index. Of dicts of plain values (the default where pyarrow is
+installed) the samples are empty, and behind them come an Arrow file of all rows, its uint32 length and `_ARROW`.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import json
@@ -18,16 +20,19 @@ from typing import Any, Final, final
 import numpy as np
 
 from pipegraph.errors import DataError, ShardError
-from pipegraph.storage.parts import is_url
+from pipegraph.storage.parts import file_version, is_url
 from pipegraph.storage.shard_files import ShardFile
 
-from .offset_table import TableRows, blocks_of, read_offsets
+from .arrow_rows import ArrowRows, blocks_of_rows
+from .offset_table import Offsets, TableRows, blocks_of, read_offsets
 from .raw_images import raw_image
 from .shard_format import BLOCK_NBYTES, Block, Format, Sample
 
 INDEX: Final = "index.json"
 _MAX_INDEX_NBYTES: Final = 1 << 28
 _MAX_DEPTH: Final = 64
+_ARROW: Final = b"LDARW01\0"
+"""The end of a chunk with an Arrow file."""
 
 TENSOR_DTYPES: Final = (
     "float32 float32 float64 float64 complex64 complex64 complex128 complex128 float16 float16 bfloat16 "
@@ -80,11 +85,18 @@ class LitDataFormat(Format):
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
         self._layout_for(file)
-        yield from blocks_of(read_offsets(file), block_nbytes)
+        offsets, arrow = _contents(file)
+        if arrow:
+            yield from blocks_of_rows(file, *arrow, len(offsets) - 1, block_nbytes)
+        else:
+            yield from blocks_of(offsets, block_nbytes)
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
-        decode = _decoder(self._layout_for(file), file.name)
-        return TableRows(file, read_offsets(file), block, decode)
+        layout = self._layout_for(file)
+        offsets, arrow = _contents(file)
+        if arrow:
+            return ArrowRows(file, *arrow, block)
+        return TableRows(file, offsets, block, _decoder(layout, file.name))
 
     def _layout_for(self, file: ShardFile) -> LitDataIndex:
         if self._layout is not None:
@@ -95,12 +107,32 @@ class LitDataFormat(Format):
                 "register_format(LitDataFormat('s3://.../index.json')), or register a TokenFormat for files of tokens"
             )
         path = os.path.join(os.path.dirname(file.name), INDEX)
-        if not os.path.isfile(path):
+        try:
+            return _layout_at(path, file_version(os.stat(path)))
+        except FileNotFoundError:
             raise DataError(
                 f"{file.name}: no {INDEX} beside it, so it is no chunk of LitData's; for a file of tokens say what it "
                 "holds: register_format(TokenFormat('uint16', window=1025))"
-            )
-        return layout_of(_load_index(path), path)
+            ) from None
+
+
+@functools.lru_cache(maxsize=16)
+def _layout_at(path: str, version: str) -> LitDataIndex:
+    """What an index on disk says, parsed once for as long as the file is of one version."""
+    return layout_of(_load_index(path), path)
+
+
+def _contents(file: ShardFile) -> tuple[Offsets, tuple[int, int] | None]:
+    """The table of offsets; and where the Arrow file with all rows begins and ends, if there is one."""
+    offsets = read_offsets(file, has_more=True)
+    end = int(offsets[-1])
+    if end == file.size:
+        return offsets, None
+    tail = file.read_at(max(0, file.size - 12), min(12, file.size))
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != _ARROW or end + length + 12 != file.size:
+        read_offsets(file)  # refuses it
+    return offsets, (end, end + length)
 
 
 def _load_index(place: str) -> Mapping[str, Any]:

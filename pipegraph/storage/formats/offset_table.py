@@ -23,8 +23,11 @@ Decode = Callable[[bytes], Sample]
 """The bytes of one sample to the sample."""
 
 
-def read_offsets(file: ShardFile) -> Offsets:
+def read_offsets(file: ShardFile, *, has_more: bool = False) -> Offsets:
     """The offset of each sample and of the end, int64 (samples + 1,).
+
+    Args:
+        has_more: something else may come behind the samples.
 
     Raises:
         ShardError: the table does not fit the file, which may have been cut short.
@@ -38,7 +41,7 @@ def read_offsets(file: ShardFile) -> Offsets:
             f"{file.name}: says it has {count} samples, whose table takes {end} bytes, but it has {file.size}"
         )
     offsets = np.frombuffer(file.read_at(4, end - 4), "<u4").astype(np.int64)
-    if offsets[-1] != file.size:
+    if offsets[-1] != file.size and not (has_more and offsets[-1] < file.size):
         raise ShardError(
             f"{file.name}: its samples end at byte {offsets[-1]}, but it has {file.size}; it was cut short or is "
             "another file"

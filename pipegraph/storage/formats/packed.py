@@ -7,7 +7,7 @@ from typing import Any, final
 
 from pipegraph.storage.shard_files import ShardFile
 
-from .offset_table import TableRows
+from .block_samples import BlockSamples
 from .shard_format import BLOCK_NBYTES, Block, Format, Sample
 from .unpacking import in_memory
 
@@ -17,7 +17,7 @@ class PackedFormat(Format):
     """Another format's parts, packed with gz or zst: a stream has no middle, so a part is one block.
 
     Args:
-        inner: reads what is unpacked; its blocks are :class:`TableRows`.
+        inner: reads what is unpacked; its blocks are :class:`BlockSamples`.
         suffixes: of the packed parts.
     """
 
@@ -44,6 +44,6 @@ class PackedFormat(Format):
         block.check(f"{file.name}: it", found.samples if found else 0)
         assert found is not None
         rows = self.inner.read(whole, found)
-        assert isinstance(rows, TableRows)
+        assert isinstance(rows, BlockSamples)
         rows.nbytes += whole.size
         return rows
