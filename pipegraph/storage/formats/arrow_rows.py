@@ -35,7 +35,7 @@ Values = Callable[[int, int], list[Any]]
 
 
 @dataclass(frozen=True)
-class Message:
+class IpcMessage:
     """One message of a stream.
 
     Args:
@@ -128,7 +128,7 @@ class ArrowRows(BlockSamples[Sample]):
         return found
 
 
-def _messages(file: ShardFile, at: int, stop: int) -> Iterator[Message]:
+def _messages(file: ShardFile, at: int, stop: int) -> Iterator[IpcMessage]:
     """The messages from here on, up to the mark that ends them."""
     if at + 8 <= stop and file.read_at(at, 8) == _FILE:
         at += 8
@@ -152,7 +152,7 @@ def _messages(file: ShardFile, at: int, stop: int) -> Iterator[Message]:
             raise ShardError(
                 f"{file.name}: the Arrow message at byte {at} ends behind its file; it was cut short"
             )
-        yield Message(at, at + 8 + length, end, found, metadata, header)
+        yield IpcMessage(at, at + 8 + length, end, found, metadata, header)
         at = end
 
 
@@ -173,7 +173,7 @@ def _fields(file: ShardFile, start: int, stop: int) -> list[tuple[str, Any]]:
         raise ShardError(f"{file.name}, byte {start}: broken schema of Arrow rows: {error}") from error
 
 
-def _columns(file: ShardFile, fields: list[tuple[str, Any]], batch: Message) -> Values:
+def _columns(file: ShardFile, fields: list[tuple[str, Any]], batch: IpcMessage) -> Values:
     """What reads the rows of a batch."""
     if batch.kind != _BATCH:
         raise DataError(
@@ -200,7 +200,7 @@ class _Reader:
     def __init__(
         self,
         file: ShardFile,
-        batch: Message,
+        batch: IpcMessage,
         nodes: Iterator[tuple[int, int]],
         buffers: Iterator[tuple[int, int]],
     ) -> None:
