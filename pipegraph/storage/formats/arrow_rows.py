@@ -187,14 +187,14 @@ def _columns(file: ShardFile, fields: list[tuple[str, Any]], batch: IpcMessage) 
                 "without compression="
             )
         nodes, buffers = (_pairs(batch.metadata, batch.at, n) for n in (1, 2))
-        return _Reader(file, batch, nodes, buffers).struct(fields, batch.rows)
+        return _ColumnReader(file, batch, nodes, buffers).struct(fields, batch.rows)
     except DataError:
         raise
     except (ValueError, struct.error, StopIteration) as error:
         raise ShardError(f"{file.name}, byte {batch.start}: broken batch of Arrow rows: {error!r}") from error
 
 
-class _Reader:
+class _ColumnReader:
     """Makes the columns of one batch, in the order in which their nodes and buffers come."""
 
     def __init__(
