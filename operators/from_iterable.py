@@ -78,6 +78,10 @@ class FromIterable(Source):
         name = function_name(self.iterable) if self._callable else type(self.iterable).__qualname__
         return {"items": name, "length": length, "shard": self.shard}
 
+    def sees(self) -> str:
+        length = length_of(self.iterable) if self.shard and not self._callable else None
+        return "" if length is None else f"{length} items"
+
     def functions(self) -> Sequence[Callable[..., Any]]:
         return (self.iterable,) if self._callable else ()
 

@@ -141,6 +141,9 @@ class FromSequence(OrderedSource):
         drawn = self.order.config() if self.sampler is None else {"sampler": type(self.sampler).__qualname__}
         return {"length": len(self.dataset), **drawn}
 
+    def sees(self) -> str:
+        return super().sees() if self.sampler is None else ""  # which may be over data of this rank
+
     def functions(self) -> Sequence[Callable[..., Any]]:
         return (type(self.dataset).__getitem__,)
 

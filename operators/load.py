@@ -17,7 +17,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.loader.ranks import resolve
-from pipegraph.operators.ordered import OrderedSource, order_of
+from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
 from pipegraph.operators.shard_rows import ShardRows, readable_in_place
 from pipegraph.operators.shards import ShardFeed, ShardPart, ShardSample, ShardSelect
 from pipegraph.operators.shared_reader import Reading, blocks_nbytes, check_memory, holds_blocks
@@ -86,6 +86,9 @@ class ListFiles(OrderedSource):
 
     def config(self) -> dict[str, Any]:
         return {"files": len(self.files()), "pattern": self.pattern, **self.order.config()}
+
+    def sees(self) -> str:
+        return f"{len(self.files())} files, digest {digest_of(self.files().paths)}"
 
 
 class _Reads(Operator):

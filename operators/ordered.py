@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ import numpy as np
 from pipegraph.contracts import Context, Drawn, History, Source
 from pipegraph.errors import GraphError
 from pipegraph.order import LaneOrder, Order, StridedOrder, total_samples
+from pipegraph.order.layout import ManifestLike
 
 POSITIONS_AT_ONCE = 1024
 """Positions drawn from an order in one call: the cost of a draw is shared, the array stays in cache."""
@@ -32,6 +34,12 @@ def order_of(order: Order | None, shuffle: bool | None, default: StridedOrder | 
             f"{who}: give order= or shuffle=, not both: the order {order!r} says whether it shuffles"
         )
     return replace(default, shuffle=shuffle)
+
+
+def digest_of(names: Iterable[str]) -> str:
+    """One short hash of many names, in their order."""
+    text = "\0".join(names).encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(text, digest_size=6).hexdigest()
 
 
 class OrderedSource(Source):
@@ -58,6 +66,11 @@ class OrderedSource(Source):
     @abstractmethod
     def item(self, index: int) -> Any:
         """The sample of an index."""
+
+    def sees(self) -> str:
+        layout = self.layout()
+        digest = f", digest {layout.digest[:12]}" if isinstance(layout, ManifestLike) else ""
+        return f"{total_samples(layout)} samples{digest}"
 
     def open(self, context: Context) -> None:
         self.seed = context.seed

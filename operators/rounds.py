@@ -77,6 +77,9 @@ class Rounds(Source):
     def origin(self) -> str:
         return self.source.origin()
 
+    def sees(self) -> str:
+        return self.source.sees()
+
     def open(self, context: Context) -> None:
         self.source = copy.copy(self.source)
         self.source.open(context)

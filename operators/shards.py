@@ -12,7 +12,7 @@ import numpy as np
 from pipegraph import concurrency
 from pipegraph.contracts import Context, Drawn, History
 from pipegraph.errors import GraphError, StateError
-from pipegraph.operators.ordered import OrderedSource, order_of
+from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
 from pipegraph.order import LaneOrder, Order, PartOrder
 from pipegraph.order.layout import Int64Array
 from pipegraph.reader.manifests import Found, Listed, Once, find_manifest, list_parts
@@ -207,6 +207,12 @@ class ShardSelect(OrderedSource):
         if self.whole_parts:
             return {"parts": [part.name for part in self.part_list()], **self.order.config()}
         return {"manifest": self.manifest().digest, **self.order.config()}
+
+    def sees(self) -> str:
+        if self.whole_parts:
+            names = [part.name for part in self.part_list()]
+            return f"{len(names)} shards, digest {digest_of(names)}"
+        return f"{len(self.manifest().parts)} shards, {super().sees()}"
 
     def origin(self) -> str:
         found = self._found.peek()

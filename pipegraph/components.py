@@ -165,6 +165,10 @@ class Source(Component):
     waits: bool = False
     """Whether its ``positions`` may block until the next one is available, so that each is handed over as it comes."""
 
+    def sees(self) -> str:
+        """What it reads, in words that are equal on all ranks that read the same data; empty where ranks may differ."""
+        return ""
+
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
         """Number of this rank's items in ``epoch``; None if it is not known without running."""
         return None

@@ -19,6 +19,7 @@ from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.errors import LoaderClosedError, PipegraphWarning
 from pipegraph.loader.equal_steps import Agreement, Sure, minimum_over
 from pipegraph.loader.position import Progress, RowsInDelivery
+from pipegraph.loader.same_data import SameData
 
 
 class Pass:
@@ -42,12 +43,14 @@ class Pass:
         interval: Interval,
         progress: Progress,
         group: Any,
+        same_data: SameData | None,
         whole: bool,
     ) -> None:
         self._loader = loader  # keeps the loader alive: its finalizer ends the threads
         self._runtime = runtime
         self._own = (runtime.rank, runtime.world_size)
         self._run = run
+        self._same_data = same_data
         self._interval = interval
         self._progress = progress
         self._place = progress.place
@@ -209,6 +212,8 @@ class Pass:
         self.over = "finished"
         self._runtime.pass_totals.end()
         self._progress.pass_finished(self._place)
+        if self._same_data is not None:
+            self._same_data.look()
         raise StopIteration
 
     def _token(self, item: Any) -> None:

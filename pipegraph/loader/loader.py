@@ -42,6 +42,7 @@ from pipegraph.loader.equal_steps import check_counts_known, own_group, warn_of_
 from pipegraph.loader.position import Place, Progress
 from pipegraph.loader.ranks import agree_on_seed, resolve
 from pipegraph.loader.restoring import place_of, read_state
+from pipegraph.loader.same_data import SameData, same_data
 from pipegraph.machine import available_memory
 from pipegraph.planning.isolation import isolate as cut
 from pipegraph.planning.tunable import tune_all
@@ -106,6 +107,7 @@ class Loader(Closing):
         self._progress = Progress(self.plan, self._ledger)
         self._pass: weakref.ref[Pass] | None = None
         self._group: Any = None  # for the agreement on equal steps
+        self._same_data: SameData | None = None
         self._digest: tuple[dict[str, str], Wiring] | None = None
         self._tuner: Tuner | None = None
         if any(stage.tuned for stage in self.plan.running):
@@ -177,18 +179,23 @@ class Loader(Closing):
                 old.end("a new pass over the loader has begun")
             runtime = self._start()
             runtime.pass_totals.end()  # before the run may be cancelled, which ends its waits
-            run = self._run_from(place, runtime)
+            try:
+                run = self._run_from(place, runtime)
+            except Exception as error:
+                self._compare_data(error)
+                raise
             # Known before a signal handler may ask for it, and behind the start, in which sources look for their data
             # so that a close ends the search.
             with suppress(Exception):  # the caller gets the error
                 self._digests()
                 if not progress.started_ns and self._options.equal_steps is None:
                     warn_of_unequal(self.plan, place.epoch, runtime.world_size)
+            self._compare_data()
             interval = runtime.pass_totals.begin(run)
             progress.pass_begins(place, run)
             if not progress.started_ns:
                 progress.started_ns = started
-            parts = self, self._turn, runtime, run, interval, progress, self._group, whole
+            parts = self, self._turn, runtime, run, interval, progress, self._group, self._same_data, whole
             if self._tuner is None:
                 current = Pass(*parts)
             else:
@@ -196,6 +203,16 @@ class Loader(Closing):
                 current = WatchedPass(self._tuner.asked, *parts)
             self._pass = weakref.ref(current)
             return current
+
+    def _compare_data(self, failure: Exception | None = None) -> None:
+        """Raises DataError if other ranks see other data; see :mod:`pipegraph.loader.same_data`."""
+        if self._same_data is None:
+            return
+        try:
+            self._same_data.compare(failure)
+        except BaseException:
+            self.close()
+            raise
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -235,7 +252,9 @@ class Loader(Closing):
                 check_counts_known(self.plan, world_size)
             if world_size > 1 and self._options.equal_steps:
                 self._group = own_group(world_size)
+            collective = self._group is not None or self._seed is None
             self._seed = agree_on_seed(self._seed, rank, world_size)
+            self._same_data = same_data(self.plan, rank, world_size, self._asked, collective, self._group)
             limit = self._options.memory_limit or max(1, available_memory() // 2)
             runtime = (
                 Runtime(self.plan, limit, self._seed, rank, world_size)

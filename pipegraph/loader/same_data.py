@@ -1,0 +1,172 @@
+"""Compares what the ranks of a loader read: ranks that see different data skip samples, and read others twice.
+
+A loader that makes a collective call anyway (a seed drawn by rank 0, or ``equal_steps=True``) makes another one, before
+the first sample. Any other loader waits for nobody: the first rank to begin leaves what it sees in the process group's
+store, and each other one compares. A rank that differs fails before its first sample and leaves a note of it in the
+store, which the others find when they end or begin a pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from pipegraph.contracts import Source
+from pipegraph.errors import DataError
+from pipegraph.planning.plan import Plan
+
+Facts = dict[str, str]
+"""By source, what it reads. Of a rank that failed: the error, under the name ``""``."""
+
+_begun = Counter[str]()
+"""The loaders that this process has begun to compare: the same loader has the same number on each rank."""
+
+
+class SameData:
+    """The comparison of one loader.
+
+    Args:
+        peers: the global ranks that share the data.
+        collective: whether this loader's ranks make collective calls anyway.
+        group: in which they do; None: the default group.
+    """
+
+    def __init__(self, plan: Plan, rank: int, peers: tuple[int, ...], collective: bool, group: Any) -> None:
+        self._plan, self._rank, self._peers = plan, rank, peers
+        self._group, self._collective = group, collective
+        self._store = None if collective else _store()
+        self._compared = False
+        if not collective:
+            text = json.dumps([plan.graph_name, list(plan.stages), peers])
+            what = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+            self._key = f"pipegraph/{what}/{_begun[what]}"
+            _begun[what] += 1
+
+    def compare(self, failure: Exception | None = None) -> None:
+        """Compare, at the first call, with the ranks that have begun; later, ask whether one has found a difference.
+
+        Args:
+            failure: this rank cannot begin; the others learn why. Nothing is raised then.
+
+        Raises:
+            DataError: ranks see different data; says which rank sees what.
+        """
+        compared, self._compared = self._compared, True
+        if compared:
+            self.look()
+            return
+        facts = _failed(failure) if failure is not None else _seen(self._plan)
+        found = {self._rank: facts, **(self._gathered(facts) if self._collective else self._first(facts))}
+        if "" in facts:
+            return
+        text = difference(found)
+        if text and self._store is not None:
+            with suppress(RuntimeError):
+                self._store.set(f"{self._key}/differs", text)
+        if text:
+            raise DataError(text)
+
+    def look(self) -> None:
+        """Raises DataError if a rank has found, without waiting for this one, that it sees different data."""
+        text = ""
+        if self._store is not None:
+            with suppress(RuntimeError):  # the process group was ended meanwhile
+                if self._store.check([f"{self._key}/differs"]):
+                    text = self._store.get(f"{self._key}/differs").decode()
+        if text:
+            raise DataError(text)
+
+    def _gathered(self, facts: Facts) -> dict[int, Facts]:
+        import torch.distributed as dist
+
+        all_ranks: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(all_ranks, (self._peers, self._rank, facts), self._group)
+        return {rank: theirs for peers, rank, theirs in all_ranks if peers and peers == self._peers}
+
+    def _first(self, facts: Facts) -> dict[int, Facts]:
+        """What the first rank that began sees; nothing where the store cannot say."""
+        if self._store is not None and "" not in facts:
+            with suppress(RuntimeError):
+                mine = json.dumps([self._rank, facts])
+                rank, theirs = json.loads(self._store.compare_set(self._key, "", mine))
+                return {rank: theirs}
+        return {}
+
+
+def same_data(
+    plan: Plan,
+    rank: int,
+    world_size: int,
+    asked: tuple[int | None, int | None, Any],
+    collective: bool,
+    group: Any,
+) -> SameData | None:
+    """The comparison of a loader, where there is anybody to compare with.
+
+    Args:
+        asked: rank, world size and mesh as the loader was given them.
+    """
+    import torch.distributed as dist
+
+    if world_size == 1 or not (dist.is_available() and dist.is_initialized()):
+        return None
+    given, _, mesh = asked
+    peers: tuple[int, ...] = ()  # unknown
+    if mesh is not None and given is None:
+        if hasattr(mesh, "get_group"):
+            peers = tuple(dist.get_process_group_ranks(mesh.get_group()))
+    elif dist.get_world_size() == world_size:
+        peers = tuple(range(world_size))
+    return SameData(plan, rank, peers, collective, group) if collective or peers else None
+
+
+def difference(found: Mapping[int, Facts]) -> str:
+    """What ranks see where they do not all see the same, or why one cannot begin; else empty. Pure."""
+    for rank, facts in sorted(found.items()):
+        if "" in facts:
+            return f"rank {rank} cannot begin, so the others do not either: {facts['']}"
+    for name in dict.fromkeys(name for facts in found.values() for name in facts):
+        ranks: dict[str, list[int]] = {}
+        for rank, facts in sorted(found.items()):
+            ranks.setdefault(facts.get(name, "nothing"), []).append(rank)
+        if len(ranks) > 1:
+            said = "; ".join(f"{_ranks(those)}: {text}" for text, those in ranks.items())
+            return (
+                f"stage {name!r}: the ranks see different data, so that samples would be left out and others come "
+                f"twice: {said}. Give all ranks the same data; a loader that reads data of its own on each rank is "
+                "graph.loader(rank=0, world_size=1), and loaders of different data need graphs of different names"
+            )
+    return ""
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {shown}"
+
+
+def _seen(plan: Plan) -> Facts:
+    facts: Facts = {}
+    for stage in plan.described():
+        if isinstance(stage.spec.operator, Source):
+            try:
+                text = stage.spec.operator.sees()
+            except Exception as error:
+                return _failed(error)  # this rank's own pass raises it
+            if text:
+                facts[stage.name] = text
+    return facts
+
+
+def _failed(error: Exception) -> Facts:
+    return {"": f"{type(error).__name__}: {error}"}
+
+
+def _store() -> Any:
+    from torch.distributed import distributed_c10d
+
+    found = getattr(distributed_c10d, "_get_default_store", None)
+    return None if found is None else found()

@@ -1,0 +1,136 @@
+"""Ranks that see different data are an error that says which rank sees what; nobody waits who would not anyway."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from pipegraph.loader.same_data import difference
+
+RANK = """
+import json, sys
+import torch.distributed as dist
+import pipegraph as pg
+from pipegraph import operators as ops
+
+rank, store, mode, folders = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=len(folders))
+
+def loader_of(folder, seed, **options):
+    graph = pg.Graph("g", seed=seed)
+    graph.add(ops.ShardSelect(folder + "/*.jsonl"), name="select").then(ops.Load())
+    return graph.loader(**options)
+
+seed, options = {"drawn": (None, {}), "equal": (0, {"equal_steps": True})}.get(mode, (0, {}))
+if mode == "nodes":  # each rank is a node of its own, with two ranks
+    options = {"rank": 0, "world_size": 2}
+found, error = [], ""
+try:
+    if mode == "alone" and rank:
+        pass
+    elif mode in ("drawn", "equal", "nodes"):
+        with loader_of(folders[rank], seed, **options) as loader:
+            for sample in loader:
+                found.append(sample["n"])
+    else:  # one rank after the other: the first has begun when the next one begins
+        with loader_of(folders[rank], seed) as loader:
+            for turn in range(len(folders)):
+                if mode != "alone":
+                    dist.barrier()
+                if turn == rank:
+                    samples = iter(loader)
+                    found.append(next(samples)["n"])
+            if mode != "alone":
+                dist.barrier()
+            for sample in samples:
+                found.append(sample["n"])
+except Exception as raised:
+    error = f"{type(raised).__name__}: {raised}"
+    if mode == "turns" and rank:
+        dist.barrier()  # the one that it has not come to
+print(json.dumps([found, error]))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def copies(tmp_path, monkeypatch):
+    """Two whole copies of six shards of ten samples, and one that lacks a shard."""
+    monkeypatch.setenv("PIPEGRAPH_CACHE", str(tmp_path / "made"))
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    for part in range(6):
+        lines = "".join(json.dumps({"n": 10 * part + n}) + "\n" for n in range(10))
+        (whole / f"part-{part}.jsonl").write_text(lines)
+    shutil.copytree(whole, tmp_path / "copy")
+    shutil.copytree(whole, tmp_path / "less")
+    (tmp_path / "less" / "part-3.jsonl").unlink()
+    return tmp_path
+
+
+def run(programs, copies, mode, *names):
+    processes = [
+        programs.start(RANK, rank, copies / "store", mode, *(copies / name for name in names))
+        for rank in range(len(names))
+    ]
+    found = []
+    for process in processes:
+        with process:
+            out, err = process.communicate()
+            assert process.returncode == 0, err
+            found.append(json.loads(out))
+    return found
+
+
+WHOLE = r"rank 0: 6 shards, 60 samples, digest \w{12}; rank 1: 5 shards, 50 samples, digest \w{12}\. Give all ranks"
+
+
+@pytest.mark.parametrize("mode", ["drawn", "equal"])
+def test_ranks_that_agree_on_something_compare_their_data_before_the_first_sample(programs, copies, mode):
+    for found, error in run(programs, copies, mode, "whole", "less"):
+        assert found == []
+        assert error.startswith("DataError: stage 'select': the ranks see different data")
+        assert re.search(WHOLE, error)
+
+
+def test_other_ranks_find_the_difference_without_waiting(programs, copies):
+    (first, said), (second, error) = run(programs, copies, "turns", "whole", "less")
+    assert second == []
+    assert len(first) == 30  # it has begun before the other
+    for text in (said, error):
+        assert re.search(WHOLE, text)
+
+
+@pytest.mark.parametrize("mode", ["drawn", "turns"])
+def test_copies_of_the_same_data_are_the_same(programs, copies, mode):
+    found = run(programs, copies, mode, "whole", "copy")
+    assert [error for _, error in found] == ["", ""]
+    assert sorted(n for samples, _ in found for n in samples) == list(range(60))
+
+
+def test_a_loader_on_one_rank_only_waits_for_nobody(programs, copies):
+    (found, error), _ = run(programs, copies, "alone", "whole", "less")
+    assert error == ""
+    assert len(found) == 30
+
+
+def test_nodes_with_data_and_ranks_of_their_own_are_not_compared(programs, copies):
+    found = run(programs, copies, "nodes", "whole", "less")
+    assert [(len(samples), error) for samples, error in found] == [(30, ""), (25, "")]
+
+
+def test_a_rank_that_cannot_begin_is_named_on_the_others(programs, copies):
+    (_, one), (_, other) = run(programs, copies, "equal", "whole", "nothing")
+    assert "rank 1 cannot begin, so the others do not either: DataError: parts" in one
+    assert "no file matches" in other
+
+
+def test_what_differs():
+    same = {"a": "1 samples", "b": "2 samples"}
+    assert difference(dict.fromkeys(range(3), same)) == ""
+    assert difference({0: same}) == ""
+    found = difference({**dict.fromkeys(range(20), same), 20: {"a": "1 samples"}})
+    assert found.startswith("stage 'b': the ranks see different data")
+    assert ": ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more: 2 samples; rank 20: nothing. " in found
