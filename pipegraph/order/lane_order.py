@@ -12,11 +12,12 @@ import numpy as np
 from pipegraph.integers import integer
 from pipegraph.order._blocks import BlockPlaces
 from pipegraph.order._cache import BoundedMemo
+from pipegraph.order._spread import spread
 from pipegraph.order._stream import TAILS, Tail, stream_gone, stream_visits
 from pipegraph.order.base import JsonDict, Order, check_choice, other_than
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, layout_digest, total_samples
 from pipegraph.order.left import Deal
-from pipegraph.order.permutation import derived_keys, key64, permute, shuffled
+from pipegraph.order.permutation import derived_keys, key64, permute
 from pipegraph.order.visits import Visits
 
 DEFAULT_LANES = 240
@@ -29,7 +30,9 @@ class LaneOrder(Order):
 
     The blocks of a manifest (a layout without blocks has its parts as blocks) are
     permuted by a key of (seed, epoch) and laid end to end. That stream is cut into
-    L = min(lanes, blocks) equal lanes. Position k is lane k mod L at offset k div L,
+    L = min(lanes, blocks) equal lanes. The permutation is stratified: at any time the
+    lanes read from L places spread evenly over the data (``_spread``), so that batches
+    of data sorted by class do not drift. Position k is lane k mod L at offset k div L,
     shifted by the lane's rotation, which spreads the lanes' block switches in time;
     inside a window of ``window`` blocks of the lane the samples are permuted. Rank r
     of W takes the positions r, r+W, r+2W ... So every world size sees one global
@@ -59,7 +62,9 @@ class LaneOrder(Order):
         check_choice("LaneOrder: tail", self.tail, TAILS)
 
     def config(self) -> JsonDict:
-        return {"order": "LaneOrder"} | dataclasses.asdict(self)
+        # A state from before blocks were spread is of another order.
+        spread = {"blocks": "spread"} if self.shuffle else {}
+        return {"order": "LaneOrder", **dataclasses.asdict(self), **spread}
 
     def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
         if not self.shuffle:
@@ -145,7 +150,7 @@ class LanedEpoch:
         cls, samples: Int64Array, lanes: int, window: int, seed: int, epoch: int, digest: str | None = None
     ) -> LanedEpoch:
         """The epoch of blocks with these numbers of samples; ``digest`` as for ``BlockTable.of``."""
-        table = BlockPlaces.of(samples, shuffled(len(samples), key64("blocks", seed, epoch)), digest)
+        table = BlockPlaces.of(samples, spread(samples, lanes, seed, epoch), digest)
         share, rest = divmod(int(samples.sum()), lanes)
         lane = np.arange(lanes + 1, dtype=np.int64)
         bounds = lane * share + np.minimum(lane, rest)

@@ -30,6 +30,8 @@ class Quality:
             one in the next epoch too; NaN without a next epoch or without pairs.
         inflation: variance of batch means over that of a global shuffle, for a value
             that is constant within a class, classes lying one after the other; NaN where all samples fit one batch.
+        drift: the same of the means over ``DRIFT_BATCHES`` consecutive batches; NaN where the epoch has fewer
+            than twice as many.
     """
 
     parts_per_batch: float
@@ -39,12 +41,13 @@ class Quality:
     met_again: float
     met_expected: float
     inflation: float
+    drift: float
 
     def __str__(self) -> str:
         def shown(value: float, digits: int) -> str:
             return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
-        unknown = math.isnan(self.met_again) or math.isnan(self.inflation)
+        unknown = any(map(math.isnan, (self.met_again, self.inflation, self.drift)))
         moved = ", ".join(f"{value:.2f}" for value in self.displacement)
         expected = ", ".join(f"{value:.2f}" for value in self.displacement_expected)
         return (
@@ -52,10 +55,14 @@ class Quality:
             f"{'distinct parts per batch':<40}{self.parts_per_batch:>30.2f}{self.parts_expected:>30.2f}\n"
             f"{'displacement, quantiles 10 25 50 75 90 %':<40}{moved:>30}{expected:>30}\n"
             f"{'pairs of a batch that meet again':<40}{shown(self.met_again, 6):>30}{shown(self.met_expected, 6):>30}\n"
-            f"{'variance of batch means, class-sorted':<40}{shown(self.inflation, 2):>30}{1:>30.2f}"
+            f"{'variance of batch means, class-sorted':<40}{shown(self.inflation, 2):>30}{1:>30.2f}\n"
+            f"{f'the same over {DRIFT_BATCHES} batches':<40}{shown(self.drift, 2):>30}{1:>30.2f}"
             + ("\n-: too few samples or batches for this measure" if unknown else "")
         )
 
+
+DRIFT_BATCHES = 32
+"""Consecutive batches over which drift is measured."""
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
@@ -86,6 +93,9 @@ def quality(
         met_again=again,
         met_expected=by_chance,
         inflation=variance_inflation(label, epoch, batch),
+        drift=variance_inflation(label, epoch, DRIFT_BATCHES * batch)
+        if len(epoch) >= 2 * DRIFT_BATCHES * batch
+        else float("nan"),
     )
 
 
