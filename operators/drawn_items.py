@@ -137,15 +137,3 @@ def _steps(step: Any) -> Iterator[Any]:
     for each in below:
         if each is not None:
             yield from _steps(each)
-
-
-def length_of(items: Any) -> int | None:
-    """How many there are; None where that is not known, which ``len`` may say only when it is asked.
-
-    Each library by an error of its own: torch's DataLoader over an IterableDataset raises TypeError, others
-    NotImplementedError, RuntimeError or an AttributeError of what they wrap.
-    """
-    try:
-        return len(items)
-    except Exception:
-        return None

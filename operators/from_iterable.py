@@ -11,9 +11,10 @@ import numpy as np
 
 from pipegraph.contracts import Context, History, Source
 from pipegraph.errors import GraphError, PipegraphError
+from pipegraph.fingerprints import HandedOut, length_of
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
-from pipegraph.operators.drawn_items import DrawnItems, Turn, length_of, own
+from pipegraph.operators.drawn_items import DrawnItems, Turn, own
 from pipegraph.operators.ordered import POSITIONS_AT_ONCE
 from pipegraph.order.left import Left, check_history, left_of
 from pipegraph.parameters import function_name
@@ -59,10 +60,12 @@ class FromIterable(Source):
         self.shard = shard
         self.elastic = shard
         self.never_waits = type(iterable) in (list, range, tuple)
+        self.reads_ahead = type(iterable) in (range, tuple)  # nobody changes these
         self._history: tuple[int, History] = (0, ())
         self._one_shot = not self._callable and isinstance(iterable, Iterator)
         # Of a one-shot iterator; shared by all copies, as that is.
         self._claims: dict[str, tuple[int, object]] = {}
+        self.handed_out = HandedOut() if type(iterable) in (list, tuple) else None
         self._drawing = Turn()
         self._now: DrawnItems | None = None
         self._from: tuple[int, Any] | None = None
@@ -81,6 +84,9 @@ class FromIterable(Source):
     def sees(self) -> str:
         length = length_of(self.iterable) if self.shard and not self._callable else None
         return "" if length is None else f"{length} items"
+
+    def given(self) -> tuple[Any, Any]:
+        return self.iterable, None
 
     def functions(self) -> Sequence[Callable[..., Any]]:
         return (self.iterable,) if self._callable else ()
@@ -142,6 +148,8 @@ class FromIterable(Source):
             step, state = resumed
             read = int(left.at(np.array([(step - 1) * stride + offset]))[0]) + 1
         self._draws.one(epoch, (self._stage, read))
+        if self.handed_out is not None:
+            self.handed_out.note(self.iterable[: HandedOut.VALUES])
         self._now = drawing = self._drawing.begin(self._items(epoch, resumed is not None), epoch, state)
         items = drawing.items
         if not self.never_waits:

@@ -13,9 +13,10 @@ import torch
 from pipegraph.chunk import Lineages
 from pipegraph.contracts import Context, Drawn, DrawnRows
 from pipegraph.errors import GraphError
+from pipegraph.fingerprints import HandedOut, length_of
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
-from pipegraph.operators.drawn_items import SHARED, Turn, length_of
+from pipegraph.operators.drawn_items import SHARED, Turn
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import Order, StridedOrder
 from pipegraph.tree import copy_containers
@@ -126,6 +127,8 @@ class FromSequence(OrderedSource):
         self.group = ITEMS_AT_ONCE if callable(getattr(dataset, "__getitems__", None)) else 1
         self.elastic = sampler is None
         self.draws = sampler is not None
+        self.reads_ahead = sampler is None
+        self.handed_out = HandedOut()
         self._drawing = Turn()
         self._stage = ""
         self._draws = Draws()
@@ -147,11 +150,23 @@ class FromSequence(OrderedSource):
     def functions(self) -> Sequence[Callable[..., Any]]:
         return (type(self.dataset).__getitem__,)
 
+    def given(self) -> tuple[Any, Any]:
+        return self.dataset, self.sampler
+
     def layout(self) -> int:
         return len(self.dataset)
 
     def item(self, index: Any) -> Any:
-        return copy_containers(self.dataset[index])
+        return self._own(self.dataset[index])
+
+    def _own(self, item: Any) -> Any:
+        self._note((item,))
+        return copy_containers(item)
+
+    def _note(self, items: Sequence[Any]) -> None:
+        handed_out = self.handed_out
+        if handed_out is not None and not handed_out.full:
+            handed_out.note(items)
 
     def read(self, position: Any, epoch: int) -> Any:
         index = self.index_of(position, epoch)
@@ -161,7 +176,7 @@ class FromSequence(OrderedSource):
     def read_many(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         indices = [self.index_of(position, epoch) for position in positions]
         self._draws.several()
-        return [copy_containers(item) for item in self.dataset.__getitems__(indices)]
+        return [self._own(item) for item in self.dataset.__getitems__(indices)]
 
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         if self.draws:
@@ -181,7 +196,7 @@ class FromSequence(OrderedSource):
             except Exception:
                 items = []
             if len(items) == len(indices):
-                found += [copy_containers(item) for item in items]
+                found += [self._own(item) for item in items]
                 return
         dataset, add, draws = self.dataset, found.append, self._draws
         given: Any = indices  # as ``indices_of`` has made them
@@ -190,6 +205,7 @@ class FromSequence(OrderedSource):
             item = dataset[index]
             add(item if item.__class__ in SHARED else copy_containers(item))
         draws.over()
+        self._note(found)
 
     def has_length(self) -> bool:
         return self.sampler is None or length_of(self.sampler) is not None

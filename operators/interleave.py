@@ -47,6 +47,7 @@ class Interleave(Source):
     """
 
     default_name = "interleave"
+    reads_ahead = True
 
     def __init__(
         self,

@@ -51,6 +51,7 @@ class OrderedSource(Source):
 
     own_numbers = True
     random_access = True
+    reads_ahead = True
 
     def __init__(self, order: Order) -> None:
         self.order = order

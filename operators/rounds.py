@@ -48,6 +48,8 @@ class Rounds(Source):
         self.group = source.group
         self.draws = source.draws
         self.own_numbers = source.own_numbers
+        self.reads_ahead = source.reads_ahead
+        self.handed_out = source.handed_out
         self.level = source.level
         self.portable = source.portable
         self.bundles = source.bundles and source.random_access
@@ -73,6 +75,9 @@ class Rounds(Source):
 
     def config(self) -> dict[str, Any]:
         return {"source": type(self.source).__qualname__, "rounds": self.count, **self.source.config()}
+
+    def given(self) -> tuple[Any, Any]:
+        return self.source.given()
 
     def origin(self) -> str:
         return self.source.origin()

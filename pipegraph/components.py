@@ -10,6 +10,7 @@ from operator import index as as_int
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pipegraph.errors import StateError
+from pipegraph.fingerprints import HandedOut
 from pipegraph.stopping import Stopping
 
 History = tuple[tuple[int, Any], ...]
@@ -158,6 +159,11 @@ class Source(Component):
     keep them."""
     never_waits: bool = False
     """Whether its items are all available: none depends on what the consumer does with earlier ones."""
+    reads_ahead: bool = False
+    """Whether an epoch may be read before its pass begins. False where users decide what is read (a sampler, an
+    iterable): the training loop may change it until then."""
+    handed_out: HandedOut | None = None
+    """Notes of values that lie in the memory of the user's data; None if it copies them."""
     level: str = "sample"
     index_of: Callable[[Any, int], Any] | None = None
     """``index_of(position, epoch)``: the index in the data of the sample at a position, whatever the order: an int or a
@@ -172,6 +178,10 @@ class Source(Component):
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
         """Number of this rank's items in ``epoch``; None if it is not known without running."""
         return None
+
+    def given(self) -> tuple[Any, Any]:
+        """The data that the user gave, and what decides its order: the training loop may change both between epochs."""
+        return None, None
 
     def has_length(self) -> bool:
         """Whether :meth:`length` is known without running. Must not touch data: the plan calls it."""

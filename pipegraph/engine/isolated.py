@@ -34,6 +34,9 @@ class IsolatedRun(Run):
         self.number = runtime.runs
         self._runtime = runtime
         self._asked = epoch, horizon, resume
+        sources = [stage.operator for stage in runtime.isolation.whole.running if not stage.upstream]
+        # One call to the sidecar at a time: none may wait there for a pass to begin.
+        self.reads_ahead = all(source.reads_ahead for source in sources)
         self._steps = restarts(runtime.isolation.whole, resume.cursor).steps
         self.snapshots = {stage.name: Snapshots(stage.name) for stage in runtime.isolation.whole.running}
         for name, snapshot in resume.iterators.items():

@@ -56,7 +56,7 @@ class Run:
         self.activity = Activity()
         self.activity.on_idle = self._resolve
         self.account = Account(_for_chunks(loader), self.activity)
-        self.horizon = Horizon(self.activity, horizon)
+        self.horizon = Horizon(self.activity, horizon, epoch)
         self.stopping = concurrency.Event()
         self.error: BaseException | None = None
         self.grown: dict[str, int] = {}

@@ -167,18 +167,18 @@ class Serving:
         if over:
             runtime.cancel_run(run)
 
-    def next(self, stop: int, horizon: float) -> tuple[list[Any], list[Any], Carried | None]:
+    def next(self, stop: int, horizon: float, begun: float) -> tuple[list[Any], list[Any], Carried | None]:
         """The next items: ``(items, reports of stages since the last call, the error that ended the run)``.
 
         Without items and error the run was cancelled.
 
         Args:
             stop: drop the rest of this epoch and of earlier ones.
-            horizon: the last epoch that may be read.
+            horizon, begun: the last epoch that may be read, and the last one whose pass has begun.
         """
         run = self.runtime.run
         assert run is not None
-        run.horizon.raise_to(horizon)
+        run.horizon.raise_to(horizon, begun)
         if stop > self._stopped:
             self._stopped = stop
             run.discard_output(stop)

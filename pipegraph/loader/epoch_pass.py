@@ -18,6 +18,7 @@ from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.errors import LoaderClosedError, PipegraphWarning
 from pipegraph.loader.equal_steps import Agreement, Sure, minimum_over
+from pipegraph.loader.given_data import GivenData
 from pipegraph.loader.position import Progress, RowsInDelivery
 from pipegraph.loader.same_data import SameData
 
@@ -42,6 +43,7 @@ class Pass:
         run: Run,
         interval: Interval,
         progress: Progress,
+        given: GivenData,
         group: Any,
         same_data: SameData | None,
         whole: bool,
@@ -53,6 +55,7 @@ class Pass:
         self._same_data = same_data
         self._interval = interval
         self._progress = progress
+        self._given = given
         self._place = progress.place
         self.turn = turn
         self.epoch = self._place.epoch
@@ -214,6 +217,7 @@ class Pass:
         self._progress.pass_finished(self._place)
         if self._same_data is not None:
             self._same_data.look()
+        self._given.ends()
         raise StopIteration
 
     def _token(self, item: Any) -> None:
@@ -224,6 +228,7 @@ class Pass:
             self._take_over()
         if isinstance(item, Failure):
             self._fail("a stage failed", failed=True)
+            self._given.explain(item.error)
             try:
                 raise item.error
             finally:
@@ -248,6 +253,7 @@ class Pass:
         failed = error is not None
         self._fail("a stage failed" if failed else "the loader was closed", failed)
         if error is not None:
+            self._given.explain(error)
             try:
                 raise error
             finally:

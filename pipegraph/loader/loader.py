@@ -39,6 +39,7 @@ from pipegraph.loader.adapt import Wiring, wiring
 from pipegraph.loader.ending import finalize
 from pipegraph.loader.epoch_pass import Pass, WatchedPass
 from pipegraph.loader.equal_steps import check_counts_known, own_group, warn_of_unequal
+from pipegraph.loader.given_data import GivenData
 from pipegraph.loader.position import Place, Progress
 from pipegraph.loader.ranks import agree_on_seed, resolve
 from pipegraph.loader.restoring import place_of, read_state
@@ -105,6 +106,7 @@ class Loader(Closing):
         self._ledger = Ledger([stage.name for stage in self.plan.running if stage.unordered_above])
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._progress = Progress(self.plan, self._ledger)
+        self._given = GivenData(self.plan, isolate)
         self._pass: weakref.ref[Pass] | None = None
         self._group: Any = None  # for the agreement on equal steps
         self._same_data: SameData | None = None
@@ -177,10 +179,11 @@ class Loader(Closing):
             self._warn_of_dropping(place, 4)
             if old is not None:
                 old.end("a new pass over the loader has begun")
+            changed = self._given.begins()
             runtime = self._start()
             runtime.pass_totals.end()  # before the run may be cancelled, which ends its waits
             try:
-                run = self._run_from(place, runtime)
+                run = self._run_from(place, runtime, changed)
             except Exception as error:
                 self._compare_data(error)
                 raise
@@ -195,7 +198,7 @@ class Loader(Closing):
             progress.pass_begins(place, run)
             if not progress.started_ns:
                 progress.started_ns = started
-            parts = self, self._turn, runtime, run, interval, progress, self._group, self._same_data, whole
+            parts = self, self._turn, runtime, run, interval, progress, self._given, self._group, self._same_data, whole
             if self._tuner is None:
                 current = Pass(*parts)
             else:
@@ -218,12 +221,13 @@ class Loader(Closing):
         if self._closed:
             raise LoaderClosedError(f"{self._closed}; make another with graph.loader(...)")
 
-    def _run_from(self, place: Place, runtime: Runtime) -> Run:
-        """The run there is, where it continues with this place by itself, else another."""
+    def _run_from(self, place: Place, runtime: Runtime, changed: bool) -> Run:
+        """The run there is, where it continues with this place by itself and has not read what has ``changed``."""
         epoch, run = place.epoch, runtime.run
         horizon = inf if self._options.epochs is None else max(epoch, self._options.epochs - 1)
-        if run is not None and run.error is None and self._progress.continues_to(place):
-            run.horizon.raise_to(horizon if place.start.stream is None else epoch)
+        stale = changed and run is not None and run.horizon.begun < epoch <= run.horizon.limit
+        if run is not None and run.error is None and not stale and self._progress.continues_to(place):
+            run.horizon.raise_to(horizon if place.start.stream is None else epoch, epoch)
             return run
         progress = self._progress
         delivered = progress.idle or not progress.untouched

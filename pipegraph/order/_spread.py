@@ -46,7 +46,9 @@ def spread(samples: Int64Array, lanes: int, seed: int, epoch: int) -> Int64Array
     turns = max(1, min(len(blocks) // lanes // BLOCKS_PER_TURN, TURNS))
     bounds = ends[strata]
     cuts = np.stack([_cuts(first, last, turns) for first, last in itertools.pairwise(bounds.tolist())])
-    cuts = np.searchsorted(ends, cuts).clip(strata[:-1, None], strata[1:, None])  # among blocks without samples
+    cuts = np.searchsorted(ends, cuts).clip(
+        strata[:-1, None], strata[1:, None]
+    )  # among blocks without samples
     cuts[:, 0], cuts[:, -1] = strata[:-1], strata[1:]
     turn = np.arange(turns)
     stratum = (np.arange(lanes)[:, None] + turn * -(-lanes // turns)) % lanes  # of each lane in each turn

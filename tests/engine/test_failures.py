@@ -399,13 +399,9 @@ def test_what_fails_in_a_pass_that_was_left_does_not_count_in_the_next():
             raise Broken(x)
         return x
 
-    graph = make(
-        work,
-        source=ops.FromIterable(lambda epoch: [100 * epoch, 100 * epoch + 1]),
-        workers=2,
-        ordered=False,
-        on_error=pg.Skip(1),
-    )
+    source = ops.FromIterable(lambda epoch: [100 * epoch, 100 * epoch + 1])
+    source.reads_ahead = True
+    graph = make(work, source=source, workers=2, ordered=False, on_error=pg.Skip(1))
     with graph.loader(epochs=2) as loader:
         for _ in loader:
             break

@@ -21,9 +21,11 @@ def items(epoch):
     return range(100 * epoch, 100 * epoch + 10)
 
 
-def epoch_graph(source=items, **options):
+def epoch_graph(source=items, ahead=False, **options):
     graph = pg.Graph("epochs")
-    graph.add(ops.FromIterable(source), name="source", **options).then(lambda x: x, name="same")
+    items = ops.FromIterable(source)
+    items.reads_ahead = ahead
+    graph.add(items, name="source", **options).then(lambda x: x, name="same")
     return graph
 
 
@@ -380,7 +382,7 @@ class Opened:
 
 def test_with_epochs_n_prefetching_crosses_boundaries_and_never_touches_epoch_n():
     opened = Opened()
-    with epoch_graph(opened).loader(epochs=3) as loader:
+    with epoch_graph(opened, ahead=True).loader(epochs=3) as loader:
         assert next(iter(loader)) == 0
         opened.wait_for(2)  # queues hold more than three epochs
         for epoch in (1, 2):
@@ -399,7 +401,7 @@ def test_by_default_nothing_of_the_next_epoch_is_read_before_its_pass():
 
 def test_endless_prefetching_is_endless():
     opened = Opened()
-    with epoch_graph(opened).loader(epochs=None) as loader:
+    with epoch_graph(opened, ahead=True).loader(epochs=None) as loader:
         assert next(iter(loader)) == 0
         opened.wait_for(4)
 
@@ -691,7 +693,7 @@ def test_set_epoch_discards_restored_work_with_a_warning_and_only_where_there_is
 
 def test_going_back_and_forth_before_a_pass_leaves_the_epoch_whole():
     opened = Opened()
-    with epoch_graph(opened).loader(epochs=4) as loader:
+    with epoch_graph(opened, ahead=True).loader(epochs=4) as loader:
         assert list(loader) == list(items(0))
         opened.wait_for(1)
         for epoch in (7, 0, 1):

@@ -104,8 +104,8 @@ class Sidecar:
     def start_run(self, *args: Any) -> None:
         self._host.call("start_run", self.number, *args)
 
-    def next(self, stop: int, horizon: float) -> Any:
-        return self._host.call("next", stop, horizon)
+    def next(self, stop: int, horizon: float, begun: float) -> Any:
+        return self._host.call("next", stop, horizon, begun)
 
     # -- thread-safe ---------------------------------------------------------------------------
 

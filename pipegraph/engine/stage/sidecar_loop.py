@@ -34,8 +34,8 @@ def sidecar_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
         sidecar.start_run(*run.start())
         epoch = run.first_epoch
         while True:
-            run.horizon.wait_for(epoch)
-            items, reported, error = sidecar.next(stage.stop_epoch, run.horizon.limit)
+            run.horizon.wait_for(epoch, run.reads_ahead)
+            items, reported, error = sidecar.next(stage.stop_epoch, run.horizon.limit, run.horizon.begun)
             record(run, reported)
             if error is not None:
                 raise error.error()

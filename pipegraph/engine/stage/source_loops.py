@@ -79,7 +79,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     place = (run.rank, run.world_size)
     snapshots: bool | None = None  # whether the iterator has snapshots; not known before it has begun
     while True:
-        run.horizon.wait_for(epoch)
+        run.horizon.wait_for(epoch, stage.plan.operator.reads_ahead)
         items: Iterator[Any] | None = None
         failure: Failure | None = None
         ended = False
@@ -169,7 +169,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
     draws = None if source.own_numbers else Draws(run.seed, name)
     began = step
     while True:
-        run.horizon.wait_for(epoch)
+        run.horizon.wait_for(epoch, source.reads_ahead)
         filled = 0
         positions: Iterator[Any] | None = None
         while stage.stop_epoch < epoch:

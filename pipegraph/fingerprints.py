@@ -1,0 +1,203 @@
+"""Fingerprints of data in memory: whether somebody has changed it, found by samples in well under a millisecond."""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+
+from pipegraph.tree import ATOMS, leaves
+
+PLACES = 64
+"""Entries of a container or an array that are looked at, spread evenly."""
+
+OBJECTS = 2_000
+"""Objects that are looked at."""
+
+OPAQUE = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    torch.Generator,
+)
+
+
+def fingerprint(*values: Any) -> int:
+    """A number that differs, most likely, once a training loop has changed ``values``: sizes, labels, weights.
+
+    Looks into containers and objects, not into files. Equal numbers do not prove that nothing has changed.
+    """
+    found: list[Any] = []
+    seen: set[int] = set()
+    left = deque(values)
+    while left and len(seen) < OBJECTS:
+        value = left.popleft()
+        if type(value) in ATOMS:
+            found.append(value)
+        elif isinstance(value, str | bytes):
+            found.append((len(value), value[:PLACES]))
+        elif id(value) not in seen:
+            seen.add(id(value))
+            try:
+                found.append(_own(value))
+                left.extend(_inside(value))
+            except Exception:  # a class of the user's that behaves unlike its base
+                found.append(type(value).__qualname__)
+    return hash(repr(found))
+
+
+def _own(value: Any) -> Any:
+    """What tells a changed value by itself."""
+    if isinstance(value, torch.Tensor):
+        version = None if value.is_inference() else value._version
+        return id(value), tuple(value.shape), version, _sampled(value)
+    if isinstance(value, np.ndarray):
+        return tuple(value.shape), value.dtype.str, _sampled(value)
+    if isinstance(value, list | tuple | set | frozenset | deque | dict | bytearray):
+        return type(value).__name__, len(value)
+    return type(value).__qualname__, id(value) if isinstance(value, OPAQUE) else None
+
+
+def _sampled(value: Any) -> int | None:
+    """A checksum of some elements, without reading files or devices."""
+    array = _array_of(value)
+    if array is None or not array.size or array.dtype.hasobject or _is_mapped(array):
+        return None
+    places = np.linspace(0, array.size - 1, min(array.size, PLACES)).astype(np.int64)
+    return crc32(array.flat[places].tobytes())
+
+
+def _array_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cpu" or value.layout != torch.strided or value.is_quantized:
+            return None
+        try:
+            return value.detach().numpy()
+        except (RuntimeError, TypeError):  # no dtype of NumPy's, no memory of its own
+            return None
+    return value if isinstance(value, np.ndarray) else None
+
+
+def _is_mapped(array: Any) -> bool:
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            return True
+        array = array.base
+    return False
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, (torch.Tensor, np.ndarray, *OPAQUE)):
+        return
+    if isinstance(value, list | tuple):
+        step = max(1, len(value) // PLACES)
+        yield from value[::step]
+        yield from value[-1:]
+    elif isinstance(value, dict):
+        if len(value) <= PLACES:
+            yield from list(value)
+            yield from list(value.values())
+    elif isinstance(getattr(value, "__dict__", None), dict):
+        yield from list(vars(value).values())
+
+
+class HandedOut:
+    """Remembers where the first values that a source handed out lie, to find those that a stage has changed in place.
+
+    Only memory that the source's data holds itself counts: what was made for a sample may be changed.
+    """
+
+    VALUES = 8
+    MAX_BYTES = 1 << 16
+
+    def __init__(self) -> None:
+        self._notes: dict[int, tuple[int, int]] = {}  # by address: bytes, their checksum
+        self._left = self.VALUES
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HandedOut, ()
+
+    @property
+    def full(self) -> bool:
+        """Whether it needs no more values."""
+        return self._left <= 0
+
+    def note(self, values: Sequence[Any]) -> None:
+        """Called before a stage gets the values."""
+        for value in values[: self._left]:
+            self._left -= 1
+            for leaf in leaves(value):
+                array = _array_of(leaf)
+                if array is not None and _is_plain(array):
+                    nbytes = min(array.nbytes, self.MAX_BYTES)
+                    self._notes.setdefault(array.ctypes.data, (nbytes, crc32(_bytes(array)[:nbytes])))
+
+    def forget(self) -> None:
+        """A pass begins: what was changed before it is none of its stages' doing."""
+        self._notes.clear()
+        self._left = self.VALUES
+
+    def changed(self, data: Any) -> bool:
+        """Whether memory of ``data`` that was handed out holds other values now."""
+        if not self._notes:
+            return False
+        notes = dict(self._notes)
+        for array in _arrays(data):
+            begin = array.ctypes.data
+            for address, (nbytes, checksum) in notes.items():
+                if begin <= address and address + nbytes <= begin + array.nbytes:
+                    first = address - begin
+                    if crc32(_bytes(array)[first : first + nbytes]) != checksum:
+                        return True
+        return False
+
+
+def _is_plain(array: Any) -> bool:
+    return bool(
+        array.size and array.flags.c_contiguous and not array.dtype.hasobject and not _is_mapped(array)
+    )
+
+
+def _bytes(array: Any) -> Any:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _arrays(data: Any) -> Iterator[Any]:
+    """The contiguous arrays in memory that data consists of; of long lists all, for any may have been handed out."""
+    seen: set[int] = set()
+    left = deque([data])
+    while left:
+        value = left.popleft()
+        if type(value) in ATOMS or isinstance(value, str | bytes) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        array = _array_of(value)
+        if array is not None:
+            if _is_plain(array):
+                yield array
+        elif isinstance(value, list | tuple):
+            if not ATOMS.issuperset(map(type, value)):
+                left.extend(value)
+        elif isinstance(value, dict):
+            left.extend(value.values())
+        elif not isinstance(value, OPAQUE) and isinstance(getattr(value, "__dict__", None), dict):
+            left.extend(vars(value).values())
+
+
+def length_of(items: Any) -> int | None:
+    """How many there are; None where that is not known, which ``len`` may say only when it is asked.
+
+    Each library by an error of its own: torch's DataLoader over an IterableDataset raises TypeError, others
+    NotImplementedError, RuntimeError or an AttributeError of what they wrap.
+    """
+    try:
+        return len(items)
+    except Exception:
+        return None

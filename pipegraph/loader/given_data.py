@@ -1,0 +1,91 @@
+"""What users gave to sources and their loops may change: what of it may be read ahead, and where changes go unseen."""
+
+from __future__ import annotations
+
+import warnings
+
+from pipegraph.contracts import Source
+from pipegraph.errors import GraphError, PipegraphWarning, note
+from pipegraph.fingerprints import fingerprint, length_of
+from pipegraph.planning.plan import Plan
+
+IN_PLACE = (
+    "stage {!r}: a stage behind it has changed its data in place, and other epochs, or rows read again, get what was "
+    "made of them. Let the function change a copy (x.clone(), x.copy(), x + 1 in place of x.add_(1)), or read the "
+    "data in processes, which have copies: backend='process'"
+)
+UNSEEN = (
+    "stage {!r}: {} has changed since its workers were started, which have a copy of it and do not see the change. "
+    "{} reads what the training loop holds; or make another loader once the data is complete"
+)
+
+
+class GivenData:
+    """Looks, where a pass begins and ends, at what the sources of a loader were given.
+
+    Args:
+        isolated: whether all sources are read in another process.
+    """
+
+    def __init__(self, plan: Plan, isolated: bool) -> None:
+        self._sources: list[tuple[str, Source, bool]] = [
+            (stage.name, stage.operator, isolated or stage.away)
+            for stage in plan.running
+            if isinstance(stage.operator, Source)
+        ]
+        self._isolated = isolated
+        self._seen: dict[str, tuple[int | None, int]] = {}
+        self._reported: set[str] = set()
+
+    def begins(self) -> bool:
+        """A pass begins: whether data has changed that may have been read ahead for it.
+
+        Raises:
+            GraphError: it has another length than the copy that processes read.
+        """
+        changed = False
+        for name, source, away in self._sources:
+            data, order = source.given()
+            # A sampler is asked in this process, unless all of the graph is elsewhere.
+            found = length_of(data), fingerprint(data, order if self._isolated else None)
+            before = self._seen.get(name, found)
+            if not away:
+                changed |= source.reads_ahead and found != before
+                if source.handed_out is not None:
+                    source.handed_out.forget()
+            elif found != before:
+                self._unseen(name, before[0], found[0])
+                continue
+            self._seen[name] = found
+        return changed
+
+    def _unseen(self, name: str, before: int | None, now: int | None) -> None:
+        message = self._message(name, before, now)
+        if before != now:
+            raise GraphError(message)
+        if name not in self._reported:
+            self._reported.add(name)
+            warnings.warn(message, PipegraphWarning, stacklevel=5)
+
+    def _message(self, name: str, before: int | None, now: int | None) -> str:
+        what = "its data, or its sampler," if self._isolated else "its data"
+        if before != now:
+            what = f"the length of its data ({before}, now {now})"
+        remedy = "A loader without isolate=True" if self._isolated else "backend='thread'"
+        return UNSEEN.format(name, what, remedy)
+
+    def explain(self, error: BaseException) -> None:
+        """Add to a failure what of its source's data has changed unseen."""
+        for name, source, away in self._sources:
+            before, now = self._seen[name][0], length_of(source.given()[0])
+            if away and before != now:
+                note(error, self._message(name, before, now))
+
+    def ends(self) -> None:
+        """A pass was delivered: warns, once per source, of data that stages have changed in place."""
+        for name, source, away in self._sources:
+            if away or source.handed_out is None or name in self._reported:
+                continue
+            if source.handed_out.changed(source.given()[0]):
+                self._reported.add(name)
+                warnings.warn(IN_PLACE.format(name), PipegraphWarning, stacklevel=5)

@@ -1,0 +1,234 @@
+"""What the training loop changes between epochs is what the next one reads: samplers, iterables, data."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import PipegraphWarning
+
+EPOCHS = 4
+WAYS = {
+    "inline": {"backend": "inline"},
+    "threads": {"workers": 2},
+    "processes": {"workers": 2, "backend": "process"},
+}
+
+
+class Weights:
+    """A sampler of one number, which the loop chooses."""
+
+    def __init__(self):
+        self.number = 0
+
+    def __iter__(self):
+        return iter([self.number] * 6)
+
+    def __len__(self):
+        return 6
+
+
+class Numbers:
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+def passes(graph, change, epochs=EPOCHS, **options):
+    """The items of each epoch; ``change`` is called before each."""
+    found = []
+    with graph.loader(epochs=epochs, **options) as loader:
+        for epoch in range(EPOCHS):
+            change(epoch)
+            found.append([int(item) for item in loader])
+    return found
+
+
+@pytest.mark.parametrize("epochs", [EPOCHS, None], ids=["four epochs", "endless"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sampler_that_the_loop_changes_is_asked_when_its_pass_begins(way, epochs):
+    sampler = Weights()
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(range(100), sampler=sampler), **WAYS[way])
+    found = passes(graph, lambda epoch: setattr(sampler, "number", 10 * epoch), epochs)
+    assert found == [[10 * epoch] * 6 for epoch in range(EPOCHS)]
+
+
+@pytest.mark.parametrize("way", ["inline", "threads"])
+@pytest.mark.parametrize("kind", ["list", "generator function", "object"])
+def test_an_iterable_that_the_loop_changes_is_asked_when_its_pass_begins(kind, way):
+    items = [0, 1]
+
+    class Items:
+        def __iter__(self):
+            return iter(items)
+
+    given = {"list": items, "generator function": lambda: iter(list(items)), "object": Items()}[kind]
+    graph = pg.Graph()
+    node = graph.add(ops.FromIterable(given), backend=WAYS[way].get("backend", "thread"))
+    node.then(abs, **WAYS[way])
+
+    def change(epoch):
+        if epoch:
+            items[:] = [2 * epoch, 2 * epoch + 1]
+
+    assert passes(graph, change) == [[2 * epoch, 2 * epoch + 1] for epoch in range(EPOCHS)]
+
+
+@pytest.mark.parametrize("way", ["inline", "threads"])
+@pytest.mark.parametrize("kind", [list, torch.tensor])
+def test_data_that_the_loop_changes_or_extends_is_read_as_it_is_when_its_pass_begins(kind, way):
+    data = Numbers(kind([0, 1, 2]))
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(data), **WAYS[way])
+
+    def change(epoch):
+        if epoch == 1:
+            data.items[1] = 10  # a better label
+        if epoch == 2:
+            data.items = kind([*map(int, data.items), 30])
+
+    assert passes(graph, change) == [[0, 1, 2], [0, 10, 2], [0, 10, 2, 30], [0, 10, 2, 30]]
+
+
+def test_set_epoch_and_a_resume_ask_the_sampler_anew_too():
+    sampler = Weights()
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(range(100), sampler=sampler), workers=2)
+    with graph.loader(epochs=EPOCHS) as loader:
+        list(loader)
+        sampler.number = 7
+        loader.set_epoch(3)
+        assert list(loader) == [7] * 6
+        state = loader.state_dict()
+    with graph.loader(epochs=8) as loader:
+        loader.load_state_dict(state)
+        for number in (8, 9):
+            sampler.number = number
+            assert list(loader) == [number] * 6
+
+
+def test_orders_of_our_own_still_read_across_the_boundary_of_epochs():
+    read = threading.Semaphore(0)
+
+    class Data(Numbers):
+        def __getitem__(self, index):
+            read.release()
+            return super().__getitem__(index)
+
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(Data([1, 2, 3])))
+    with graph.loader(epochs=2) as loader:
+        assert list(loader) == [1, 2, 3]
+        for _ in range(6):
+            assert read.acquire(timeout=60)
+        assert list(loader) == [1, 2, 3]
+        assert not read.acquire(blocking=False)  # what was read ahead is used
+
+
+@pytest.mark.parametrize("isolate", [False, True], ids=["processes", "isolated"])
+def test_a_replay_buffer_that_grows_is_not_seen_by_processes_and_the_error_says_which_backend_sees_it(
+    isolate,
+):
+    way = "without isolate=True reads" if isolate else "backend='thread' reads"
+    buffer = Numbers([0, 1, 2])
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(buffer), **({} if isolate else {"backend": "process"}))
+    with graph.loader(epochs=3, isolate=isolate) as loader:
+        assert list(loader) == [0, 1, 2]
+        buffer.items.append(3)
+        with pytest.raises(
+            pg.errors.GraphError, match=r"'fromsequence': the length of its data \(3, now 4\) .*" + way
+        ):
+            list(loader)
+
+
+def in_place(item):
+    item["x"] -= 1
+    return item
+
+
+@pytest.mark.parametrize("made", ["tensors", "arrays", "a list", "fresh"])
+@pytest.mark.parametrize("source", [ops.FromSequence, ops.FromIterable])
+def test_a_function_that_works_in_place_on_data_in_memory_is_told_of_once(source, made, recwarn):
+    class Rows(Numbers):
+        def __getitem__(self, index):
+            row = self.items[index]
+            return {"x": row.clone() if made == "fresh" else row}
+
+    rows = [torch.ones(3) * number for number in range(6)]
+    if source is ops.FromIterable or made == "a list":
+        data = [{"x": row.clone() if made == "fresh" else row} for row in rows]
+        made = "a list"
+    else:
+        data = Rows(torch.stack(rows).numpy() if made == "arrays" else torch.stack(rows))
+    graph = pg.Graph()
+    graph.add(source(data), name="rows").then(in_place, workers=2)
+    with graph.loader(epochs=2) as loader:
+        for _ in range(2):
+            assert len(list(loader)) == 6
+    told = [str(each.message) for each in recwarn if issubclass(each.category, PipegraphWarning)]
+    assert len(told) == (made != "fresh")
+    assert all("stage 'rows': a stage behind it has changed its data in place" in each for each in told)
+
+
+def test_the_loop_may_change_data_between_passes_and_nothing_is_said(recwarn):
+    data = Numbers(torch.arange(4.0).reshape(4, 1))
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(data), workers=2)
+    with graph.loader(epochs=2) as loader:
+        assert [float(row) for row in loader] == [0, 1, 2, 3]
+        data.items += 1
+        assert [float(row) for row in loader] == [1, 2, 3, 4]
+    assert not recwarn.list
+
+
+def test_labels_that_change_where_processes_hold_a_copy_are_told_of_with_the_way_that_sees_them():
+    data = Numbers([0, 1, 2])
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(data), backend="process")
+    with graph.loader(epochs=3) as loader:
+        assert list(loader) == [0, 1, 2]
+        data.items[0] = 9
+        with pytest.warns(PipegraphWarning, match="its data has changed .* backend='thread' reads what the"):
+            assert list(loader) == [0, 1, 2]
+        data.items[0] = 10
+        assert list(loader) == [0, 1, 2]
+
+
+def test_a_sampler_in_the_isolated_process_that_the_loop_changes_is_told_of():
+    sampler = Weights()
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(range(100), sampler=sampler))
+    with graph.loader(epochs=3, isolate=True) as loader:
+        assert list(loader) == [0] * 6
+        sampler.number = 4
+        with pytest.warns(
+            PipegraphWarning, match=r"or its sampler, has changed .* without isolate=True reads"
+        ):
+            assert list(loader) == [0] * 6
+
+
+def test_an_index_beyond_what_processes_have_of_a_growing_buffer_is_explained():
+    class Growing(Weights):
+        """Draws from what the buffer holds when it is asked."""
+
+        def __iter__(self):
+            buffer.items.append(3)
+            return iter([len(buffer.items) - 1])
+
+    buffer = Numbers([0, 1, 2])
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(buffer, sampler=Growing()), backend="process")
+    with graph.loader() as loader, pytest.raises(IndexError) as failed:
+        list(loader)
+    assert "the length of its data (3, now 4) has changed" in "".join(failed.value.__notes__)
