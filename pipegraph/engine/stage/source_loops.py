@@ -71,6 +71,8 @@ class _Items(Unit):
 def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     """The worker loop of a source that must be read sequentially."""
     source: Source = worker.operator
+    planned = stage.plan.operator
+    assert isinstance(planned, Source)
     run, pace, sender, meter = stage.run, stage.pace, stage.sender, worker.meter
     unit = _Items(stage, worker)
     next_stage = sender.channels[0]  # with several consumers rows are sent one by one
@@ -79,7 +81,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     place = (run.rank, run.world_size)
     snapshots: bool | None = None  # whether the iterator has snapshots; not known before it has begun
     while True:
-        run.horizon.wait_for(epoch, stage.plan.operator.reads_ahead)
+        run.horizon.wait_for(epoch, planned.reads_ahead)
         items: Iterator[Any] | None = None
         failure: Failure | None = None
         ended = False
