@@ -198,7 +198,18 @@ class Loader(Closing):
             progress.pass_begins(place, run)
             if not progress.started_ns:
                 progress.started_ns = started
-            parts = self, self._turn, runtime, run, interval, progress, self._given, self._group, self._same_data, whole
+            parts = (
+                self,
+                self._turn,
+                runtime,
+                run,
+                interval,
+                progress,
+                self._given,
+                self._group,
+                self._same_data,
+                whole,
+            )
             if self._tuner is None:
                 current = Pass(*parts)
             else:
