@@ -21,6 +21,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.device import Backend, Event, Scattered, Slot, backend_for, copy_tree, normalised, slots_on
 from pipegraph.device.device_slabs import Arrival, Landing
+from pipegraph.device.own_moves import held_apart, moved_by_itself, pinned_by_itself, put_back
 from pipegraph.device.packed_copy import FieldPlace, Packed, pack, packable, places_for
 from pipegraph.device.slabs import SPARE_SLABS, SlabRing, aligned, allocator
 from pipegraph.device.split import (
@@ -51,7 +52,8 @@ def _cuda_here() -> bool:
 
 @final
 class Pin(Operator):
-    """Tensors into pinned host memory, from which the device copies without the host's help.
+    """Tensors into pinned host memory, from which the device copies without the host's help; objects by their own
+    ``pin_memory()``, where they have it.
 
     All fields of a chunk lie in one slab then. Behind a stage whose slabs the plan has made pinned there is nothing
     left to do, nor without a CUDA device: the plan leaves this stage out.
@@ -82,12 +84,15 @@ class Pin(Operator):
 
     def process(self, chunk: Chunk) -> Chunk:
         chunk.keys = chunk.own_keys
-        tensors = tensors_of(chunk.data, packable)
+        data = held_apart(chunk.data, pinned_by_itself) if _cuda_here() else chunk.data
+        objects = data is not chunk.data
+        tensors = tensors_of(data, packable)
         if tensors:
             chunk.packed, pinned = pack(tensors, self._ring, _pinned)
             written = sum(new.nbytes for old, new in zip(tensors, pinned, strict=True) if old is not new)
             self._context.count("bytes_written", written)
-            chunk.data = exchanged(chunk.data, tensors, pinned)
+            data = exchanged(data, tensors, pinned)
+        chunk.data = put_back(data) if objects else data
         return chunk
 
 
@@ -125,6 +130,15 @@ class _Landings:
         landing = self._landings[place]
         event: Event | None = None
         here = landing.backend.device
+        given = data
+        consumer = landing.backend.current_stream()
+        with landing.backend.use(consumer):
+            data = held_apart(given, lambda thing: moved_by_itself(thing, here))
+        objects = data is not given
+        if objects:  # what they allocate is the consumer's memory, and so are their copies on its stream
+            landing.stream.wait_event(consumer.record_event())
+            event = landing.stream.record_event()
+            landing.hold(event, given)
         tensors = tensors_of(data, packable)
         others = tensors_of(data, lambda t: not packable(t) and (t.device != here or here.type == "cpu"))
         if others:
@@ -135,7 +149,7 @@ class _Landings:
         if tensors:
             arrived, event = self._land(landing, tensors, packed, in_place)  # comes after the others' copies
             data = exchanged(data, tensors, arrived)
-        return data, event
+        return put_back(data) if objects else data, event
 
     def _land(
         self,
@@ -208,7 +222,8 @@ class _ToDevices(Operator):
 
 @final
 class CopyToDevice(_ToDevices):
-    """Tensors to a device, on the stage's own stream: all fields of a chunk in one copy.
+    """Tensors to a device, on the stage's own stream: all fields of a chunk in one copy. Objects by their own
+    ``to(device)``, as torch's trainers do; one without it that holds tensors is refused.
 
     What arrives lies in one slab of the device, which is used again once nobody holds a part of it any more and the
     streams that read it are done. A field under a sixteenth of its batch lies in memory of its own.

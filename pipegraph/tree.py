@@ -121,6 +121,10 @@ def map_leaves(function: Callable[..., Any], data: Any, *others: Any) -> Any:
             *others,
             none_is_leaf=True,
         )
+    if isinstance(data, Mapping):
+        return rebuilt(
+            data, [map_leaves(function, data[key], *(other[key] for other in others)) for key in data]
+        )
     return function(data, *others)
 
 

@@ -1,0 +1,120 @@
+"""Objects with tensors of their own on the way to a device: moved by their own methods, or refused."""
+
+from __future__ import annotations
+
+import copy
+from collections import UserDict
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+import pipegraph as pg
+from pipegraph import operators as ops
+
+
+class Mesh:
+    """A batch of a graph network: moves itself in place, as some libraries' do."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+        self.moves: list[Any] = []
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Mesh:
+        self.moves = [*self.moves, (device.type, non_blocking)]
+        self.x = self.x.clone()
+        return self
+
+
+class OfOneArgument(Mesh):
+    def to(self, device: torch.device) -> Mesh:  # type: ignore[override]
+        return super().to(device)
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.edges = [{"x": torch.ones(2)}]
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+    def __init__(self) -> None:
+        self.x = torch.ones(2)
+
+
+class Named:
+    """Has no tensors."""
+
+    def __init__(self) -> None:
+        self.name = "n"
+
+
+def through(data: Any, operator: Any) -> Any:
+    graph = pg.Graph("g")
+    batches = graph.add(ops.FromIterable([data])).then(ops.Batch(1, collate=lambda rows: rows[0]))
+    batches.then(operator, name="copy")
+    with graph.loader() as loader:
+        (found,) = loader
+    return found
+
+
+TO_CPU = [ops.CopyToDevice("cpu", copy=True), ops.Scatter(["cpu"], copy=True)]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", [Mesh, OfOneArgument])
+def test_an_object_moves_itself_and_the_given_one_stays(kind: Any, nested: bool) -> None:
+    given = kind(torch.arange(4.0))
+    data = {"a": torch.ones(3), "deep": [(given, 1)]} if nested else given
+    found = through(data, ops.CopyToDevice("cpu", copy=True))
+    moved = found["deep"][0][0] if nested else found
+    assert moved.moves == [("cpu", kind is Mesh)]
+    assert given.moves == [] and moved.x.tolist() == given.x.tolist() and moved.x is not given.x
+    if nested:
+        assert found["a"].tolist() == [1, 1, 1] and found["a"] is not data["a"] and found["deep"][0][1] == 1
+
+
+@pytest.mark.parametrize("thing", [Plain(), Slotted()], ids=["plain", "slotted"])
+@pytest.mark.parametrize("operator", TO_CPU, ids=["copy", "scatter"])
+def test_an_object_with_tensors_that_cannot_move_is_refused(thing: Any, operator: Any) -> None:
+    name = "edges" if isinstance(thing, Plain) else "x"
+    batch = {"x": torch.ones(1, 2), "thing": thing}
+    with pytest.raises(
+        TypeError, match=rf"a {type(thing).__name__} has tensors in \.{name}, which would stay in"
+    ):
+        through(batch, copy.copy(operator))
+
+
+def test_an_object_without_tensors_is_passed_on() -> None:
+    named = Named()
+    assert through({"x": torch.ones(2), "named": named}, copy.copy(TO_CPU[0]))["named"].name == "n"
+
+
+def test_a_packed_sequence_goes_as_torch_moves_it() -> None:
+    given = pack_sequence([torch.ones(3), torch.ones(2)])
+    found = through({"packed": given}, copy.copy(TO_CPU[0]))["packed"]
+    assert type(found) is PackedSequence and found.batch_sizes is given.batch_sizes
+
+
+def test_tensors_in_a_mapping_that_is_no_dict_are_copied() -> None:
+    given: Any = UserDict(x=torch.ones(3))
+    found = through(given, copy.copy(TO_CPU[0]))
+    assert type(found) is UserDict and found["x"].tolist() == [1, 1, 1] and found["x"] is not given["x"]
+
+
+def test_pin_asks_an_object_to_pin_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pins(Mesh):
+        def pin_memory(self) -> Pins:
+            self.moves = ["pinned"]
+            return self
+
+    monkeypatch.setattr("pipegraph.operators.to_device._cuda_here", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(
+        "pipegraph.operators.to_device.allocator", lambda kind: lambda n: torch.empty(n, dtype=torch.uint8)
+    )
+    given = Pins(torch.ones(2))
+    found = through({"x": torch.ones(2), "thing": given}, ops.Pin())
+    assert found["thing"].moves == ["pinned"] and given.moves == []
