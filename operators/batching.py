@@ -18,7 +18,7 @@ from pipegraph.errors import DataError, GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.integers import amount, integer
-from pipegraph.operators.collate import collate as stack, only_fills
+from pipegraph.operators.collate import ByField, collate as stack, only_fills
 from pipegraph.operators.columns import batch_of, pack
 from pipegraph.operators.padding import Pad
 from pipegraph.parameters import function_name, not_awaited, plain_function
@@ -34,7 +34,8 @@ class Batch(Regroup):
         drop_last: leave out a last batch that is not full.
         collate: makes the batch of the list of items; by default numbers, arrays and tensors are
             stacked to tensors, text, bytes, lists and objects become lists, and None is refused: see
-            ``pipegraph.operators.collate``. ``collate=list`` gives the plain list.
+            ``pipegraph.operators.collate``. ``collate=list`` gives the plain list. A mapping from field to function
+            makes these fields only: ``collate={"boxes": list}`` keeps what differs in shape as a list.
         global_size: samples per batch over all ranks, in place of ``size``; must be a multiple of their number.
         cost, limit: in place of ``size``: samples while the sum of ``cost(sample)`` stays within ``limit``.
         pad: fills arrays, and lists of numbers (such as tokens), up to the longest: a value, an ``ops.Pad`` (which can
@@ -60,7 +61,7 @@ class Batch(Regroup):
         self,
         size: int | None = None,
         drop_last: bool = False,
-        collate: Callable[[list[Any]], Any] | None = None,
+        collate: Callable[[list[Any]], Any] | Mapping[Any, Callable[[list[Any]], Any]] | None = None,
         global_size: int | None = None,
         cost: Callable[[Any], float] | None = None,
         limit: float | None = None,
@@ -77,11 +78,14 @@ class Batch(Regroup):
             )
         if (cost is None) != (limit is None):
             raise GraphError("Batch: cost and limit go together: Batch(cost=len_of, limit=4096)")
-        if collate is not None:
+        fields = collate if isinstance(collate, Mapping) else {}
+        for name, function in fields.items():
+            plain_function(function, f"Batch: collate of {name!r}", "a list of values")
+        if collate is not None and not fields:
             plain_function(collate, "Batch: collate", "a list of samples")
-        if pad is not None and collate is not None:
+        if pad is not None and collate is not None and (not fields or _named_twice(pad, fields)):
             raise GraphError(
-                "Batch: give pad or collate, not both: pad is for the batches that Batch makes itself"
+                "Batch: give pad or collate, not both: pad is for the batches and fields that Batch makes itself"
             )
         for value in pad.values() if isinstance(pad, Mapping) else () if pad is None else (pad,):
             if not isinstance(value, Pad | Number):
@@ -94,10 +98,13 @@ class Batch(Regroup):
         self.size = None if size is None else integer(size, "Batch: size")
         self.global_size = None if global_size is None else integer(global_size, "Batch: global_size")
         self.drop_last = bool(drop_last)
-        self.collate = collate
+        self.collate = None if fields else collate
+        self._fields = dict(fields)
+        named = pad if isinstance(pad, Mapping) else {}
+        self._rules = ByField({**named, **fields}, None if named else pad) if fields else pad
         self.cost, self.limit, self.pad = cost, limit, pad
         self.bundles = self.in_step = self.own_numbers = cost is None
-        self.collects = cost is None and collate is None and pad is None
+        self.collects = cost is None and self._rules is None and collate is None
         self._transposes = collate is torch.utils.data.default_collate
         self._group_of: Callable[[Any], Any] | None = None
         self._group: Any = None
@@ -112,14 +119,19 @@ class Batch(Regroup):
             "size": self.size,
             "global_size": self.global_size,
             "drop_last": self.drop_last,
-            "collate": None if self.collate is None else function_name(self.collate),
+            "collate": self._collate_name(),
             "cost": None if self.cost is None else function_name(self.cost),
             "limit": self.limit,
             "pad": repr(self.pad),
         }
 
+    def _collate_name(self) -> Any:
+        if self._fields:
+            return {str(name): function_name(each) for name, each in self._fields.items()}
+        return None if self.collate is None else function_name(self.collate)
+
     def functions(self) -> Sequence[Callable[..., Any]]:
-        return [each for each in (self.collate, self.cost) if each is not None]
+        return [each for each in (self.collate, *self._fields.values(), self.cost) if each is not None]
 
     def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
         above = upstream[0]
@@ -178,7 +190,7 @@ class Batch(Regroup):
         return [self._join(bundles)]
 
     def packing(self) -> Callable[[list[Any]], Any] | None:
-        return pack if self.collate is None and only_fills(self.pad) else None
+        return pack if self.collate is None and not self._fields and only_fills(self.pad) else None
 
     def _join(self, bundles: list[Bundle]) -> Chunk:
         batch = joined(bundles)
@@ -233,13 +245,17 @@ class Batch(Regroup):
         return [Chunk.group(chunks, data, transposed=self._transposes)]
 
     def _collated(self, items: list[Any], first: Chunk) -> Any:
-        if self.collate is None:
+        if self.collate is None and not self._fields:
             return stack(items, self.pad)
         self._draws.one(first.epoch, first.lineages[0])
-        made = self.collate(items)
+        made = stack(items, self._rules) if self.collate is None else self.collate(items)
         if made.__class__ is CoroutineType:
             raise not_awaited(made)
         return made
+
+
+def _named_twice(pad: Any, fields: Mapping[Any, Any]) -> bool:
+    return isinstance(pad, Mapping) and any(name in pad for name in fields)
 
 
 @final

@@ -8,6 +8,7 @@ What a field becomes follows from the types of its values in the samples, never 
   ``pad`` is given;
 * dicts, tuples, named tuples and dataclasses, which have the same fields in every sample: the same of columns;
 * text, bytes and other objects: a list;
+* a field for which ``Batch(collate=...)`` names a function: what that makes of the list of its values;
 * None, and two of these kinds in one field: an error that says so.
 
 ``torch.utils.data.default_collate`` makes lists, which must then be of equal length, a list of columns; it takes no
@@ -44,7 +45,8 @@ def collate(items: Sequence[Any], pad: Any = None, field: str = "") -> Any:
     Args:
         items: samples of one shape of tree, at least one.
         pad: what fills arrays and lists of numbers up to the largest of the batch, a value or a ``Pad``; None makes
-            arrays of several shapes an error and leaves lists as they are. A mapping gives one per field name.
+            arrays of several shapes an error and leaves lists as they are. A mapping gives one per field name, or a
+            function that makes the field of the list of its values.
         field: where in the sample this is, for messages.
 
     Raises:
@@ -60,6 +62,8 @@ def collate(items: Sequence[Any], pad: Any = None, field: str = "") -> Any:
                 _check_place(items[0], pad, field)
             return _sized(items, filling, field)
         filling = filling.value
+    if callable(filling):
+        return filling(list(items))
     alike = stacked_at_once(items)
     if alike is not None:
         return alike
@@ -134,6 +138,17 @@ def _join(field: str, name: Any) -> str:
     return f"{field}.{name}" if field else str(name)
 
 
+class ByField(dict[Any, Any]):
+    """What fills each field, or makes it; all others are filled with ``otherwise``."""
+
+    def __init__(self, named: Mapping[Any, Any], otherwise: Any = None) -> None:
+        super().__init__(named)
+        self._otherwise = otherwise
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        return super().get(name, self._otherwise)
+
+
 def _pad_of(pad: Any, field: str) -> Any:
     return pad.get(field) if isinstance(pad, Mapping) else pad
 
@@ -144,7 +159,7 @@ def _check_names(item: Any, pad: Mapping[Any, Any]) -> None:
     unknown = next((name for name in pad if name not in there), None)
     if unknown is not None:
         raise DataError(
-            f"Batch: pad names the field {unknown!r}, which the samples do not have; they have "
+            f"Batch: {'collate' if callable(pad[unknown]) else 'pad'} names the field {unknown!r}, which the samples do not have; they have "
             f"{', '.join(map(repr, sorted(there - {''}))) or 'none'}"
         )
 
@@ -363,7 +378,8 @@ def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
         odd = next(tensor.shape for tensor in tensors if tensor.shape != shape)
         raise DataError(
             f"{_where(field)}: arrays of shapes {tuple(shape)} and {tuple(odd)} cannot be stacked; "
-            "make them equal before Batch, or use Batch(..., pad=0), or Batch(..., collate=list)"
+            "make them equal before Batch, or use Batch(..., pad=0), or keep them as a list: "
+            + (f"Batch(..., collate={{{field!r}: list}})" if field else "Batch(..., collate=list)")
         )
     largest = [max(tensor.shape[i] for tensor in tensors) for i in range(len(shape))]
     stacked = _full(tensors[0], (len(tensors), *largest), pad, field)

@@ -19,7 +19,7 @@ _LOOKED_AT = 1000
 """Values of an object that are searched for tensors."""
 
 
-class _Held:
+class _Aside:
     """In the place of a moved object while the tensors beside it are moved: no other step finds its tensors."""
 
     def __init__(self, value: Any) -> None:
@@ -35,7 +35,7 @@ def held_apart(data: Any, move: Callable[[Any], Any]) -> Any:
     if kind in _PLAIN or isinstance(data, torch.Tensor | np.ndarray):
         return data
     if kind not in (dict, list, tuple) and (moved := move(data)) is not None:
-        return _Held(moved)
+        return _Aside(moved)
     below = [entry for _, entry in entries(data) or ()]
     made = [held_apart(entry, move) for entry in below]
     if all(map(lambda new, old: new is old, made, below)):
@@ -45,7 +45,7 @@ def held_apart(data: Any, move: Callable[[Any], Any]) -> Any:
 
 def put_back(data: Any) -> Any:
     """The inverse of :func:`held_apart`, with the moved objects."""
-    return map_leaves(lambda leaf: leaf.value if type(leaf) is _Held else leaf, data)
+    return map_leaves(lambda leaf: leaf.value if type(leaf) is _Aside else leaf, data)
 
 
 def moved_by_itself(thing: Any, device: torch.device) -> Any:

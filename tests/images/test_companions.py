@@ -222,3 +222,49 @@ def test_wrong_arguments_are_named():
     ]:
         with pytest.raises(GraphError, match=message):
             ops.DecodeImage(8, **options)
+
+
+def detections(count):
+    """As many boxes as an image has, as arrays, and a label for each."""
+    made = [sample(i) for i in range(count)]
+    return [
+        {
+            "png": each["png"],
+            "boxes": np.array([[10, 5, 30, 25]] * (i % 3), np.float32).reshape(-1, 4),
+            "labels": torch.arange(i % 3),
+            "number": i,
+        }
+        for i, each in enumerate(made)
+    ]
+
+
+@pytest.mark.parametrize("first", ["batch", "decode"])
+def test_as_many_boxes_as_each_image_has_pass_a_batch(first):
+    def make():
+        graph = pg.Graph("g", seed=5)
+        stages = [
+            ops.Batch(3, collate={"boxes": list, "labels": list}),
+            ops.DecodeImage((30, 40), boxes="boxes"),
+        ]
+        node = graph.add(ops.FromSequence(detections(7)))
+        for stage in stages if first == "batch" else reversed(stages):
+            node = node.then(stage)
+        return graph
+
+    with make().loader() as loader:
+        found = list(loader)
+    assert [[len(boxes) for boxes in batch["boxes"]] for batch in found] == [[0, 1, 2], [0, 1, 2], [0]]
+    assert found[0]["boxes"][1].tolist() == [[5, 2.5, 15, 12.5]]
+    assert [labels.tolist() for labels in found[1]["labels"]] == [[], [0], [0, 1]]
+    assert found[1]["number"].tolist() == [3, 4, 5] and found[2]["image"].shape == (1, 30, 40, 3)
+    assert_resumes_exactly(make)
+
+
+def test_boxes_that_differ_in_number_name_what_lets_them_pass():
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(detections(3))).then(ops.Batch(3))
+    with (
+        graph.loader() as loader,
+        pytest.raises(DataError, match=r"a list: Batch\(..., collate={'boxes': list}\)"),
+    ):
+        list(loader)

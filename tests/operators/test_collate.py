@@ -212,6 +212,30 @@ def test_a_padding_is_for_batches_that_batch_makes() -> None:
         ops.Batch(2, pad=0, collate=list)
 
 
+def test_a_field_is_made_by_its_own_function_and_the_others_are_padded() -> None:
+    items = [{"ids": [1] * n, "boxes": {"xyxy": np.zeros((n, 4))}, "tag": n} for n in (1, 2)]
+    found = batches(items, collate={"boxes.xyxy": list, "tag": max}, pad=0)[0]
+    assert found["ids"].tolist() == [[1, 0], [1, 1]] and found["tag"] == 2
+    assert [each.shape for each in found["boxes"]["xyxy"]] == [(1, 4), (2, 4)]
+    one = batches(items, collate={"boxes.xyxy": list}, pad={"ids": 7})[0]
+    assert one["ids"].tolist() == [[1, 7], [1, 1]] and one["tag"].tolist() == [1, 2]
+    with pytest.raises(DataError, match="Batch: collate names the field 'boxes.xy', which the samples"):
+        batches(items, collate={"boxes.xy": list}, pad=0)
+    with pytest.raises(pg.errors.GraphError, match="Batch: give pad or collate, not both"):
+        ops.Batch(2, collate={"ids": list}, pad={"ids": 0})
+    with pytest.raises(pg.errors.GraphError, match="Batch: collate of 'ids' must be"):
+        ops.Batch(2, collate={"ids": 0})
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_what_its_own_function_makes_does_not_depend_on_shapes_that_are_equal(backend: str) -> None:
+    graph = pg.Graph("g")
+    rows = graph.add(ops.FromSequence([{"x": np.arange(3.0), "y": i} for i in range(4)]))
+    rows.then(lambda row: row, backend=backend).then(ops.Batch(2, collate={"x": list}))
+    with graph.loader() as loader:
+        assert [type(batch["x"]) for batch in loader] == [list, list]
+
+
 def test_mask_and_lengths_need_two_names() -> None:
     with pytest.raises(pg.errors.GraphError, match="need two names, got 'm' for both"):
         ops.Pad(mask="m", lengths="m")
