@@ -81,7 +81,7 @@ class Batch(Regroup):
         fields = collate if isinstance(collate, Mapping) else {}
         for name, function in fields.items():
             plain_function(function, f"Batch: collate of {name!r}", "a list of values")
-        if collate is not None and not fields:
+        if collate is not None and not isinstance(collate, Mapping):
             plain_function(collate, "Batch: collate", "a list of samples")
         if pad is not None and collate is not None and (not fields or _named_twice(pad, fields)):
             raise GraphError(
@@ -98,7 +98,7 @@ class Batch(Regroup):
         self.size = None if size is None else integer(size, "Batch: size")
         self.global_size = None if global_size is None else integer(global_size, "Batch: global_size")
         self.drop_last = bool(drop_last)
-        self.collate = None if fields else collate
+        self.collate = None if isinstance(collate, Mapping) else collate
         self._fields = dict(fields)
         named = pad if isinstance(pad, Mapping) else {}
         self._rules = ByField({**named, **fields}, None if named else pad) if fields else pad

@@ -158,8 +158,9 @@ def _check_names(item: Any, pad: Mapping[Any, Any]) -> None:
     there = set(_names(item))
     unknown = next((name for name in pad if name not in there), None)
     if unknown is not None:
+        option = "collate" if callable(pad[unknown]) else "pad"
         raise DataError(
-            f"Batch: {'collate' if callable(pad[unknown]) else 'pad'} names the field {unknown!r}, which the samples do not have; they have "
+            f"Batch: {option} names the field {unknown!r}, which the samples do not have; they have "
             f"{', '.join(map(repr, sorted(there - {''}))) or 'none'}"
         )
 
