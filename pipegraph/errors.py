@@ -24,7 +24,8 @@
 
 Errors of users' code are never wrapped: they keep their type and traceback,
 and get a note (:func:`note`) that names the stage, the sample and its position.
-Messages name the stage, the rule, the value and the remedy.
+Messages name the stage, the rule, the value and the remedy. Secrets in URLs are taken
+out of every message and note here.
 
 A user's exception, and what a user's objects say of themselves, are code that may fail:
 :func:`note`, :func:`described` and :func:`shown` never do.
@@ -35,8 +36,15 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from pipegraph.redaction import without_secrets
 
-class PipegraphError(Exception):
+
+class _Redacted(Exception):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(without_secrets(each) if isinstance(each, str) else each for each in args))
+
+
+class PipegraphError(_Redacted):
     """Base of every error that pipegraph raises on its own account."""
 
 
@@ -128,7 +136,7 @@ class ReplicaError(PipegraphError, RuntimeError):
     """Replicas cannot be built, kept or stepped."""
 
 
-class PipegraphWarning(UserWarning):
+class PipegraphWarning(_Redacted, UserWarning):
     """Base of pipegraph's warnings."""
 
 
@@ -138,6 +146,7 @@ class StuckWorker(PipegraphWarning):
 
 def note(error: BaseException, text: str) -> None:
     """Add a note to an exception, also to one that refuses (a frozen dataclass does)."""
+    text = without_secrets(text)
     try:
         error.add_note(text)
     except Exception:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -19,6 +18,7 @@ from pipegraph.errors import DataError, GraphError, LoaderClosedError, Pipegraph
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part, StoreClient, build_manifest, expand_parts
 from pipegraph.storage.beside import load_beside, missing_error, missing_shards, numbers_in
+from pipegraph.storage.filelock import exclusive
 from pipegraph.storage.indexing import IndexProgress
 from pipegraph.storage.parts import Missing, file_version, is_url
 
@@ -297,10 +297,14 @@ def local_manifest(parts: Sequence[Part], stopping: Stopping | None = None) -> M
         )
         return build()
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel ends it with the process, however that ends
+        alone = exclusive(lock)  # the kernel ends the lock with the process, however that ends
         if path.exists():
             return Manifest.load(path)
-        return build(path)
+        if alone:
+            return build(path)
+        made = build()  # as others may too: what each saves is whole
+        made.save(path)
+        return made
     finally:
         os.close(lock)
 

@@ -6,7 +6,7 @@ import re
 
 from pipegraph.errors import DataError, ShardError, StoreError
 
-from .urls import safe_url, without_secrets
+from .urls import safe_url
 
 
 class Stalled(Exception):
@@ -53,7 +53,6 @@ def plain(error: Exception, url: str, more: str) -> Exception:
         return error
     text = str(error) or error.__doc__ or type(error).__name__
     text = text.partition("\n\nDebug source")[0].strip()
-    text = without_secrets(text)
     if _METADATA.search(text):
         more += (
             ". No credentials were found: set the cloud's environment variables, give them as store options, or "

@@ -6,11 +6,26 @@ ever left locked. Locks belong to the open file, so threads exclude each other t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 
 from pipegraph import concurrency
 from pipegraph.errors import LoaderClosedError
+
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+"""What file systems without locks answer, such as Lustre mounted without ``flock`` and some NFS."""
+
+
+def exclusive(fd: int) -> bool:
+    """Wait for the exclusive lock; False where the file system has none."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
 
 
 def try_exclusive(fd: int) -> bool:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipegraph.errors import ShardError, note
+from pipegraph.errors import PipegraphWarning, ShardError, note
 from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, Block
 
 from .checksum import crc32c_extend, file_crc32c
+from .filelock import NO_LOCKS
 from .formats import Format, format_of
 from .journal import Journal
 from .manifest import Manifest, PartIndex
@@ -154,7 +157,7 @@ def build_manifest(
         notes = None
         if journal is not None:
             refusal = f"{os.fspath(path or journal)}: another process is writing this manifest"
-            notes = stack.enter_context(Journal(journal, refusal))
+            notes = stack.enter_context(_journal(journal, refusal))
         if block_nbytes is None:
             block_nbytes = max(BLOCK_NBYTES, sum(part.size or 0 for part in found) // MAX_BLOCKS)
         settings = [block_nbytes, checksums]
@@ -185,6 +188,22 @@ def build_manifest(
         if notes:
             notes.remove()
         return manifest
+
+
+def _journal(path: str | os.PathLike[str], refusal: str) -> AbstractContextManager[Journal | None]:
+    """The notes of a run; none where a lock could not keep other processes out of them."""
+    try:
+        return Journal(path, refusal)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    warnings.warn(
+        f"{os.fspath(path)}: this file system has no file locks, so a run that is stopped begins anew; to continue it, "
+        "give journal= a path on another file system",
+        PipegraphWarning,
+        stacklevel=4,
+    )
+    return contextlib.nullcontext()
 
 
 def _in_parallel(

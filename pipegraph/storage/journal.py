@@ -11,7 +11,7 @@ from typing import Any
 from pipegraph.closing import Closing
 from pipegraph.errors import DataError
 
-from .filelock import try_exclusive
+from .filelock import NO_LOCKS, try_exclusive
 
 
 class Journal(Closing):
@@ -26,14 +26,23 @@ class Journal(Closing):
 
     Raises:
         DataError: another process has it.
+        OSError (one of `NO_LOCKS`): its file system has no locks.
     """
 
     def __init__(self, path: str | os.PathLike[str], refusal: str) -> None:
         self._path = Path(path)
         self._file = open(path, "a+b")  # noqa: SIM115  close() closes it
-        if not try_exclusive(self._file.fileno()):
+        try:
+            if not try_exclusive(self._file.fileno()):
+                raise DataError(refusal)
+        except OSError as error:
+            if error.errno in NO_LOCKS and not os.fstat(self._file.fileno()).st_size:
+                self.remove()
             self._file.close()
-            raise DataError(refusal)
+            raise
+        except DataError:
+            self._file.close()
+            raise
         self._file.seek(0)
         self.records: list[dict[str, Any]] = []
         for line in self._file.read().splitlines():

@@ -30,7 +30,7 @@ from .checksum import file_crc32c
 from .commits import Commits
 from .entries import Cacheable, CachedFile, CacheStats, Download
 from .eviction import NextUse
-from .filelock import LockWaits, is_at, try_exclusive
+from .filelock import NO_LOCKS, LockWaits, is_at, try_exclusive
 from .space import Space
 
 # One, and three more after bytes that do not match: at one bad transfer in five, two in
@@ -71,9 +71,12 @@ class NodeCache(Closing):
             self._space = Space(self.folder, self.limit)
             self._space.tidy(self._next_use)
         except OSError as error:
+            needs = (
+                "whose file system has file locks" if error.errno in NO_LOCKS else "that can be written to"
+            )
             raise DataError(
-                f"NodeCache: the folder {self.folder!r} cannot be used ({error.strerror}): choose one that can be "
-                "written to, or leave cache= out"
+                f"NodeCache: the folder {self.folder!r} cannot be used ({error.strerror}): choose one {needs}, or "
+                "leave cache= out"
             ) from error
 
     def plan(self, next_use: NextUse) -> None:

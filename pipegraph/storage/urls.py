@@ -1,4 +1,4 @@
-"""Parses URLs of objects, and removes secrets from messages."""
+"""Parses URLs of objects."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from pipegraph.errors import DataError, StoreError
+from pipegraph.redaction import without_secrets
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -26,7 +27,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 def safe_url(url: str) -> str:
     """A URL for messages: without a query, user name or password, which may be secrets."""
-    return _USER.sub(r"\1", _without_query(url))
+    return without_secrets(_without_query(url))
 
 
 def _without_query(url: str) -> str:
@@ -48,22 +49,13 @@ def endpoints(options: Mapping[str, Any]) -> list[str]:
     for name, url in found.items():
         if name in options and "://" not in url:
             raise StoreError(
-                f"store option {name!r}: must be a whole URL such as https://host:9000, got {url!r}"
+                f"store option {name!r}: must be a whole URL such as https://host:9000, got "
+                f"{url.rpartition('@')[2]!r}"
             )
     return list(found.values())
-
-
-def without_secrets(text: str) -> str:
-    """Any text without the queries, user names and passwords of the URLs in it."""
-    return _USER.sub(r"\1", _QUERY.sub(r"\1?...", text))
 
 
 def glob_regex(glob: str) -> str:
     """As a shell's: ``*`` and ``?`` stop at ``/``, ``**/`` does not."""
     text = fnmatch.translate(glob.replace("**/", "\0").replace("*", "\1").replace("?", "\2"))
     return text.replace("\0", "(?:.*/)?").replace("\1", "[^/]*").replace("\2", "[^/]")
-
-
-# Of URLs only: the XML in which clouds say what was wrong begins with "<?".
-_QUERY = re.compile(r"([A-Za-z][\w+.-]*://[^\s\"'<>?]*)\?[^\s\"'<>),}\]]*")
-_USER = re.compile(r"(https?://)[^/\s\"'@]*@")

@@ -391,3 +391,10 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         DataError, match=r"NodeCache: the folder '.*/file' cannot be used \(Not a directory\): choose"
     ):
         NodeCache(tmp_path / "file", "1 MB")
+
+
+def test_a_folder_without_file_locks_is_named(tmp_path: Path, no_file_locks: None) -> None:
+    with pytest.raises(
+        DataError, match=r"cannot be used \(.*\): choose one whose file system has file locks"
+    ):
+        NodeCache(tmp_path, "1 MB")

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipegraph.errors import DataError, ShardError
+from pipegraph.errors import DataError, PipegraphWarning, ShardError
 from pipegraph.order.layout import ManifestLike
+from pipegraph.reader.manifests import local_manifest
 from pipegraph.storage import LocalFile
 from pipegraph.storage.checksum import crc32c_extend, file_crc32c
 from pipegraph.storage.formats import Block, format_of
 from pipegraph.storage.indexing import IndexProgress, build_manifest
 from pipegraph.storage.manifest import Manifest, write_atomically
-from pipegraph.storage.parts import Part
+from pipegraph.storage.parts import Part, expand_parts
 from pipegraph.storage.stores import StoreClient
 
 
@@ -168,6 +169,27 @@ def test_a_killed_run_resumes_where_it_was(shards: Path, tmp_path: Path, program
     seen: list[IndexProgress] = []
     assert build(shards, path, progress=seen.append) == build(shards)
     assert seen[0].parts_done == 3
+
+
+def test_without_file_locks_a_manifest_is_built_without_notes(
+    shards: Path, tmp_path: Path, no_file_locks: None
+) -> None:
+    path = tmp_path / "index.json"
+    with pytest.warns(
+        PipegraphWarning, match=r"index\.json\.partial: this file system has no file locks, so a run"
+    ):
+        assert build(shards, path) == Manifest.load(path)
+    assert not (tmp_path / "index.json.partial").exists()
+
+
+def test_without_file_locks_a_process_indexes_for_itself_and_keeps_it_for_the_next(
+    shards: Path, tmp_path: Path, no_file_locks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPEGRAPH_CACHE", str(tmp_path / "cache"))
+    parts = expand_parts(shards)
+    made = local_manifest(parts)
+    (kept,) = (tmp_path / "cache" / "manifests").glob("*.json")
+    assert made == local_manifest(parts) == Manifest.load(kept)
 
 
 def test_two_runs_for_one_manifest_are_refused(shards: Path, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 import asyncio
 import http.server
+import pickle
 import random
 import threading
+import traceback
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,8 +15,18 @@ from typing import Any
 
 import pytest
 
-from pipegraph.errors import DataError, LoaderClosedError, ShardError, StoreError
+from pipegraph.errors import (
+    DataError,
+    LoaderClosedError,
+    PipegraphError,
+    PipegraphWarning,
+    ShardError,
+    StoreError,
+    note,
+)
 from pipegraph.storage.failures import is_passing, plain
+from pipegraph.storage.formats import format_of
+from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.parts import expand_parts
 from pipegraph.storage.retries import Backoff, Hedge
 from pipegraph.storage.stores import StoreClient
@@ -337,6 +350,48 @@ def test_secrets_are_in_no_message(proxy: Any, connect: Connect, url: str) -> No
     assert "hidden" not in str(query.value)
     assert "hunter2" not in str(query.value)
     assert safe_url("https://user:hunter2@host/a.tar?sig=1") == "https://host/a.tar"
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: build_manifest("https://h/a.tar?X-Amz-Signature=hunter2"),
+        lambda: build_manifest("az://container/a.tar?sv=2026&sig=hunter2"),
+        lambda: expand_parts("https://h/a-{0..5.tar?X-Amz-Signature=hunter2"),
+        lambda: expand_parts("https://user:hunter2@h/{a}.tar"),
+        lambda: expand_parts(["s3://key:hunter2@bucket/{a}.tar"]),
+        lambda: format_of("https://user:p@hunter2@h/a.zip?b"),
+        lambda: StoreClient({"endpoint": "user:hunter2@host"}).head("s3://b/a"),
+        lambda: StoreClient({"endpoint_url": "user:a@hunter2@host:90"}).head("s3://b/a"),
+        lambda: warnings.warn("https://h/a?sig=hunter2 is odd", PipegraphWarning, stacklevel=1),
+        lambda: noted("while reading 'https://h/a?sig=hunter2'"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_secret_is_in_no_message_note_or_traceback(act: Callable[[], Any]) -> None:
+    with pytest.raises((PipegraphError, PipegraphWarning, KeyError)) as caught:
+        act()
+    lines = traceback.TracebackException.from_exception(caught.value).format_exception_only()
+    cause = caught.value.__cause__ or (
+        None if caught.value.__suppress_context__ else caught.value.__context__
+    )
+    assert "hunter2" not in f"{''.join(lines)} {caught.value!r} {cause!r}"
+
+
+def noted(text: str) -> None:
+    error = KeyError("a")
+    note(error, text)
+    raise error
+
+
+def test_what_is_no_secret_stays_in_messages() -> None:
+    for text in (
+        "parts 's3://data/part-?.tar': no object matches in 's3://data/'",
+        "abfss://container@account.dfs.core.windows.net/a",
+        "<?xml version='1.0'?> of https://host/a: 5 > 4, a@b",
+    ):
+        assert str(DataError(text)) == text
+    assert str(pickle.loads(pickle.dumps(StoreError("https://h/a?b")))) == "https://h/a?..."
 
 
 def test_an_http_server_s_files_are_read(proxy: Any, connect: Connect, url: str) -> None:

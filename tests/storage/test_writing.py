@@ -290,6 +290,16 @@ def test_a_folder_with_other_shards_or_another_writer_is_refused(photos: Path, t
         pg.ShardWriter(tmp_path / "open")
 
 
+def test_a_folder_without_file_locks_is_refused_for_a_pack(
+    photos: Path, tmp_path: Path, no_file_locks: None
+) -> None:
+    with pytest.raises(
+        DataError, match=r"out' lies on a file system without file locks \(.*\).*: mount it with locks"
+    ):
+        pack_shards(photos, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 def test_a_writer_resumes_behind_its_last_whole_shard(tmp_path: Path) -> None:
     rows = [{"key": f"{number:03d}", "data": bytes([number]) * 1000} for number in range(100)]
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from pipegraph.closing import Closing
 from pipegraph.errors import DataError
+from pipegraph.storage.filelock import NO_LOCKS
 from pipegraph.storage.journal import Journal
 from pipegraph.storage.manifest import Manifest, PartIndex, write_atomically
 from pipegraph.storage.side_files import (
@@ -114,7 +115,16 @@ class PackFolder(Closing):
 
     def _open_journal(self, given: str | None) -> None:
         refusal = f"{self.folder!r}: another process is packing into this folder"
-        self._journal = Journal(self._journal_path, refusal)
+        try:
+            self._journal = Journal(self._journal_path, refusal)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            raise DataError(
+                f"{self.folder!r} lies on a file system without file locks ({error.strerror}), so that two packs "
+                "could write to it at once: mount it with locks (Lustre: -o flock), or pack into a folder on another "
+                "file system and copy that here"
+            ) from error
         try:
             for record in self._journal.records:
                 self._continue(record)
