@@ -43,7 +43,7 @@ def profile_of(loader: Loader, since: Profile | None = None) -> Profile:
         since: an earlier profile of the same loader; only what came after it counts.
     """
     plan, runtime, progress = loader.plan, loader._runtime, loader._progress
-    quarantined = loader._ledger.shown()
+    quarantined, count = loader._ledger.shown()
     if since is not None and not isinstance(since, Profile):
         raise GraphError(f"since must be an earlier profile of this loader, got {since!r}")
     if runtime is None:
@@ -51,7 +51,7 @@ def profile_of(loader: Loader, since: Profile | None = None) -> Profile:
             name: StageProfile(workers=stage.workers if stage.bypassed is None else 0, backend=stage.backend)
             for name, stage in plan.stages.items()
         }
-        return Profile(stages, CONSUMER, 0.0, 0.0, quarantined, graph=plan.graph_name)
+        return Profile(stages, CONSUMER, 0.0, 0.0, quarantined, count, graph=plan.graph_name)
     measured = known = measure(loader, runtime)
     if since is not None:
         # One that was pickled has no counters any more.
@@ -60,7 +60,8 @@ def profile_of(loader: Loader, since: Profile | None = None) -> Profile:
         )
         if other or since.graph != plan.graph_name or list(since.stages) != list(plan.stages):
             raise GraphError(f"since must be an earlier profile of this loader, got {since!r}")
-        quarantined = quarantined[len(since.quarantined) :]
+        count -= since.quarantined_count
+        quarantined = quarantined[max(0, len(quarantined) - count) :]
         if since.measured is not None:
             known = measured.since(since.measured)
     first = None
@@ -68,7 +69,14 @@ def profile_of(loader: Loader, since: Profile | None = None) -> Profile:
         first = (progress.first_batch_ns - progress.started_ns) / 1e9
     made = _profile(plan, known)
     grown = {name: replace(stage, grown_to=runtime.grown.get(name)) for name, stage in made.stages.items()}
-    return replace(made, stages=grown, quarantined=quarantined, first_batch_s=first, measured=measured)
+    return replace(
+        made,
+        stages=grown,
+        quarantined=quarantined,
+        quarantined_count=count,
+        first_batch_s=first,
+        measured=measured,
+    )
 
 
 def _profile(plan: Plan, measured: Measured) -> Profile:
@@ -101,6 +109,7 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
         stall_s=stall_ns / 1e9,
         samples_per_s=measured.samples / elapsed_s if elapsed_s else 0.0,
         quarantined=(),
+        quarantined_count=0,
         graph=plan.graph_name,
         elapsed_s=elapsed_s,
         passes=measured.passes,

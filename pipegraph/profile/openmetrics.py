@@ -98,7 +98,7 @@ def _families(profile: Profile) -> Iterable[Metric]:
     yield loader("memory_bytes", "gauge", "Bytes that chunks hold.", profile.memory_bytes, "bytes")
     yield loader("memory_limit_bytes", "gauge", "Bytes they may hold.", profile.memory_limit, "bytes")
     yield loader("pinned_bytes", "gauge", "Pinned memory of stages.", profile.pinned_bytes, "bytes")
-    yield loader("quarantined", "counter", "Samples left out or replaced.", len(profile.quarantined))
+    yield loader("quarantined", "counter", "Samples left out or replaced.", profile.quarantined_count)
     holders = [
         ({"pipegraph_bottleneck": name}, float(name == profile.bottleneck)) for name in [*running, CONSUMER]
     ]

@@ -185,12 +185,12 @@ def _remarks(profile: Profile) -> list[str]:
             lines.append(f"{shorten(name, NAME_WIDTH)}: {', '.join(found)}")
         lines += [f"{shorten(name, NAME_WIDTH)}: {line}" for line in stage.remarks]
     if profile.quarantined:
-        lines.append(f"quarantined: {len(profile.quarantined):,}")
+        lines.append(f"quarantined: {profile.quarantined_count:,}")
         lines += [
             f"  {shown(entry.key)} at position {entry.position}, epoch {entry.epoch}, in {entry.stage!r}: {entry.error}"
             for entry in profile.quarantined[:SHOWN_QUARANTINED]
         ]
-        if len(profile.quarantined) > SHOWN_QUARANTINED:
+        if profile.quarantined_count > SHOWN_QUARANTINED:
             lines.append("  ...")
     return lines
 

@@ -121,7 +121,8 @@ class Profile:
             for less than :data:`MIN_S`.
         stall_s: seconds that the training loop has waited for data, in all.
         samples_per_s: samples delivered per second while passes ran.
-        quarantined: what failed and was left out or replaced, of the whole run.
+        quarantined: what failed and was left out or replaced: the last 1,000 of the whole run.
+        quarantined_count: how many there were in all.
         graph: the graph's name.
         elapsed_s: seconds that passes ran.
         passes: how many have begun.
@@ -147,6 +148,7 @@ class Profile:
     stall_s: float
     samples_per_s: float
     quarantined: tuple[Quarantined, ...]
+    quarantined_count: int = 0
     graph: str = "pipeline"
     elapsed_s: float = 0.0
     passes: int = 0

@@ -9,6 +9,7 @@ from channel_states import wait_until
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.engine.stage.ledger import KEPT
 from pipegraph.loader.state import FORGET_EVERY
 from pipegraph.order import BlockOrder, StridedOrder
 from tests.engine.breaking_stages import breaks, make
@@ -190,3 +191,41 @@ def test_what_was_delivered_out_of_order_is_not_delivered_again(order, stop):
     with unordered(order, 800, rank=1, world_size=2) as loader:
         loader.load_state_dict(state_later)
         assert sorted(first + second + list(loader)) == whole
+
+
+# -- bounds ------------------------------------------------------------------------------------------
+
+
+def test_of_many_that_were_left_out_all_are_counted_and_the_last_kept():
+    bad, epochs = 2 * KEPT, 3
+    sizes = []
+    with make(lambda x: 1 // (x % 4), 4 * bad, on_error=pg.Skip()).loader() as loader:
+        for epoch in range(epochs):
+            before = loader.profile()
+            assert sum(1 for _ in loader) == 3 * bad
+            profile = loader.profile()
+            assert profile.quarantined_count == (epoch + 1) * bad
+            assert loader.profile(since=before).quarantined_count == bad
+            assert [q.key for q in profile.quarantined] == list(range(4 * bad - 4 * KEPT, 4 * bad, 4))
+            assert {q.epoch for q in profile.quarantined} == {epoch}
+            assert f"quarantined: {profile.quarantined_count:,}" in str(profile)
+            sizes.append(reachable(loader._ledger))
+        assert max(sizes) < 12 * KEPT
+        loader.set_epoch(0)
+        assert sum(1 for _ in loader) == 3 * bad
+        assert loader.profile().quarantined_count == epochs * bad  # the same samples again
+        loader.set_epoch(1)
+        next(iter(loader))
+        loader.set_epoch(1)
+        list(loader)
+        assert loader.profile().quarantined_count == epochs * bad
+
+
+def test_within_an_epoch_too_only_the_last_entries_are_kept():
+    peak = 0
+    with make(lambda x: 1 // (x % 2), 60_000, on_error=pg.Skip()).loader() as loader:
+        for number, _ in enumerate(loader):
+            if number % 5_000 == 4_999:
+                peak = max(peak, reachable(loader._ledger))
+    assert loader.profile().quarantined_count == 30_000
+    assert peak < 40 * KEPT  # not 30,000 entries of five objects

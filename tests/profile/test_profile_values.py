@@ -26,6 +26,7 @@ def profile(**changes):
         "stall_s": 4.5,
         "samples_per_s": 88.2,
         "quarantined": (bad,) * 9,
+        "quarantined_count": 9,
     }
     return pg.Profile(**{**given, "items": 990, "samples": 990, "elapsed_s": 11.0, "passes": 1, **changes})
 

@@ -17,7 +17,7 @@ from pipegraph.chunk import Cursor, Lineage
 from pipegraph.engine.stage.cursors import earlier
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Quarantined:
     """One sample that was left out or replaced."""
 
@@ -28,7 +28,7 @@ class Quarantined:
     error: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A ledger entry.
 
@@ -51,15 +51,24 @@ class Book:
 
     Args:
         failed, items: counts at the end of the previous run.
+        since: no ledger entry that this book adds has a lower number.
+
+    Attributes:
+        added: the ledger entries that this book added.
     """
 
-    __slots__ = ("_came", "_entries", "_failed_before", "_ordinals", "_passed", "items_before", "new")
+    __slots__ = (
+        *("_came", "_entries", "_failed_before", "_ordinals", "_passed"),
+        *("added", "items_before", "last_failed", "since"),
+    )
 
-    def __init__(self, failed: int = 0, items: int = 0) -> None:
+    def __init__(self, failed: int = 0, items: int = 0, since: int = 0) -> None:
         self._failed_before = failed
         self.items_before = items
-        self.new: list[Any] = []
-        """Keys of the ledger entries that this book added."""
+        self.since = since
+        self.added = 0
+        self.last_failed = 0
+        """The ordinal of the last item that failed in this run; 0 if none did."""
         self._ordinals: list[int] = []  # of failed items, ascending
         self._entries: list[Entry] = []  # for their samples, in the same order
         self._came: list[tuple[Cursor, int]] = []  # (an item's cursor, how many items came in with it)
@@ -69,11 +78,6 @@ class Book:
     def failed(self) -> int:
         """How many items failed, including earlier runs."""
         return self._failed_before + len(self._ordinals)
-
-    @property
-    def last_failed(self) -> int:
-        """The ordinal of the last item that failed in this run; 0 if none did."""
-        return self._ordinals[-1] if self._ordinals else 0
 
     @property
     def items(self) -> int:
@@ -87,6 +91,7 @@ class Book:
     def add(self, ordinal: int, entries: Sequence[Entry]) -> None:
         """An item failed. Completion-order stages call this a little out of the order of ordinals."""
         insort(self._ordinals, ordinal)
+        self.last_failed = self._ordinals[-1]
         for entry in entries:
             insort(self._entries, entry, key=_ordinal)
 
@@ -95,12 +100,16 @@ class Book:
         came = self._before(cursor)
         return self._came[came - 1][1] if came else self._passed
 
-    def prune(self, cursor: Cursor) -> None:
-        """Drop the records before ``cursor``; no earlier one will be looked up."""
+    def prune(self, cursor: Cursor, kept: int) -> None:
+        """Drop the records before ``cursor`` but the last ``kept`` entries; no earlier one will be looked up."""
         came = self._before(cursor)
         if came:
             self._passed = self._came[came - 1][1]
             del self._came[:came]
+            failed = bisect_right(self._ordinals, self._passed)
+            self._failed_before += failed
+            del self._ordinals[:failed]
+            del self._entries[: max(0, bisect_right(self._entries, self._passed, key=_ordinal) - kept)]
 
     def _before(self, cursor: Cursor) -> int:
         return bisect_left(self._came, True, key=lambda each: not earlier(each[0], cursor))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from operator import attrgetter
@@ -18,13 +18,16 @@ from pipegraph.errors import shown
 STATE_ENTRIES = 64
 """The number of latest entries in a state; its counts cover all."""
 
+KEPT = 1_000
+"""The number of latest entries in the quarantine; its count covers all. An entry takes up to 670 bytes."""
+
 _number = attrgetter("number")
 
 
 class Ledger:
     """The ledger of a loader. Thread-safe. Holds two kinds of records with different lifetimes:
 
-    * the *quarantine*, shown by the profile: all samples left out in the whole run, and nothing else;
+    * the *quarantine*, shown by the profile: the count of all samples left out in the whole run, and the last of them;
     * a *book* per stage and epoch, which checks the budget and ends with its epoch.
 
     A state is made from the books of its epoch and the last entries of earlier ones; making it visits no other records.
@@ -38,7 +41,14 @@ class Ledger:
         # while its thread is in here.
         self._lock = concurrency.RLock()
         self._unordered = frozenset(unordered)
-        self._quarantine: dict[tuple[Any, ...], Entry] = {}
+        self._quarantine: dict[tuple[Any, ...], Entry] = {}  # the last KEPT
+        self._count = 0
+        self._forgotten: Counter[tuple[str, int]] = (
+            Counter()
+        )  # by stage and epoch: entries that made room for later ones
+        self._repeats: Counter[tuple[str, int]] = (
+            Counter()
+        )  # of these, how many may still come again in this run
         self._numbers = count()
         self._past: deque[Entry] = deque(maxlen=STATE_ENTRIES)  # from books that have ended
         self._books: dict[tuple[str, int], Book] = {}
@@ -74,12 +84,24 @@ class Ledger:
                 self._base.clear()
             since = self._epoch if delivered else self._epoch - 1
             void = {of for of in self._epochs() if of > since or (restored and of >= epoch)}
-            for (_, of), book in self._books.items():
+            for (stage, of), book in self._books.items():
                 if of in void:
-                    for key in book.new:
-                        self._quarantine.pop(key, None)
+                    self._take_back(stage, of, book)
             self._end(self._epochs() - void)
             self._books.clear()
+            self._repeats = self._forgotten.copy()
+
+    def _take_back(self, stage: str, epoch: int, book: Book) -> None:
+        """Remove what this book has added to the quarantine."""
+        own = [
+            key
+            for key, entry in self._quarantine.items()
+            if key[:2] == (stage, epoch) and entry.number >= book.since
+        ]
+        for key in own:
+            del self._quarantine[key]
+        self._count -= book.added
+        self._forgotten[stage, epoch] -= book.added - len(own)
 
     def enter(self, epoch: int) -> None:
         """Begin a pass over ``epoch``: the books of earlier epochs end."""
@@ -114,7 +136,8 @@ class Ledger:
     def _book(self, stage: str, epoch: int) -> Book:
         book = self._books.get((stage, epoch))
         if book is None:
-            book = self._books[stage, epoch] = Book(*self._base.get((stage, epoch), (0, 0)))
+            book = Book(*self._base.get((stage, epoch), (0, 0)), next(self._numbers))
+            self._books[stage, epoch] = book
         return book
 
     # -- called by stages -----------------------------------------------------------------------
@@ -153,22 +176,33 @@ class Ledger:
             for row, quarantined in lost:
                 key = (stage, epoch, row, 0 if stage in self._unordered else ordinal)
                 known = self._quarantine.get(key)
-                if known is None:
-                    entry = Entry(quarantined, row, ordinal, next(self._numbers))
-                    book.new.append(key)
-                    self._quarantine[key] = entry
-                else:
+                if known is not None:
                     entry = Entry(known.shown, row, ordinal, known.number)
+                else:
+                    entry = Entry(quarantined, row, ordinal, next(self._numbers))
+                    if self._repeats[stage, epoch] > 0:  # the same epoch again: it was counted then
+                        self._repeats[stage, epoch] -= 1
+                    else:
+                        book.added += 1
+                        self._keep(key, entry)
                 entries.append(entry)
             book.add(ordinal, entries)
             first = stage not in self._reported
             self._reported.add(stage)
             return first
 
-    def shown(self) -> tuple[Quarantined, ...]:
-        """The whole quarantine."""
+    def _keep(self, key: tuple[Any, ...], entry: Entry) -> None:
+        self._quarantine[key] = entry
+        self._count += 1
+        if len(self._quarantine) > KEPT:
+            stage, epoch, *_ = oldest = next(iter(self._quarantine))
+            del self._quarantine[oldest]
+            self._forgotten[stage, epoch] += 1
+
+    def shown(self) -> tuple[tuple[Quarantined, ...], int]:
+        """The last entries of the quarantine, and the number of all."""
         with self._lock:
-            return tuple([entry.shown for entry in self._quarantine.values()])
+            return tuple([entry.shown for entry in self._quarantine.values()]), self._count
 
     # -- states --------------------------------------------------------------------------------
 
@@ -177,7 +211,7 @@ class Ledger:
         with self._lock:
             for (stage, of), book in self._books.items():
                 if of == epoch:
-                    book.prune(at(stage))
+                    book.prune(at(stage), STATE_ENTRIES)
 
     def state(self, epoch: int, at: Callable[[str], Cursor], sources: Mapping[str, int]) -> list[Any]:
         """``[[[stage, failed, items], ...], latest entries]`` for the items before the cursors.
@@ -208,6 +242,9 @@ class Ledger:
         counts, lines = state
         with self._lock:
             self._quarantine.clear()
+            self._forgotten.clear()
+            self._repeats.clear()
+            self._count = 0
             self._past.clear()
             self._books.clear()
             self._base = {(stage, epoch): (failed, items) for stage, failed, items in counts}
@@ -220,7 +257,7 @@ class Ledger:
                 )
                 self._past.append(entry)
                 own = 0 if stage in self._unordered else ordinal
-                self._quarantine[stage, of, entry.row, own] = entry
+                self._keep((stage, of, entry.row, own), entry)
 
 
 def _line(entry: Entry) -> list[Any]:
