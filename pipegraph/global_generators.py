@@ -53,7 +53,6 @@ _installing = concurrency.Lock()
 _libraries: list[torch.library.Library] = []
 _key: Any = torch._C._parse_dispatch_key(KEY)
 _keys: Any = torch._C.DispatchKeySet(_key)
-_included = torch._C._dispatch_tls_is_dispatch_key_included
 _include = torch._C._dispatch_tls_set_dispatch_key_included
 _whole_process = False
 
@@ -202,17 +201,14 @@ def drawing(call: Callable[[Chunk], Any], draws: Draws) -> Callable[[Chunk], Any
     return with_numbers
 
 
-def enter() -> bool:
-    """Until :func:`leave`, torch's random functions in this thread draw from the current sample's generator.
+def included() -> Any:
+    """A context in which torch's random functions in this thread draw from the current sample's generator.
 
-    Returns False if they do so already.
+    Entered and left in C: Ctrl-C between the two cannot leave the training loop's thread inside.
     """
-    if _included(_key):
-        return False
     if not _libraries:
         install()
-    _include(_key, True)
-    return True
+    return torch._C._IncludeDispatchKeyGuard(_key)
 
 
 def leave() -> None:
@@ -221,8 +217,9 @@ def leave() -> None:
 
 
 def enter_worker(seed: int, stage: str) -> None:
-    """As :func:`enter`, for a worker thread's whole life; draws outside of items use the stage's generator."""
-    enter()
+    """As :func:`included`, for a worker thread's whole life; draws outside of items use the stage's generator."""
+    included()
+    _include(_key, True)
     _current.set(Draws(seed, stage))
 
 

@@ -9,25 +9,42 @@ from pipegraph import concurrency
 
 
 class Stopping:
-    """An event that is set when a pipeline stops. Thread-safe.
+    """Set when a pipeline stops. Thread-safe.
 
     Who cannot wait on it, since it waits for a store or a lock, leaves a call that ends that wait.
+
+    Not an ``Event``: Ctrl-C in its ``set`` can leave its lock locked, and the next ``set`` waits for ever.
     """
 
     def __init__(self) -> None:
-        self._event = concurrency.Event()
-        self.is_set = self._event.is_set
-        self.wait = self._event.wait
-        self._lock = concurrency.Lock()  # of `_ends`: the calls of those who are inside `ending`
-        self._ends: list[Callable[[], None]] = []
+        self._lock = concurrency.Lock()
+        self._set = False
+        self._ends: list[Callable[[], None]] = []  # the calls of those who are inside `ending`
+
+    def is_set(self) -> bool:
+        """Whether the pipeline has stopped."""
+        return self._set
 
     def set(self) -> None:
         """Stop; what ends the waits under way is called here, in this thread."""
-        self._event.set()
         with self._lock:
+            self._set = True
             ends = list(self._ends)
         for end in ends:
             end()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Blocks until it is set, at most ``timeout`` seconds; returns whether it is."""
+        waiting = concurrency.Lock()
+        waiting.acquire()
+
+        def end() -> None:
+            with contextlib.suppress(RuntimeError):  # called a second time
+                waiting.release()
+
+        with self.ending(end):
+            waiting.acquire(timeout=-1 if timeout is None else timeout)
+        return self._set
 
     @contextlib.contextmanager
     def ending(self, end: Callable[[], None]) -> Iterator[None]:

@@ -5,6 +5,9 @@ can still change something. A thread is subtracted *after* it has queued itself 
 its waker adds it back *before* the wake; so zero means that every attached thread waits and no
 wake is on its way. The thread that reaches zero then calls ``on_idle``, once.
 
+Ctrl-C may interrupt the consumer between any two steps, also inside a critical section. It then cancels the run. So a
+waiter leaves its queue *after* its wake, and may be woken twice: ``cancel`` finds each one that was not woken.
+
 Threads may attach at any moment, even right after a zero, change what ``on_idle`` is reading and reach zero again. So
 what ``on_idle`` has read is consistent only if ``stillness`` is the same before and after.
 """
@@ -96,7 +99,10 @@ class Waiter:
             counts.late_ns += perf_counter_ns() - self.woken_ns
 
     def wake(self, activity: Activity) -> None:
-        """Wake the thread. Called once, by the thread that removed this waiter from its queue."""
+        """Wake the thread; the caller then removes this waiter from its queue."""
         activity.resume()
         self.woken_ns = perf_counter_ns()
-        self.lock.release()
+        try:
+            self.lock.release()
+        except RuntimeError:
+            pass  # woken before, by a thread that was interrupted before the removal

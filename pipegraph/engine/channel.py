@@ -244,9 +244,9 @@ class Channel:
     def _let_in(self) -> None:
         """Let all putters enter that can, after more room, a new next number, or fewer wanted items."""
         while self._putters and (first := self._first_to_enter()) is not None:
-            self._putters.remove(first)
             first.entered = self._enter(first.seq, first.item, first.last, first.stamp)
             first.wake(self.activity)
+            self._putters.remove(first)
             self._has_changed()
 
     def _first_to_enter(self) -> _Putter | None:
@@ -366,7 +366,8 @@ class Channel:
     # -- waiting -------------------------------------------------------------------------------
 
     def _wake_getter(self) -> None:
-        self._getters.popleft().wake(self.activity)
+        self._getters[0].wake(self.activity)
+        self._getters.popleft()
         self._set_demand()
 
     def _set_demand(self) -> None:

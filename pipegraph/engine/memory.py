@@ -301,11 +301,11 @@ class Account:
             self._grant(request)
 
     def _grant(self, request: _Request) -> None:
-        self._waiting.remove(request)
         request.granted = True
         request.reserved = request.stage.largest
         self._use(request.reserved)
         request.waiter.wake(self.activity)
+        self._waiting.remove(request)
 
     def waiting(self) -> list[str]:
         """The names of the stages that wait for memory, the one furthest downstream first."""

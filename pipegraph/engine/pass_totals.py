@@ -92,10 +92,10 @@ class PassTotals:
     def end(self) -> None:
         """End the current pass, if there is one: add its interval to the total."""
         with self._lock:
-            self._total = self._so_far()
             if self._interval is not None:
                 self._look_at_gauges()
-            self._interval = None
+            # At once: interrupted between the two, the interval would count twice.
+            self._total, self._interval = self._so_far(), None
 
     def totals(self) -> Totals:
         """The sum of all intervals, the running one included."""

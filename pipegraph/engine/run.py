@@ -33,6 +33,7 @@ from pipegraph.engine.stage_pump import StagePump
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import MemoryLimitError, PipegraphError
 from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
+from pipegraph.stopping import Stopping
 from pipegraph.units import format_bytes
 
 BUNDLES_PER_LIMIT = 64
@@ -57,7 +58,7 @@ class Run:
         self.activity.on_idle = self._resolve
         self.account = Account(_for_chunks(loader), self.activity)
         self.horizon = Horizon(self.activity, horizon, epoch)
-        self.stopping = concurrency.Event()
+        self.stopping = Stopping()
         self.error: BaseException | None = None
         self.grown: dict[str, int] = {}
         self.channels: dict[tuple[str, int], Channel] = {}

@@ -68,7 +68,9 @@ class Runtime(LoaderContext):
         self._ending = concurrency.RLock()
         # Held while a thread starts workers or a run. An RLock's ``__exit__`` is C: no interrupt can skip its release.
         self._starting = concurrency.RLock()
-        self._starter: concurrency.Thread | None = None  # the thread that held it last
+        self._starter: concurrency.Thread | None = None  # the thread that holds it to start a run
+        self._workers_started = False
+        self.half_started = False  # while workers start, and if that has failed or was interrupted
         self._opened: list[tuple[str, Worker | Source]] = []  # not by workers' threads
         self._to_open: dict[str, int] = {}  # workers still to open before the first run, per stage
         self._open_error: BaseException | None = None
@@ -95,15 +97,25 @@ class Runtime(LoaderContext):
         self.end_run()
         with self._starting:
             self._starter = concurrency.current_thread()
-            with self.threads.lock:
-                if self.threads.closed:
-                    raise Cancelled
-            return self._start_run(epoch, horizon, resume)
+            try:
+                self._start()
+                return self._start_run(epoch, horizon, resume)
+            finally:
+                self._starter = None
+
+    def _start(self) -> None:
+        with self.threads.lock:
+            if self.threads.closed:
+                raise Cancelled
+        if not self._workers_started:
+            self.half_started = True
+            self._start_workers()
+            self.half_started, self._workers_started = False, True
 
     def _start_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
-        if not self.workers:
-            self._start_workers()
         for stage in self.plan.running:  # no worker is inside a run now
+            for worker in self.workers[stage.name]:
+                worker.operator.uncancel()
             if isinstance(stage.operator, Source):
                 copies = [worker.operator for worker in self.workers[stage.name]]
                 for source in (*copies, *filter(None, [self.readers.get(stage.name)])):
@@ -132,9 +144,6 @@ class Runtime(LoaderContext):
         if not self.threads.await_left(GRACE_S):
             return
         run.end_inline()
-        for workers in self.workers.values():
-            for worker in workers:
-                worker.operator.uncancel()
 
     def _cancel(self, run: Run) -> None:
         run.cancel()
@@ -193,19 +202,19 @@ class Runtime(LoaderContext):
             if stage.backend != "inline"
         }
         self.threads.launch(threads, lambda thread, error: self._note_open_error(error))
-        with self.threads.lock:
-            while any(self._to_open.values()) and self._open_error is None and not self.threads.closed:
-                self.threads.condition.wait()
-            error, closed = self._open_error, self.threads.closed
-        if error is not None:
-            raise error
-        if closed:  # a source whose `open` was cut short must not repeat its work in a run, where nothing would end it
+        self.threads.wait_until(
+            lambda: not any(self._to_open.values()) or self._open_error or self.threads.closed
+        )
+        if self._open_error is not None:
+            raise self._open_error
+        # A source whose `open` was cut short must not repeat its work in a run, where nothing would end it.
+        if self.threads.closed:
             raise Cancelled
 
     def _note_open_error(self, error: BaseException) -> None:
         """Keep the first such error, for the start or the next run to raise; under the threads' lock."""
         self._open_error = error if self._open_error is None else self._open_error
-        self.threads.condition.notify_all()
+        self.threads.changed()
 
     def make_operator(self, stage: StagePlan, index: int) -> Any:
         if not stage.remote:
@@ -293,12 +302,12 @@ class Runtime(LoaderContext):
     def _wait_for_other_stages(self, stage: str) -> bool:
         """Blocks until every other stage has a worker: in a small cluster, one stage's second actor could take the room
         that another's first needs. False if the start has failed."""
-        with self.threads.lock:
-            while any(n for name, n in self._to_open.items() if name != stage):
-                if self.threads.closed or self._open_error is not None:
-                    return False
-                self.threads.condition.wait()
-        return True
+
+        def others() -> bool:
+            return any(n for name, n in self._to_open.items() if name != stage)
+
+        self.threads.wait_until(lambda: not others() or self.threads.closed or self._open_error)
+        return not others()
 
     def close_operators(self, stage: str, opened: Worker | Source) -> None:
         """Close a worker's operators, or a source, once each; errors become warnings at the end."""
@@ -316,7 +325,7 @@ class Runtime(LoaderContext):
         with self.threads.lock:
             self.threads.closed = True
             run = self.run
-            self.threads.condition.notify_all()
+            self.threads.changed()
         self.stopping.set()
         if run is not None:
             self._cancel(run)
@@ -329,18 +338,23 @@ class Runtime(LoaderContext):
         """
         self.signal_close()
         deadline = concurrency.monotonic() + grace_s
-        if self._starting._is_owned():  # type: ignore[attr-defined]  # as concurrency.Condition asks it
+        owned = self._starting._is_owned  # type: ignore[attr-defined]  # as concurrency.Condition asks it
+        # Both: each alone may be left over from a call that was interrupted.
+        if self._starter is concurrency.current_thread() and owned():
             return
-        if not self._starting.acquire(timeout=max(0.0, grace_s)):
-            starter = self._starter
-            warnings.warn(
-                f"the thread that starts the pipeline did not return within {grace_s:g} s; it closes what it has "
-                f"opened when it does; it stands at:\n{stack_of(starter)}",
-                StuckWorker,
-                stacklevel=3,
-            )
-            return
-        self._starting.release()  # the threads are closed: no start can begin
+        try:
+            if not self._starting.acquire(timeout=max(0.0, grace_s)):
+                starter = self._starter
+                warnings.warn(
+                    f"the thread that starts the pipeline did not return within {grace_s:g} s; it closes what it has "
+                    f"opened when it does; it stands at:\n{stack_of(starter)}",
+                    StuckWorker,
+                    stacklevel=3,
+                )
+                return
+        finally:
+            if owned():
+                self._starting.release()  # the threads are closed: no start can begin
         with self._ending:
             self._end(grace_s, deadline)
 
@@ -353,8 +367,8 @@ class Runtime(LoaderContext):
         if self.run is not None:
             self.run.end_inline()
         while self._opened:
-            stage, opened = self._opened.pop()
-            self.close_operators(stage, opened)
+            self.close_operators(*self._opened[-1])
+            self._opened.pop()  # last: what was interrupted is closed by the next call
         if self._processes is not None:
             self._processes.close()
             self._processes = None

@@ -90,16 +90,8 @@ class HostRuntime(Runtime):
 
     def open(self) -> None:
         """Start the workers before the first run, so that a failed start is reported at once."""
-        with self.threads.condition:
-            if self.threads.closed:
-                raise Cancelled
-            self._starter = concurrency.current_thread()
-        try:
-            self._start_workers()
-        finally:
-            with self.threads.condition:
-                self._starter = None
-                self.threads.condition.notify_all()
+        with self._starting:
+            self._start()
 
     def _make_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
         run = super()._make_run(epoch, horizon, resume)

@@ -115,7 +115,7 @@ class Staffing:
                 joining.append(worker)
                 life = partial(self._join, self._tuned[stage], worker)
                 coming[threads.make(stage, index, life)] = worker
-            threads.condition.notify_all()
+            threads.changed()
             run = threads.run
         if run is not None and workers < len(staying):
             for channel in run.stages[stage].inboxes:
@@ -182,7 +182,7 @@ class Staffing:
         with threads.lock:
             if not threads.closed:
                 loader.workers[stage] = [each for each in loader.workers[stage] if each is not worker]
-            threads.condition.notify_all()
+            threads.changed()
 
     # -- joining -------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class Staffing:
                 if not isinstance(error, Cancelled):
                     self._refused[name] = error
                 self._joining[name].remove(worker)
-                threads.condition.notify_all()
+                threads.changed()
             return
         try:
             found = self._enter_run(stage, worker)
@@ -238,13 +238,15 @@ class Staffing:
         """The run that an opened worker joined, and the number of the run before; None if not needed any more."""
         loader, threads, name = self._loader, self._threads, stage.name
         while True:
+            threads.wait_until(
+                lambda: threads.closed or worker.leaves or not (threads.run is None or threads.run.over)
+            )
             with threads.lock:
-                while not (threads.closed or worker.leaves) and (threads.run is None or threads.run.over):
-                    threads.condition.wait()
                 if threads.closed or worker.leaves:
                     return None
                 run = threads.run
-                assert run is not None
+                if run is None:
+                    continue
             if isinstance(stage.operator, Source):
                 worker.operator.begin_run(run.first_epoch, history_of(run.history, name))
             with threads.lock:

@@ -41,14 +41,10 @@ class StagePump:
     def step(self) -> None:
         """Do one unit of work."""
         self.more = False
-        entered = global_generators.enter()  # outside of steps the consumer's thread keeps its own generators
-        try:
+        with global_generators.included():  # outside of steps the consumer's thread keeps its own generators
             for more in self._loop:
                 self.more = more is MORE
                 return
-        finally:
-            if entered:
-                global_generators.leave()
         raise Cancelled  # the loop has ended with an error, raised in the thread that drove it
 
     def leave(self) -> None:

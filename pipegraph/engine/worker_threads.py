@@ -10,9 +10,12 @@ one; no threads are started after that; and every thread ``inside`` a run is cou
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.engine.activity import Cancelled
@@ -26,8 +29,7 @@ class WorkerThreads:
     """See the module docstring. Thread-safe.
 
     Attributes:
-        lock: guards everything here; ``condition`` is notified of every change. Always entered directly: Ctrl-C inside
-            the condition's own ``__exit__``, which is Python code, would leave it locked.
+        lock: guards everything here; ``changed`` is called after every change.
         run: the current run.
         run_number: runs published so far.
         closed: whether this is closed: no run and no thread starts any more.
@@ -35,7 +37,6 @@ class WorkerThreads:
 
     def __init__(self, graph_name: str) -> None:
         self.lock = concurrency.RLock()
-        self.condition = concurrency.Condition(self.lock)
         self.run: Run | None = None
         self.run_number = 0
         self.closed = False
@@ -44,6 +45,35 @@ class WorkerThreads:
         self._ready: set[concurrency.Thread] = set()  # whose worker has opened its operator
         self._inside: set[concurrency.Thread] = set()  # of these, the ones in the current run
         self._ended: set[concurrency.Thread] = set()  # which have finished
+        self._waiting: list[concurrency.Lock] = []  # of the calls of ``wait_until``
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """Let all calls of :meth:`wait_until` check again. The caller holds the lock."""
+        for waiting in self._waiting:
+            with suppress(RuntimeError):  # woken before, by a call that was interrupted
+                waiting.release()
+        self._waiting.clear()
+
+    def wait_until(self, condition: Callable[[], Any], timeout: float = math.inf) -> bool:
+        """Blocks until ``condition()`` is true, at most ``timeout`` seconds; returns whether it is.
+
+        It is called under the lock, which the caller does not hold. Not a ``Condition``: Ctrl-C can leave its
+        ``wait`` without the lock, and its ``with`` with the lock.
+        """
+        deadline = concurrency.monotonic() + timeout
+        while True:
+            waiting = concurrency.Lock()
+            waiting.acquire()
+            with self.lock:
+                left = deadline - concurrency.monotonic()
+                if condition():
+                    return True
+                if left <= 0:
+                    return False
+                self._waiting.append(waiting)
+            waiting.acquire(timeout=-1 if left == math.inf else left)
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -78,7 +108,7 @@ class WorkerThreads:
                     failed(thread, error)
                 else:
                     self._threads.append(thread)
-            self.condition.notify_all()
+            self.changed()
 
     def _live(self, life: Callable[[], None]) -> None:
         try:
@@ -86,7 +116,7 @@ class WorkerThreads:
         finally:
             with self.lock:
                 self._ended.add(concurrency.current_thread())
-                self.condition.notify_all()
+                self.changed()
 
     # -- runs ----------------------------------------------------------------------------------
 
@@ -100,17 +130,16 @@ class WorkerThreads:
             if self.closed:
                 raise Cancelled
             run.activity.attach(len(self._ready))
-            self._inside = set(self._ready)
-            self.run = run
-            self.run_number += 1
-            self.condition.notify_all()
+            # At once: interrupted in between, the next call could wait for threads that are not inside.
+            self.run, self._inside, self.run_number = run, set(self._ready), self.run_number + 1
+            self.changed()
 
     def enter(self) -> int:
         """The calling thread's worker is ready, and joins the current run, if any. Returns the number of the run before
         the first that it works in."""
         with self.lock:
             self._ready.add(concurrency.current_thread())
-            self.condition.notify_all()
+            self.changed()
             if self.run is None:
                 return self.run_number
             self.run.activity.attach()
@@ -128,9 +157,8 @@ class WorkerThreads:
         """
         leaves = False
         while not leaves:
+            self._await_next(worker, seen)
             with self.lock:
-                while self.run_number == seen and not self.closed and not worker.leaves:
-                    self.condition.wait()
                 if self.closed:
                     return
                 if self.run_number == seen:
@@ -150,11 +178,14 @@ class WorkerThreads:
                     leaves = worker.leaves
                     if leaves:
                         self._leave(worker)
-                    self.condition.notify_all()
+                    self.changed()
                 if leaves:
                     leaving(run)
                 run.activity.pause()
                 run = None
+
+    def _await_next(self, worker: Worker, seen: int) -> None:
+        self.wait_until(lambda: self.run_number != seen or self.closed or worker.leaves)
 
     def _leave(self, worker: Worker) -> None:
         """Keep the calling thread's worker out of further runs; under the lock."""
@@ -165,15 +196,19 @@ class WorkerThreads:
         """Blocks until every thread has left the cancelled run; logs which ones have not after ``warn_after_s``.
         False once closed."""
         with self.lock:
-            left = self.condition.wait_for(lambda: not self._inside or self.closed, warn_after_s)
-            stuck = [] if left else list(self._inside)
+            self.changed()  # a ``publish`` that was interrupted may not have come to it
+        if self.wait_until(lambda: not self._inside or self.closed, warn_after_s):
+            stuck = []
+        else:
+            with self.lock:
+                stuck = list(self._inside)
         for thread in stuck:
             log.warning(
                 "stage %r: a new pass waits for its worker, which is still in the one before; it stands at:\n%s",
                 *(self._stage_of(thread), stack_of(thread)),
             )
+        self.wait_until(lambda: not self._inside or self.closed)
         with self.lock:
-            self.condition.wait_for(lambda: not self._inside or self.closed)
             if not self.closed:
                 self.run = None
             return not self.closed
@@ -196,9 +231,8 @@ class WorkerThreads:
         if thread is concurrency.current_thread():
             return True
         # Not a timed join: if Ctrl-C interrupts it, a running thread is marked as stopped (CPython 90882).
-        with self.lock:
-            left = max(0.0, deadline - concurrency.monotonic())
-            ended = self.condition.wait_for(lambda: thread in self._ended or not thread.is_alive(), left)
+        left = max(0.0, deadline - concurrency.monotonic())
+        ended = self.wait_until(lambda: thread in self._ended or not thread.is_alive(), left)
         if ended:
             thread.join()
         return ended

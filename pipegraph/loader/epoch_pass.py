@@ -115,12 +115,13 @@ class Pass:
                     self._release(item.buffers)
                 for event in item.ready:
                     event.wait()
-                # Last: a chunk interrupted before this was not delivered.
+                # Last: a chunk interrupted before this was not delivered. Counted first: with its cursor a place is no
+                # longer one at which nothing was delivered.
+                progress.delivered(len(item.lineages))
                 if self._counted:
                     progress.count(self._place, item, self._run)
                 else:
                     self._place.cursor = item.after
-                progress.delivered(len(item.lineages))
                 return item if self._whole else item.data
             except StopIteration:
                 raise
@@ -261,10 +262,10 @@ class Pass:
         raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: the loader was closed")
 
     def _fail(self, why: str, failed: bool = False) -> None:
-        self.end(why)
         self._progress.broken(failed)
         self._run.cancel()
         self._runtime.pass_totals.end()
+        self.end(why)  # last: if this is interrupted, it is done again
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # After a ``break``. Sets only flags of its own: the garbage collector may call this in any thread. While the

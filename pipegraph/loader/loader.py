@@ -236,11 +236,12 @@ class Loader(Closing):
         """The run there is, where it continues with this place by itself and has not read what has ``changed``."""
         epoch, run = place.epoch, runtime.run
         horizon = inf if self._options.epochs is None else max(epoch, self._options.epochs - 1)
+        progress = self._progress
         stale = changed and run is not None and run.horizon.begun < epoch <= run.horizon.limit
-        if run is not None and run.error is None and not stale and self._progress.continues_to(place):
+        if run is not None and not run.over and not stale and progress.continues_to(place):
+            progress.broken(failed=False)  # until the pass has begun: an interrupted one does not continue
             run.horizon.raise_to(horizon if place.start.stream is None else epoch, epoch)
             return run
-        progress = self._progress
         delivered = progress.idle or not progress.untouched
         try:
             runtime.end_run()  # its workers may still write into the ledger
@@ -256,16 +257,22 @@ class Loader(Closing):
             self.close()
             self._refuse_closed()
             raise
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self.close()
+            elif runtime.half_started:  # Ctrl-C: the next pass starts another
+                runtime.close()
             raise
 
     def _start(self) -> Runtime:
+        if self._runtime is not None and self._runtime.half_started and not self._closed:
+            self._runtime.close()  # interrupted before
+            self._runtime = None
         if self._runtime is None:
             rank, world_size = resolve(*self._asked)
             if self._options.equal_steps is None:
                 check_counts_known(self.plan, world_size)
-            if world_size > 1 and self._options.equal_steps:
+            if world_size > 1 and self._options.equal_steps and self._group is None:
                 self._group = own_group(world_size)
             collective = self._group is not None or self._seed is None
             self._seed = agree_on_seed(self._seed, rank, world_size)

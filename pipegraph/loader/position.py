@@ -271,9 +271,11 @@ class Progress:
         """The pass over this epoch has run to its end."""
         following = Place(place.epoch + 1)
         following.snapshots = place.snapshots  # hold the samplers' generators as of the epoch's end
+        # First: however far this comes, the epoch has ended.
+        self.place = self.chosen = self.chosen or following
         self._items_before = self.items
         self._continues_at = following if place.start.stream is None and not place.nothing else None
-        self.rest_at(self.chosen or following)
+        self.idle = True
 
     def count(self, place: Place, chunk: Chunk, run: Run) -> None:
         """Record a delivered chunk of a ``counted`` graph."""

@@ -10,9 +10,9 @@ import warnings
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from lines import at_line
 from random_graphs.recipes import recipes, row_recipes
 
-import pipegraph as pg
 from pipegraph.engine.stage import bundle_size as pace
 from pipegraph.errors import LoaderClosedError, PipegraphWarning
 from pipegraph.testing.outcome import DeliveredChunk, Outcome, assert_equal_chunks, run_pass, samples
@@ -321,10 +321,13 @@ class Life:
 
     def interrupt(self, line):
         """A state taken before any line of the engine in this thread, as by a signal handler."""
-        states, before, started = [], self.state, self.next
-        outcome = at_line(
-            line, lambda: states.append(self.loader.state_dict()), lambda: run_pass(self.loader, 3)
+        states, outcomes, before, started = [], [], self.state, self.next
+        at_line(
+            line,
+            lambda: states.append(self.loader.state_dict()),
+            lambda: outcomes.append(run_pass(self.loader, 3)),
         )
+        (outcome,) = outcomes
         assert outcome.error is None, outcome.error
         self.went_through(outcome.chunks, len(outcome.chunks) < 3)
         for state in states:
@@ -349,29 +352,6 @@ class Life:
         closer.join(DEADLINE_S)
         assert not closer.is_alive()
         self.open_anew(self.turn)
-
-
-def at_line(number, call, run):
-    """Runs ``run`` and calls ``call`` before the so-manieth line that the engine executes in this thread."""
-    engine = os.path.dirname(pg.__file__)
-    left = number
-
-    def trace(frame, event, argument):
-        nonlocal left
-        if left <= 0 or not frame.f_code.co_filename.startswith(engine):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                call()
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        return run()
-    finally:
-        sys.settrace(before)
 
 
 @fuzzed

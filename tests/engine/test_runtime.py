@@ -1,11 +1,10 @@
 """runtime.py: close() may meet the start of a pass, whatever that is doing."""
 
-import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
+from lines import at_line
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -13,8 +12,6 @@ from pipegraph.contracts import Operator
 from pipegraph.errors import LoaderClosedError, StuckWorker
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-
-ENGINE = str(Path(pg.__file__).parent)
 
 
 class Slow(Operator):
@@ -124,42 +121,6 @@ def test_a_start_that_does_not_return_is_named_and_closes_what_it_has_opened_lat
     loader.close()
 
 
-def withs():
-    """Lines of ``with`` in the engine: Python comes back to one before a lock's release, where no signal is raised."""
-    files = Path(ENGINE).glob("**/*.py")
-    return {
-        (str(path), number)
-        for path in files
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if line.lstrip().startswith("with ")
-    }
-
-
-locking = withs()
-
-
-def at_line(number, call, run):
-    """Runs ``run`` and calls ``call`` before the so-manieth line that the engine executes in it; False if it has fewer."""
-    left = number
-
-    def trace(frame, event, argument):
-        nonlocal left
-        if not frame.f_code.co_filename.startswith(ENGINE) or frame.f_code.co_name == "__del__":
-            return None  # of what a finaliser raises Python only prints a notice
-        if event == "line" and (frame.f_code.co_filename, frame.f_lineno) not in locking:
-            left -= 1
-            if left == 0:
-                call()
-        return trace
-
-    sys.settrace(trace)
-    try:
-        run()
-    finally:
-        sys.settrace(None)
-    return left <= 0
-
-
 @pytest.mark.parametrize("first", range(4))
 def test_close_may_come_between_any_two_lines_of_a_pass_and_its_start(first):
     number, more = 1 + first, True
@@ -195,7 +156,9 @@ def interrupt():
 
 @pytest.mark.parametrize("first", range(4))
 @pytest.mark.parametrize("backend", ["thread", "inline"])
-def test_ctrl_c_between_any_two_lines_of_a_start_leaves_no_thread(backend, first, recwarn):
+def test_ctrl_c_between_any_two_lines_of_a_start_leaves_no_thread_and_the_loader_usable(
+    backend, first, recwarn
+):
     number, more = 1 + first, True
     while more:
         slow = Slow()
@@ -212,6 +175,7 @@ def test_ctrl_c_between_any_two_lines_of_a_start_leaves_no_thread(backend, first
         using = outcome(lambda number=number, use=use: at_line(number, interrupt, use))
         more = using()
         assert isinstance(more, bool), (number, more)
+        assert list(loader) == [0, 1, 2], number
         loader.close()
         assert not [t for t in threading.enumerate() if t.name.startswith("pipegraph-")], number
         # An inline stage is opened by the thread that is interrupted, which may happen before that is noted.

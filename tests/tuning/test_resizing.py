@@ -203,8 +203,7 @@ def test_a_worker_that_cannot_be_opened_is_said_and_the_pass_continues():
         items = iter(loader)
         watch.staffing.resize("ways", 2)
         runtime = loader._runtime
-        with runtime.threads.condition:
-            assert runtime.threads.condition.wait_for(lambda: watch.staffing._refused, 30)
+        assert runtime.threads.wait_until(lambda: watch.staffing._refused, 30)
         assert list(range(40)) == list(items)
         refused = watch.staffing.refused()
         assert "no more of these" in str(refused["ways"])

@@ -51,9 +51,8 @@ class Horizon:
     def raise_to(self, limit: float, begun: float) -> None:
         """Let sources read up to ``limit``, and those that do not read ahead up to ``begun``."""
         with self._lock:
-            if limit > self._limit or begun > self._begun:
-                self._limit, self._begun = max(limit, self._limit), max(begun, self._begun)
-                self._wake()
+            self._limit, self._begun = max(limit, self._limit), max(begun, self._begun)
+            self._wake()  # also those that an interrupted call has left waiting
 
     def cancel(self) -> None:
         """Wake every waiter with ``Cancelled``."""

@@ -17,6 +17,7 @@ from pipegraph.engine.tracing import Tracer
 from pipegraph.planning.isolation import Elsewhere
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.policies import final_policy
+from pipegraph.stopping import Stopping
 
 
 class RunContext(Protocol):
@@ -31,7 +32,7 @@ class RunContext(Protocol):
     horizon: Horizon
     ledger: Ledger
     tracer: Tracer
-    stopping: concurrency.Event
+    stopping: Stopping
 
     def fail(self, error: BaseException) -> None:
         """End the run with this error, unless it has ended already."""
