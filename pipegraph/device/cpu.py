@@ -38,19 +38,24 @@ _current = _Current()
 class _Ticket:
     """One record of an event: done once its place in the stream is reached."""
 
-    __slots__ = ("_fifo", "_future", "number", "seen")
+    __slots__ = ("_done", "_failure", "_fifo", "_future", "_gate", "number", "seen")
 
     def __init__(self, fifo: _Fifo | None) -> None:
         self._fifo = fifo
         self._future: concurrency.Future[None] = concurrency.Future()
+        # For threads that users interrupt: Ctrl-C may come while a future's Python code holds its lock.
+        self._gate = concurrency.Lock()
+        self._gate.acquire()
+        self._done = False
+        self._failure: BaseException | None = None
         self.number = 0
         self.seen = False
 
     def settle(self, failure: BaseException | None) -> None:
-        if failure is None:
-            self._future.set_result(None)
-        else:
-            self._future.set_exception(failure)
+        self._failure = failure
+        self._done = True
+        self._gate.release()
+        self._future.set_result(None)
 
     def demand(self) -> None:
         if self._fifo is not None:
@@ -58,25 +63,25 @@ class _Ticket:
 
     def done(self) -> bool:
         self.demand()
-        return self._future.done()
+        return self._done
 
     def result(self) -> None:
         """Wait as the host; raises the failure."""
         self.demand()
-        failure = self._future.exception()  # waits
-        if failure is not None:
+        with self._gate:
+            pass
+        if self._failure is not None:
             self.seen = True
-            raise failure
+            raise self._failure
 
     def failure_unless(self, stopped: concurrency.Future[None]) -> BaseException | None:
         """Wait as a stream's thread, until done or that stream is stopped; returns the failure."""
-        if not self._future.done():
+        if not self._done:
             concurrency.wait([self._future, stopped], return_when=FIRST_COMPLETED)
-        if not self._future.done():
+        if not self._done:
             return DeviceError("a stream was closed while it waited for an event")
-        failure = self._future.exception()
-        self.seen = self.seen or failure is not None
-        return failure
+        self.seen = self.seen or self._failure is not None
+        return self._failure
 
 
 @dataclass(slots=True)
@@ -94,12 +99,15 @@ class _Fifo:
     def __init__(self, name: str, chaos: Any) -> None:
         self._name = name
         self._chaos = chaos
-        # Re-entrant: `retire` may be called by the garbage collector inside `put`.
-        self._condition = concurrency.Condition(concurrency.RLock())
+        # Re-entrant: `retire` may be called by the garbage collector inside `put`. Taken by itself: Ctrl-C may come
+        # between the condition's taking it and the promise to give it back.
+        self._lock = concurrency.RLock()
+        self._condition = concurrency.Condition(self._lock)
         self._items: deque[_Item] = deque()
         self._given = 0
         self._demanded = 0
         self._thread: concurrency.Thread | None = None
+        self._claimed = False
         self._retired = False
         self._stopped: concurrency.Future[None] = concurrency.Future()
         self._failed: list[_Ticket] = []
@@ -107,7 +115,7 @@ class _Fifo:
     def put(self, item: _Item) -> None:
         # The draw is made outside the lock; only work can be late, marks and waits follow it.
         item.held = self._chaos is not None and item.work is not None and self._chaos.hold()
-        with self._condition:
+        with self._lock:
             if self._stopped.done():
                 raise DeviceError(f"stream {self._name!r} is closed")
             self._given += 1
@@ -123,25 +131,25 @@ class _Fifo:
         """Somebody waits for item `number`: nothing up to it is held any longer."""
         if self._chaos is None:
             return
-        with self._condition:
+        with self._lock:
             self._demanded = max(self._demanded, number)
             self._condition.notify_all()
 
     def take_failures(self) -> list[_Ticket]:
-        with self._condition:
+        with self._lock:
             failed, self._failed = self._failed, []
         return [ticket for ticket in failed if not ticket.seen]
 
     def retire(self) -> None:
         """End the thread once all work has run; called by the garbage collector, so it waits for nothing."""
-        with self._condition:
+        with self._lock:
             self._retired = True
             self._demanded = self._given
             self._condition.notify_all()
 
     def stop(self) -> None:
         """Drop what has not begun."""
-        with self._condition:
+        with self._lock:
             if not self._stopped.done():
                 self._stopped.set_result(None)
             self._condition.notify_all()
@@ -156,7 +164,7 @@ class _Fifo:
             thread.join()
 
     def _next(self) -> _Item | None:
-        with self._condition:
+        with self._lock:
             while not self._stopped.done():
                 if self._items and (not self._items[0].held or self._items[0].number <= self._demanded):
                     return self._items.popleft()
@@ -166,6 +174,10 @@ class _Fifo:
             return None
 
     def _loop(self) -> None:
+        with self._lock:
+            if self._claimed:
+                return  # Ctrl-C came before another thread, already started, was noted
+            self._claimed = True
         failure: BaseException | None = None
         while (item := self._next()) is not None:
             if item.ticket is not None:
@@ -175,7 +187,7 @@ class _Fifo:
                 failure = self._do(item)
             del item  # an idle stream holds no tensor
         closed = DeviceError(f"stream {self._name!r} was closed before this work ran")
-        with self._condition:
+        with self._lock:
             dropped = list(self._items)
             self._items.clear()
         for left in dropped:
@@ -195,7 +207,7 @@ class _Fifo:
 
     def _settle(self, ticket: _Ticket, failure: BaseException | None) -> None:
         if failure is not None:
-            with self._condition:
+            with self._lock:
                 self._failed = [kept for kept in self._failed if not kept.seen]
                 self._failed.append(ticket)
         ticket.settle(failure)

@@ -97,10 +97,19 @@ def _culprit(model: Module, memo: dict[int, Any], error: Exception) -> str:
     return str(error)
 
 
+def zero_grads(parameters: Sequence[Sequence[Parameter]]) -> None:
+    for given in parameters:
+        for parameter in given:
+            parameter.grad = None
+
+
 class Replicas:
     """The replicas of one model, the first of which *is* the model; it is checked, and copied to the other slots.
 
     Not thread-safe: the executor calls it between phases.
+
+    Attributes:
+        spoilt: the gradients belong to a step that has begun and not ended, and are of no use to another.
     """
 
     def __init__(self, model: Module, slots: Sequence[Slot]) -> None:
@@ -114,6 +123,7 @@ class Replicas:
         self._tree = self._identities()
         self._names = self._names_by_id()
         self._written: list[tuple[int, int]] = []
+        self.spoilt = False
         self.attributes = Attributes(self._submodules, self.slots)
         self.note_buffers()
         self.note_parameters()
@@ -156,6 +166,11 @@ class Replicas:
             if isinstance(module, (Embedding, EmbeddingBag)) and module.sparse
         }
         return {index for index, parameter in enumerate(self.parameters[0]) if id(parameter) in tables}
+
+    def drop_gradients(self) -> None:
+        """Of all replicas."""
+        zero_grads(self.parameters)
+        self.spoilt = False
 
     def copy_flags(self) -> None:
         """Copy `requires_grad` from the first replica; `training` is an attribute like others."""

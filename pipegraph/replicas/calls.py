@@ -18,6 +18,7 @@ from pipegraph.replicas.compiled import compiled, warn_of_no_overlap
 from pipegraph.replicas.feed import ReplicaFeed
 from pipegraph.replicas.losses import Reduction, shares
 from pipegraph.replicas.parameter_gather import Exchange
+from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.runner import ReplicaRunner
 from pipegraph.replicas.seeds import forked_seed, replica_seed
 
@@ -98,6 +99,7 @@ class Calls:
         reduction: Reduction,
         scaler: GradScaler | None,
         outputs: bool,
+        reducer: Reducer | None,
     ) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
         """Forward, losses and backward of all replicas; the whole loss, and the outputs if asked for."""
 
@@ -113,6 +115,9 @@ class Calls:
         del made, values
         if scaler is not None:
             scaled = {r: scaler.scale(share) for r, share in scaled.items()}
+        if reducer is not None and not self.joint_backward:
+            for replica, share in scaled.items():
+                reducer.watch(replica, share)
         with no_autocast():
             if self.joint_backward:
                 torch.autograd.backward(list(scaled.values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
 
 import torch
@@ -21,7 +21,7 @@ from pipegraph.replicas.compiled import own_keys, plain_keys, unwrapped
 from pipegraph.replicas.feed import batch_feed, call_feed
 from pipegraph.replicas.group import Ranks, refuse_own_collectives
 from pipegraph.replicas.losses import Reduction
-from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers, zero_grads
+from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers
 from pipegraph.replicas.parameter_gather import Exchange
 from pipegraph.replicas.proxy import JointOptimizer
 from pipegraph.replicas.reducer import Reducer
@@ -81,7 +81,6 @@ class ReplicaExecutor(Closing):
         self.module = model
         self.output_device = slots[0].device if output_device is None else normalised(output_device)
         self._dim = dim
-        self._syncing = True
         self._usage = Usage()
         inner, wrap = unwrapped(model)
         self._ranks = Ranks.current(slots[0].device, process_group)
@@ -117,7 +116,9 @@ class ReplicaExecutor(Closing):
         parameters, slots, backends = self._replicas.parameters, self._runner.slots, self._runner.backends
         if len(slots) > 1 or self._ranks is not None:
             names, sparse = self._replicas.names, self._replicas.sparse()
-            self._reducer = Reducer(parameters, names, slots, backends, owners, self._ranks, sparse)
+            self._reducer = Reducer(
+                parameters, names, slots, backends, owners, self._ranks, sparse, self._usage
+            )
         self._exchange = (
             None
             if owners is None or self._optimizers is None
@@ -141,12 +142,14 @@ class ReplicaExecutor(Closing):
         Raises:
             The first failing replica's exception, with its own type and a note that names it.
         """
-        with self.entered():
+        with self.entered(), self.call():
             feed = call_feed(args, kwargs, self._runner.slots, self._dim)
             self._align()
-            followed = self._reducer if self._syncing and torch.is_grad_enabled() else None
+            followed = self._reducer if self._usage.syncing and torch.is_grad_enabled() else None
             if followed is not None:
                 followed.prepare()
+            elif self._reducer is not None and torch.is_grad_enabled():
+                self._reducer.watch_accumulation()
             outputs = self._calls.outputs(feed)
             if len(self._runner.slots) == 1:
                 joined = outputs[0]
@@ -188,48 +191,60 @@ class ReplicaExecutor(Closing):
             names it. Before the first optimizer step has begun the executor stays usable, with all
             gradients dropped; a later failure closes it.
         """
-        if self._optimizers is None and self._syncing:
+        if self._optimizers is None and self._usage.syncing:
             raise ReplicaError("step() needs optimizer=... at construction, or no_sync()")
         if clip_norm is not None and not clip_norm > 0:
             raise ReplicaError(f"clip_norm must be > 0, got {clip_norm}")
-        with self.entered():
-            feed = batch_feed(batch, self._runner.slots, self._dim)
-            del batch
-            self._align()
-            for part in () if self._optimizers is None else self._optimizers.parts:
-                part.align()
-            reducer = self._reducer if self._syncing else None
-            try:
-                if reducer is not None:
-                    reducer.begin(list(range(len(feed.fetch))))
-                total, kept = self._calls.backward(
-                    feed, forward or by_signature, loss, reduction, scaler, outputs
-                )
-                del feed
-                if reducer is not None:
-                    reducer.complete()
-                    reducer.give()
-            except BaseException as failure:
-                self._forget(reducer, failure)
-                raise
-            if not self._syncing or self._update is None:
-                return StepResult(total, kept, None, stepped=False)
-            norm, stepped = self._update.make(clip_norm, scaler)
-            self._update.drop()
+        with self.entered(), self.call():
+            return self._step(batch, loss, forward or by_signature, reduction, clip_norm, scaler, outputs)
+
+    def _step(
+        self,
+        batch: Any,
+        loss: Loss,
+        forward: Forward,
+        reduction: Reduction,
+        clip_norm: float | None,
+        scaler: GradScaler | None,
+        outputs: bool,
+    ) -> StepResult:
+        feed = batch_feed(batch, self._runner.slots, self._dim)
+        del batch
+        self._align()
+        for part in () if self._optimizers is None else self._optimizers.parts:
+            part.align()
+        reducer = self._reducer if self._usage.syncing else None
+        self._replicas.spoilt = True
+        try:
             if reducer is not None:
-                reducer.release()
-            return StepResult(total, kept, norm, stepped)
+                reducer.begin(list(range(len(feed.fetch))))
+            elif self._reducer is not None:
+                self._reducer.watch_accumulation()
+            total, kept = self._calls.backward(feed, forward, loss, reduction, scaler, outputs, self._reducer)
+            del feed
+            if reducer is not None:
+                reducer.complete()
+                reducer.give()
+        except BaseException as failure:
+            self._forget(reducer, failure)
+            raise
+        if not self._usage.syncing or self._update is None:
+            self._replicas.spoilt = False
+            return StepResult(total, kept, None, stepped=False)
+        norm, stepped = self._update.make(clip_norm, scaler)
+        self._replicas.drop_gradients()
+        if reducer is not None:
+            reducer.release()
+        return StepResult(total, kept, norm, stepped)
 
     def _align(self) -> None:
         """Before a call: flags, buffers and, where nobody else keeps them equal, parameters."""
         replicas = self._replicas
-        if self._update is not None:
-            self._update.drop_spent()
         replicas.check_tree()
         replicas.attributes.follow()
         replicas.copy_flags()
         training = replicas.modules[0].training
-        if self._ranks is not None and training and self._syncing:
+        if self._ranks is not None and training and self._usage.syncing:
             self._ranks.take_first_ranks(list(replicas.modules[0].buffers()))
         if len(replicas.modules) > 1:
             replicas.copy_buffers()
@@ -248,7 +263,7 @@ class ReplicaExecutor(Closing):
             )
             self.break_off("a step failed after its first collective", join=False)
         else:
-            zero_grads(self._replicas.parameters)
+            self._replicas.drop_gradients()
 
     # State
 
@@ -288,23 +303,26 @@ class ReplicaExecutor(Closing):
         Raises:
             StateError: the optimizer's groups do not fit; nothing was loaded.
         """
-        with self.entered():
-            self._settle()
-            optimizers = self._optimizers if "optimizer" in state else None
-            if optimizers is not None:
-                optimizers.check(state["optimizer"])
+        with self.entered(), self.call():
+            self._load(state)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._settle()
+        optimizers = self._optimizers if "optimizer" in state else None
+        if optimizers is not None:
+            optimizers.check(state["optimizer"])
+        try:
+            module = self._replicas.modules[0]
+            module.load_state_dict(own_keys(state["model"], module))
+        finally:
+            # What was refused may have been loaded in part, as with torch: the replicas stay alike.
+            self._copy_all()
+        if optimizers is not None:
             try:
-                module = self._replicas.modules[0]
-                module.load_state_dict(own_keys(state["model"], module))
-            finally:
-                # What was refused may have been loaded in part, as with torch: the replicas stay alike.
-                self._copy_all()
-            if optimizers is not None:
-                try:
-                    optimizers.load_state_dict(state["optimizer"])
-                except BaseException:
-                    self.break_off("a failed load_state_dict left the optimizers different")
-                    raise
+                optimizers.load_state_dict(state["optimizer"])
+            except BaseException:
+                self.break_off("a failed load_state_dict left the optimizers different")
+                raise
 
     def train(self, mode: bool = True) -> Self:
         """Training mode for all replicas (the others follow at the next call)."""
@@ -317,11 +335,11 @@ class ReplicaExecutor(Closing):
 
     def zero_grad(self) -> None:
         """Drop all gradients of all replicas, accumulated ones included."""
-        zero_grads(self._replicas.parameters)
+        self._replicas.drop_gradients()
 
     def sync(self) -> None:
         """Copy parameters and buffers of the first replica, written from outside, to the others."""
-        with self.entered():
+        with self.entered(), self.call():
             self._copy_all()
 
     def _copy_all(self) -> None:
@@ -334,36 +352,51 @@ class ReplicaExecutor(Closing):
         if self._exchange is not None:
             self._exchange.settle()
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[Any]:
         """Calls inside only accumulate gradients: no reduction, no optimizer step. Divide the loss by k."""
-        before = self._syncing
-        self._sync_gradients(False)
-        try:
-            yield
-        finally:
-            self._sync_gradients(before)
-
-    def _sync_gradients(self, syncing: bool) -> None:
-        self._syncing = syncing
-        if self._reducer is not None:
-            self._reducer.outside.syncing = syncing
+        return self._usage.no_sync()
 
     # Life
 
+    def entered(self) -> AbstractContextManager[Any]:
+        """To be held during a call: one at a time, and none once closed."""
+        return self._usage.entered()
+
     @contextmanager
-    def entered(self) -> Iterator[None]:
-        """A call: one at a time, and none once closed."""
-        outside = None if self._reducer is None else self._reducer.outside
-        with self._usage.entered():
-            try:
-                if outside is not None:
-                    outside.busy = True
-                yield
-            finally:
-                if outside is not None:
-                    outside.busy = False
-                self._replicas.attributes.note()
+    def call(self) -> Iterator[None]:
+        """A call, which begins from a clean state, whatever has become of the one before."""
+        usage = self._usage
+        usage.began()
+        if self._replicas.spoilt:
+            self._replicas.drop_gradients()
+        if self._reducer is not None:
+            self._reducer.outside.clear()
+        if usage.torn or (self._reducer is not None and self._reducer.outside.failed):
+            self._renew()
+        usage.torn = True
+        try:
+            yield
+        except (
+            Exception
+        ):  # whoever has raised it has cleaned up; not so an interrupt, which may come at any line
+            self._replicas.attributes.note()
+            usage.torn = False
+            raise
+        self._replicas.attributes.note()
+        usage.torn = False
+
+    def _renew(self) -> None:
+        """A call was interrupted, or a backward of the user's has failed: begin anew."""
+        if self._runner.threads is not None:
+            self._runner.threads.settle()
+        if self._ranks is None:
+            if self._reducer is not None:
+                self._reducer.renew()
+        elif self._usage.torn or (self._reducer is not None and not self._reducer.forget()):
+            self.break_off(
+                "it was interrupted in a call, whose collectives the other ranks wait for", join=False
+            )
+            self._usage.refuse_closed()
 
     def break_off(self, why: str, join: bool = True) -> None:
         """Replicas may differ from now on, or may run on: close."""

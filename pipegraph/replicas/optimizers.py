@@ -85,8 +85,8 @@ class OneOptimizer:
             if optimizer.param_groups is not self.groups:
                 self._take_settings(self.groups, optimizer.param_groups)
         if self._touched:
-            self._touched = False
             self._copy_states()
+            self._touched = False
 
     def settings_from_step(self) -> None:
         """After a step, or a load: what the optimizer has changed in its own settings."""
@@ -202,12 +202,13 @@ class OneOptimizer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the checked state of one optimizer into all; every replica gets tensors of its own."""
+        self._touched = True  # until all have it, the next step gives all what the first has
         for replica, optimizer in enumerate(self.each):
             optimizer.load_state_dict(copy.deepcopy(self._part_of(state, replica)))
-        self._touched = False
         if self._owners is None:
             self.groups = self.each[0].param_groups
         self.settings_from_step()
+        self._touched = False
 
     def _part_of(self, state: Mapping[str, Any], replica: int) -> dict[str, Any]:
         if self._owners is None:
@@ -307,9 +308,3 @@ def _refuse_closure(optimizer: Optimizer) -> None:
             f"{type(optimizer).__name__} needs a closure that evaluates the model again, which a step over "
             "replicas cannot give it: use an optimizer whose step() takes none"
         )
-
-
-def zero_grads(parameters: Sequence[Sequence[Parameter]]) -> None:
-    for given in parameters:
-        for parameter in given:
-            parameter.grad = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,32 +20,44 @@ from torch.utils.hooks import RemovableHandle
 from pipegraph import concurrency
 from pipegraph.device.split import leaves
 from pipegraph.errors import ReplicaError
+from pipegraph.replicas.usage import Usage
 
 GONE = "the executor was closed, or nobody held it any more, before this backward: make gradients while it is open"
+
+
+class OwnHook(partial[Any]):
+    """A tensor hook of the executor's own, beside which those of users are found."""
 
 
 class Outside:
     """Finds the beginning and the end of the user's own backwards.
 
-    `busy` and `syncing` are the executor's: while it is busy, gradients belong to what it does. The lock
-    guards `_finish`: at most one reduction is under way.
+    The lock guards `_finish`: at most one reduction is under way. The engine alone knows the end of a backward, and
+    holds `finish` until then: a backward that has failed is one whose `finish` is gone.
 
     Args:
         parameters: per replica.
+        names: of the parameters, for messages.
         begin: begins a reduction of all replicas' gradients.
         finish: completes it; afterwards the first replica holds the sums.
+        usage: of the executor: while it is busy, gradients belong to what it does. None: they always do.
     """
 
     def __init__(
         self,
         parameters: Sequence[Sequence[Parameter]],
+        names: Sequence[str],
         begin: Callable[[], None],
         finish: Callable[[], None],
+        usage: Usage | None,
     ) -> None:
         self._parameters = parameters
+        self._names = names
         self._begin = begin
         self._complete = finish
+        self._usage = usage
         self._lock = concurrency.Lock()
+        self._begun = False
         self._finish: weakref.ref[Callable[[], None]] | None = None
         self._process = os.getpid()
         self._armed = False
@@ -53,8 +66,14 @@ class Outside:
         self._reached: tuple[int, set[int]] = (-1, set())
         self._arrived: set[int] = set()
         self._dirty = False
-        self.busy = False
-        self.syncing = True
+        # Gradients of the first replica that the others' add to, by parameter, as the last hook has seen them.
+        self._marks: dict[int, tuple[int, int]] = {}
+        self._accumulated = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether gradients belong to a call of the executor's."""
+        return self._usage is None or self._usage.busy
 
     def arm(self, outputs: Mapping[int, Any], joined: Any) -> None:
         """The executor was called with gradients on: from now on the user's backwards are followed.
@@ -66,7 +85,8 @@ class Outside:
         self._armed = True
         for index, parameter in enumerate(self._parameters[0]):
             if parameter.requires_grad and index not in self._guards:
-                self._guards[index] = parameter.register_hook(self._guard_of(parameter))  # type: ignore
+                guard = OwnHook(self._guard, parameter)
+                self._guards[index] = parameter.register_hook(guard)  # type: ignore[no-untyped-call]
         made = {replica for replica, tree in outputs.items() if _made(tree)}
         for leaf in _made(joined):
             leaf.register_hook(lambda grad: self._passes(made))  # type: ignore[no-untyped-call]
@@ -76,51 +96,108 @@ class Outside:
         dirty, self._dirty = self._dirty, False
         return dirty
 
-    def arrive(self, replica: int) -> bool:
-        """From a hook, when no reduction is open: begin one if this is a backward of the user's.
+    def arrive(self) -> bool:
+        """From a hook, when the executor does nothing: begin a reduction, or go on with it.
 
         Returns:
             Whether a reduction is open now.
+
+        Raises:
+            ReplicaError: a backward or call before has failed, and what it has left is not cleared away yet.
         """
-        if os.getpid() != self._process:  # a forked child has the hooks, and none of the threads
-            return False
-        if self.busy:
-            self._dirty = True
-            return False
-        if not (self._armed and self.syncing):
+        if self._usage is None or os.getpid() != self._process:
+            return False  # a forked child has the hooks, and none of the threads
+        if not (self._armed and self._usage.syncing):
             return False
         with self._lock:
-            if self._finish is None or self.failed:
+            if self.failed or self._usage.torn:
+                raise ReplicaError(
+                    "a backward has failed, or a call was interrupted, since the graph of this backward was made: "
+                    "call the executor again first, which begins anew"
+                )
+            if self._finish is None:
                 self._start()
         return True
 
     @property
     def under_way(self) -> bool:
         """Whether a backward of the user's has begun a reduction, and has not completed it."""
-        return self._finish is not None
+        return self._begun
 
     @property
     def failed(self) -> bool:
-        """Whether that backward has failed: the engine, which alone knows its end, has forgotten it."""
+        """Whether that backward has failed."""
         finish = self._finish
-        return finish is not None and finish() is None
+        return self._begun and (finish is None or finish() is None)
 
-    def forget(self) -> None:
-        with self._lock:
-            self._finish = None
-
-    def note(self, replica: int) -> None:
+    def note(self, replica: int, index: int, grad: torch.Tensor) -> None:
         """A replica has produced a gradient for the running reduction."""
         self._arrived.add(replica)
+        self._mark(replica, index, grad)
+
+    def accumulated(self, replica: int, index: int, grad: torch.Tensor) -> None:
+        """A replica has a gradient that is not reduced now."""
+        self._dirty = self._dirty or self.busy
+        self._accumulated = True
+        self._mark(replica, index, grad)
+
+    def _mark(self, replica: int, index: int, grad: torch.Tensor) -> None:
+        if replica == 0:
+            self._marks[index] = (id(grad), grad._version)
+
+    def clear(self) -> None:
+        """Before a call: the other replicas hold no gradients but those that were accumulated, and are still wanted.
+
+        ``model.zero_grad()`` drops the first replica's alone; the others' go with them here.
+
+        Raises:
+            ReplicaError: the first replica's gradients are what a failed backward has left, or were written by
+                the user where the others' are yet to be added.
+        """
+        first = self._parameters[0]
+        dropped = []
+        for index, mark in self._marks.items():
+            grad = first[index].grad
+            if grad is None or (mark != (id(grad), grad._version) and not grad.detach().to_dense().any()):
+                dropped.append(index)
+            elif self.failed:
+                raise ReplicaError(
+                    f"a backward has failed half-way, and the gradient of {self._names[index]!r} and others hold what "
+                    "it has left: drop them with zero_grad()"
+                )
+            elif mark != (id(grad), grad._version):
+                raise ReplicaError(
+                    f"the gradient of {self._names[index]!r} was written between accumulating calls, where it is the "
+                    "first replica's share only: change gradients after a backward outside no_sync()"
+                )
+        for index in dropped:
+            del self._marks[index]
+        if not self._accumulated or self.failed or (dropped and not self._marks):
+            self._accumulated = self._dirty = False
+            self._marks = {}
+            dropped = list(range(len(first)))
+        for given in self._parameters[1:]:
+            for index in dropped:
+                given[index].grad = None
+
+    def settled(self) -> None:
+        """The first replica's gradients are sums now, and the others have none."""
+        self._accumulated, self._marks = False, {}
+
+    def renew(self) -> None:
+        """After :meth:`clear`: no backward is under way."""
+        self._begun = False
+        self._finish = None
 
     def _start(self) -> None:
         task = torch._C._current_graph_task_id()
 
         def finish() -> None:
-            self._finish = None
             self._complete()
+            self._begun, self._finish = False, None
             self._refuse_partial(task)
 
+        self._begun = True
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(finish)
         self._arrived = set()
@@ -145,19 +222,16 @@ class Outside:
                 "inputs= out, and freeze what is to have no gradient"
             )
 
-    def _guard_of(self, parameter: Parameter) -> Callable[[torch.Tensor], None]:
-        def guard(grad: torch.Tensor) -> None:
-            task = torch._C._current_graph_task_id()
-            if self.busy or task == self._checked or os.getpid() != self._process:
-                return
-            if _captured(parameter):
-                raise ReplicaError(
-                    "torch.autograd.grad with respect to the executor's parameters would give the first replica's "
-                    "share: use backward(), which sums over the replicas, or make it in the loss of step()"
-                )
-            self._checked = task
-
-        return guard
+    def _guard(self, parameter: Parameter, grad: torch.Tensor) -> None:
+        task = torch._C._current_graph_task_id()
+        if self.busy or task == self._checked or os.getpid() != self._process:
+            return
+        if _captured(parameter):
+            raise ReplicaError(
+                "torch.autograd.grad with respect to the executor's parameters would give the first replica's "
+                "share: use backward(), which sums over the replicas, or make it in the loss of step()"
+            )
+        self._checked = task
 
     def disarm(self) -> None:
         """Take the guards off, and let the reducer go."""

@@ -17,7 +17,8 @@ The contract; if the code differs, the code is wrong:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,8 +32,9 @@ from pipegraph.replicas.assign_grads import DENSE, SPARSE, Sums, kinds
 from pipegraph.replicas.bucket_layout import BucketLayout
 from pipegraph.replicas.buckets import GradientBucket
 from pipegraph.replicas.group import Ranks
-from pipegraph.replicas.outside import Outside, refuse_gone
+from pipegraph.replicas.outside import Outside, OwnHook, refuse_gone
 from pipegraph.replicas.reduce_streams import LiveBucket, ReduceStreams
+from pipegraph.replicas.usage import Usage
 
 
 class Reducer:
@@ -45,6 +47,7 @@ class Reducer:
         owners: the replica that steps each parameter (schedule B); None where all do (schedule A).
         sparse: parameters known to have sparse gradients, which have no place in a bucket; others are
             found out in their first step.
+        usage: of the executor, by which its steps are told from the user's own backwards; None: there are no others.
     """
 
     def __init__(
@@ -56,38 +59,71 @@ class Reducer:
         owners: Sequence[int] | None = None,
         ranks: Ranks | None = None,
         sparse: Iterable[int] = (),
+        usage: Usage | None = None,
     ) -> None:
         self._parameters = [list(given) for given in parameters]
         self._names = list(names)
         self._ranks = ranks
-        self.streams = ReduceStreams(slots, backends, owners is not None, ranks)
-        self._layout = BucketLayout(self._parameters, self.streams, owners, ranks, sparse)
+        self._slots = list(slots)
+        self._backends = backends
+        self._owners = owners
         self._sums = Sums(self._parameters, owners, ranks)
-        # Re-entrant, because `stop` may be called by the garbage collector.
-        self._condition = concurrency.Condition(concurrency.RLock())
+        everyone = list(range(len(self._parameters)))
+        self.outside = Outside(
+            self._parameters, self._names, lambda: self._open_for(everyone), self._finish_outside, usage
+        )
+        self._set_up(sparse)
+
+    def _set_up(self, sparse: Iterable[int]) -> None:
+        self._generation: object | None = object()
+        self.streams = ReduceStreams(self._slots, self._backends, self._owners is not None, self._ranks)
+        self._layout = BucketLayout(self._parameters, self.streams, self._owners, self._ranks, sparse)
+        # Re-entrant, because `stop` may be called by the garbage collector. The caller's thread takes the lock itself:
+        # Ctrl-C can come between the condition's taking it and the promise to give it back.
+        self._lock = concurrency.RLock()
+        self._condition = concurrency.Condition(self._lock)
+        self._launched: concurrency.SimpleQueue[None] = concurrency.SimpleQueue()
         self._open = False
         self._forced = False
         self._launching = False
         self._next = 0
-        self._stopped = False
         self._failure: BaseException | None = None
         self._sparse: set[int] = set()
         self._leader = 0
         self._flags: list[int] = []
-        everyone = list(range(len(self._parameters)))
-        self.outside = Outside(self._parameters, lambda: self._open_for(everyone), self._finish_outside)
-        self._device = slots[0].device
-        self._thread = start_thread(self._launch_in_order, "pipegraph-reducer")
+        self._homes: dict[int, int] = {}
+        self._thread = start_thread(partial(self._launch_in_order, self._generation), "pipegraph-reducer")
 
     def prepare(self) -> None:
         """Fit hooks and buckets to the present ``requires_grad`` flags. Only between steps."""
         self._layout.fit(self._hook_for)
 
-    def _hook_for(self, replica: int, index: int) -> Callable[[torch.Tensor], None]:
-        def hook(parameter: torch.Tensor) -> None:
-            self._arrive(replica, index, parameter)
+    def watch_accumulation(self) -> None:
+        """Before a call whose gradients stay where they are: the hooks see them. Other ranks may not make this call."""
+        if not self._layout.hooked:
+            self.prepare()
 
-        return hook
+    def _hook_for(self, replica: int, index: int) -> OwnHook:
+        return OwnHook(self._hooked, self._generation, replica, index)
+
+    def renew(self) -> None:
+        """Build everything anew after an interrupt, which may have left any of it half done. Waits for what runs.
+
+        The orders of earlier steps, and in a process group what all ranks know alike, are lost.
+        """
+        try:
+            while True:
+                self._lock.release()  # taken by this thread, and not given back
+        except RuntimeError:
+            pass
+        self._end_launches()
+        self._thread.join()
+        self._layout.detach()
+        self.streams.drain(())
+        for backend in self._backends.values():
+            backend.synchronize()  # what still reads the buckets' memory
+        self.outside.renew()
+        self._set_up(self._layout.apart)
 
     @property
     def layout(self) -> tuple[GradientBucket, ...]:
@@ -98,8 +134,18 @@ class Reducer:
     def begin(self, active: Sequence[int]) -> None:
         """Marks count from now on. `active` replicas run a backward; of the others ``.grad`` is taken."""
         self.prepare()
-        self.outside.forget()
+        self._homes = {}
         self._open_for(active)
+
+    def watch(self, replica: int, loss: torch.Tensor) -> None:
+        """A step's backward of this replica begins at `loss`: gradients that it gives another replica are refused."""
+        homes = self._homes
+
+        def note(grad: torch.Tensor) -> None:
+            homes[torch._C._current_graph_task_id()] = replica
+
+        if loss.requires_grad:
+            loss.register_hook(note)  # type: ignore[no-untyped-call]
 
     def _open_for(self, active: Sequence[int]) -> None:
         if self._open:
@@ -111,7 +157,8 @@ class Reducer:
             for index, parameter in enumerate(given)
             if parameter.grad is not None
         }
-        with self._condition:
+        with self._lock:
+            self._launched = concurrency.SimpleQueue()
             self._open = True
             self._forced = False
             self._next = 0
@@ -126,17 +173,28 @@ class Reducer:
                 # What idle replicas have accumulated is added once all backwards have returned.
                 live.pending += any(member.parameter in late for member in live.plan.members)
 
+    def _hooked(self, generation: object, replica: int, index: int, parameter: torch.Tensor) -> None:
+        if generation is self._generation:  # an interrupt may have come before a hook's handle was kept
+            self._arrive(replica, index, parameter)
+
     def _arrive(self, replica: int, index: int, parameter: torch.Tensor) -> None:
         """The hook. Runs in an autograd thread; never waits for a replica."""
-        outside = self.outside
-        if not self._open or outside.under_way:
-            if (not self._open or outside.failed) and not outside.arrive(replica):
-                return
-            outside.note(replica)
-        grad = parameter.grad
-        with self._condition:
+        outside, grad = self.outside, parameter.grad
+        if grad is None:
+            return
+        if outside.busy:
+            self._refuse_foreign(replica, index)
+            reducing = self._open
+        else:
+            reducing = outside.arrive()
+        if not reducing:
+            outside.accumulated(replica, index, grad)
+            return
+        if outside.under_way:
+            outside.note(replica, index, grad)
+        with self._lock:
             live = self._layout.home.get(index)
-            if not self._open or live is None or grad is None:
+            if not self._open or live is None:
                 return
             if grad.requires_grad:
                 raise ReplicaError(
@@ -154,7 +212,7 @@ class Reducer:
             if not outside.under_way:
                 # The gradient lives on in its bucket: its own memory is free for the rest of the backward.
                 parameter.grad = live.views[replica][index]
-        with self._condition:
+        with self._lock:
             if (replica, index) not in live.marked:
                 live.marked.add((replica, index))
                 live.pending -= 1
@@ -166,6 +224,15 @@ class Reducer:
                 if live.pending == 0:
                     self._condition.notify_all()
 
+    def _refuse_foreign(self, replica: int, index: int) -> None:
+        home = self._homes.get(torch._C._current_graph_task_id(), replica)
+        if home != replica:
+            raise ReplicaError(
+                f"the loss of replica {home} uses parameter {self._names[index]!r} of replica {replica}: inside step() "
+                "use the module that forward= is given, not the model, and return from it what the loss needs: "
+                "forward=lambda module, part: (module(part), penalty(module))"
+            )
+
     def complete(self) -> None:
         """All backwards have returned: reduce what is left, and make the current streams wait for everything.
 
@@ -174,21 +241,20 @@ class Reducer:
         late = [live for live in self._layout.buckets if live.pending > 0]
         for live in late:
             self._fill(live)
-        with self._condition:
+        with self._lock:
             self._forced = True
             self._condition.notify_all()
-            self._condition.wait_for(lambda: self._next == self._launches or self._failure is not None)
-            self._condition.wait_for(lambda: not self._launching)
-            failure = self._failure
-        if failure is not None:
-            raise failure
+        while self._launching or (self._next < self._launches and self._failure is None):
+            self._launched.get()  # in C, and so safe from Ctrl-C, as a condition's wait is not
+        if self._failure is not None:
+            raise self._failure
         for live in self._layout.buckets:
             self.streams.await_filled(live)
         if self._ranks is not None:
             self.streams.await_flags()
         self._flags = self._agreed_flags()
         found = {index for index, flag in enumerate(self._flags) if flag == SPARSE}
-        with self._condition:
+        with self._lock:
             self._open = False
             self._layout.learn(found)
 
@@ -220,7 +286,7 @@ class Reducer:
 
     def _agreed_flags(self) -> list[int]:
         """By parameter what its gradients are on any replica of any rank."""
-        with self._condition:
+        with self._lock:
             flags = self._own_flags()
         wanted = [flag for flag, hooked in zip(flags, self._layout.hooked, strict=True) if hooked]
         if self._ranks is None or all(flag == DENSE for flag in wanted):
@@ -235,6 +301,7 @@ class Reducer:
     def give_first(self) -> None:
         """Set the first replica's ``.grad`` alone, to tensors that stay; the others' to None."""
         self._sums.give_first(self._layout, self._flags)
+        self.outside.settled()
 
     def follow(self, outputs: Mapping[int, Any], joined: Any) -> None:
         """The user may make backwards of what the replicas have returned, joined; see :class:`Outside`.
@@ -265,22 +332,25 @@ class Reducer:
             Whether the reducer can be used again. Not so in a process group
             once a bucket was launched: the other ranks wait for the rest.
         """
-        with self._condition:
+        with self._lock:
             launched = self._next > 0
             self._open = False
             self._condition.notify_all()
-            self._condition.wait_for(lambda: not self._launching)
+        while self._launching:
+            self._launched.get()
         if self._ranks is not None and launched:
             return False
         self.streams.drain(self._layout.buckets)
         return True
 
+    def forget(self) -> bool:
+        """After a backward of the user's that failed; see :meth:`abort`."""
+        self.outside.renew()
+        return self.abort()
+
     def stop(self) -> None:
         """End the launching thread and take the hooks off. Waits for nothing: it may run in a finalizer."""
-        with self._condition:
-            self._stopped = True
-            self._open = False
-            self._condition.notify_all()
+        self._end_launches()
         self.outside.disarm()
         self._layout.detach()
         # Graphs that outlive the executor reach the other replicas, whose gradients nobody would add.
@@ -289,20 +359,26 @@ class Reducer:
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(refuse_gone)  # type: ignore[no-untyped-call]
 
+    def _end_launches(self) -> None:
+        with self._lock:
+            self._generation = None
+            self._open = False
+            self._condition.notify_all()
+
     def join(self) -> None:
         """Wait for the launching thread after :meth:`stop`."""
         self._thread.join()
 
     # The launching thread
 
-    def _launch_in_order(self) -> None:
-        bind_thread(self._device)
+    def _launch_in_order(self, generation: object) -> None:
+        bind_thread(self._slots[0].device)
         while True:
-            with self._condition:
+            with self._lock:
                 self._launching = False
-                self._condition.notify_all()
-                self._condition.wait_for(self._has_work)
-                if self._stopped:
+                self._launched.put(None)
+                self._condition.wait_for(lambda: self._generation is not generation or self._has_work())
+                if self._generation is not generation:
                     return
                 number = self._next
                 self._launching = True
@@ -313,15 +389,13 @@ class Reducer:
                 else:
                     self.streams.exchange_flags(self._own_flags())
             except BaseException as failure:
-                with self._condition:
+                with self._lock:
                     self._failure = failure
                     self._open = False
-            with self._condition:
+            with self._lock:
                 self._next += 1
 
     def _has_work(self) -> bool:
-        if self._stopped:
-            return True
         if not self._open or self._next >= self._launches:
             return False
         buckets = self._layout.buckets

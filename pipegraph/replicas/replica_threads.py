@@ -18,24 +18,40 @@ from pipegraph.errors import note
 from pipegraph.replicas.caller import CallerState
 
 Job = Callable[[], Any]
-_Order = tuple[Job, "concurrency.Future[Any]"]
+
+
+class _Order:
+    """One job of a thread. Given twice, it is done once: Ctrl-C may have come before the giving was noted."""
+
+    __slots__ = ("done", "ended", "failure", "given", "job", "result")
+
+    def __init__(self, job: Job, done: concurrency.SimpleQueue[None]) -> None:
+        self.job: Job | None = job
+        self.done = done
+        self.given = False
+        self.ended = False
+        self.result: Any = None
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        job, self.job = self.job, None
+        if job is None:
+            return
+        try:
+            self.result = job()
+        except BaseException as error:
+            self.failure = error
+        del job
+        self.ended = True
+        self.done.put(None)
 
 
 def _serve(orders: concurrency.SimpleQueue[_Order | None], device: torch.device | None = None) -> None:
     if device is not None:
         bind_thread(device)
     while (order := orders.get()) is not None:
-        job, done = order
-        try:
-            result = job()
-        except BaseException as error:
-            done.set_exception(error)
-            del error
-        else:
-            done.set_result(result)
-            del result
-        # An idle thread holds no tensors.
-        del order, job, done
+        order.run()
+        del order  # an idle thread holds no tensors
 
 
 class ReplicaThreads:
@@ -64,25 +80,38 @@ class ReplicaThreads:
 
         Raises:
             The failure of the lowest failing member, with its own type and
-            traceback and a note that names the member. A KeyboardInterrupt of the waiting thread is
-            raised once all jobs have ended, a second one at once, as :class:`Abandoned`.
+            traceback and a note that names the member. A KeyboardInterrupt of the calling thread is
+            raised once all jobs have ended, none of which is left out; a second one at once, as :class:`Abandoned`.
         """
-        futures: dict[int, concurrency.Future[Any]] = {}
-        try:
-            for member, job in jobs.items():
-                future: concurrency.Future[Any] = concurrency.Future()
-                self._orders[member].put((job, future))
-                futures[member] = future
-            concurrency.wait(list(futures.values()))
-        except KeyboardInterrupt:
-            _wait_once_more(futures)
-            raise
-        for member in sorted(futures):
-            failure = futures[member].exception()
+        # Queues in C, because the Python code of futures and conditions can be interrupted while it holds a lock.
+        done: concurrency.SimpleQueue[None] = concurrency.SimpleQueue()
+        orders = {member: _Order(job, done) for member, job in jobs.items()}
+        interrupt: KeyboardInterrupt | None = None
+        while True:
+            try:
+                for member, order in orders.items():
+                    if not order.given:
+                        self._orders[member].put(order)
+                        order.given = True
+                while not all(order.ended for order in orders.values()):
+                    wait(done)
+                break
+            except KeyboardInterrupt as again:
+                if interrupt is not None:
+                    raise Abandoned("interrupted twice while replicas still ran") from None
+                interrupt = again
+        if interrupt is not None:
+            raise interrupt
+        for member in sorted(orders):
+            failure = orders[member].failure
             if failure is not None:
                 note_once(failure, f"in {self._names[member]}")
                 raise failure
-        return {member: future.result() for member, future in futures.items()}
+        return {member: order.result for member, order in orders.items()}
+
+    def settle(self) -> None:
+        """Wait until no earlier job runs."""
+        self.run(dict.fromkeys(range(len(self._threads)), int))
 
     @property
     def members(self) -> tuple[concurrency.Thread, ...]:
@@ -105,12 +134,9 @@ class Abandoned(KeyboardInterrupt):
     """Interrupted a second time while jobs still ran: their replicas' state is unknown."""
 
 
-def _wait_once_more(futures: Mapping[int, concurrency.Future[Any]]) -> None:
-    """After an interrupt: until all jobs have ended, so that nothing runs on behind the exception."""
-    try:
-        concurrency.wait(list(futures.values()))
-    except KeyboardInterrupt:
-        raise Abandoned("interrupted twice while replicas still ran") from None
+def wait(done: concurrency.SimpleQueue[None]) -> None:
+    """Until a job has ended."""
+    done.get()
 
 
 def note_once(failure: BaseException, text: str) -> None:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.build import Replicas
 from pipegraph.replicas.caller import no_autocast
-from pipegraph.replicas.optimizers import OneOptimizer, ReplicaOptimizers, zero_grads
+from pipegraph.replicas.optimizers import OneOptimizer, ReplicaOptimizers
 from pipegraph.replicas.parameter_gather import Exchange
 from pipegraph.replicas.proxy import JointOptimizer
 from pipegraph.replicas.reducer import Reducer
@@ -27,8 +27,11 @@ DIFFER = "the executor is closed: its replicas may differ after a failed optimiz
 class Owner(Protocol):
     """The executor, as its optimizers see it."""
 
-    def entered(self) -> AbstractContextManager[None]:
-        """A call, which nobody else may make meanwhile."""
+    def entered(self) -> AbstractContextManager[Any]:
+        """Held during a call, which nobody else may make meanwhile."""
+
+    def call(self) -> AbstractContextManager[None]:
+        """The call."""
 
     def break_off(self, why: str, join: bool = True) -> None:
         """Close it: its replicas may differ."""
@@ -58,17 +61,8 @@ class Update:
         self._optimizers = optimizers
         self._exchange = exchange
         self._reducer = reducer
-        self._spent = False
+        self._stepped: dict[int, bool] = {}  # by replica that has begun its step whether it has made it
         self.proxies = tuple(self._proxy(part) for part in optimizers.parts)
-
-    def drop_spent(self) -> None:
-        """Drop gradients that optimizers have stepped with: an interrupt may have come before they were dropped."""
-        if self._spent:
-            self.drop()
-
-    def drop(self) -> None:
-        zero_grads(self._replicas.parameters)
-        self._spent = False
 
     def make(self, clip_norm: float | None, scaler: GradScaler | None) -> tuple[torch.Tensor | None, bool]:
         """Unscale, check, clip, step. The gradients are to be dropped then.
@@ -77,12 +71,12 @@ class Update:
             The norm before clipping, and whether the optimizers have stepped.
         """
         optimizers = self._optimizers
+        self._stepped = {}
         try:
             finite = True if scaler is None else optimizers.unscale(scaler)
             norm = optimizers.clip(clip_norm) if clip_norm is not None else None
             if self._exchange is not None:
                 self._exchange.settle()
-            self._spent = True
             if finite:
                 self._step(optimizers.parts)
             if scaler is not None:
@@ -91,10 +85,7 @@ class Update:
             if scaler is not None:
                 for part in optimizers.parts:
                     part.forget_scaling(scaler)
-            if self._spent:
-                self._break(failure)
-            else:
-                zero_grads(self._replicas.parameters)
+            self._failed(failure, optimizers.parts)
             raise
         for proxy in self.proxies:
             proxy._opt_called = True  # what schedulers ask, to warn of a step before the optimizer's
@@ -109,49 +100,63 @@ class Update:
             user = None if update is None else update._user()
             if update is None or user is None:
                 raise ReplicaError("the executor of this optimizer is gone")
-            with user.entered():
+            with user.entered(), user.call():
                 update._step_outside(part)
 
         return JointOptimizer(part, make_step)
 
     def _step_outside(self, part: OneOptimizer) -> None:
         """``executor.optimizer.step()``: the gradients that the replicas hold are summed first, and stay."""
-        self.drop_spent()
+        self._stepped = {}
         if self._exchange is not None:
             self._exchange.settle()
         part.align()
         reducer = self._reducer
         if reducer is not None:
+            self._replicas.spoilt = True
             reducer.begin(())
             reducer.complete()
             reducer.give()
         try:
             self._step([part])
         except BaseException as failure:
-            self._break(failure)
+            self._failed(failure, [part])
             raise
         if reducer is not None:
             reducer.give_first()
             reducer.release()
+            self._replicas.spoilt = False
 
-    def _break(self, failure: BaseException) -> None:
-        note_once(failure, DIFFER)
-        user = self._user()
-        if user is not None:
-            user.break_off("an optimizer step failed half-way", join=not isinstance(failure, Abandoned))
+    def _failed(self, failure: BaseException, parts: Sequence[OneOptimizer]) -> None:
+        """The replicas are alike where none has begun its step, or all have made it: else the executor is closed."""
+        if not self._stepped:
+            self._replicas.drop_gradients()
+        elif len(self._stepped) == len(self._replicas.modules) and all(self._stepped.values()):
+            self._conclude(parts)
+        else:
+            note_once(failure, DIFFER)
+            user = self._user()
+            if user is not None:
+                user.break_off("an optimizer step failed half-way", join=not isinstance(failure, Abandoned))
 
     def _step(self, parts: Sequence[OneOptimizer]) -> None:
         """Step optimizers on all replicas, and begin to exchange what only the owners have."""
+        stepped = self._stepped
+
+        def step(replica: int) -> None:
+            stepped[replica] = False
+            for part in parts:
+                part.each[replica].step()
+            stepped[replica] = True
+
         with no_autocast():
-            self._runner.run({r: partial(_step, parts, r) for r in range(len(self._replicas.modules))})
+            self._runner.run({r: partial(step, r) for r in range(len(self._replicas.modules))})
+        self._conclude(parts)
+
+    def _conclude(self, parts: Sequence[OneOptimizer]) -> None:
         if self._exchange is not None:
             self._exchange.start()
             self._exchange.wait(0)
         for part in parts:
             part.settings_from_step()
         self._replicas.note_parameters()
-
-
-def _step(parts: Sequence[OneOptimizer], replica: int) -> None:
-    for part in parts:
-        part.each[replica].step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -500,3 +501,33 @@ def test_batches_may_be_nested_tuples(make_executor: MakeExecutor) -> None:
         lambda module, part: module(part[0]),
     )
     assert result.loss.item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("accumulating", [False, True])
+def test_a_loss_that_uses_the_model_in_place_of_its_replica_is_refused(
+    make_executor: MakeExecutor, accumulating: bool
+) -> None:
+    def squares(module: nn.Module) -> torch.Tensor:
+        return torch.stack([parameter.pow(2).sum() for parameter in module.parameters()]).sum()
+
+    alone, model = mlp(), mlp()
+    executor = make_executor(model, 2, optimizer=sgd)
+    for _ in range(5):
+        with (
+            executor.no_sync() if accumulating else nullcontext(),
+            pytest.raises(
+                ReplicaError, match=r"loss of replica 1 uses parameter '\d.\w+' of replica 0: .* forward="
+            ),
+        ):
+            executor.step(data(), lambda outputs, part: square(outputs, part) + squares(model))
+    optimizer = sgd(alone.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        (square(alone(data(seed=step)), None) + squares(alone)).backward()
+        optimizer.step()
+        executor.step(
+            data(seed=step),
+            lambda made, part: square(made[0], part) + made[1],
+            lambda module, part: (module(part), squares(module)),
+        )
+    assert_close(executor, alone)

@@ -15,7 +15,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.device import CpuBackend, every_device, slots_on
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas import ReplicaExecutor, Whole, gather, parameter_gather as exchange, update
+from pipegraph.replicas import ReplicaExecutor, Whole, build, gather, parameter_gather as exchange
 from pipegraph.replicas.buckets import ParameterFacts, plan_buckets
 from pipegraph.replicas.feed import from_another_gpu
 from pipegraph.replicas.reduce_streams import ReduceStreams
@@ -225,7 +225,7 @@ def test_an_interrupt_between_the_step_and_dropping_its_gradients_applies_them_o
                     patched.undo()
                     raise KeyboardInterrupt
 
-                patched.setattr(update, "zero_grads", interrupted)
+                patched.setattr(build, "zero_grads", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     executor.step(data(), square)
             else:
