@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipegraph import concurrency
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas import ReplicaExecutor
+from pipegraph.replicas import ReplicaExecutor, replica_threads
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 
@@ -168,7 +167,7 @@ def test_a_second_ctrl_c_closes_the_executor_and_returns_at_once(monkeypatch: py
     def interrupted(futures: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(concurrency, "wait", interrupted)  # Ctrl-C in each of the two waits
+    monkeypatch.setattr(replica_threads, "wait", interrupted)  # Ctrl-C in each of the two waits
     with pytest.raises(KeyboardInterrupt, match="twice"):
         executor.step(data(), square)
     with pytest.raises(ReplicaError, match="closed: interrupted twice"):
