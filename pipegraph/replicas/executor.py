@@ -378,7 +378,7 @@ class ReplicaExecutor(Closing):
             yield
         except (
             Exception
-        ):  # whoever has raised it has cleaned up; not so an interrupt, which may come at any line
+        ):  # its cause is cleared away already; not so an interrupt, which may come at any line
             self._replicas.attributes.note()
             usage.torn = False
             raise

@@ -97,7 +97,7 @@ class Outside:
         return dirty
 
     def arrive(self) -> bool:
-        """From a hook, when the executor does nothing: begin a reduction, or go on with it.
+        """From a hook, when the executor does nothing: begin a reduction, or continue it.
 
         Returns:
             Whether a reduction is open now.

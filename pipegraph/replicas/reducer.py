@@ -47,7 +47,7 @@ class Reducer:
         owners: the replica that steps each parameter (schedule B); None where all do (schedule A).
         sparse: parameters known to have sparse gradients, which have no place in a bucket; others are
             found out in their first step.
-        usage: of the executor, by which its steps are told from the user's own backwards; None: there are no others.
+        usage: of the executor, which distinguishes its steps from the user's own backwards; None: there are no others.
     """
 
     def __init__(
