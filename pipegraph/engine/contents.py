@@ -1,7 +1,8 @@
 """The contents of a channel: items in order, within its bounds. Pure; guarded by the channel's lock.
 
 Invariant: ``held`` and ``nbytes`` count the samples and bytes in ``ready`` (less the first ``offset`` samples of its
-first bundle, which were taken) and in ``reorder``, where items wait for a lower sequence number.
+first bundle, which were taken) and in ``reorder``, where items wait for a lower sequence number. A failure counts as
+none: an inline stage sends one and then the end of its epoch before its only reader, which drives it, can make room.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk
+from pipegraph.chunk import Chunk, Failure
 from pipegraph.engine.reorder import ReorderBuffer
 
 LIGHT_BYTES = 1 << 20
@@ -19,8 +20,8 @@ LIGHT_BYTES = 1 << 20
 
 
 def samples_in(item: Any) -> int:
-    """The number of samples that an item counts as: those of a bundle, else one."""
-    return item.count if item.__class__ is Bundle else 1
+    """The number of samples that an item counts as: those of a bundle, none for a failure, else one."""
+    return item.count if item.__class__ is Bundle else item.__class__ is not Failure
 
 
 class Contents:
@@ -66,7 +67,7 @@ class Contents:
 
     def admits(self, seq: int, item: Any) -> bool:
         """Whether there is room for an item; items of later numbers leave room for a bundle of the next number."""
-        after = self.held + (item.count if item.__class__ is Bundle else 1)
+        after = self.held + samples_in(item)
         nbytes = self.nbytes + item.nbytes
         room = self.capacity if nbytes <= LIGHT_BYTES else self.heavy_capacity
         fits = self.max_bytes is None or nbytes <= self.max_bytes
@@ -77,7 +78,7 @@ class Contents:
     def enter(self, seq: int, item: Any, last: bool) -> Sequence[Any]:
         """Add an item; returns the items that became ready."""
         self.nbytes += item.nbytes
-        self.held += item.count if item.__class__ is Bundle else 1
+        self.held += samples_in(item)
         if self.reorder is None:
             self.ready.append(item)
             return (item,)
@@ -103,7 +104,7 @@ class Contents:
         """
         item = self.ready[0]
         if item.__class__ is not Bundle:
-            self.held -= 1
+            self.held -= item.__class__ is not Failure
             self.nbytes -= item.nbytes
             return self.ready.popleft()
         offset, count = self.offset, item.count

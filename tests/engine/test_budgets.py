@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 
 PLACEMENTS = [
     {"backend": "inline"},
+    {"backend": "inline", "capacity": 1},
     {"workers": 1},
     {"workers": 4},
     {"workers": 4, "capacity": 1},

@@ -558,3 +558,14 @@ def test_a_source_that_cannot_read_an_item_replaces_it(placement):
     got, error, loader = collect(graph)
     assert error is None and len(got) == 10 and got[4] != 4
     assert [(q.key, q.stage) for q in loader.profile().quarantined] == [(4, "source")]
+
+
+def test_a_queue_for_one_item_has_room_for_the_failure_of_an_inline_source_and_the_end_of_its_epoch():
+    def items():
+        yield 0
+        raise Broken("no more")
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(items), backend="inline", capacity=1)
+    got, error, _ = collect(graph)
+    assert got == [0] and isinstance(error, Broken)
