@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
 
 from pipegraph import concurrency
-from pipegraph.errors import LoaderClosedError
+from pipegraph.errors import LoaderClosedError, StoreError
 from pipegraph.storage import Cacheable, CachedFile, NodeCache, StoreClient
 from pipegraph.storage.entries import Download, Sink
 from pipegraph.storage.open_blocks import BlockCache
 from pipegraph.storage.space import NO_ROOM
 from pipegraph.storage.stores import StoreStats
+
+_log = logging.getLogger("pipegraph.cache")
 
 
 class Fetcher:
@@ -69,10 +72,13 @@ class Fetcher:
 
         try:
             file = self.handle.fetch(what, run)
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                self._spills = True
-                self._count("blocks without room in the cache", 1)
+        except StoreError:
+            raise
+        except OSError as error:  # no room, or the folder is gone: the block is read into memory
+            if error.errno not in NO_ROOM and not self._spills:
+                _log.warning("the node cache cannot be used, blocks are read into memory: %s", error)
+            self._spills = True
+            self._count("blocks without room in the cache", 1)
             raise
         self._spills = False
         self._count("cache misses" if downloaded else "cache hits", 1)

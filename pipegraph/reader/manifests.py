@@ -298,7 +298,7 @@ def local_manifest(parts: Sequence[Part], stopping: Stopping | None = None) -> M
         return build()
     try:
         alone = exclusive(lock)  # the kernel ends the lock with the process, however that ends
-        if path.exists():
+        with contextlib.suppress(FileNotFoundError, DataError):  # an empty or broken one is made anew
             return Manifest.load(path)
         if alone:
             return build(path)

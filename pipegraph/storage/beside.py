@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,19 +30,27 @@ def load_beside(parts: Sequence[Part], store: StoreClient | None = None) -> tupl
     """The manifest that lies beside these parts and lists some of them, and its place.
 
     Raises:
-        DataError: it is none, or of another version.
+        DataError: it is none, or of another version, or the store does not give it.
     """
+    refused = None
     for name in (MANIFEST, OLD_MANIFEST):
         path = manifest_beside(parts, name)
         if path is not None:
             try:
                 manifest = Manifest.load(path, store)
-            except (FileNotFoundError, StoreError):
+            except FileNotFoundError:
+                continue
+            except StoreError as error:  # some stores forbid what is not there
+                refused = (
+                    refused if error.errno == errno.ENOENT else DataError(f"{path!r} is not used: {error}")
+                )
                 continue
             except DataError as error:
                 raise DataError(f"{path!r} is not used: {error}") from error
             if any(number is not None for number in numbers_in(manifest, parts)):
                 return path, manifest
+    if refused is not None:
+        raise refused
     return None
 
 

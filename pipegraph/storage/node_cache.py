@@ -103,6 +103,9 @@ class NodeCache(Closing):
 
         The first time a process opens an entry its checksum is computed again, if
         it is known; an entry that fails is removed and counts as not there.
+
+        Raises:
+            OSError: the folder cannot be used any more.
         """
         path = self._path(what)
         while True:
@@ -126,9 +129,13 @@ class NodeCache(Closing):
                 raise
             if self._is_sound(what, file, fd):
                 return file
-            file.close()
+            try:
+                os.unlink(
+                    path
+                )  # also under the locks of others that read it: what they have open stays theirs
+            finally:
+                file.close()
             self._count(corrupt=1)
-            self._space.remove(path)
             return None
 
     def fetch(self, what: Cacheable, download: Download) -> CachedFile:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from pipegraph.errors import ChecksumError
+from pipegraph.errors import ChecksumError, ShardError, StoreError
 from pipegraph.storage.formats.shard_format import Block
 
 from .arrival import MemoryArrival
@@ -17,7 +17,6 @@ from .node_cache import DOWNLOADS
 from .opening import identify, open_part
 from .parts import Part
 from .shard_files import OverlayFile, ShardFile
-from .space import NO_ROOM
 from .stores import StoreClient, safe_url
 
 
@@ -82,32 +81,45 @@ def open_block(
                 _copy(base, block, sink)
                 identify(part)  # what was written to meanwhile is of no version
 
-        if cache is not None:
-            try:
-                entry = CachedEntry(cache.fetch(what, bring), partial(cache.fetch, what, bring), local)
-                return OverlayFile(base, block.offset, entry)
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-        return OverlayFile(base, block.offset, _into_memory(what, bring))
+        if cache is None:
+            return OverlayFile(base, block.offset, _into_memory(what, bring))
+        fetch = partial(_through, cache, what, bring)
+        entry = fetch()
+        inner = CachedEntry(entry, fetch, local) if isinstance(entry, CachedFile) else entry
+        return OverlayFile(base, block.offset, inner)
     except BaseException:
         base.close()
         raise
 
 
-class CachedEntry(Reopenable[CachedFile]):
-    """An entry of a cache. While it is closed it may be evicted; it is fetched again then."""
+class CachedEntry(Reopenable[ShardFile]):
+    """An entry of a cache, or its bytes in memory. While it is closed it may be evicted; it is fetched again then."""
 
-    def __init__(self, entry: CachedFile, fetch: Callable[[], CachedFile], local: LocalParts) -> None:
+    def __init__(self, entry: ShardFile, fetch: Callable[[], ShardFile], local: LocalParts) -> None:
         super().__init__(local.entries)
         self.name, self.size, self._fetch = entry.name, entry.size, fetch
         local.entries.admit(self, entry)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        return self.opened().read_at(offset, nbytes)
+        self.check_range(offset, nbytes)
+        try:
+            return self.opened().read_at(offset, nbytes)
+        except (ShardError, OSError):  # cut short or lost behind our back: what it was made from may be whole
+            self.close()
+            return self.opened().read_at(offset, nbytes)
 
-    def _open_again(self) -> CachedFile:
+    def _open_again(self) -> ShardFile:
         return self._fetch()
+
+
+def _through(cache: BlockCache, what: Cacheable, download: Download) -> ShardFile:
+    """An entry of the cache; its bytes in memory where the cache has no room, or cannot be used any more."""
+    try:
+        return cache.fetch(what, download)
+    except StoreError:
+        raise
+    except OSError:
+        return _into_memory(what, download)
 
 
 def _into_memory(what: Cacheable, download: Download) -> MemoryArrival:

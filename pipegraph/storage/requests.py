@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from pipegraph.errors import ShardError
+from pipegraph.errors import ShardError, StoreError
 
-from .failures import ClosedEarly, Stalled, WrongRange, is_passing, plain
+from .failures import ClosedEarly, Stalled, WrongRange, is_passing, plain, unanswered_plain
 from .retries import Backoff, Hedge, Stall, jitter
 from .urls import safe_url
 from .versions import ObjectInfo, Versions
@@ -87,7 +87,7 @@ class Requests:
                 continue
             except Exception as error:
                 failures = 1 if transfer.came > had else failures + 1
-                delay = self._delay(error, failures, loop.time() - begun, nbytes)
+                delay = await self._delay(url, error, failures, loop.time() - begun, nbytes)
                 if delay is None:
                     got = f" ({transfer.came} of {nbytes} bytes from {offset} came)"
                     raise plain(error, url, got) from None
@@ -144,18 +144,39 @@ class Requests:
                 return await ask()
             except Exception as error:
                 failures += 1
-                delay = self._delay(error, failures, loop.time() - begun, nbytes)
+                delay = await self._delay(url, error, failures, loop.time() - begun, nbytes)
                 if delay is None:
                     raise plain(error, url, "") from None
             await asyncio.sleep(delay)
 
-    def _delay(self, error: Exception, failures: int, elapsed_s: float, nbytes: int) -> float | None:
+    async def _delay(
+        self, url: str, error: Exception, failures: int, elapsed_s: float, nbytes: int
+    ) -> float | None:
         if not is_passing(error, self._obstore.exceptions.GenericError):
             return None
+        server = unanswered_plain(error) if failures == 1 else None
+        if server is not None and await _speaks_tls(*server, self._grace):
+            raise StoreError(
+                f"{safe_url(url)}: {server[0]}:{server[1]} speaks TLS, and was asked by plain HTTP: write https://"
+            ) from None
         delay = self._retry.delay(failures, elapsed_s, nbytes, jitter())
         if delay is not None:
             self._count(retried=1)
         return delay
+
+
+async def _speaks_tls(host: str, port: int, timeout_s: float) -> bool:
+    import ssl  # by few
+
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(host, port, ssl=context)
+    except OSError:
+        return False
+    writer.transport.abort()
+    return True
 
 
 @dataclass

@@ -1,7 +1,10 @@
 """Fetched blocks: the same samples from place, cache and memory."""
 
+import errno
 import io
+import os
 import random
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +57,35 @@ def remote(data: Path) -> Part:
     with StoreClient() as store:
         store.put(url, data.read_bytes())
     return Part(url, data.stat().st_size)
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOENT, errno.EACCES, errno.EIO, errno.ENOSPC])
+def test_a_cache_that_cannot_be_used_any_more_is_passed_by(data: Path, manifest: Manifest, code: int) -> None:
+    class Gone:
+        def fetch(self, what: Any, download: Any) -> Any:
+            raise OSError(code, os.strerror(code))
+
+    assert samples(Part(str(data)), manifest, cache=Gone()) == samples(Part(str(data)), manifest)
+
+
+def test_a_cache_folder_that_is_removed_is_passed_by(data: Path, manifest: Manifest, tmp_path: Path) -> None:
+    with NodeCache(tmp_path / "cache", "1 MB") as cache:
+        shutil.rmtree(tmp_path / "cache")
+        assert samples(Part(str(data)), manifest, cache=cache) == samples(Part(str(data)), manifest)
+
+
+def test_an_entry_cut_short_behind_our_back_is_fetched_again(
+    data: Path, manifest: Manifest, tmp_path: Path
+) -> None:
+    part, block = Part(str(data)), manifest.block(0)[1]
+    with NodeCache(tmp_path / "cache", "1 MB") as cache, open_block(part, block, cache=cache) as file:
+        cache.flush()
+        whole = file.read_at(block.offset, block.nbytes)
+        with open_block(part, block, cache=cache):  # another reader
+            (entry,) = (tmp_path / "cache" / "objects").iterdir()
+            os.truncate(entry, 10)
+            assert file.read_at(block.offset, block.nbytes) == whole
+            assert cache.stats.corrupt == 1
 
 
 def samples(part: Part, manifest: Manifest, **how: Any) -> list[Sample]:

@@ -1,13 +1,17 @@
 """Listing and reading on each kind of store: what the two say of an object's version is the same, however it is written."""
 
+import ssl
+import tempfile
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from clouds import PAGES, Cloud, serve
 
-from pipegraph.errors import StoreError
+from pipegraph.errors import DataError, StoreError
 from pipegraph.storage import NodeCache, StoreClient, expand_parts, open_block
+from pipegraph.storage.beside import load_beside
 from pipegraph.storage.formats import Block
 from pipegraph.storage.parts import Part
 from pipegraph.storage.retries import Backoff
@@ -31,6 +35,87 @@ def everything(
 
 
 AT_ONCE = Backoff(deadline_s=0, min_rate=1e9)
+REFUSALS = {
+    "redirects": (
+        "s3",
+        (302, {"Location": "/data/a.bin"}),
+        "redirect.* Are the store options endpoint and region right",
+    ),
+    "region": (
+        "s3",
+        (301, {}),
+        "incorrectly configured region.* Are the store options endpoint and region right",
+    ),
+    "http": ("http", (302, {"Location": "/data/a.bin"}), "error following redirect"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_a_retry_cannot_help_is_an_error_at_once(case: str) -> None:
+    kind, answer, told = REFUSALS[case]
+    with serve(Cloud(kind, {}, instead={"a.bin": answer})) as cloud, StoreClient(cloud.options) as store:
+        for ask in (lambda: store.head(cloud.url + "a.bin"), lambda: store.read(cloud.url + "a.bin", 0, 5)):
+            with pytest.raises(StoreError, match=told):
+                ask()
+        assert store.stats.retried == 0
+
+
+@pytest.fixture(scope="module")
+def tls() -> ssl.SSLContext:
+    """A server's, with a certificate that nobody has signed."""
+    x509 = pytest.importorskip("cryptography.x509", reason="moto, of the test extra, brings cryptography")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(1), now + timedelta(1))
+    coding = serialization.Encoding.PEM
+    secret = key.private_bytes(coding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(made.sign(key, hashes.SHA256()).public_bytes(coding) + secret)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
+
+
+def test_plain_http_to_a_port_that_speaks_tls_is_named_at_once(tls: ssl.SSLContext) -> None:
+    with serve(Cloud("s3", {}), tls) as cloud, StoreClient(cloud.options) as store:
+        with pytest.raises(
+            StoreError, match=rf"127\.0\.0\.1:{cloud.port} speaks TLS, and was asked by plain HTTP: write"
+        ):
+            store.head("s3://data/a.bin")
+        assert store.stats.retried == 0
+
+
+def test_a_certificate_that_is_not_trusted_is_named_with_the_remedy(tls: ssl.SSLContext) -> None:
+    with serve(Cloud("s3", {}), tls) as cloud:
+        options = {**cloud.options, "endpoint": f"https://127.0.0.1:{cloud.port}"}
+        with StoreClient(options) as store:
+            with pytest.raises(
+                StoreError, match=r"certificate is not valid \(\w+\): mend it, or trust .*root_certificate"
+            ):
+                store.head("s3://data/a.bin")
+            assert store.stats.retried == 0
+
+
+def test_why_a_request_was_not_sent_is_in_the_message() -> None:
+    told = r"error sending request \(Connection refused\)"
+    with StoreClient(retry=AT_ONCE) as store, pytest.raises(StoreError, match=told):
+        store.head("http://127.0.0.1:9/a.tar")
+
+
+@pytest.mark.parametrize("forbidden", [["manifest.json"], ["manifest.json", "_manifest.json"]])
+def test_a_manifest_that_is_forbidden_is_not_taken_for_one_that_is_missing(forbidden: list[str]) -> None:
+    with (
+        serve(Cloud("s3", dict(OBJECTS), instead=dict.fromkeys(forbidden, (403, {})))) as cloud,
+        StoreClient(cloud.options) as store,
+        pytest.raises(DataError, match=r"manifest\.json' is not used: .*403"),
+    ):
+        load_beside(store.list(cloud.url), store)
+
+
 OBJECTS = {"a.bin": b"a" * 10, "b.bin": b"b" * 20}
 
 

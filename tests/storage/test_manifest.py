@@ -192,6 +192,18 @@ def test_without_file_locks_a_process_indexes_for_itself_and_keeps_it_for_the_ne
     assert made == local_manifest(parts) == Manifest.load(kept)
 
 
+@pytest.mark.parametrize("text", ["", "{", '{"version": 0}'])
+def test_a_kept_manifest_that_is_none_is_made_anew(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("PIPEGRAPH_CACHE", str(tmp_path / "cache"))
+    parts = expand_parts(shards)
+    made = local_manifest(parts)
+    (kept,) = (tmp_path / "cache" / "manifests").glob("*.json")
+    kept.write_text(text)
+    assert made == local_manifest(parts) == Manifest.load(kept)
+
+
 def test_two_runs_for_one_manifest_are_refused(shards: Path, tmp_path: Path) -> None:
     path = tmp_path / "index.json"
     errors: list[str] = []

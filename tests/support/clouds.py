@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import ssl
 import threading
 import zlib
 from collections.abc import Iterator
@@ -45,6 +46,7 @@ class Cloud:
     Args:
         kind: ``s3``, ``gs``, ``az`` or ``http``.
         objects: by key; may be changed at any time.
+        instead: by key a status and headers, in place of an answer.
         listed, read: what is said of each object's etag, with ``{v}`` for its version; None: nothing.
     """
 
@@ -53,7 +55,7 @@ class Cloud:
     listed: str | None = '"{v}"'
     read: str | None = '"{v}"'
     asked: list[tuple[str, str]] = field(default_factory=list)
-    answer: tuple[int, dict[str, str]] | None = None  # in place of every other, with these headers
+    instead: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
     port: int = 0
 
     @property
@@ -73,7 +75,7 @@ class Cloud:
 
 
 @contextmanager
-def serve(cloud: Cloud) -> Iterator[Cloud]:
+def serve(cloud: Cloud, tls: ssl.SSLContext | None = None) -> Iterator[Cloud]:
     """Until the block ends."""
     root = "/account/data/" if cloud.kind == "az" else "/data/"
 
@@ -85,8 +87,8 @@ def serve(cloud: Cloud) -> Iterator[Cloud]:
             where = urlsplit(self.path)
             query = parse_qs(where.query)
             key = unquote(where.path)[len(root) :]
-            if cloud.answer is not None:
-                self._send(b"", *cloud.answer)
+            if key in cloud.instead:
+                self._send(b"", *cloud.instead[key])
             elif self.command == "PROPFIND" or "list" in query.get("comp", ()) or "list-type" in query:
                 self._send(
                     self._page(query.get("prefix", [key])[0]).encode(), 207 if cloud.kind == "http" else 200
@@ -139,6 +141,8 @@ def serve(cloud: Cloud) -> Iterator[Cloud]:
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         cloud.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
