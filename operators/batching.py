@@ -325,7 +325,7 @@ class Unbatch(Operator):
     elastic = True
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
-        count = len(chunk.lineages)
+        count = len(chunk.row_lineages)
         parts = resolved(chunk.data, chunk.layout, count)
         for index in range(count):
             # Copied: a view would keep the whole batch's memory for as long as one of its samples lives.

@@ -74,7 +74,7 @@ class Dali(Operator):
         data = chunk.data
         if not isinstance(data, dict):
             raise DataError(f"Dali: batches must be dicts of fields, got {type(data).__name__}")
-        count = len(chunk.lineages)
+        count = len(chunk.row_lineages)
         rng = generator(self._context.seed, chunk.epoch, chunk.lineages[0], self._context.stage)
         try:
             made = self._runner.run(data, count, rng)

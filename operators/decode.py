@@ -223,7 +223,7 @@ class DecodeImage(RowOperator):
             field, encoded = find_encoded(chunk.data, self.field, self.output)
         else:
             field, encoded = "bytes", paths
-        count = len(chunk.lineages)
+        count = len(chunk.row_lineages)
         if not isinstance(encoded, list | tuple) or len(encoded) != count:
             raise DataError(
                 f"DecodeImage: field {field!r} of a batch of {count} samples must be a list of as many encoded images, "
@@ -283,7 +283,7 @@ class DecodeImage(RowOperator):
 
     def _columns(self, batch: ImageBatch) -> list[str]:
         """The fields that follow the image and are there; each must have an entry per sample."""
-        data, count = batch.chunk.data, len(batch.chunk.lineages)
+        data, count = batch.chunk.data, len(batch.chunk.row_lineages)
         found = [name for name in self.companions.fields if isinstance(data, Mapping) and name in data]
         for name in found:
             if not hasattr(data[name], "__len__") or len(data[name]) != count:
@@ -293,7 +293,7 @@ class DecodeImage(RowOperator):
         return found
 
     def end_batch(self, batch: ImageBatch, kept: Sequence[int]) -> Chunk:
-        chunk, rows, count = batch.chunk, batch.rows, len(batch.chunk.lineages)
+        chunk, rows, count = batch.chunk, batch.rows, len(batch.chunk.row_lineages)
         data = chunk.data
         if batch.substitutes:
             parts = resolved(data, chunk.layout, count)
@@ -328,8 +328,8 @@ class DecodeImage(RowOperator):
     def _draw(self, chunk: Chunk) -> Sequence[Sequence[float]]:
         """The random numbers of each row."""
         if not self.random:
-            return [()] * len(chunk.lineages)
-        return uniforms(self._context.seed, chunk.epoch, chunk.lineages, self._context.stage, DRAWS)
+            return [()] * len(chunk.row_lineages)
+        return uniforms(self._context.seed, chunk.epoch, chunk.row_lineages, self._context.stage, DRAWS)
 
     def _part(self, encoded: Any, numbers: Sequence[float]) -> ImagePart:
         header = probe(encoded)

@@ -127,7 +127,7 @@ class Normalize(RowOperator):
         normalize_into(images, self.mean, self.std, batch.out[index : index + 1], self.layout)
 
     def end_batch(self, batch: _PixelBatch, kept: Sequence[int]) -> Chunk:
-        chunk, out, count = batch.chunk, batch.out, len(batch.chunk.lineages)
+        chunk, out, count = batch.chunk, batch.out, len(batch.chunk.row_lineages)
         data = chunk.data
         chunk.keys = chunk.own_keys
         if len(kept) < count:

@@ -313,7 +313,7 @@ class Scatter(_ToDevices):
             copied.synchronize()
         batch, chunk.packed = _marked(chunk), None
         rows = rows_of(batch, 0, "batch")
-        sizes = chunk_sizes_for(len(chunk.lineages) if rows is None else rows, len(self.devices))
+        sizes = chunk_sizes_for(len(chunk.row_lineages) if rows is None else rows, len(self.devices))
         parts: list[Any] = []
         ready: list[Event | None] = []
         for place, part in enumerate(cut(batch, sizes)):

@@ -87,11 +87,12 @@ class Chunk:
         nbytes: their sum; the engine measures both when a stage has made the chunk.
         packed: the slab that holds all tensors of ``data``, if the next stage copies it to a device; else None.
         ready: events of copies under way; the loader makes its consumer's streams wait for them.
-        paths: per row, the fan-in inputs that it passed through; only kept below completion-order stages.
+        spans: of a batch whose rows were made of several samples each: how many samples each row has; else None.
+        paths: per sample, the fan-in inputs that it passed through; only kept below completion-order stages.
     """
 
     __slots__ = (
-        "_keys after batched before buffers data epoch layout lineages nbytes packed paths ready"
+        "_keys after batched before buffers data epoch layout lineages nbytes packed paths ready spans"
     ).split()
 
     def __init__(
@@ -117,6 +118,7 @@ class Chunk:
         self.paths: tuple[tuple[int, ...], ...] | None = None
         self.packed: Any = None
         self.ready: tuple[Any, ...] = ()
+        self.spans: tuple[int, ...] | None = None
         self._keys = keys
 
     @property
@@ -173,6 +175,7 @@ class Chunk:
             data, self.lineages, self.epoch, self.before, self.after, self._keys, self.batched, self.layout
         )
         chunk.paths = self.paths
+        chunk.spans = self.spans
         chunk.ready = self.ready
         if self._keys is None and isinstance(self.data, Mapping) and "key" in self.data:
             chunk._keys = self.keys  # a sample keeps its key even if a function drops the field
@@ -186,12 +189,28 @@ class Chunk:
             chunk.paths = self.paths[:1]
         return chunk
 
+    @property
+    def row_lineages(self) -> Sequence[Lineage]:
+        """One lineage per row of a batch: that of its first sample."""
+        if self.spans is None:
+            return self.lineages
+        return [self.lineages[self.samples_of(row)[0]] for row in range(len(self.spans))]
+
+    def samples_of(self, row: int) -> Sequence[int]:
+        """The numbers of the samples of which a row was made; usually one, its own."""
+        if self.spans is None:
+            return (row,)
+        start = sum(self.spans[:row])
+        return range(start, start + self.spans[row])
+
     def row(self, index: int, data: Any) -> Chunk:
-        """Sample ``index`` of this batch, with its own lineage."""
-        keys = None if self._keys is None else (self._keys[index],)
-        chunk = Chunk(data, (self.lineages[index],), self.epoch, self.before, self.after, keys)
+        """Row ``index`` of this batch, with its own lineage."""
+        of = self.samples_of(index)
+        keys = None if self._keys is None else tuple([self._keys[i] for i in of])
+        lineages = tuple([self.lineages[i] for i in of])
+        chunk = Chunk(data, lineages, self.epoch, self.before, self.after, keys)
         if self.paths is not None:
-            chunk.paths = (self.paths[index],)
+            chunk.paths = tuple([self.paths[i] for i in of])
         return chunk
 
     def select(self, indices: Sequence[int], data: Any) -> Chunk:
@@ -201,8 +220,11 @@ class Chunk:
         return chunk
 
     def shorten(self, kept: Sequence[int], data: Any) -> None:
-        """Keep only the samples ``kept`` of this batch, whose data is ``data``."""
+        """Keep only the rows ``kept`` of this batch, whose data is ``data``."""
         keys = self.keys
+        if self.spans is not None:
+            samples = [sample for row in kept for sample in self.samples_of(row)]
+            self.spans, kept = tuple([self.spans[row] for row in kept]), samples
         self.lineages, self.keys = tuple(self.lineages[i] for i in kept), tuple(keys[i] for i in kept)
         if self.paths is not None:
             self.paths = tuple(self.paths[i] for i in kept)
@@ -225,6 +247,8 @@ class Chunk:
             grouped._keys = tuple(key for chunk in chunks for key in chunk.keys)
         if batched and not first.batched:
             grouped.layout = noted(data, [chunk.data for chunk in chunks], transposed)
+            if len(lineages) != len(chunks):
+                grouped.spans = tuple([len(chunk.lineages) for chunk in chunks])
         if first.paths is not None:
             grouped.paths = tuple(path for chunk in chunks for path in chunk.paths or ((),) * len(chunk))
         return grouped

@@ -47,7 +47,7 @@ class RemoteRows(RemoteMap):
     def _rows(self) -> tuple[Any, dict[int, Any]]:
         deaths = Deaths()
         without = dict(self._without)
-        last = len(self._chunk.lineages) - 1
+        last = len(self._chunk.row_lineages) - 1
         while True:
             try:
                 made, failed = self._host.call("rows", self._chunk, without)

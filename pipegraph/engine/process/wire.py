@@ -82,6 +82,13 @@ def _plain(tensor: torch.Tensor) -> bool:
     return dense and tensor.device.type == "cpu"
 
 
+def _view(buffer: Any, kind: str, shape: tuple[int, ...], readonly: bool) -> memoryview:
+    view = memoryview(buffer).cast("B")
+    if (kind, shape) != ("B", (view.nbytes,)):
+        view = view.cast(kind, shape)  # type: ignore[call-overload]
+    return view.toreadonly() if readonly else view
+
+
 def set_apart() -> tuple[Callable[[pickle.PickleBuffer], bool], list[memoryview]]:
     """A ``buffer_callback`` for a pickler that keeps large buffers out of the stream, and the list that gets them."""
     buffers: list[memoryview] = []
@@ -111,6 +118,9 @@ class TreePickler(cloudpickle.Pickler):  # type: ignore[misc]
             raw: Any = flat.numpy() if plain.numel() else np.empty(0, np.uint8)
             grad = value.requires_grad and value.is_leaf
             return _tensor, (pickle.PickleBuffer(raw), _NAMES[value.dtype], tuple(value.shape), grad)
+        if value.__class__ is memoryview:
+            octets = value.cast("B") if value.c_contiguous else memoryview(bytearray(value.tobytes()))
+            return _view, (pickle.PickleBuffer(octets), value.format, value.shape, value.readonly)
         return super().reducer_override(value)
 
 

@@ -185,18 +185,18 @@ class ProcessWorker:
         operator = self._operator
         self._batch = operator.begin_batch(chunk)
         failed = dict(without)
-        for index in range(len(chunk.lineages)):
+        for index in range(len(chunk.row_lineages)):
             if index in without:
                 continue
             self._page.begin(index)
-            self._draws.one(chunk.epoch, chunk.lineages[index])
+            self._draws.one(chunk.epoch, chunk.row_lineages[index])
             try:
                 operator.do_row(self._batch, index, None)
             except Exception as error:
                 failed[index] = self._carry(error)
         if failed:
             return None, failed
-        return self.end(list(range(len(chunk.lineages)))), {}
+        return self.end(list(range(len(chunk.row_lineages)))), {}
 
     def row(self, index: int, sample: Any) -> None:
         """Do a row again, with a substitute sample if one is given."""

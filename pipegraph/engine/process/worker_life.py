@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import resource
 import socket
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from pipegraph.engine.process.run_worker import RunWorker
 from pipegraph.engine.process.sealed import unseal
 from pipegraph.engine.process.wire import Port, Unreadable
 from pipegraph.engine.process.worker import NOTHING, OperatorCounts, Page, ProcessWorker
+from pipegraph.forks import end_stray
 from pipegraph.global_generators import enter_worker, own_process
 
 
@@ -59,13 +61,13 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
             _answer(port, Carried(error), {})
             return
         _answer(port, None, counts.take())
-        _serve(port, page, worker, counts)
+        _serve(port, page, worker, counts, context.stage)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the trainer has died
 
 
-def _serve(port: Port, page: Page, worker: ProcessWorker, counts: OperatorCounts) -> None:
-    name = ""
+def _serve(port: Port, page: Page, worker: ProcessWorker, counts: OperatorCounts, stage: str) -> None:
+    name, process = "", os.getpid()
     while name != "close":
         page.enter(0, NOTHING)
         try:
@@ -81,6 +83,7 @@ def _serve(port: Port, page: Page, worker: ProcessWorker, counts: OperatorCounts
         except BaseException as error:
             result = Carried(error)
         del args
+        end_stray(process, stage)
         _answer(port, result, counts.take())
         del result
 

@@ -294,7 +294,7 @@ class Failures:
                 dropped.add(index)
             elif not self._replace_row(worker, chunk, index, work):
                 return self._give_up(one, error)
-        return [index for index in range(len(chunk.lineages)) if index not in dropped]
+        return [index for index in range(len(chunk.row_lineages)) if index not in dropped]
 
     def _replace_row(
         self, worker: Worker, chunk: Chunk, index: int, work: Callable[[int, Any], None]

@@ -139,6 +139,7 @@ def _encode_chunk(chunk: Chunk) -> dict[str, Any]:
         "keys": None if chunk._keys is None else encode(chunk._keys),
         "epoch": chunk.epoch,
         "batched": chunk.batched,
+        "spans": chunk.spans,
         "paths": None if chunk.paths is None else [list(path) for path in chunk.paths],
     }
 
@@ -167,6 +168,7 @@ def decode(value: Any) -> Any:
         )
         chunk.batched = value["batched"]
         chunk.paths = freeze(value["paths"])
+        chunk.spans = freeze(value.get("spans"))
         return chunk
     data = base64.b64decode(value["data"])
     if tag == "tensor":

@@ -190,13 +190,13 @@ def was_delivered(
         if not isinstance(item, Chunk) or not item.lineages:
             return False
         paths = item.paths or ((),) * len(item.lineages)
-        kept = [
-            index
-            for index, (row, way) in enumerate(zip(item.lineages, paths, strict=True))
-            if row not in delivered.get((*way, *path), ())
+        count = len(item.row_lineages)
+        left = [
+            row not in delivered.get((*way, *path), ()) for row, way in zip(item.lineages, paths, strict=True)
         ]
-        if kept and shorten and item.batched and len(kept) < len(item.lineages):
-            item.shorten(kept, select_rows(item.data, kept, len(item.lineages), item.layout))
+        kept = [row for row in range(count) if any(left[sample] for sample in item.samples_of(row))]
+        if kept and shorten and item.batched and len(kept) < count:
+            item.shorten(kept, select_rows(item.data, kept, count, item.layout))
         return not kept
 
     return seen

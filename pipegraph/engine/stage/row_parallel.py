@@ -34,7 +34,7 @@ class _Job:
         self.held: Buffers = chunk.buffers
         self.reserved = reserved
         self.taken = 0
-        self.left = len(chunk.lineages)
+        self.left = len(chunk.row_lineages)
         self.failed: dict[int, Exception] = {}
 
 
@@ -49,7 +49,7 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
         if found is not None:
             job, index = found
             start = now()
-            draws.one(job.chunk.epoch, job.chunk.lineages[index])
+            draws.one(job.chunk.epoch, job.chunk.row_lineages[index])
             error = stage.failures.do_row(worker, partial(operator.do_row, job.batch, index, None))
             meter.busy_ns += now() - start
             if _row_done(stage, job, index, error):
@@ -101,7 +101,7 @@ def _next_row(stage: StageRun) -> tuple[_Job, int] | None:
         job = stage.jobs[0]
         index = job.taken
         job.taken += 1
-        if job.taken == len(job.chunk.lineages):
+        if job.taken == len(job.chunk.row_lineages):
             stage.jobs.popleft()
         return job, index
 
@@ -121,7 +121,7 @@ def _end(stage: StageRun, worker: Worker, job: _Job) -> Any:
     start = perf_counter_ns()
     out: Any
     try:
-        kept: list[int] | Failure = list(range(len(job.chunk.lineages)))
+        kept: list[int] | Failure = list(range(len(job.chunk.row_lineages)))
         if job.failed:
             kept = stage.failures.judge_rows(
                 worker, job.chunk, job.failed, lambda row, sample: operator.do_row(job.batch, row, sample)

@@ -7,6 +7,7 @@ not know its stage's order, nor whether consumers refuse items: both are handled
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from pipegraph.engine.contents import samples_in
 from pipegraph.engine.stage.failure_policy import Failures
 from pipegraph.engine.stage.stage_context import StageContext
 from pipegraph.engine.stage.watermark import Watermark
+from pipegraph.forks import end_stray
 from pipegraph.tree import copy_containers
 
 
@@ -37,6 +39,7 @@ class Sender:
         self.stage = stage
         self.failures = failures
         self.channels = channels
+        self._process = 0 if stage.plan.backend == "inline" else os.getpid()
         self.offers: list[weakref.WeakMethod[Callable[[int], None]]] = []
         """By worker, a function that sends the finished rows of its unit in work. Owned by the workers' loops."""
         if len(channels) == 1:
@@ -49,6 +52,8 @@ class Sender:
             more: whether another ``send`` or :meth:`wake` follows before the caller waits for anything; only for
                 stages with a single worker.
         """
+        if self._process:
+            end_stray(self._process, self.stage.name)
         channels = self.channels
         tracer = self.stage.run.tracer
         if tracer.on and isinstance(item, Chunk):

@@ -1,0 +1,105 @@
+"""Batches whose rows were made of several samples each, as a mosaic's or a packed block's."""
+
+import numpy as np
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.testing import assert_resumes_exactly
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+class Blocks(pg.Regroup):
+    """The one of docs/writing-an-operator.md."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def begin(self):
+        self.tokens, self.held = [], []
+
+    def state_dict(self):
+        return {"tokens": self.tokens, "held": self.held}
+
+    def load_state_dict(self, state):
+        self.tokens, self.held = state["tokens"], state["held"]
+
+    def process(self, chunk):
+        self.tokens += chunk.data
+        self.held.append(chunk)
+        while len(self.tokens) >= self.size:
+            yield pg.Chunk.group(self.held, self.tokens[: self.size], batched=False)
+            self.tokens = self.tokens[self.size :]
+            self.held = self.held[-1:] if self.tokens else []
+
+
+class Held(pg.Regroup):
+    """Batches one late, kept in a state meanwhile."""
+
+    needs = gives = "batch"
+
+    def begin(self):
+        self.held = []
+
+    def state_dict(self):
+        return {"held": self.held}
+
+    def load_state_dict(self, state):
+        self.held = state["held"]
+
+    def process(self, chunk):
+        self.held.append(chunk)
+        return [] if len(self.held) < 2 else [self.held.pop(0)]
+
+    def flush(self):
+        held, self.held = self.held, []
+        return held
+
+
+def blocks(*stages, **options):
+    def make():
+        graph = pg.Graph("blocks")
+        node = graph.add(ops.FromIterable([[i] * (i % 7 + 1) for i in range(20)])).then(Blocks(4))
+        for stage in (ops.Batch(3), *stages):
+            node = node.then(stage, **options)
+        node.then(ops.Unbatch(), **options)
+        return graph
+
+    return make
+
+
+@pytest.mark.parametrize("stages", [(), (Held(),)], ids=["", "held"])
+def test_blocks_in_batches_come_apart_again_and_resume_exactly(stages):
+    graph = blocks(*stages)()
+    with graph.loader("blocks") as loader:
+        expected = [(list(chunk.data), tuple(chunk.lineages), chunk.keys) for chunk in loader.chunks()]
+    with graph.loader() as loader:
+        assert [(list(c.data), tuple(c.lineages), c.keys) for c in loader.chunks()] == expected
+    assert any(len(lineages) > 1 for _, lineages, _ in expected)
+    assert_resumes_exactly(blocks(*stages))
+
+
+class Mosaic(pg.Regroup):
+    """Two images beside each other."""
+
+    def begin(self):
+        self.held = []
+
+    def process(self, chunk):
+        self.held.append(chunk)
+        if len(self.held) < 2:
+            return []
+        pair, self.held = self.held, []
+        return [pg.Chunk.group(pair, np.concatenate([each.data for each in pair], 1), batched=False)]
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_a_batch_of_mosaics_is_worked_on_row_by_row(backend):
+    graph = pg.Graph("mosaics")
+    images = [np.full((2, 2, 3), i, np.uint8) for i in range(8)]
+    node = graph.add(ops.FromIterable(images)).then(Mosaic()).then(ops.Batch(2))
+    node.then(ops.Normalize(mean=[0, 0, 0], std=[1, 1, 1], layout="NHWC"), backend=backend, workers=2)
+    with graph.loader() as loader:
+        found = [(batch[:, 0, ::2, 0] * 255).round().tolist() for batch in loader]
+    assert found == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
