@@ -329,7 +329,7 @@ class Scatter(_ToDevices):
                 arrived, event = self._landings.send(place, opened, None, in_place)
                 parts.append(arrived)
                 ready.append(event)
-        chunk.data = Scattered(parts, self.devices[: len(parts)], ready)
+        chunk.data = Scattered(parts, self.devices[: len(parts)], ready, sizes)
         chunk.ready = tuple(event for event in ready if event is not None)
         return chunk
 

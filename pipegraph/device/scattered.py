@@ -19,19 +19,22 @@ class Scattered(Sequence[Any]):
         devices: where each part lies.
         ready: per part the event after which it may be read, or None where
             it may be read at once. Who reads part i makes its stream wait first: ``scattered.wait(i)``.
+        rows: of each part; None where they are to be found in it.
 
     Raises:
         ValueError: the three differ in length.
     """
 
-    __slots__ = ("_devices", "_parts", "_ready")
+    __slots__ = ("_devices", "_parts", "_ready", "rows")
 
     def __init__(
         self,
         parts: Iterable[Any],
         devices: Iterable[torch.device | str | int],
         ready: Iterable[Event | None] | None = None,
+        rows: Sequence[int] | None = None,
     ) -> None:
+        self.rows = None if rows is None else tuple(rows)
         self._parts = tuple(parts)
         self._devices = tuple(normalised(device) for device in devices)
         self._ready = (None,) * len(self._parts) if ready is None else tuple(ready)
@@ -63,7 +66,8 @@ class Scattered(Sequence[Any]):
 
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return Scattered(self._parts[index], self._devices[index], self._ready[index])
+            rows = None if self.rows is None else self.rows[index]
+            return Scattered(self._parts[index], self._devices[index], self._ready[index], rows)
         return self._parts[index]
 
     def __repr__(self) -> str:

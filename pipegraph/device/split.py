@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from pipegraph.batches import Whole as Whole
 from pipegraph.device.copy import sent
@@ -199,8 +200,15 @@ def _cut_array(array: np.ndarray[Any, Any], sizes: Sequence[int], dim: int) -> l
 def _cut_tensor(tensor: torch.Tensor, sizes: Sequence[int], dim: int) -> list[torch.Tensor]:
     parts = [tensor] if len(sizes) == 1 else torch.split(tensor, list(sizes), dim)
     # `.data` has a version counter of its own; a view that needs gradients has not.
-    differentiable = torch.is_grad_enabled() and tensor.requires_grad
+    differentiable = (torch.is_grad_enabled() and tensor.requires_grad) or _has_tangent(tensor)
     return [part.clone() if differentiable else part.data for part in parts]
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    """Whether forward-mode differentiation passes through it."""
+    if forward_ad._current_level < 0:
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def moved(tree: Any, device: torch.device) -> Any:
@@ -228,4 +236,4 @@ def _own(leaf: Any, device: torch.device) -> Any:
     there = sent(leaf, device)
     if there is not leaf:
         return there
-    return leaf.clone() if leaf.requires_grad else leaf.data
+    return leaf.clone() if leaf.requires_grad or _has_tangent(leaf) else leaf.data

@@ -7,12 +7,17 @@ all replicas from the next call on. What a forward sets on ``self`` stays on its
 from __future__ import annotations
 
 import copy
+import functools
 import types
+import zlib
+from array import array
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import Module
 from torch.overrides import TorchFunctionMode
@@ -24,6 +29,8 @@ from pipegraph.errors import ReplicaError
 APART = frozenset({"_parameters", "_buffers", "_modules"})
 # Objects that an attribute may reach and that are looked through; what is larger counts by identity.
 MAX_CONTAINER_ITEMS = 1000
+# Arrays and CPU tensors have their bytes compared, about 1 ms per MiB; of larger ones every n-th byte.
+CHECKED_BYTES = 1 << 20
 _ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size),
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType),
@@ -45,13 +52,17 @@ class Attributes:
             if not seen.current():
                 self._seen[number] = _Seen(self._first[number])
 
-    def follow(self) -> None:
-        """Before a call: give the others what has changed since the last one.
+    def follow(self, everything: bool = False) -> None:
+        """Before a call: give the others what has changed since the last one, or everything.
 
         Raises:
             ReplicaError: an attribute cannot be copied; names it.
         """
-        changed = [(number, seen.changed()) for number, seen in enumerate(self._seen) if not seen.current()]
+        changed = [
+            (number, set(vars(self._first[number])) - APART if everything else seen.changed())
+            for number, seen in enumerate(self._seen)
+            if everything or not seen.current()
+        ]
         if not changed:
             return
         for others, device in zip(self._others, self._devices[1:], strict=True):
@@ -59,7 +70,11 @@ class Attributes:
             for mine, its in zip(self._first, others, strict=True):
                 memo[id(mine)] = its
                 for held, own in ((mine._parameters, its._parameters), (mine._buffers, its._buffers)):
-                    memo |= {id(value): own[name] for name, value in held.items() if value is not None}
+                    memo |= {
+                        id(value): own[name]
+                        for name, value in held.items()
+                        if value is not None and name in own
+                    }
             for number, names in changed:
                 self._give(number, names, others[number], device, memo)
         for number, _ in changed:
@@ -138,15 +153,27 @@ def _inside(value: Any) -> list[Any]:
         if isinstance(one, torch.Tensor):
             if not one.is_inference():
                 found.append(_Version(one._version))
+            if type(one) is torch.Tensor and one.device.type == "cpu" and one.layout == torch.strided:
+                # Writes through `.data` or NumPy leave the version as it is.
+                plain = one.detach().resolve_conj().resolve_neg().contiguous()
+                found.append(_checksum(plain.view(-1).view(torch.uint8).numpy()))
             continue
+        if isinstance(one, (np.ndarray, bytearray, array)):
+            flat = np.ascontiguousarray(one).reshape(-1)
+            if not flat.dtype.hasobject:
+                found.append(_checksum(flat.view(np.uint8)))
+                continue
+            one = flat.tolist()
         if isinstance(one, Mapping):
             entries = chain(one.keys(), one.values())
-        elif isinstance(one, (list, tuple, set, frozenset)):
+        elif isinstance(one, (list, tuple, set, frozenset, deque)):
             entries = one
-        elif isinstance(one, (Module, *_ATOMS)) or not hasattr(one, "__dict__"):
+        elif isinstance(one, (Module, *_ATOMS)):
             continue
         else:
-            entries = chain(vars(one).keys(), vars(one).values())
+            slots = [getattr(one, name) for name in _slots(type(one)) if hasattr(one, name)]  # type: ignore[arg-type]
+            held = getattr(one, "__dict__", {})
+            entries = chain(slots, held.keys(), held.values())
         for entry in entries:
             found.append(entry)
             if not isinstance(entry, _ATOMS) and id(entry) not in passed:
@@ -158,7 +185,24 @@ def _inside(value: Any) -> list[Any]:
 
 
 class _Version(int):
-    """A tensor's version counter, compared by value."""
+    """A tensor's version counter, or a checksum of its bytes, compared by value."""
+
+
+def _checksum(flat: np.ndarray[Any, Any]) -> _Version:
+    """Of all bytes, or of some that are spread evenly where there are many."""
+    return _Version(zlib.crc32(flat[:: 1 + flat.size // CHECKED_BYTES].tobytes()))
+
+
+@functools.cache
+def _slots(kind: Any) -> tuple[str, ...]:
+    """The attributes that objects of a class have outside their ``__dict__``."""
+    names: list[str] = []
+    for each in kind.__mro__:
+        slots = vars(each).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            private = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{each.__name__.lstrip('_')}{name}" if private else name)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def _same(before: list[Any], now: list[Any]) -> bool:

@@ -50,6 +50,31 @@ def check_model(model: Module, first: torch.device) -> None:
             )
 
 
+def refuse_shares(model: Module) -> None:
+    """Refuse what a replica would compute from its own rows, and nobody would put together.
+
+    Raises:
+        ReplicaError: a buffer that requires grad; an embedding that renormalises its weight in its forward.
+    """
+    for name, buffer in model.named_buffers():
+        _refuse_gradient(name, buffer)
+    for name, module in model.named_modules():
+        if isinstance(module, (Embedding, EmbeddingBag)) and module.max_norm is not None:
+            raise ReplicaError(
+                f"embedding {name or 'at the top'!r} has max_norm={module.max_norm}: every forward would renormalise "
+                "the rows that its replica sees, and the replicas' weights would differ: set max_norm to None, and "
+                "renormalise executor.module's weight after a step (torch.renorm), then executor.sync()"
+            )
+
+
+def _refuse_gradient(name: str, buffer: torch.Tensor) -> None:
+    if buffer.requires_grad:
+        raise ReplicaError(
+            f"buffer {name!r} requires grad, and gradients of buffers are not summed over replicas: make it a "
+            "Parameter, or detach it"
+        )
+
+
 def build_replica(model: Module, first: torch.device, device: torch.device) -> Module:
     """A copy of `model` with leaf parameters and buffers of its own on `device`.
 
@@ -115,24 +140,26 @@ class Replicas:
     def __init__(self, model: Module, slots: Sequence[Slot]) -> None:
         first = slots[0].device
         check_model(model, first)
+        if len(slots) > 1:
+            refuse_shares(model)
         self.slots = slots
         self.modules = [model, *(build_replica(model, first, slot.device) for slot in slots[1:])]
         self.parameters = [list(module.parameters()) for module in self.modules]
         self.names = [name for name, _ in self.modules[0].named_parameters()]
         self._submodules = [list(module.modules()) for module in self.modules]
         self._tree = self._identities()
-        self._names = self._names_by_id()
+        self._names = self._named()
         self._written: list[tuple[int, int]] = []
         self.spoilt = False
         self.attributes = Attributes(self._submodules, self.slots)
         self.note_buffers()
         self.note_parameters()
 
-    def _names_by_id(self) -> dict[int, str]:
-        """The first replica's modules and parameters by identity: what may not change."""
+    def _named(self) -> set[tuple[str, int]]:
+        """The first replica's modules and parameters, by name and identity: what may not change."""
         first = self.modules[0]
         named = [*first.named_modules(), *first.named_parameters()]
-        return {id(part): name for name, part in named}
+        return {(name, id(part)) for name, part in named}
 
     def _identities(self) -> list[int]:
         """The same without names: cheap enough for every call."""
@@ -149,13 +176,10 @@ class Replicas:
         """
         if self._identities() == self._tree:
             return
-        now = self._names_by_id()
-        changed = sorted(
-            {known[i] for known in (now, self._names) for i in now.keys() ^ self._names.keys() if i in known}
-        )
+        changed = sorted(name for name, _ in self._named() ^ self._names)
         raise ReplicaError(
             f"the module tree has changed since the executor was built, at {(changed or ['?'])[0]!r}: build a new "
-            "executor after changing modules or exchanging parameters"
+            "executor after changing modules or exchanging parameters (pruning and parametrizations do both)"
         )
 
     def sparse(self) -> set[int]:
@@ -226,13 +250,21 @@ class Replicas:
             for index, name, buffer in owners
             if everything or self._given.get(id(buffer)) != (buffer._version, buffer.data_ptr())
         ]
+        if len(self.modules) > 1:
+            for index, name, buffer in changed:
+                _refuse_gradient(f"{type(self._submodules[0][index]).__name__}.{name}", buffer)
+            for mine, *others in zip(*self._submodules, strict=True):
+                for its in others:
+                    # What was deleted, or is None: as the first has it.
+                    its._buffers = {name: its._buffers.get(name) for name in mine._buffers}
+                    its._buffers |= {name: None for name, buffer in mine._buffers.items() if buffer is None}
         if changed and len(self.modules) > 1:
             once = {id(buffer): buffer.detach() for _, _, buffer in changed}  # a shared one stays shared
             copies = broadcast_coalesced(list(once.values()), [slot.device for slot in self.slots])
             for others, values in zip(self._submodules[1:], copies[1:], strict=True):
                 table = dict(zip(once, values, strict=True))
                 for index, name, buffer in changed:
-                    others[index]._buffers[name] = table[id(buffer)].requires_grad_(buffer.requires_grad)
+                    others[index]._buffers[name] = table[id(buffer)]
         self.note_buffers()
 
     def note_buffers(self) -> None:

@@ -83,7 +83,9 @@ def reduce_add_coalesced(
 
 
 def sum_in_order(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``((t0 + t1) + t2) + ...``, a new tensor; sparse sums are coalesced."""
+    """``((t0 + t1) + t2) + ...``, a new tensor; sparse sums are coalesced, sums of sparse and dense tensors dense."""
+    if len({tensor.is_sparse for tensor in tensors}) > 1:
+        tensors = [tensor.to_dense() for tensor in tensors]
     if len(tensors) == 1:
         return tensors[0].clone()
     total = tensors[0] + tensors[1]

@@ -88,6 +88,8 @@ class ReplicaExecutor(Closing):
             if len(slots) > 1:
                 refuse_own_collectives(inner)
             self._ranks.take_first_ranks([*inner.parameters(), *inner.buffers()])
+        if optimizer is not None:
+            _refuse_gradients(inner)
         self._replicas = Replicas(inner, slots)
         count = len(slots)
         owners = None
@@ -241,17 +243,16 @@ class ReplicaExecutor(Closing):
         """Before a call: flags, buffers and, where nobody else keeps them equal, parameters."""
         replicas = self._replicas
         replicas.check_tree()
-        replicas.attributes.follow()
-        replicas.copy_flags()
-        training = replicas.modules[0].training
-        if self._ranks is not None and training and self._usage.syncing:
+        if self._ranks is not None and replicas.modules[0].training and self._usage.syncing:
             self._ranks.take_first_ranks(list(replicas.modules[0].buffers()))
         if len(replicas.modules) > 1:
-            replicas.copy_buffers()
-            # With an optimizer, the replicas' own steps keep them equal; here nobody else does.
-            if self._optimizers is None or replicas.parameters_written():
-                self._settle()
-                replicas.copy_parameters()
+            replicas.copy_buffers()  # before attributes, which may hold them too
+        replicas.attributes.follow()
+        replicas.copy_flags()
+        # With an optimizer, the replicas' own steps keep them equal; without, nobody else does.
+        if len(replicas.modules) > 1 and (self._optimizers is None or replicas.parameters_written()):
+            self._settle()
+            replicas.copy_parameters()
 
     def _forget(self, reducer: Reducer | None, failure: BaseException) -> None:
         """After a failure before the optimizers: usable, unless something may still run on."""
@@ -338,7 +339,7 @@ class ReplicaExecutor(Closing):
         self._replicas.drop_gradients()
 
     def sync(self) -> None:
-        """Copy parameters and buffers of the first replica, written from outside, to the others."""
+        """Copy parameters, buffers and attributes of the first replica, written from outside, to the others."""
         with self.entered(), self.call():
             self._copy_all()
 
@@ -347,6 +348,7 @@ class ReplicaExecutor(Closing):
         if len(self._runner.slots) > 1:
             self._replicas.copy_parameters()
             self._replicas.copy_buffers(everything=True)
+            self._replicas.attributes.follow(everything=True)
 
     def _settle(self) -> None:
         if self._exchange is not None:
@@ -436,6 +438,15 @@ class ReplicaExecutor(Closing):
         return (
             f"<ReplicaExecutor {type(self.module).__name__} on {places}: {state}, {self._calls.count} calls>"
         )
+
+
+def _refuse_gradients(model: Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            raise ReplicaError(
+                f"parameter {name!r} holds a gradient, which the first step would add to its own: call zero_grad() on "
+                "the model before it is given to the executor"
+            )
 
 
 def _end(reducer: Reducer | None, threads: ReplicaThreads | None, usage: Usage) -> None:

@@ -84,6 +84,7 @@ class OneOptimizer:
         for optimizer in self.each:
             if optimizer.param_groups is not self.groups:
                 self._take_settings(self.groups, optimizer.param_groups)
+        self._take_members()
         if self._touched:
             self._copy_states()
             self._touched = False
@@ -109,6 +110,25 @@ class OneOptimizer:
                         old.copy_(value)
                 else:
                     its[key] = value.clone() if isinstance(value, torch.Tensor) else value
+
+    def _take_members(self) -> None:
+        """Parameters that users have taken out of a group, or moved to another."""
+        try:
+            layout = [[self._index[id(p)] for p in group["params"]] for group in self.groups]
+        except KeyError:
+            layout = None
+        if layout == self._layout:
+            return
+        if layout is None or not {i for group in layout for i in group} <= self.indices:
+            raise ReplicaError(
+                "param_groups were given a parameter that optimizer= did not give them: build a new executor, whose "
+                "optimizer= makes all groups"
+            )
+        self._layout = layout
+        for replica, optimizer in enumerate(self.each):
+            for group, indices in zip(optimizer.param_groups, layout, strict=True):
+                owned = [i for i in indices if self._owners is None or self._owners[i] == replica]
+                group["params"] = [self._parameters[replica][i] for i in owned]
 
     def place(self, key: Any) -> tuple[Any, Any]:
         """Where the state of the first replica's parameter lies: the owner's mapping, and its own parameter."""

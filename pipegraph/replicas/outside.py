@@ -151,9 +151,10 @@ class Outside:
         ``model.zero_grad()`` drops the first replica's alone; the others' go with them here.
 
         Raises:
-            ReplicaError: the first replica's gradients are what a failed backward has left, or were written by
-                the user where the others' are yet to be added.
+            ReplicaError: a parameter has a tensor hook; the first replica's gradients are what a failed backward has
+                left, or were written by the user where the others' are yet to be added.
         """
+        self._refuse_hooks()
         first = self._parameters[0]
         dropped = []
         for index, mark in self._marks.items():
@@ -189,7 +190,20 @@ class Outside:
         self._begun = False
         self._finish = None
 
+    def _refuse_hooks(self) -> None:
+        for name, parameter in zip(
+            self._names, self._parameters[0] if self._parameters[1:] else (), strict=False
+        ):
+            for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
+                if hooks and not all(isinstance(hook, OwnHook) for hook in hooks.values()):
+                    raise ReplicaError(
+                        f"parameter {name!r} was given a tensor hook after the executor was built, which would see the "
+                        "first replica's share of the gradient only: remove it, and use a hook of the module, or "
+                        "change gradients after the backward"
+                    )
+
     def _start(self) -> None:
+        self._refuse_hooks()
         task = torch._C._current_graph_task_id()
 
         def finish() -> None:

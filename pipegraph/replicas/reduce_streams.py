@@ -96,6 +96,7 @@ class ReduceStreams:
             }
             for buffer, given in zip(buffers, parameters, strict=True)
         ]
+        self._await_zeros()
         live = LiveBucket(number, plan, buffers, views)
         self._renew(live)
         return live
@@ -270,6 +271,11 @@ class ReduceStreams:
         return stack
 
     # The waits, each of which a test removes
+
+    def _await_zeros(self) -> None:
+        """The caller's streams zero a new bucket, which side streams write without a hook where a replica is idle."""
+        for backend, stream in zip(self._backends, self._side, strict=True):
+            stream.wait_event(backend.current_stream().record_event())
 
     def _await_arrivals(self, live: LiveBucket, contributors: Iterable[int]) -> None:
         """The sum reads what the hooks have written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from pipegraph.device import normalised, sent
 from pipegraph.device.split import chunk_sizes_for, cut, moved, rows_of
 from pipegraph.errors import PipegraphWarning
-from pipegraph.tree import rebuilt
+from pipegraph.tree import is_dataclass_value, rebuilt, with_fields
 
 
 def scatter(
@@ -56,7 +57,8 @@ def gather(outputs: Sequence[Any], output_device: torch.device | str | int, dim:
     """Join the outputs of replicas on one device. Differentiable: its backward scatters.
 
     Tensors are concatenated along `dim`, 0-dim ones become a vector (with a
-    warning), dicts and (named) tuples and lists are joined inside, None stays.
+    warning), dicts, dataclasses and (named) tuples and lists are joined inside, None stays, and so do numbers and
+    strings that are the same on all replicas.
 
     Raises:
         ValueError: dicts with unequal keys, or nothing to gather.
@@ -83,9 +85,20 @@ def _gather(outputs: list[Any], device: torch.device, dim: int) -> Any:
             raise ValueError(f"gather: all replicas' dicts need the same keys, got {keys}")
         joined = [(key, _gather([output[key] for output in outputs], device, dim)) for key in first]
         return type(first)(joined)  # type: ignore[call-arg]
+    if is_dataclass_value(first):
+        names = [field.name for field in dataclasses.fields(first)]
+        return with_fields(
+            first,
+            {name: _gather([getattr(output, name) for output in outputs], device, dim) for name in names},
+        )
+    if isinstance(first, (bool, int, float, complex, str, bytes)) and all(
+        other == first for other in outputs
+    ):
+        return first
     if not isinstance(first, Iterable) or isinstance(first, (str, bytes)):
         raise TypeError(
-            f"gather: cannot join objects of type {type(first).__name__}: return tensors, or nests of them"
+            f"gather: cannot join {', '.join(map(repr, outputs))} of type {type(first).__name__}: return tensors, or "
+            "nests of them; numbers and strings only where all replicas return the same"
         )
     sequences = isinstance(first, (tuple, list))
     if sequences and len({len(other) for other in outputs}) > 1:

@@ -277,7 +277,7 @@ def a_failure_after_the_first_collective_closes_the_executor() -> None:
             raise ValueError("mine")
 
         reducer.streams.observer = observer
-        executor.module.first.weight.register_post_accumulate_grad_hook(fail)
+        executor._replicas.modules[1].first.weight.register_post_accumulate_grad_hook(fail)
         with pytest.raises(ValueError, match="mine") as caught:
             executor.step(data(1, RANK), square)
         assert any("the other ranks wait" in note for note in caught.value.__notes__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,14 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.device import CpuBackend, every_device, slots_on
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas import ReplicaExecutor, Whole, build, gather, parameter_gather as exchange
+from pipegraph.replicas import (
+    ReplicaExecutor,
+    Whole,
+    build,
+    gather,
+    parameter_gather as exchange,
+    reduce_add_coalesced,
+)
 from pipegraph.replicas.buckets import ParameterFacts, plan_buckets
 from pipegraph.replicas.feed import from_another_gpu
 from pipegraph.replicas.reduce_streams import ReduceStreams
@@ -67,6 +75,21 @@ def test_a_whole_value_and_arrays_pass_through_the_terminal_scatter(make_executo
             lambda outputs, part: outputs.requires_grad_().mean(),
         )
     assert sorted(found) == [(["a", "b", "c"], [0, 1, 2], 9), (["d", "e"], [3, 4], 9)]
+
+
+def test_a_scattered_batch_with_a_whole_value_of_another_length_is_stepped_with(
+    make_executor: MakeExecutor,
+) -> None:
+    graph = pg.Graph("train")
+    batches = graph.add(ops.FromSequence([{"x": row} for row in data(5)])).then(ops.Batch(5))
+    batches.then(lambda batch: {**batch, "w": Whole(torch.ones(9))}).then(ops.Scatter(["cpu", "cpu"]))
+    executor, plain = (make_executor(mlp(), 2, optimizer=sgd) for _ in range(2))
+    with graph.loader() as loader:
+        for batch in loader:
+            loss = executor.step(
+                batch, square, lambda module, part: module(part["x"]) * part["w"].mean()
+            ).loss
+    assert torch.equal(loss, plain.step(data(5), square).loss)
 
 
 def test_a_run_continues_with_another_number_of_slots() -> None:
@@ -121,6 +144,34 @@ def test_containers_of_other_kinds_are_gathered_by_their_entries() -> None:
     joined = gather(caches, "cpu")
     assert isinstance(joined, Cache)
     assert [tuple(leaf.shape) for leaf in joined.pairs[0]] == [(3, 3), (3, 3)]
+
+
+@dataclass
+class Made:
+    """What a model returns."""
+
+    logits: torch.Tensor
+    hidden: tuple[torch.Tensor, ...]
+    heads: int
+    name: str
+
+
+def test_dataclasses_and_equal_numbers_and_strings_are_gathered() -> None:
+    made = [Made(torch.ones(rows, 3), (torch.zeros(rows, 2),), 4, "text") for rows in (2, 1)]
+    joined = gather(made, "cpu")
+    assert type(joined) is Made
+    assert (joined.logits.shape, joined.hidden[0].shape) == ((3, 3), (3, 2))
+    assert (joined.heads, joined.name) == (4, "text")
+    with pytest.raises(
+        TypeError, match="cannot join 4, 5 of type int: .* only where all replicas return the same"
+    ):
+        gather([4, 5], "cpu")
+
+
+def test_sparse_and_dense_gradients_are_added() -> None:
+    for first, second in ((torch.eye(3).to_sparse(), torch.eye(3)), (torch.eye(3), torch.eye(3).to_sparse())):
+        (total,) = reduce_add_coalesced([[first], [second]], "cpu")
+        assert torch.equal(total, 2 * torch.eye(3))
 
 
 # States and optimizers
@@ -310,6 +361,26 @@ def test_a_bucket_waits_once_per_replica_whatever_its_parameters(monkeypatch: py
             assert all(torch.equal(view, torch.full_like(view, 8.0)) for view in live.views[7].values())
             waits[count] = len(made)
     assert waits[161] == waits[1] < 200
+
+
+def test_side_streams_wait_for_the_zeroes_of_a_new_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's stream makes them; a side stream writes an idle replica's bucket and has waited for no hook."""
+    slots, waits = slots_on(["cpu"] * 2), []
+    with CpuBackend() as backend:
+        caller = backend.stream(slots[0], "caller")
+        streams = ReduceStreams(slots, {torch.device("cpu"): backend}, scattered_sums=False, ranks=None)
+        recorded: list[Any] = []
+        record = caller.record_event
+        monkeypatch.setattr(caller, "record_event", lambda: recorded.append(record()) or recorded[-1])
+        for number, side in enumerate(streams._side):
+            monkeypatch.setattr(
+                side, "wait_event", lambda event, number=number: waits.append((number, event))
+            )
+        with backend.use(caller):
+            (plan,) = plan_buckets([ParameterFacts(2, torch.float64)], [0], 2)
+            streams.make(0, plan, [[torch.zeros(2, dtype=torch.float64)]] * 2)
+        assert waits == list(enumerate(recorded))
+        assert len(recorded) == 2
 
 
 def test_a_part_made_on_another_gpu_is_copied_by_the_caller() -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.nn.utils import prune
 
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas import ReplicaExecutor
@@ -373,3 +378,166 @@ def test_a_scattered_batch_of_captions_alone_gives_a_mean(make_executor: MakeExe
     odd = Scattered([{"a": [1, 2], "b": [1]}, {"a": [1], "b": [1]}], ["cpu", "cpu"])
     with pytest.raises(ReplicaError, match="how many rows"):
         executor.step(odd, lambda outputs, part: outputs.mean(), lambda module, part: module(["a"]))
+
+
+def test_what_is_changed_in_place_inside_an_attribute_is_followed(make_executor: MakeExecutor) -> None:
+    class Slotted:
+        __slots__ = ("factor",)
+
+        def __init__(self) -> None:
+            self.factor = 1.0
+
+    class Holding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, dtype=torch.double))
+            self.array = np.ones(4)
+            self.recent = deque([1.0], maxlen=1)
+            self.slotted = Slotted()
+            self.shift = torch.zeros(4, dtype=torch.double)
+            self.named = np.array([[1.0]], dtype=object)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = self.recent[0] * self.slotted.factor * self.named[0, 0][0]
+            return x * self.weight * torch.from_numpy(self.array) * scale + self.shift
+
+    model = Holding()
+    model.named[0, 0] = [1.0]
+    executor, x = make_executor(model, 3), data(6)
+    changes: list[Callable[[], object]] = [
+        lambda: model.array.fill(2.0),
+        lambda: model.recent.append(3.0),
+        lambda: setattr(model.slotted, "factor", 5.0),
+        lambda: model.shift.data.fill_(7.0),
+        lambda: model.shift.numpy().fill(8.0),
+        lambda: model.named[0, 0].append(model.named[0, 0].pop() + 1),
+    ]
+    for change in changes:
+        change()
+        assert torch.equal(executor(x), model(x))
+
+
+def test_buffers_that_come_go_and_are_none_are_followed(make_executor: MakeExecutor) -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, dtype=torch.double))
+            self.register_buffer("shift", torch.ones(4, dtype=torch.double))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            shift = getattr(self, "late", None)
+            shift = getattr(self, "shift", None) if shift is None else shift
+            return x * self.weight if shift is None else x * self.weight + shift
+
+    executor, x = make_executor(Shifted(), 3), data(6)
+    model = executor.module
+
+    def assert_followed() -> None:
+        assert torch.equal(executor(x), model(x))
+
+    assert_followed()
+    model.shift = None
+    assert_followed()
+    model.shift = torch.full((4,), 2.0, dtype=torch.double)
+    assert_followed()
+    del model.shift
+    assert_followed()
+    model.register_buffer("late", torch.full((4,), 3.0, dtype=torch.double), persistent=False)
+    model.held = [model.late]
+    assert_followed()
+    assert all(m.held[0] is m.late for m in executor._replicas.modules)
+    assert all(m._non_persistent_buffers_set == {"late"} for m in executor._replicas.modules)
+
+
+def test_buffers_that_require_grad_are_refused(make_executor: MakeExecutor) -> None:
+    class Net(nn.Module):
+        def __init__(self, grad: bool) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(4, dtype=torch.double).requires_grad_(grad))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    with pytest.raises(ReplicaError, match="buffer 'scale' requires grad"):
+        ReplicaExecutor(Net(True), ["cpu"] * 2)
+    executor = make_executor(Net(False), 2)
+    executor.module.scale.requires_grad_()
+    with pytest.raises(
+        ReplicaError, match=r"buffer 'Net.scale' requires grad, .*: make it a Parameter, or detach"
+    ):
+        executor(data(6))
+
+
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_tensor_hooks_on_parameters_after_the_build_are_refused(
+    make_executor: MakeExecutor, accumulated: bool
+) -> None:
+    executor = make_executor(mlp(), 2, optimizer=sgd)
+    weight = executor.module[0].weight
+    outputs = executor(data())
+    if accumulated:
+        handle = weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    else:
+        handle = weight.register_hook(lambda grad: grad * 2)
+    for attempt in (lambda: outputs.sum().backward(), lambda: executor.step(data(), loss_of)):
+        with pytest.raises(ReplicaError, match=r"'0.weight' was given a tensor hook .*: remove it"):
+            attempt()
+    handle.remove()
+    executor.zero_grad()
+    executor.step(data(), loss_of)
+
+
+def test_a_model_with_gradients_is_refused_where_the_executor_steps(make_executor: MakeExecutor) -> None:
+    model = mlp()
+    model(data()).sum().backward()
+    with pytest.raises(ReplicaError, match=r"'0.weight' holds a gradient, .* call zero_grad\(\)"):
+        ReplicaExecutor(model, ["cpu"] * 2, optimizer=sgd)
+    model.zero_grad()
+    make_executor(model, 2, optimizer=sgd)
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_parameter_taken_out_of_its_group_is_taken_out_for_all(
+    make_executor: MakeExecutor, shard: bool
+) -> None:
+    alone = mlp()
+    optimizer = sgd(alone.parameters())
+    executor = make_executor(mlp(), 3, optimizer=sgd, shard_optimizer=shard)
+    for step in range(6):
+        if step == 3:
+            for each in (optimizer, executor.optimizer):
+                del each.param_groups[0]["params"][1:3]
+        alone.zero_grad()
+        loss_of(alone(data()), None).backward()
+        optimizer.step()
+        executor.step(data(), loss_of)
+        executor._settle()
+        assert_close(executor, alone)
+        for given in executor._replicas.parameters[1:]:
+            assert all(map(torch.equal, given, executor.module.parameters()))
+    executor.optimizer.param_groups[0]["params"].append(nn.Parameter(torch.zeros(1)))
+    with pytest.raises(ReplicaError, match="param_groups were given a parameter that optimizer= did not"):
+        executor.step(data(), loss_of)
+
+
+def test_an_embedding_that_renormalises_itself_is_refused() -> None:
+    with pytest.raises(ReplicaError, match=r"embedding '0' has max_norm=1.0: .* set max_norm to None"):
+        ReplicaExecutor(nn.Sequential(nn.Embedding(4, 2, max_norm=1.0)), ["cpu"] * 2)
+
+
+def test_a_later_pruning_is_refused_by_name(make_executor: MakeExecutor) -> None:
+    executor = make_executor(mlp(), 2)
+    prune.l1_unstructured(executor.module[0], "weight", amount=0.5)
+    with pytest.raises(
+        ReplicaError, match=r"has changed since the executor was built, at '0.weight'.* \(pruning"
+    ):
+        executor(data())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_forward_mode_tangents_pass_through(make_executor: MakeExecutor) -> None:
+    executor = make_executor(mlp(), 2)
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(data(), torch.ones_like(data()))
+        mine, its = (forward_ad.unpack_dual(model(x)).tangent for model in (executor, executor.module))
+        torch.testing.assert_close(mine, its)
