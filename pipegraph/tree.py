@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipegraph.estimates import estimate, is_unknown, of_objects
+
 ATOMS = frozenset(
     {int, float, bool, complex, type(None), np.float32, np.float64, np.int64, np.int32, np.bool_}
 )
@@ -193,7 +195,9 @@ def _collect(data: Any, found: dict[int, int]) -> None:
             found[id(data)] = sys.getsizeof(data)
     elif kind is np.ndarray:
         nbytes = data.nbytes
-        if nbytes:
+        if nbytes and data.dtype.hasobject:
+            found[id(data)] = of_objects(data)
+        elif nbytes:
             # The object stands for its memory: asking numpy for the address costs more than all the rest.
             found[id(data)] = nbytes
     elif kind is bytes:
@@ -227,9 +231,34 @@ def _collect(data: Any, found: dict[int, int]) -> None:
         nbytes = data.nbytes if isinstance(data, memoryview) else len(data)
         if nbytes:
             found[id(data)] = nbytes
-    elif is_dataclass_value(data):
-        for field in dataclasses.fields(data):
-            _collect(getattr(data, field.name), found)
+    elif id(data) not in found:
+        _collect_object(data, found)
+
+
+def _collect_object(data: Any, found: dict[int, int]) -> None:
+    """Objects of all kinds, with those they refer to: as many as ``MANY``, for a whole model may hang on one."""
+    left = [data]
+    for _ in range(MANY):
+        if not left:
+            break
+        each = left.pop()
+        nbytes, values = estimate(each)
+        found[id(each)] = nbytes
+        for value in values:
+            kind = type(value)
+            if kind in ATOMS or (kind is str and len(value) < LONG_TEXT):
+                found[id(each)] += sys.getsizeof(value)
+            elif isinstance(
+                value, torch.Tensor | np.ndarray | list | tuple | Mapping | bytes | bytearray | memoryview
+            ):
+                _collect(value, found)
+            elif id(value) not in found:
+                left.append(value)
+
+
+def unsized(data: Any) -> type | None:
+    """The type of a leaf whose bytes nothing tells; None if there is none."""
+    return next((type(leaf) for leaf in leaves(data) if type(leaf) not in ATOMS and is_unknown(leaf)), None)
 
 
 def _collect_many(data: Any, values: Collection[Any], found: dict[int, int]) -> None:

@@ -53,6 +53,7 @@ class Run:
         self.ledger = loader.ledger
         self.tracer = loader.tracer
         self.first_epoch = epoch
+        self.sized = loader.sized
         self.history = resume.history
         self.activity = Activity()
         self.activity.on_idle = self._resolve

@@ -32,6 +32,7 @@ class RunContext(Protocol):
     horizon: Horizon
     ledger: Ledger
     tracer: Tracer
+    sized: set[str]
     stopping: Stopping
 
     def fail(self, error: BaseException) -> None:

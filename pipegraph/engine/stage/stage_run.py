@@ -6,6 +6,7 @@ A ``StageRun`` lives as long as one run (from a pass's start until it is cancell
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.engine.stage.stage_context import RunContext, StageContext
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.planning.plan import StagePlan
-from pipegraph.tree import ATOMS, buffers
+from pipegraph.tree import ATOMS, buffers, unsized
 
 
 @dataclass
@@ -38,6 +39,9 @@ class Restart:
     cursor: Cursor = None
     base: Cursor = None
     marks: int = 0
+
+
+log = logging.getLogger("pipegraph")
 
 
 class StageRun(StageContext):
@@ -176,11 +180,25 @@ class StageRun(StageContext):
         """Account for a result: release ``held`` and the reservation, count the chunk's buffers."""
         if isinstance(chunk, Chunk):
             chunk.buffers = buffers(chunk.data)
+            self.check_sized(chunk.data)
             chunk.nbytes = sum([nbytes for _, nbytes in chunk.buffers])
             worker.leaving.nbytes += chunk.nbytes
             self.run.account.settle(self.account, reserved, held, chunk.buffers)
         else:
             self.drop(reserved, held)
+
+    def check_sized(self, data: Any) -> None:
+        """Say once per stage, by its first item, that memory_limit cannot count what it makes."""
+        if self.name in self.run.sized:
+            return
+        self.run.sized.add(self.name)
+        kind = unsized(data)
+        if kind is not None:
+            log.warning(
+                "stage %r makes objects of %s.%s, whose bytes nothing tells: memory_limit counts next to nothing for "
+                "them. Bound this stage by capacity=, or give the type an attribute nbytes",
+                *(self.name, kind.__module__, kind.__qualname__),
+            )
 
     def drop(self, reserved: int, held: Buffers) -> None:
         """Account for a call without a result."""

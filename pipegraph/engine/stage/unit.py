@@ -248,6 +248,8 @@ def settle(stage: StageRun, worker: Worker, reserved: int, held: Buffers, out: C
     if stage.pack is not None and out.packed is None and stage.pace.packs(out.count):
         out.pack(stage.pack, stage.batches_of(out))
     out.buffers = measured(out)
+    if out.packed is None and stage.name not in stage.run.sized:
+        stage.check_sized(out.data[0])
     if out.buffers:
         out.nbytes = sum([nbytes for _, nbytes in out.buffers])
         worker.leaving.nbytes += out.nbytes
