@@ -131,12 +131,16 @@ class FromSequence(OrderedSource):
         self.handed_out = HandedOut()
         self._drawing = Turn()
         self._stage = ""
+        self._lengths: dict[
+            int, int
+        ] = {}  # of the epochs begun, for all workers: it may grow in the middle of one
         self._draws = Draws()
         self._sampling = Draws()
 
     def open(self, context: Context) -> None:
         super().open(context)
         self._stage = context.stage
+        self._lengths = context.share("lengths", dict)
         self._draws = Draws(context.seed, context.stage)
         self._sampling = Draws(context.seed, context.stage)
 
@@ -155,6 +159,9 @@ class FromSequence(OrderedSource):
 
     def layout(self) -> int:
         return len(self.dataset)
+
+    def layout_of(self, epoch: int) -> int:
+        return self._lengths.get(epoch) or len(self.dataset)
 
     def item(self, index: Any) -> Any:
         return self._own(self.dataset[index])
@@ -217,6 +224,9 @@ class FromSequence(OrderedSource):
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
         if self.sampler is None:
+            self._lengths[epoch] = len(self.dataset)
+            for old in [each for each in list(self._lengths) if each < epoch - 8]:
+                self._lengths.pop(old, None)
             return super().positions(epoch, rank, world_size, start)
         self._sampling.one(epoch, ("sampler",))
         indices = self._drawing.begin(self.sampler, epoch).items

@@ -58,11 +58,15 @@ class OrderedSource(Source):
         self.seed = 0
         self._stride = 1
         self._history: tuple[int, History] = (0, ())
-        self._block: tuple[tuple[int, int], list[int]] | None = None
+        self._block: tuple[tuple[int, int, Any], list[int]] | None = None
 
     @abstractmethod
     def layout(self) -> Any:
         """What the order is over; see ``pg.order``."""
+
+    def layout_of(self, epoch: int) -> Any:
+        """As :meth:`layout`, as it was when the epoch began."""
+        return self.layout()
 
     @abstractmethod
     def item(self, index: int) -> Any:
@@ -109,7 +113,7 @@ class OrderedSource(Source):
             return super().positions_of(steps, epoch, rank, world_size)
         history = self._consumed(epoch)
         drawn: list[int] = self.order.positions(
-            self.layout(), self.seed, epoch, rank, world_size, steps.start, steps.stop, history
+            self.layout_of(epoch), self.seed, epoch, rank, world_size, steps.start, steps.stop, history
         ).tolist()
         return drawn
 
@@ -118,21 +122,22 @@ class OrderedSource(Source):
         stride = self._stride
         turn, residue = divmod(position, stride)
         first = (turn - turn % POSITIONS_AT_ONCE) * stride + residue
-        block = self._block
-        if block is None or block[0] != (epoch, first):
+        block, layout = self._block, self.layout_of(epoch)
+        key = epoch, first, layout if layout.__class__ is int else None  # a data set may grow
+        if block is None or block[0] != key:
             drawn = np.arange(first, first + POSITIONS_AT_ONCE * stride, stride)
-            indices = self.order.samples_at(self.layout(), drawn, self.seed, epoch).tolist()
-            block = self._block = ((epoch, first), indices)
+            indices = self.order.samples_at(layout, drawn, self.seed, epoch).tolist()
+            block = self._block = (key, indices)
         return block[1][turn % POSITIONS_AT_ONCE]
 
     def indices_of(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
         drawn = np.fromiter(positions, np.int64, len(positions))
-        found: list[int] = self.order.samples_at(self.layout(), drawn, self.seed, epoch).tolist()
+        found: list[int] = self.order.samples_at(self.layout_of(epoch), drawn, self.seed, epoch).tolist()
         return found
 
     def read(self, position: int, epoch: int) -> Any:
         return self.item(self.index_of(position, epoch))
 
     def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
-        other = self.order.substitute(self.layout(), position, attempt, self.seed, epoch)
+        other = self.order.substitute(self.layout_of(epoch), position, attempt, self.seed, epoch)
         return None if other == position else other

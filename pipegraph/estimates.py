@@ -72,7 +72,7 @@ def _stated(data: Any) -> int | None:
 
 
 def _attributes(data: Any) -> list[Any]:
-    found = []
+    found: list[Any] = []
     attributes = getattr(data, "__dict__", None)
     if isinstance(attributes, Mapping):
         found += attributes.values()

@@ -37,27 +37,29 @@ class GivenData:
         self._seen: dict[str, tuple[int | None, int]] = {}
         self._reported: set[str] = set()
 
-    def begins(self) -> bool:
-        """A pass begins: whether data has changed that may have been read ahead for it.
+    def begins(self) -> tuple[bool, bool]:
+        """A pass begins: whether data has changed since the one before began, in sources that read ahead, and in any.
 
         Raises:
             GraphError: it has another length than the copy that processes read.
         """
-        changed = False
+        ahead = any_source = False
         for name, source, away in self._sources:
             data, order = source.given()
             # A sampler is asked in this process, unless all of the graph is elsewhere.
-            found = length_of(data), fingerprint(data, order if self._isolated else None)
+            order = order if self._isolated or not away else None
+            found = length_of(data), fingerprint(data, order)
             before = self._seen.get(name, found)
             if not away:
-                changed |= source.reads_ahead and found != before
+                any_source |= found != before
+                ahead |= source.reads_ahead and found != before
                 if source.handed_out is not None:
                     source.handed_out.forget()
             elif found != before:
                 self._unseen(name, before[0], found[0])
                 continue
             self._seen[name] = found
-        return changed
+        return ahead, any_source
 
     def _unseen(self, name: str, before: int | None, now: int | None) -> None:
         message = self._message(name, before, now)

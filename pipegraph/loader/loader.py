@@ -180,6 +180,8 @@ class Loader(Closing):
             if old is not None:
                 old.end("a new pass over the loader has begun")
             changed = self._given.begins()
+            if any(changed):
+                self._digest = None  # a state names the length that the data has now
             runtime = self._start()
             runtime.pass_totals.end()  # before the run may be cancelled, which ends its waits
             try:
@@ -232,12 +234,14 @@ class Loader(Closing):
         if self._closed:
             raise LoaderClosedError(f"{self._closed}; make another with graph.loader(...)")
 
-    def _run_from(self, place: Place, runtime: Runtime, changed: bool) -> Run:
+    def _run_from(self, place: Place, runtime: Runtime, changed: tuple[bool, bool]) -> Run:
         """The run there is, where it continues with this place by itself and has not read what has ``changed``."""
         epoch, run = place.epoch, runtime.run
         horizon = inf if self._options.epochs is None else max(epoch, self._options.epochs - 1)
         progress = self._progress
-        stale = changed and run is not None and run.horizon.begun < epoch <= run.horizon.limit
+        ahead, any_source = changed
+        # A pass that delivered nothing may have begun before.
+        stale = run is not None and (any_source if epoch <= run.horizon.begun else ahead)
         if run is not None and not run.over and not stale and progress.continues_to(place):
             progress.broken(failed=False)  # until the pass has begun: an interrupted one does not continue
             run.horizon.raise_to(horizon if place.start.stream is None else epoch, epoch)

@@ -232,3 +232,17 @@ def test_an_index_beyond_what_processes_have_of_a_growing_buffer_is_explained():
     with graph.loader() as loader, pytest.raises(IndexError) as failed:
         list(loader)
     assert "the length of its data (3, now 4) has changed" in "".join(failed.value.__notes__)
+
+
+@pytest.mark.parametrize("way", ["inline", "threads"])
+def test_what_is_added_in_the_middle_of_an_epoch_belongs_to_the_next_and_no_sample_comes_twice(way):
+    data = Numbers(list(range(40)))
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(data, shuffle=True), capacity=1, **WAYS[way])
+    with graph.loader() as loader:
+        for epoch in range(3):
+            size, found = len(data), []
+            for item in loader:
+                found.append(item)
+                data.items.append(1_000 * epoch + len(data))
+            assert sorted(found) == sorted(data.items[:size])
