@@ -86,7 +86,7 @@ class FromIterable(Source):
         return "" if length is None else f"{length} items"
 
     def given(self) -> tuple[Any, Any]:
-        return None if self._one_shot else self.iterable, None  # that can only go on
+        return None if self._one_shot else self.iterable, None  # it cannot be read anew
 
     def functions(self) -> Sequence[Callable[..., Any]]:
         return (self.iterable,) if self._callable else ()
