@@ -157,6 +157,8 @@ class Load(_Reads):
         columns: of shards that have columns (Parquet): read these only.
         filter: of the same: read the rows only that let it pass, as ``pyarrow.parquet.read_table`` takes it, such as
             ``[("label", "<", 10), ("split", "=", "train")]``; the others are left out, as by a ``Filter``.
+        fill: of the same: column -> value in place of its nulls, as ``FromTable`` takes it. Without it, nulls of floats
+            are NaN and others None, for which a ``Batch`` has no place.
 
     Raises:
         GraphError: while it runs: an item is neither a sample with a ``"path"`` nor of a shard.
@@ -174,8 +176,11 @@ class Load(_Reads):
         preload: bool = True,
         columns: Sequence[str] | None = None,
         filter: Sequence[Any] | None = None,
+        fill: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(cache, preload, Choice(chosen_columns(columns, "Load"), filter))
+        if fill is not None and not isinstance(fill, Mapping):
+            raise GraphError(f"Load: fill must be a mapping from column to value, got {fill!r}")
+        super().__init__(cache, preload, Choice(chosen_columns(columns, "Load"), filter, fill))
 
     def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
         source = upstream[0]

@@ -7,6 +7,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
 from typing import Any, final
 
 import numpy as np
@@ -18,7 +19,7 @@ from pipegraph.operators.columns import Columns
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import Order, StridedOrder
 from pipegraph.reader.columns_filter import chosen_columns
-from pipegraph.storage.formats.arrowvalues import converter
+from pipegraph.storage.formats.arrowvalues import converter, filling, kind_of, nulls_inside
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -37,7 +38,7 @@ class FromTable(OrderedSource):
         table: of pyarrow, pandas or polars, or a map-style Hugging Face data set, whose stored values are then read as
             they are: an image is a dict of its bytes and path.
         columns: to read; all by default.
-        fill: column -> value in place of its nulls.
+        fill: column -> value in place of its nulls; of a list of numbers, a number is for the nulls inside.
         order: which row at which position.
         shuffle: whether the default order shuffles; by default rows come as they lie.
 
@@ -122,38 +123,27 @@ def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
 
 
 def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
-    """The value in place of nulls, for each column that has any, of the column's type."""
-    arrow = importlib.import_module("pyarrow")
+    """The values in place of nulls, of their columns' types; nulls that have none are refused."""
     for name, column in zip(table.column_names, table.columns, strict=True):
+        fills_inside = isinstance(fill.get(name), Number)
         if name in fill:
-            fill[name] = _filling(arrow, fill[name], name, column.type)
-        if name in fill or not column.null_count:
-            continue
-        if not arrow.types.is_floating(column.type):
-            raise GraphError(
-                f"FromTable: column {name!r} ({column.type}) has {column.null_count} nulls, which a batch has no place "
-                f"for; fill them: FromTable(..., fill={{{name!r}: ...}}), or leave out the rows or the column"
+            fill[name] = filling(fill[name], column.type, name, "FromTable")
+        kind, inside = kind_of(column.type), nulls_inside(column)
+        lists = kind.startswith("array")
+        if inside and not fills_inside:
+            which, value = f"{inside} nulls inside its lists, for which a NumPy array has no value", "-1"
+        elif column.null_count and kind != "float" and (name not in fill or (lists and fills_inside)):
+            which, value = (
+                f"{column.null_count} nulls, which a batch has no place for",
+                "[]" if lists else "...",
             )
-        fill[name] = float("nan")
-    return fill
-
-
-def _filling(arrow: Any, value: Any, name: str, kind: Any) -> Any:
-    """``value`` as the column's own values are read, so that a batch does not depend on how many nulls it has."""
-    if value is None:
-        raise GraphError(f"FromTable: fill={{{name!r}: None}} fills nothing: a batch has no place for None")
-    if arrow.types.is_null(kind):  # which says no other type
-        return value
-    plain = kind.value_type if arrow.types.is_dictionary(kind) else kind
-    try:
-        found = converter(plain, copied=False)(arrow.array([value], plain))[0]
-        if arrow.types.is_integer(plain) and found != value:
-            raise ValueError("a fraction is cut off")
-    except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+        else:
+            continue
         raise GraphError(
-            f"FromTable: fill={{{name!r}: {value!r}}} is no value of type {kind}, which the column has"
-        ) from error
-    return found
+            f"FromTable: column {name!r} ({column.type}) has {which}; fill them: FromTable(..., fill={{{name!r}: "
+            f"{value}}}), or leave out the rows or the column"
+        )
+    return fill
 
 
 class _TableRows:
@@ -163,10 +153,10 @@ class _TableRows:
         self._batches = [batch for batch in table.to_batches() if batch.num_rows]
         sizes = [batch.num_rows for batch in self._batches]
         self._starts = np.cumsum([0, *sizes])
-        self._columns: list[tuple[str, Callable[[Any], list[Any]], Any]] = [
-            (field.name, converter(field.type, copied=False), fill.get(field.name)) for field in table.schema
+        self._columns: list[tuple[str, Callable[[Any], list[Any]]]] = [
+            (field.name, converter(field.type, copied=False, fill=fill.get(field.name)))
+            for field in table.schema
         ]
-        self._filled = frozenset(fill)
 
     def at(self, numbers: Int64Array) -> list[dict[str, Any]]:
         """The rows with these numbers, in their order."""
@@ -185,13 +175,8 @@ class _TableRows:
             part = batch.slice(first, count)  # a run is not copied
         else:
             part = batch.take(importlib.import_module("pyarrow").array(local))
-        names, columns = [], []
-        for (name, convert, filling), column in zip(self._columns, part.columns, strict=True):
-            values = convert(column)
-            if name in self._filled and column.null_count:
-                values = [filling if value is None else value for value in values]
-            names.append(name)
-            columns.append(values)
+        names = [name for name, _ in self._columns]
+        columns = [convert(column) for (_, convert), column in zip(self._columns, part.columns, strict=True)]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 

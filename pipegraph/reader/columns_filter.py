@@ -34,17 +34,18 @@ def chosen_columns(columns: Any, operator: str) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True)
 class Choice:
-    """Columns and rows of the shards that have columns; all of them by default."""
+    """Columns and rows of the shards that have columns, all of them by default, and what fills their nulls."""
 
     columns: tuple[str, ...] | None = None
     filter: Sequence[Any] | None = None
+    fill: Mapping[str, Any] | None = None
 
     def __bool__(self) -> bool:
-        return self.columns is not None or self.filter is not None
+        return self.columns is not None or self.filter is not None or bool(self.fill)
 
     def config(self) -> dict[str, Any]:
         """For the graph's digest; nothing where all is read."""
-        chosen = {"columns": self.columns, "filter": self.filter}
+        chosen = {"columns": self.columns, "filter": self.filter, "fill": self.fill or None}
         return {name: _json(value) for name, value in chosen.items() if value is not None}
 
     def form(self, part: Part) -> Format:
@@ -54,7 +55,7 @@ class Choice:
             GraphError: the part's format has no columns.
         """
         form = format_of(part)
-        return form.choosing(self.columns, self.filter) if self else form
+        return form.choosing(self.columns, self.filter, self.fill) if self else form
 
 
 class SameFields:

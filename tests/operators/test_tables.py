@@ -1,5 +1,6 @@
 """Tables and token arrays as sources."""
 
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import GraphError
+from pipegraph.testing import fingerprint
 
 pa = pytest.importorskip("pyarrow")
 
@@ -111,7 +113,7 @@ def test_nulls_are_filled_for_the_whole_table_or_refused_before_anything_runs() 
 
 @pytest.mark.parametrize(
     ("values", "fill"),
-    [([1, None], "x"), ([1, None], 0.5), ([True, None], 0), ([[1], None], 2), (["a", None], 3)],
+    [([1, None], "x"), ([1, None], 0.5), ([True, None], 0), ([[1], None], 2.5), (["a", None], 3)],
 )
 def test_a_filling_of_another_type_than_its_column_is_refused(values: list[Any], fill: Any) -> None:
     with pytest.raises(GraphError, match=r"fill=\{'a': .*\} is no value of type .*, which the column has"):
@@ -127,6 +129,47 @@ def test_a_filling_is_read_as_the_columns_values_are() -> None:
     assert unknown["n"].tolist() == [7, 7]
     with pytest.raises(GraphError, match="fills nothing: a batch has no place for None"):
         ops.FromTable(given, fill={"x": None})
+
+
+def test_nulls_inside_lists_of_integers_are_filled_by_a_number() -> None:
+    given = pa.table({"l": [[1, None], [None], [3]]})
+    with pytest.raises(
+        GraphError, match=r"has 2 nulls inside its lists, .*: FromTable\(\.\.\., fill=\{'l': -1\}\)"
+    ):
+        ops.FromTable(given)
+    with pytest.raises(GraphError, match="has 2 nulls inside its lists"):
+        ops.FromTable(given, fill={"l": []})
+    found = [ops.FromTable(given, fill={"l": -1}).item(row)["l"] for row in range(3)]
+    assert [each.tolist() for each in found] == [[1, -1], [-1], [3]]
+    assert {each.dtype for each in found} == {np.dtype(np.int64)}
+    with pytest.raises(GraphError, match=r"has 1 nulls, which a batch .* fill=\{'l': \[\]\}"):
+        ops.FromTable(pa.table({"l": [[1], None]}), fill={"l": 2})
+
+
+FILLS: dict[str, Any] = {"n": -1, "t": "", "l": 0, "d": 1}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_nulls_are_read_alike_from_a_table_and_from_a_shard_of_it(whole: bool, tmp_path: Any) -> None:
+    columns = {
+        "n": [1, None, 3],
+        "x": pa.array([0.5, None, 1.0], pa.float32()),
+        "d": pa.array([None, 7, 7]).dictionary_encode(),
+        "t": ["a", None, "c"],
+        "l": pa.array([[1, None], [2], [3]], pa.list_(pa.int16())),
+        "f": [[0.5], [None], []],
+    }
+    given = pa.table(columns)
+    pytest.importorskip("pyarrow.parquet").write_table(given, tmp_path / "a.parquet")
+    graph = pg.Graph("g")
+    order = pg.order.PartOrder(shuffle=False) if whole else pg.order.LaneOrder(shuffle=False)
+    graph.add(ops.ShardSelect(tmp_path, order=order)).then(ops.Load(fill=FILLS))
+    with graph.loader() as loader:
+        rows = [{**row, "key": 0} for row in loader]
+    table_rows = [{**ops.FromTable(given, fill=FILLS).item(row), "key": 0} for row in range(3)]
+    assert list(map(fingerprint, rows)) == list(map(fingerprint, table_rows))
+    assert rows[1]["n"] == -1 and rows[1]["t"] == "" and rows[0]["d"] == 1 and math.isnan(rows[1]["x"])
+    assert rows[0]["l"].tolist() == [1, 0] and rows[0]["l"].dtype == np.int16
 
 
 def test_columns_are_checked() -> None:

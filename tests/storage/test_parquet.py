@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError, ShardError
 from pipegraph.storage.formats import Block, format_of
 from pipegraph.storage.formats.parquet import ParquetFormat
@@ -48,6 +49,18 @@ def test_a_null_in_a_list_of_integers_concerns_its_own_row_only() -> None:
     assert rows[0]["x"].dtype == rows[2]["x"].dtype == np.int32
     with pytest.raises(ShardError, match=r"a\.parquet, column 'x': a list of int32 has a null"):
         rows[1]
+    assert whole(file, ParquetFormat(fill={"x": 0}))[2][1]["x"].tolist() == [2, 0]
+
+
+def test_fillings_of_columns_that_do_not_fit_say_so() -> None:
+    file = written(pa.table({"n": [1, None]}))
+    with pytest.raises(DataError, match="asks for the column 'm'; there are 'n'"):
+        list(ParquetFormat(fill={"m": 0}).samples(file))
+    for fill, said in ((0.5, "is no value of type int64"), (None, "fills nothing")):
+        with pytest.raises(GraphError, match=rf"Load: fill=\{{'n': {fill}\}} {said}"):
+            list(ParquetFormat(fill={"n": fill}).samples(file))
+    with pytest.raises(GraphError, match="Load: fill must be a mapping from column to value, got 3"):
+        ops.Load(fill=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [1, 1_000])

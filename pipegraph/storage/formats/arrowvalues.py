@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
+from numbers import Number
 from typing import Any
 
-from pipegraph.errors import ShardError
+from pipegraph.errors import GraphError, ShardError
 
 Convert = Callable[[Any], list[Any]]
-"""A column to its values; a null becomes None."""
+"""A column to its values.
+
+Nulls of floats are NaN, also inside lists; those of a column with a filling are that; all others are None.
+"""
 
 
 def arrow_errors() -> tuple[type[Exception], ...]:
@@ -18,28 +23,82 @@ def arrow_errors() -> tuple[type[Exception], ...]:
     return (arrow.ArrowException, OSError, MemoryError, ValueError, OverflowError)
 
 
-def converter(kind: Any, copied: bool = True) -> Convert:
+def converter(kind: Any, copied: bool = True, fill: Any = None) -> Convert:
     """How columns of an Arrow type are turned to values.
 
     Args:
+        fill: in place of nulls, from :func:`filling`.
         copied: arrays own their values; else they lie in Arrow's memory where their type allows, and are read-only.
 
     Raises (from what is returned):
-        ShardError: a list of integers has a null inside, for which NumPy has no value.
+        ShardError: a list of integers has a null inside, for which NumPy has no value, and no filling.
     """
+    inside = fill if _fills_inside(kind, fill) else None
+    convert = _unfilled(kind, copied, inside)
+    value = fill if inside is None else None
+    if value is None and kind_of(kind) == "float":
+        value = math.nan
+    if value is None:
+        return convert
+
+    def filled(column: Any) -> list[Any]:
+        values = convert(column)
+        return [value if each is None else each for each in values] if column.null_count else values
+
+    return filled
+
+
+def filling(value: Any, kind: Any, name: str, operator: str) -> Any:
+    """A user's ``fill`` for a column as the column's own values are read, so that no field depends on its nulls.
+
+    A list of numbers is filled by a list, and the nulls inside such lists by a number.
+
+    Raises:
+        GraphError: it is no value of the column's type.
+    """
+    arrow = importlib.import_module("pyarrow")
+    if value is None:
+        raise GraphError(f"{operator}: fill={{{name!r}: None}} fills nothing: a batch has no place for None")
+    if arrow.types.is_null(kind):  # which says no other type
+        return value
+    plain = kind.value_type if arrow.types.is_dictionary(kind) or _fills_inside(kind, value) else kind
+    try:
+        found = converter(plain, copied=False)(arrow.array([value], plain))[0]
+        if arrow.types.is_integer(plain) and found != value:
+            raise ValueError("a fraction is cut off")
+    except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise GraphError(
+            f"{operator}: fill={{{name!r}: {value!r}}} is no value of type {kind}, which the column has"
+        ) from error
+    return found
+
+
+def nulls_inside(column: Any) -> int:
+    """The nulls inside a column's lists of integers."""
+    kind = column.type
+    if not _is_array(kind) or not importlib.import_module("pyarrow").types.is_integer(kind.value_type):
+        return 0
+    return sum(chunk.flatten().null_count for chunk in column.chunks)
+
+
+def _fills_inside(kind: Any, fill: Any) -> bool:
+    return isinstance(fill, Number) and _is_array(kind)
+
+
+def _unfilled(kind: Any, copied: bool, inside: Any) -> Convert:
     arrow = importlib.import_module("pyarrow")
     types = arrow.types
     if isinstance(kind, arrow.BaseExtensionType):
-        stored = converter(kind.storage_type, copied)
+        stored = _unfilled(kind.storage_type, copied, inside)
         return lambda column: stored(column.storage)
     if types.is_dictionary(kind) and not _is_text_or_bytes(kind.value_type):
-        values = converter(kind.value_type, copied)
+        values = _unfilled(kind.value_type, copied, inside)
         return lambda column: values(column.dictionary_decode())
     if _is_nanoseconds(kind):
         return _times
     if _is_array(kind):
         nullable = not types.is_integer(kind.value_type)
-        return lambda column: _arrays(column, nullable, copied)
+        return lambda column: _arrays(column, nullable, copied, inside)
     plain: Convert = lambda column: column.to_pylist()  # noqa: E731
     return plain
 
@@ -93,17 +152,19 @@ def _times(column: Any) -> list[Any]:
     ]
 
 
-def _arrays(column: Any, nullable: bool, copied: bool) -> list[Any]:
+def _arrays(column: Any, nullable: bool, copied: bool, inside: Any) -> list[Any]:
     found: list[Any] = []
     for value in column:
         if not value.is_valid:
             found.append(None)
             continue
         numbers = value.values
+        if inside is not None and numbers.null_count:
+            numbers = numbers.fill_null(inside)
         if numbers.null_count and not nullable:
             raise ShardError(
-                f"a list of {column.type.value_type} has a null inside, for which a NumPy array has no value; write "
-                "another number or the column as floats, or leave it out with Load(columns=...)"
+                f"a list of {column.type.value_type} has a null inside, for which a NumPy array has no value; name "
+                "a number for it in fill=, write the column as floats, or leave it out with columns="
             )
         array = numbers.to_numpy(zero_copy_only=False)
         # Copied: Arrow's memory is read-only, and would be kept by each of its rows.

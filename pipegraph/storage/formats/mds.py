@@ -67,7 +67,9 @@ class MdsFormat(Format):
     def __init__(self, columns: Sequence[str] | None = None) -> None:
         self.columns = None if columns is None else tuple(columns)
 
-    def choosing(self, columns: Sequence[str] | None, filter: Any) -> MdsFormat:
+    def choosing(self, columns: Sequence[str] | None, filter: Any, fill: Any = None) -> MdsFormat:
+        if fill:
+            raise GraphError("Load(fill=...): MDS shards have no nulls; leave it out")
         if filter is not None:
             raise GraphError(
                 "Load(filter=...): MDS shards cannot be filtered while they are read; put a Filter behind Load"

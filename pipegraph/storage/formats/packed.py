@@ -26,8 +26,8 @@ class PackedFormat(Format):
     def __init__(self, inner: Format, suffixes: tuple[str, ...]) -> None:
         self.inner, self.suffixes = inner, suffixes
 
-    def choosing(self, columns: Sequence[str] | None, filter: Any) -> PackedFormat:
-        return PackedFormat(self.inner.choosing(columns, filter), self.suffixes)
+    def choosing(self, columns: Sequence[str] | None, filter: Any, fill: Any = None) -> PackedFormat:
+        return PackedFormat(self.inner.choosing(columns, filter, fill), self.suffixes)
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
         return self.inner.samples(in_memory(file, self.take_room))

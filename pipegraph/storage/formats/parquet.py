@@ -12,7 +12,7 @@ import numpy as np
 from pipegraph.errors import DataError, GraphError, MissingExtraError, PipegraphError, ShardError
 from pipegraph.storage.shard_files import ShardFile
 
-from .arrowvalues import arrow_errors, converter, kind_of
+from .arrowvalues import arrow_errors, converter, filling, kind_of
 from .block_samples import BlockSamples
 from .parquetfooter import row_groups
 from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
@@ -43,27 +43,36 @@ Filter = Sequence[Any]
 class ParquetFormat(Format):
     """Each row is a sample: one field per column, of a type that follows from the column's.
 
-    Numbers, text and bytes become Python's, lists of numbers NumPy arrays of their type (a null in a list of
-    floats is NaN, one in a list of integers an error), nanoseconds ``numpy.datetime64`` and ``timedelta64``, other
-    nested values lists and dicts; a null is None. Neighbouring small row groups share a block. Extension types are
-    read as what they are stored as.
+    Numbers, text and bytes become Python's, lists of numbers NumPy arrays of their type (a null in a list of floats is
+    NaN, one in a list of integers an error without ``fill``), nanoseconds ``numpy.datetime64`` and ``timedelta64``,
+    other nested values lists and dicts. A null of floats is NaN, any other None, or what ``fill`` says. Neighbouring
+    small row groups share a block. Extension types are read as what they are stored as.
 
     Args:
         columns: to read; all by default.
         filter: as ``pyarrow.parquet.read_table`` takes it, such as ``[("label", "<", 10)]``; rows that it does not
             let pass are left out.
+        fill: column -> value in place of its nulls; of a list of numbers, a number is for the nulls inside.
     """
 
     suffixes = (".parquet",)
     needs_file = False
 
-    def __init__(self, columns: Sequence[str] | None = None, filter: Filter | None = None) -> None:
+    def __init__(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: Filter | None = None,
+        fill: Mapping[str, Any] | None = None,
+    ) -> None:
         self.columns = None if columns is None else tuple(columns)
         self.filter = None if filter is None else list(filter)
         self._asked = _columns_of(self.filter or ())
+        self.fill = dict(fill or {})
 
-    def choosing(self, columns: Sequence[str] | None, filter: Filter | None) -> ParquetFormat:
-        return ParquetFormat(columns, filter)
+    def choosing(
+        self, columns: Sequence[str] | None, filter: Filter | None, fill: Mapping[str, Any] | None = None
+    ) -> ParquetFormat:
+        return ParquetFormat(columns, filter, fill)
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
         values = None
@@ -71,7 +80,7 @@ class ParquetFormat(Format):
             groups = range(reader.metadata.num_row_groups)
             for batch in self._batches(reader, file, groups, stream=True):
                 kept, _ = self._passing(batch, file.name)
-                values = values or _Values(kept.schema, file.name)
+                values = values or _Values(kept.schema, file.name, self.fill)
                 yield from values.rows(kept)
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
@@ -89,7 +98,7 @@ class ParquetFormat(Format):
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Any]:
         """The block's rows; those that the filter does not let pass are None."""
-        groups, first, held = [], 0, _Rows(file.name)
+        groups, first, held = [], 0, _Rows(file.name, self.fill)
         with self._open(file) as reader:
             for group in range(reader.metadata.num_row_groups):
                 if first >= block.first and first < block.first + block.samples:
@@ -124,7 +133,9 @@ class ParquetFormat(Format):
         except arrow_errors() as error:
             raise ShardError(f"{file.name}: not a Parquet file: {error}") from error
         twice = next((name for name in names if names.count(name) > 1), None)
-        missing = next((name for name in (*(self.columns or ()), *self._asked) if name not in names), None)
+        missing = next(
+            (name for name in (*(self.columns or ()), *self._asked, *self.fill) if name not in names), None
+        )
         if twice is None and missing is None:
             return reader
         reader.close()
@@ -211,9 +222,12 @@ def _columns_of(conditions: Any) -> tuple[str, ...]:
 class _Values:
     """Rows of one schema as samples."""
 
-    def __init__(self, schema: Any, name: str) -> None:
+    def __init__(self, schema: Any, name: str, fill: Mapping[str, Any]) -> None:
         self.names, self._name = schema.names, name
-        self._converters = [converter(kind) for kind in schema.types]
+        self._converters = [
+            converter(kind, fill=filling(fill[column], kind, column, "Load") if column in fill else None)
+            for column, kind in zip(schema.names, schema.types, strict=True)
+        ]
 
     def rows(self, batch: Any) -> list[Sample]:
         columns = []
@@ -236,8 +250,8 @@ class _Rows(BlockSamples["Sample | None"]):
         nbytes: of the batches; what two of them share counts twice.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, fill: Mapping[str, Any]) -> None:
+        self._name, self._fill = name, fill
         self._batches: list[tuple[Any, Any]] = []
         self._ends: list[int] = []
         self._values: _Values | None = None
@@ -245,7 +259,7 @@ class _Rows(BlockSamples["Sample | None"]):
 
     def add(self, rows: int, kept: Any, places: Any) -> None:
         """The next `rows` rows, of which those at these places are kept; all, where that is None."""
-        self._values = self._values or _Values(kept.schema, self._name)
+        self._values = self._values or _Values(kept.schema, self._name, self._fill)
         self._batches.append((kept, places))
         self._ends.append(len(self) + rows)
         self.nbytes += kept.get_total_buffer_size() + (0 if places is None else places.nbytes)

@@ -115,15 +115,15 @@ class Format(ABC):
         """
         return None
 
-    def choosing(self, columns: Sequence[str] | None, filter: Any) -> Format:
-        """This format, reading these columns, and the rows that the filter lets pass.
+    def choosing(self, columns: Sequence[str] | None, filter: Any, fill: Any = None) -> Format:
+        """This format, reading these columns, and the rows that the filter lets pass, their nulls filled.
 
         Raises:
             GraphError: its samples have no columns.
         """
         raise GraphError(
-            f"Load(columns=..., filter=...): {'/'.join(self.suffixes)} shards have no columns that could be read "
-            "alone; leave them out and put a Map or Filter behind Load"
+            f"Load(columns=..., filter=..., fill=...): {'/'.join(self.suffixes)} shards have no columns "
+            "that could be read alone; leave them out and put a Map or Filter behind Load"
         )
 
     def within(self, room: Room) -> Self:
