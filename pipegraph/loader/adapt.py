@@ -185,6 +185,7 @@ class _Carry:
         counts, entries = part["ledger"]
         return {
             **part,
+            "chunks": None,
             "cursor": self._cursor(part["cursor"]),
             "history": self._history(part["history"]),
             "later": [

@@ -300,7 +300,7 @@ class Loader(Closing):
 
     def __len__(self) -> int:
         """Chunks per epoch on this rank, with ``equal_steps=True`` on the rank that has the fewest; of an epoch that
-        resumes at another world size, those that were left then.
+        resumes from a state, those that were left then.
 
         Raises:
             TypeError: the data decides (a filter, a flat map, a source without a length ...).
@@ -317,7 +317,11 @@ class Loader(Closing):
         if None in lengths:
             names = ", ".join(map(repr, self.plan.unknown_counts()))
             raise TypeError(f"this loader has no length: stages {names} make it depend on the data")
-        return min(length for length in lengths if length is not None)
+        if place.start.chunks is None:
+            raise TypeError(
+                "this loader has no length in this epoch: it continues in a graph that was changed"
+            )
+        return min(length for length in lengths if length is not None) - place.start.chunks
 
     # -- state ---------------------------------------------------------------------------------
 

@@ -300,8 +300,10 @@ class Progress:
         """This rank's part of the state; ``own`` is (rank, world size)."""
         place = self.place
         cursor, rows = place.reached()
+        chunks = place.start.chunks
         return {
             "epoch": place.epoch,
+            "chunks": None if chunks is None else chunks + (0 if self.idle else self.in_pass()[1]),
             "cursor": cursor,
             "history": place.start.history,
             "stream": () if place.nothing else place.start.stream or own,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
@@ -277,6 +277,7 @@ def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
     """A state is data from a file: what is wrong with it is said before anything starts from it."""
     checks: dict[str, Callable[[Any], bool]] = {
         "epoch": _is_count,
+        "chunks": lambda value: value is None or _is_count(value),
         "history": _is_history,
         "stream": lambda value: value in ((), []) or _is_place(value),
         "cursor": lambda value: _leads_to_steps(value, plan),
@@ -337,6 +338,7 @@ def _streams(part: Mapping[str, Any]) -> tuple[Resume, ...]:
     if not part["stream"]:
         return ()
     own = decode_part((part["stream"], part["cursor"], part["history"], part["delivered"]))
+    own = replace(own, chunks=part["chunks"])
     return (own, *(decode_part(later) for later in part["later"]))
 
 

@@ -702,3 +702,46 @@ def test_going_back_and_forth_before_a_pass_leaves_the_epoch_whole():
         loader.set_epoch(0)
         assert list(loader) == list(items(0))
         assert list(loader) == list(items(1))
+
+
+@pytest.mark.parametrize(
+    "between", [[], [ops.Shuffle(6)], [ops.FlatMap(lambda x: [x])]], ids=["plain", "window", "none"]
+)
+def test_the_length_after_a_load_is_what_is_left_of_the_epoch(between):
+    def make(size=3):
+        graph = pg.Graph("left")
+        node = graph.add(ops.FromSequence(range(20)), name="rows")
+        for operator in between:
+            node = node.then(operator)
+        node.then(ops.Batch(size), name="batches")
+        return graph.loader(epochs=3)
+
+    with make() as loader:
+        passing = iter(loader)
+        next(passing), next(passing)
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = len(list(passing))
+    with make() as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state | {"rank0": loader.state_dict()["rank0"]}
+        if between and isinstance(between[0], ops.FlatMap):
+            with pytest.raises(TypeError, match="no length"):
+                len(loader)
+            return
+        assert len(loader) == rest == 5
+        passing = iter(loader)
+        next(passing)
+        assert len(loader) == 5  # of the pass, also inside it
+        again = json.loads(json.dumps(loader.state_dict()))
+        list(passing)
+        assert len(loader) == 7
+        next(iter(loader))
+        assert len(loader) == 7
+        loader.load_state_dict(again)
+        assert len(loader) == len(list(loader)) == 4
+    with make(size=4) as loader:
+        loader.load_state_dict(state, allow=["batches"])
+        with pytest.raises(
+            TypeError, match="no length in this epoch: it continues in a graph that was changed"
+        ):
+            len(loader)
