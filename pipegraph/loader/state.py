@@ -24,6 +24,14 @@ FORGET_SAMPLES = 64
 """This many samples of a chunk count as another chunk, because samples are recorded one by one."""
 
 
+MOST_STEPS = 1 << 53
+"""More than any state has of steps, epochs or samples: a larger number is not counted out, nor is an array's size."""
+
+MOST_RANKS = 1 << 20
+
+MOST_DELIVERED = 1 << 24
+"""Samples delivered beyond the watermark: as many as stages hold at once, and far fewer than this."""
+
 LineagesByPath = Mapping[Path, Set[Lineage]]
 """Samples delivered beyond the watermark, by the way on which they came."""
 
@@ -266,7 +274,7 @@ def _check(state: Any, plan: Plan) -> None:
     plan.check_digests(state["digest"])
     if not isinstance(state.get("seed", ""), int | None):  # None: saved before a seed was drawn
         raise _damaged("'seed'", state.get("seed"))
-    if not _is_count(state.get("world_size")) or state["world_size"] < 1:
+    if not _is_ranks(state.get("world_size")):
         raise _damaged("'world_size'", state.get("world_size"))
     for key, part in state.items():
         if key.startswith("rank") and isinstance(part, Mapping):
@@ -304,28 +312,48 @@ def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_STEPS
+
+
+def _is_ranks(value: Any) -> bool:
+    return _is_count(value) and 0 < value <= MOST_RANKS
 
 
 def _is_place(value: Any) -> bool:
     rank, world_size = value
-    return _is_count(rank) and _is_count(world_size) and rank < world_size
+    return _is_count(rank) and _is_ranks(world_size) and rank < world_size
 
 
 def _is_history(value: Any) -> bool:
     for world_size, counts in value:
+        if not _is_ranks(world_size) or _largest(counts) > MOST_STEPS:
+            return False
         for each in counts.values() if isinstance(counts, Mapping) else [counts]:
             check_history([(world_size, each)])
     return isinstance(value, list | tuple)
 
 
+def _largest(value: Any) -> int:
+    """The largest integer in nested lists and dicts."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return max(map(_largest, value), default=0)
+    return value if isinstance(value, int) else 0
+
+
 def _is_delivered(value: Any) -> bool:
+    spans = [high - low for _, runs in value for _, low, high in runs]
+    if min(spans, default=0) < 0 or sum(spans) + len(spans) > MOST_DELIVERED:
+        return False
     decode_delivered(value)
     return True
 
 
 def _leads_to_steps(cursor: Any, plan: Plan) -> bool:
-    return all(_is_count(step) for step in restarts(plan, freeze(cursor)).steps.values())
+    return _largest(cursor) <= MOST_STEPS and all(
+        _is_count(step) for step in restarts(plan, freeze(cursor)).steps.values()
+    )
 
 
 def _damaged(what: str, value: Any) -> StateError:

@@ -39,6 +39,9 @@ class ManifestLike(Protocol):
         ...
 
 
+MOST_SAMPLES = 1 << 53
+"""More than any dataset has: sums of larger counts, which only damaged or forged data has, might not fit int64."""
+
 LayoutLike: TypeAlias = int | Sequence[int] | npt.NDArray[np.integer] | ManifestLike
 
 
@@ -48,7 +51,7 @@ def total_samples(layout: LayoutLike) -> int:
     Raises:
         GraphError: a number of samples is negative or not an integer.
     """
-    return layout if type(layout) is int and layout >= 0 else int(part_samples(layout).sum())
+    return layout if type(layout) is int and 0 <= layout <= MOST_SAMPLES else int(part_samples(layout).sum())
 
 
 def part_samples(layout: LayoutLike) -> Int64Array:
@@ -74,10 +77,10 @@ def _count(value: object) -> int:
         count = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         count = -1
-    if count < 0 or isinstance(value, bool):
+    if not 0 <= count <= MOST_SAMPLES or isinstance(value, bool):
         raise GraphError(
-            f"layout must be a number of samples >= 0, the samples per part, or a manifest, got {value!r}. "
-            "Pass len(dataset), a list of counts, or the manifest that `pipegraph index` wrote."
+            f"layout must be a number of samples in 0..{MOST_SAMPLES}, the samples per part, or a manifest, "
+            f"got {value!r}. Pass len(dataset), a list of counts, or the manifest that `pipegraph index` wrote."
         )
     return count
 
@@ -88,6 +91,10 @@ def _samples_array(values: Sequence[int] | npt.NDArray[np.integer]) -> Int64Arra
         raise GraphError(
             "layout must list one number of samples >= 0 per part, "
             f"got {array.dtype} of shape {array.shape}. Pass a flat list or int64 array."
+        )
+    if array.sum(dtype=np.float64) > MOST_SAMPLES:
+        raise GraphError(
+            f"layout must list no more than {MOST_SAMPLES} samples in all, got {array.max()} in one part"
         )
     return array.astype(np.int64, copy=False)
 

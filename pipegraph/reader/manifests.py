@@ -148,6 +148,12 @@ def list_parts(
     if beside is None:
         return Listed(found)
     place, manifest = beside
+    # A shard that was cut keeps its size: that it has another one fails where it is read, for each of its samples.
+    listed = [None if n is None else manifest.parts[n].size for n in numbers_in(manifest, found)]
+    found = [
+        replace(part, size=size) if part.is_local and (part.size or 0) < (size or 0) else part
+        for part, size in zip(found, listed, strict=True)
+    ]
     return Listed(found, _skipped(manifest, repr(place), found, parts, missing), place, manifest)
 
 
@@ -223,7 +229,7 @@ def _usable(listed: Listed) -> Found | None:
     try:
         if parts[0].is_local:
             written = os.stat(place).st_mtime_ns
-            newer = next((part.name for part in parts if os.stat(part.uri).st_mtime_ns > written), None)
+            newer = next((part.name for part in parts if _written(part) > written), None)
             if newer is not None:
                 raise DataError(
                     f"{newer!r} was written after it; index again, or `touch` it where it is right"
@@ -232,6 +238,12 @@ def _usable(listed: Listed) -> Found | None:
     except DataError as error:
         _warn_of_unused(f"{place!r} is not used: {error}")
         return None
+
+
+def _written(part: Part) -> int:
+    """When, unless it was cut."""
+    status = os.stat(part.uri)
+    return status.st_mtime_ns if status.st_size == part.size else 0
 
 
 def _warn_of_unused(why: object) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph.errors import DataError
+from pipegraph.order.layout import MOST_SAMPLES
 from pipegraph.storage.formats.shard_format import Block
 
 from .parts import Part, is_url
@@ -91,6 +92,14 @@ class Manifest:
     block_nbytes: Int64Array
     block_samples: Int64Array
     block_crc32c: Int64Array
+
+    def __post_init__(self) -> None:
+        if self.block_samples.sum(dtype=np.float64) > MOST_SAMPLES:
+            part, block = self.block(int(self.block_samples.argmax()))
+            raise DataError(
+                f"{self.parts[part].name}: a block of {block.samples} samples, but no dataset has more than "
+                f"{MOST_SAMPLES}; the shard, or its manifest, is damaged or forged"
+            )
 
     @cached_property
     def first_sample(self) -> Int64Array:

@@ -61,8 +61,11 @@ def _needed(part: Part, store: StoreClient | None) -> StoreClient:
 
 def _check(part: Part, status: os.stat_result) -> None:
     if part.size is not None and status.st_size != part.size:
+        why = (
+            "was changed: " if status.st_size > part.size else "was cut short or changed: copy it again, or "
+        )
         raise DataError(
-            f"part {part.uri!r}: has {status.st_size} bytes, its manifest says {part.size}; it was changed, index again"
+            f"part {part.uri!r}: has {status.st_size} bytes, its manifest says {part.size}; it {why}index again"
         )
     if part.version is not None and written_again(part.version, status):
         raise DataError(

@@ -12,6 +12,7 @@ import itertools
 import math
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -194,10 +195,12 @@ def _expand_one(pattern: str, store: StoreClient | None, missing: Missing) -> It
 
 
 def _named(path: str, pattern: str) -> Part:
-    if os.path.isdir(path):
-        raise DataError(f"parts {pattern!r}: {path!r} is a folder, not a shard")
     try:
-        return _local(path, os.stat(path))
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            kind = "folder" if stat.S_ISDIR(status.st_mode) else "pipe or device"
+            raise DataError(f"parts {pattern!r}: {path!r} is a {kind}, not a shard")
+        return _local(path, status)
     except OSError as error:
         folder = os.path.dirname(path) or "."
         raise DataError(

@@ -76,9 +76,10 @@ def test_more_consumed_than_there_is_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"layout": -1}, "layout must be a number of samples >= 0"),
-        ({"layout": 1.5}, "layout must be a number of samples >= 0"),
-        ({"layout": True}, "layout must be a number of samples >= 0"),
+        ({"layout": -1}, "layout must be a number of samples in 0"),
+        ({"layout": 1.5}, "layout must be a number of samples in 0"),
+        ({"layout": True}, "layout must be a number of samples in 0"),
+        ({"layout": [2**62] * 4}, "no more than 9007199254740992 samples in all"),
         ({"layout": [3, -1]}, "one number of samples >= 0 per part"),
         ({"layout": [[3]]}, "one number of samples >= 0 per part"),
         ({"layout": 9, "rank": 2, "world_size": 2}, r"rank must be of 0\.\.1, got 2"),

@@ -239,3 +239,49 @@ def test_others_read_a_folder_of_our_parquet_shards(tmp_path: Path) -> None:
     assert dataset.dataset(tmp_path / "out").count_rows() == 50
     pandas = pytest.importorskip("pandas")
     assert len(pandas.read_parquet(tmp_path / "out")) == 50
+
+
+# -- shards that were cut, counts that were forged, files that are none -------------------------------
+
+
+@pytest.mark.parametrize(("form", "samples"), [("jsonl", 126), ("npy", 126)])
+def test_a_shard_that_was_cut_counts_as_all_the_samples_that_its_manifest_lists(
+    write_shards: Any, form: str, samples: int
+) -> None:
+    folder = write_shards(form)
+    build_manifest(folder, folder / "_manifest.json")
+    assert count(folder) == samples
+    cut = folder / f"part-01.{form}"
+    lines = cut.read_bytes().splitlines(keepends=True) if form == "jsonl" else [cut.read_bytes()[:5000]]
+    cut.write_bytes(b"".join(lines[:10]))  # of 31, behind a whole line
+    for order in (None, pg.order.PartOrder()):
+        with pytest.raises(DataError, match=rf"part-01\.{form}'.*was cut short or changed: copy it again"):
+            count(folder, order=order)
+    with loader_of(folder, pg.Skip(0.5)) as loader:
+        assert len(list(loader)) == samples - 31
+        assert len(loader.profile().quarantined) == 31
+    with loader_of(folder, pg.Skip(0.2)) as loader, pytest.raises(DataError, match="was cut short"):
+        list(loader)
+
+
+def test_forged_sample_counts_are_refused(write_shards: Any) -> None:
+    folder = write_shards("tar")
+    manifest = build_manifest(folder)
+    records = [manifest.record(number) for number in range(4)]
+    for record in records:
+        record["samples"] = [2**62]  # four of them are 0 in int64
+    with pytest.raises(
+        DataError, match=r"part-00\.tar: a block of 4611686018427387904 samples, but no dataset has"
+    ):
+        Manifest.from_records(records)
+
+
+def test_a_pipe_is_neither_packed_nor_a_shard(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.txt").write_text("a")
+    os.mkfifo(tmp_path / "files" / "b.txt")
+    with pytest.raises(DataError, match=r"b\.txt' is no regular file \(a pipe"):
+        pack_shards(tmp_path / "files", tmp_path / "out", workers=1)
+    os.mkfifo(tmp_path / "b.tar")
+    with pytest.raises(DataError, match=r"b\.tar' is a pipe or device, not a shard"):
+        count(tmp_path / "b.tar")

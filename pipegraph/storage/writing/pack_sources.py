@@ -9,6 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from stat import S_ISREG
 from typing import Any, Final
 
 import numpy as np
@@ -82,6 +83,11 @@ class FilesSource(PackSource):
                     "it, or leave it out of the folder or list"
                 )
             status = stat(above + path)
+            if not S_ISREG(status.st_mode):
+                raise DataError(
+                    f"{above + path!r} is no regular file (a pipe, a device or a folder); leave it out of the "
+                    "folder or list"
+                )
             facts.append(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n")
             key, field = split
             entry = samples.get(key)
