@@ -24,12 +24,12 @@ FORGET_SAMPLES = 64
 """This many samples of a chunk count as another chunk, because samples are recorded one by one."""
 
 
-MOST_STEPS = 1 << 53
+MAX_STEPS = 1 << 53
 """More than any state has of steps, epochs or samples: a larger number is not counted out, nor is an array's size."""
 
-MOST_RANKS = 1 << 20
+MAX_RANKS = 1 << 20
 
-MOST_DELIVERED = 1 << 24
+MAX_DELIVERED = 1 << 24
 """Samples delivered beyond the watermark: as many as stages hold at once, and far fewer than this."""
 
 LineagesByPath = Mapping[Path, Set[Lineage]]
@@ -312,11 +312,11 @@ def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_STEPS
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEPS
 
 
 def _is_ranks(value: Any) -> bool:
-    return _is_count(value) and 0 < value <= MOST_RANKS
+    return _is_count(value) and 0 < value <= MAX_RANKS
 
 
 def _is_place(value: Any) -> bool:
@@ -326,7 +326,7 @@ def _is_place(value: Any) -> bool:
 
 def _is_history(value: Any) -> bool:
     for world_size, counts in value:
-        if not _is_ranks(world_size) or _largest(counts) > MOST_STEPS:
+        if not _is_ranks(world_size) or _largest(counts) > MAX_STEPS:
             return False
         for each in counts.values() if isinstance(counts, Mapping) else [counts]:
             check_history([(world_size, each)])
@@ -344,14 +344,14 @@ def _largest(value: Any) -> int:
 
 def _is_delivered(value: Any) -> bool:
     spans = [high - low for _, runs in value for _, low, high in runs]
-    if min(spans, default=0) < 0 or sum(spans) + len(spans) > MOST_DELIVERED:
+    if min(spans, default=0) < 0 or sum(spans) + len(spans) > MAX_DELIVERED:
         return False
     decode_delivered(value)
     return True
 
 
 def _leads_to_steps(cursor: Any, plan: Plan) -> bool:
-    return _largest(cursor) <= MOST_STEPS and all(
+    return _largest(cursor) <= MAX_STEPS and all(
         _is_count(step) for step in restarts(plan, freeze(cursor)).steps.values()
     )
 

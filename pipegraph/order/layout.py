@@ -39,7 +39,7 @@ class ManifestLike(Protocol):
         ...
 
 
-MOST_SAMPLES = 1 << 53
+MAX_SAMPLES = 1 << 53
 """More than any dataset has: sums of larger counts, which only damaged or forged data has, might not fit int64."""
 
 LayoutLike: TypeAlias = int | Sequence[int] | npt.NDArray[np.integer] | ManifestLike
@@ -51,7 +51,7 @@ def total_samples(layout: LayoutLike) -> int:
     Raises:
         GraphError: a number of samples is negative or not an integer.
     """
-    return layout if type(layout) is int and 0 <= layout <= MOST_SAMPLES else int(part_samples(layout).sum())
+    return layout if type(layout) is int and 0 <= layout <= MAX_SAMPLES else int(part_samples(layout).sum())
 
 
 def part_samples(layout: LayoutLike) -> Int64Array:
@@ -77,9 +77,9 @@ def _count(value: object) -> int:
         count = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         count = -1
-    if not 0 <= count <= MOST_SAMPLES or isinstance(value, bool):
+    if not 0 <= count <= MAX_SAMPLES or isinstance(value, bool):
         raise GraphError(
-            f"layout must be a number of samples in 0..{MOST_SAMPLES}, the samples per part, or a manifest, "
+            f"layout must be a number of samples in 0..{MAX_SAMPLES}, the samples per part, or a manifest, "
             f"got {value!r}. Pass len(dataset), a list of counts, or the manifest that `pipegraph index` wrote."
         )
     return count
@@ -92,9 +92,9 @@ def _samples_array(values: Sequence[int] | npt.NDArray[np.integer]) -> Int64Arra
             "layout must list one number of samples >= 0 per part, "
             f"got {array.dtype} of shape {array.shape}. Pass a flat list or int64 array."
         )
-    if array.sum(dtype=np.float64) > MOST_SAMPLES:
+    if array.sum(dtype=np.float64) > MAX_SAMPLES:
         raise GraphError(
-            f"layout must list no more than {MOST_SAMPLES} samples in all, got {array.max()} in one part"
+            f"layout must list no more than {MAX_SAMPLES} samples in all, got {array.max()} in one part"
         )
     return array.astype(np.int64, copy=False)
 

@@ -17,7 +17,7 @@ from pipegraph import concurrency
 from pipegraph.errors import DataError, GraphError, LoaderClosedError, PipegraphWarning, ShardError
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part, StoreClient, build_manifest, expand_parts
-from pipegraph.storage.beside import load_beside, missing_error, missing_shards, numbers_in
+from pipegraph.storage.beside import index_beside, load_beside, missing_error, missing_shards, numbers_in
 from pipegraph.storage.filelock import exclusive
 from pipegraph.storage.indexing import IndexProgress
 from pipegraph.storage.parts import Missing, file_version, is_url
@@ -146,23 +146,26 @@ def list_parts(
             _warn_of_unused(error)
             beside = None
     if beside is None:
-        return Listed(found)
+        index = index_beside(found)
+        return Listed(
+            found, () if index is None else _skipped(index[1], repr(index[0]), found, parts, missing)
+        )
     place, manifest = beside
     # A shard that was cut keeps its size: that it has another one fails where it is read, for each of its samples.
-    listed = [None if n is None else manifest.parts[n].size for n in numbers_in(manifest, found)]
+    listed = [None if n is None else manifest.parts[n].size for n in numbers_in(manifest.parts, found)]
     found = [
         replace(part, size=size) if part.is_local and (part.size or 0) < (size or 0) else part
         for part, size in zip(found, listed, strict=True)
     ]
-    return Listed(found, _skipped(manifest, repr(place), found, parts, missing), place, manifest)
+    return Listed(found, _skipped(manifest.parts, repr(place), found, parts, missing), place, manifest)
 
 
 def _skipped(
-    manifest: Manifest, place: str, found: Sequence[Part], named: Any, missing: Missing
+    listed: Sequence[Part], place: str, found: Sequence[Part], named: Any, missing: Missing
 ) -> tuple[str, ...]:
-    gone = missing_shards(manifest, found, named)
+    gone = missing_shards(listed, found, named)
     if gone and missing != "skip":
-        raise missing_error(place, manifest, gone, SKIP)
+        raise missing_error(place, len(listed), gone, SKIP)
     return tuple(gone)
 
 
@@ -196,7 +199,7 @@ def find_manifest(
         with store_for(parts, options, stopping) as store:
             found = expand_parts(parts, store=store, missing=missing)
         where = "the manifest" if place is None else repr(place)
-        skipped = _skipped(manifest, where, found, parts, missing)
+        skipped = _skipped(manifest.parts, where, found, parts, missing)
         return Found(_chosen(manifest, found), place, "given as an object", skipped)
     listed = list_parts(parts, options, missing, stopping)
     found = listed.parts
@@ -224,7 +227,7 @@ def find_manifest(
 def _usable(listed: Listed) -> Found | None:
     """The manifest beside parts, if it lists all of them as they are; a warning where it lists others."""
     parts, skipped, place, manifest = listed
-    if manifest is None or place is None or None in numbers_in(manifest, parts):
+    if manifest is None or place is None or None in numbers_in(manifest.parts, parts):
         return None
     try:
         if parts[0].is_local:
@@ -257,7 +260,7 @@ def _chosen(manifest: Manifest, parts: Sequence[Part]) -> Manifest:
         DataError: a part is not in it, or has another size.
     """
     numbers, placed = [], []
-    for part, number in zip(parts, numbers_in(manifest, parts), strict=True):
+    for part, number in zip(parts, numbers_in(manifest.parts, parts), strict=True):
         if number is None:
             raise DataError(f"part {part.name!r} is not in the manifest {manifest!r}: index the parts again")
         size = manifest.parts[number].size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,39 +48,60 @@ def load_beside(parts: Sequence[Part], store: StoreClient | None = None) -> tupl
                 continue
             except DataError as error:
                 raise DataError(f"{path!r} is not used: {error}") from error
-            if any(number is not None for number in numbers_in(manifest, parts)):
+            if any(number is not None for number in numbers_in(manifest.parts, parts)):
                 return path, manifest
     if refused is not None:
         raise refused
     return None
 
 
-def numbers_in(manifest: Manifest, parts: Sequence[Part]) -> list[int | None]:
-    """The numbers that the manifest gives these parts: by place, else by name."""
-    by_place = {_place(part): number for number, part in enumerate(manifest.parts)}
-    by_name = {part.name: number for number, part in enumerate(manifest.parts)}
-    if len(by_name) < len(manifest.parts):
+def index_beside(parts: Sequence[Part]) -> tuple[str, list[Part]] | None:
+    """MosaicML's or LitData's ``index.json`` beside local shards, and the shards that it lists."""
+    path = manifest_beside(parts, "index.json")
+    if path is None or not parts[0].is_local:
+        return None
+    try:
+        with open(path, "rb") as file:
+            index = json.load(file)
+        if "chunks" in index:
+            names = [[chunk["filename"]] for chunk in index["chunks"]]
+        else:
+            files = [[shard.get("zip_data"), shard.get("raw_data")] for shard in index["shards"]]
+            names = [[each["basename"] for each in pair if each] for pair in files]
+        # A shard may be there packed, unpacked or both.
+        paths = [[os.path.join(os.path.dirname(path), name) for name in each] for each in names]
+        return path, [Part(next(filter(os.path.exists, each), each[0])) for each in paths]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError):
+        return None  # there is none, or it is another program's
+
+
+def numbers_in(listed: Sequence[Part], parts: Sequence[Part]) -> list[int | None]:
+    """The numbers of these parts in the list of a manifest: by place, else by name."""
+    by_place = {_place(part): number for number, part in enumerate(listed)}
+    by_name = {part.name: number for number, part in enumerate(listed)}
+    if len(by_name) < len(listed):
         by_name = {}  # names alone do not distinguish them
     return [by_place.get(_place(part), by_name.get(part.name)) for part in parts]
 
 
-def missing_shards(manifest: Manifest, found: Sequence[Part], named: PartsLike) -> list[str]:
-    """The shards of a manifest that are not there, though they have places that folders, patterns or lists name.
+def missing_shards(listed: Sequence[Part], found: Sequence[Part], named: PartsLike) -> list[str]:
+    """The shards that are listed and are not there, though they have places that folders, patterns or lists name.
 
     A list of files stands for its folder: most come from a glob. A brace range, and one file, stand for themselves.
 
     Args:
+        listed: all the shards of a manifest.
         found: the parts that are there.
         named: what the user named.
     """
-    numbers = numbers_in(manifest, found)
+    numbers = numbers_in(listed, found)
     known = set(numbers)
-    rest = [part for number, part in enumerate(manifest.parts) if number not in known]
+    rest = [part for number, part in enumerate(listed) if number not in known]
     if not rest:
         return []
     # Shards may lie elsewhere than when they were indexed.
     moved = {
-        _folder(manifest.parts[number]): _folder(part)
+        _folder(listed[number]): _folder(part)
         for part, number in zip(found, numbers, strict=True)
         if number is not None
     }
@@ -92,10 +114,10 @@ def missing_shards(manifest: Manifest, found: Sequence[Part], named: PartsLike) 
     return gone
 
 
-def missing_error(where: str, manifest: Manifest, gone: Sequence[str], remedy: str = "") -> DataError:
-    """For shards that the manifest at this place lists and that are not there."""
+def missing_error(where: str, listed: int, gone: Sequence[str], remedy: str = "") -> DataError:
+    """For shards that are not there, of all that the manifest at this place lists."""
     return DataError(
-        f"{len(gone)} of the {len(manifest.parts)} shards that {where} lists are missing: {few(gone)}. Copy them "
+        f"{len(gone)} of the {listed} shards that {where} lists are missing: {few(gone)}. Copy them "
         f"again, or run `pipegraph index` if they are not to be read any more{remedy}"
     )
 
@@ -106,8 +128,9 @@ def refuse_missing(found: Sequence[Part], named: PartsLike) -> None:
         beside = load_beside(found)
     except DataError:
         return  # the shards themselves are read
-    if beside is not None and (gone := missing_shards(beside[1], found, named)):
-        raise missing_error(repr(beside[0]), beside[1], gone)
+    index = index_beside(found) if beside is None else (beside[0], beside[1].parts)
+    if index is not None and (gone := missing_shards(index[1], found, named)):
+        raise missing_error(repr(index[0]), len(index[1]), gone)
 
 
 def few(names: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph.errors import DataError
-from pipegraph.order.layout import MOST_SAMPLES
+from pipegraph.order.layout import MAX_SAMPLES
 from pipegraph.storage.formats.shard_format import Block
 
 from .parts import Part, is_url
@@ -94,11 +94,11 @@ class Manifest:
     block_crc32c: Int64Array
 
     def __post_init__(self) -> None:
-        if self.block_samples.sum(dtype=np.float64) > MOST_SAMPLES:
+        if self.block_samples.sum(dtype=np.float64) > MAX_SAMPLES:
             part, block = self.block(int(self.block_samples.argmax()))
             raise DataError(
                 f"{self.parts[part].name}: a block of {block.samples} samples, but no dataset has more than "
-                f"{MOST_SAMPLES}; the shard, or its manifest, is damaged or forged"
+                f"{MAX_SAMPLES}; the shard, or its manifest, is damaged or forged"
             )
 
     @cached_property
