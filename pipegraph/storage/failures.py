@@ -88,6 +88,8 @@ def plain(error: Exception, url: str, more: str) -> StoreError | DataError:
     if "builder error" in text:
         more += ". Is the endpoint a whole URL, such as https://host:9000?"
     found = StoreError(f"{safe_url(url)}: {text}{more}")
-    if type(error).__name__ == "NotFoundError":
+    if (
+        isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError"
+    ):  # obstore raises the former
         found.errno = errno.ENOENT
     return found
