@@ -102,6 +102,18 @@ class Runs(InTurn):
         return positions
 
 
+class Cleared(InTurn):
+    """Has one set, which ``begin`` empties."""
+
+    def __init__(self):
+        self.kept = set()
+
+    def begin(self, inputs, epoch):
+        super().begin(inputs, epoch)
+        self.ended = self.kept
+        self.kept.clear()
+
+
 class Pairs(InTurn):
     """One output for an item of each input; ends with the shortest."""
 
@@ -126,7 +138,7 @@ class Pairs(InTurn):
         return list(cursor)
 
 
-RIGHT = [InTurn, Numbered, Nested, Runs, Pairs]
+RIGHT = [InTurn, Numbered, Nested, Runs, Cleared, Pairs]
 
 
 def plain(join):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from pipegraph.chunk import Cursor
 from pipegraph.contracts import FanIn
+from pipegraph.tree import copy_containers
 
 
 def freeze(value: Any) -> Any:
@@ -42,11 +44,20 @@ def earlier(a: Cursor, b: Cursor) -> bool:
     return compare(a, b) < 0
 
 
+def detached(operator: FanIn) -> FanIn:
+    """A copy with containers of its own: ``begin`` may empty those of a fan-in that is running."""
+    fresh = copy.copy(operator)
+    for name, value in vars(operator).items():
+        mutable = isinstance(value, set | deque | bytearray)
+        setattr(fresh, name, copy.copy(value) if mutable else copy_containers(value))
+    return fresh
+
+
 def input_cursors(operator: FanIn, cursor: Cursor, inputs: int) -> Sequence[Cursor]:
     """The cursors at which a fan-in's inputs restart for its output to continue at ``cursor``."""
     if cursor is None:
         return [None] * inputs
-    fresh = copy.copy(operator)
+    fresh = detached(operator)
     if not operator.follows_route:  # that one begins once it knows its route
         fresh.begin(inputs, 0)
     return fresh.cursors(cursor, inputs)

@@ -9,11 +9,10 @@ from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.contracts import FanIn, FanOut
-from pipegraph.engine.stage.cursors import earlier, freeze
+from pipegraph.engine.stage.cursors import detached, earlier, freeze
 from pipegraph.engine.stage.groups import named
 from pipegraph.errors import GraphError, shown
 from pipegraph.planning.plan import StagePlan
-from pipegraph.tree import copy_containers
 
 
 class MergeCheck:
@@ -23,8 +22,7 @@ class MergeCheck:
         self._name = plan.name
         self._unordered = plan.unordered_above
         self._epoch = epoch
-        self._copy = copy.copy(operator)  # its ``begin`` may empty lists, which must be its own
-        vars(self._copy).update(copy_containers(vars(operator)))
+        self._copy = detached(operator)
         self._came: set[Lineage] = set()
 
     def came(self, chunk: Chunk) -> None:

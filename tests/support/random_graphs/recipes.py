@@ -18,6 +18,7 @@ from pipegraph.graph import Graph, Node
 from pipegraph.order import StridedOrder
 from pipegraph.policies import Policy, Retry, Skip
 from pipegraph.stage_spec import Backend
+from random_graphs.own_operators import ROUTES, Backwards, Counted, InSequence, InTurn, Shuffled
 from random_graphs.stage_functions import (
     Flaky,
     Rough,
@@ -36,6 +37,8 @@ from random_graphs.stage_functions import (
 )
 
 MAX_STAGES = 12
+SPLITS = ("route", "own-route")
+OWN_SOURCES = ("own-sequence", "own-backwards", "own-shuffled")
 SIZES = (0, 1, 5, 9, 14, 20, 30, 45)
 
 
@@ -78,7 +81,7 @@ class Recipe:
         nodes: list[Node] = []
         for number, step in enumerate(self.steps):
             ups = [
-                nodes[up] if self.steps[up].kind != "route" else nodes[up][output] for up, output in step.ups
+                nodes[up][output] if self.steps[up].kind in SPLITS else nodes[up] for up, output in step.ups
             ]
             backends: tuple[Backend, ...] = ("thread", "thread", "inline")
             nodes.append(
@@ -99,7 +102,7 @@ class Recipe:
                     on_error=step.policy,
                 )
             )
-            if number == extra and step.kind != "route":
+            if number == extra and step.kind not in SPLITS:
                 nodes[-1] = nodes[-1].then(unchanged, name="extra")
         return graph
 
@@ -135,6 +138,12 @@ def _operator(step: Step) -> Operator | Source:
         "take": lambda: ops.Take(5 * size),
         "mix-all": lambda: ops.Mix([1.0 + i for i in range(len(step.ups))], stop="all"),
         "route": lambda: ops.Route(partial(choose, outputs=1 + size % 3), 1 + size % 3),
+        "own-route": lambda: ROUTES[size % len(ROUTES)](1 + size % 3),
+        "own-sequence": lambda: InSequence(size),
+        "own-backwards": lambda: Backwards(size),
+        "own-shuffled": lambda: Shuffled(size),
+        "in-turn": lambda: InTurn(1 + size % 4),
+        "counted": lambda: Counted(1 + size % 4),
         "merge": ops.Merge,
     }
     operator: Operator | Source = made[step.kind]()
@@ -169,6 +178,8 @@ class _Sketch:
             "sequence",
             "unbatch",
             "document",
+            "own-backwards",
+            "own-shuffled",
         )
         policy: Policy = "raise"
         if kind in ("fail", "rough"):
@@ -236,11 +247,13 @@ class _Sketch:
         count = self.draw(st.integers(1, 2))
         ups = [(last, 0), *((self.draw(others), 0) for _ in range(count))]
         ups = [
-            (up, 0) for up, _ in ups if self.level[up] == self.level[last] and self.steps[up].kind != "route"
+            (up, 0)
+            for up, _ in ups
+            if self.level[up] == self.level[last] and self.steps[up].kind not in SPLITS
         ]
         if self.draw(st.booleans()):
             ups.reverse()
-        kinds = ["concat", "mix-all"]
+        kinds = ["concat", "mix-all", "in-turn", "counted"]
         if not any(self.unordered[up] for up, _ in ups):
             kinds.append("mix")
             if self.level[last] == "sample":  # zipped batches of different sizes cannot be taken apart again
@@ -249,7 +262,7 @@ class _Sketch:
 
     def routed(self) -> int:
         """A route, something in its branches, and the merge."""
-        route = self.add("route", (len(self.steps) - 1, 0))
+        route = self.add(self.draw(st.sampled_from(SPLITS)), (len(self.steps) - 1, 0))
         # Which output a batch takes depends on the samples in it: below completion order these may be others each
         # time, so what a branch does to a sample must not differ from what the others do.
         most = 0 if self.unordered[route] and self.level[route] == "batch" else 2
@@ -293,7 +306,11 @@ def recipes(draw_from: Any, failures: bool = True) -> Recipe:
         if draw_from(st.integers(0, 3)) == 0:
             sketch.rows()
         else:
-            sketch.add(draw_from(st.sampled_from(["iterable", "sequence", "arrays", "keyed", "sampled"])))
+            sketch.add(
+                draw_from(
+                    st.sampled_from(["iterable", "sequence", "arrays", "keyed", "sampled", *OWN_SOURCES])
+                )
+            )
     for _ in range(draw_from(st.integers(0, MAX_STAGES - 3))):
         if len(sketch.steps) >= MAX_STAGES - 1:
             break
