@@ -645,3 +645,41 @@ def test_drawn_rows_are_a_sequence_of_drawn():
     next(running)
     running.__setstate__(sys.maxsize)  # as ``Unit.offer_finished`` ends it
     assert list(running) == []
+
+
+@pytest.mark.parametrize("kind", ["map", "read"])
+def test_a_row_that_waits_for_the_loop_to_have_had_the_one_before_does_not_keep_it(long_bundles, kind):
+    had, loop_waits = threading.Semaphore(0), threading.Event()
+
+    def work(x):
+        if x == 20:
+            assert loop_waits.wait(60)  # from now on: in the middle of a bundle
+        if x > 20:
+            assert had.acquire(timeout=20), f"the loop did not get row {x - 1}, which is finished"
+        return x
+
+    class Data(list):
+        def __getitem__(self, index):
+            return work(index)
+
+    graph = pg.Graph("waits")
+    if kind == "read":
+        graph.add(ops.FromSequence(Data(range(30))))
+    else:
+        graph.add(ops.FromSequence(range(30))).then(work)
+
+    def note_wait():
+        wait_until(loader._runtime.run.terminal, lambda stats: stats.getters_waiting)
+        loop_waits.set()
+
+    noting = threading.Thread(target=note_wait)
+    with graph.loader() as loader:
+        found = []
+        for item in loader:
+            found.append(item)
+            if item == 15:
+                noting.start()
+            if item >= 20:
+                had.release()
+    noting.join()
+    assert found == list(range(30))

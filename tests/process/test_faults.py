@@ -180,6 +180,20 @@ def test_a_zygote_that_is_killed_is_started_again():
     assert found == list(range(200))
 
 
+def test_a_zygote_that_is_killed_while_workers_start_each_time_is_the_death_of_a_worker(monkeypatch):
+    asks = zygote.Zygote._ask
+
+    def killed(self, request, fds):
+        if request[:1] == zygote.SPAWN:
+            os.kill(self.pid, signal.SIGKILL)
+        return asks(self, request, fds)
+
+    monkeypatch.setattr(zygote.Zygote, "_ask", killed)
+    graph = pipeline(lambda x: x, workers=3)
+    with graph.loader() as loader, pytest.raises(WorkerDiedError, match="the process that starts the others"):
+        list(loader)
+
+
 def has_ended(pid):
     """Whether a process that is no child ends soon."""
     try:

@@ -418,6 +418,40 @@ def test_ctrl_c_ends_the_trainer_and_its_processes(programs):
     os.close(end)
 
 
+BEFORE = """
+import threading
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.engine.process.zygote import Zygote
+
+threading.Thread(target=threading.Event().wait, daemon=True).start()  # the zygote is an interpreter of its own
+waits = Zygote._wait_until_ready
+
+def waiting(*args):
+    print("waits", flush=True)
+    waits(*args)
+
+Zygote._wait_until_ready = waiting
+graph = pg.Graph("g")
+graph.add(ops.FromSequence(range(3))).then(abs, backend="process")
+with graph.loader() as loader:
+    try:
+        list(loader)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    Zygote._wait_until_ready = waits
+    print(list(loader))
+"""
+
+
+def test_ctrl_c_before_the_first_batch_leaves_the_loader_usable_and_no_traceback(programs):
+    trainer = programs.start(BEFORE, start_new_session=True)
+    assert trainer.stdout.readline() == "waits\n"
+    os.killpg(trainer.pid, signal.SIGINT)
+    out, errors = trainer.communicate()
+    assert (out, errors) == ("interrupted\n[0, 1, 2]\n", "")
+
+
 def test_two_loaders_share_one_zygote_and_the_last_ends_it():
     from pipegraph.engine.process import zygote
 

@@ -44,7 +44,10 @@ def serve(fd: int, ready: int, names: Sequence[str] = ()) -> None:
         sys.modules["cv2"].setNumThreads(0)
     install()
     gc.freeze()  # never collect existing objects: a collection would write to their pages, which children share
-    os.write(ready, b"r")
+    with contextlib.suppress(
+        BrokenPipeError
+    ):  # the trainer wants it no longer, as the closed socket will say
+        os.write(ready, b"r")
     os.close(ready)
     with socket.socket(fileno=fd) as sock:
         _fork_on_request(sock)

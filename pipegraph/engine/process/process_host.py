@@ -135,7 +135,10 @@ class ProcessHost:
             undo_stack = undo.enter_context(contextlib.ExitStack())
             undo_stack.callback(os.close, stack)
             fds = [page_fd, stack, self._sealed.fd, *self.extra]
-            child = self._zygote.spawn(self.entry, fds, self._wake)
+            try:
+                child = self._zygote.spawn(self.entry, fds, self._wake)
+            except zygote.GONE:
+                raise Died(exit_reason(None), NOTHING, "") from None
             undo_stack.pop_all()
         poll = select.poll()
         for fd in (child.sock.fileno(), child.sentinel, self._wake):

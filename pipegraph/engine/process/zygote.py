@@ -108,7 +108,7 @@ class Zygote:
             cancel: a descriptor that becomes readable if the process is no longer wanted.
 
         Raises:
-            EOFError: the zygote cannot be started.
+            EOFError, BrokenPipeError, ConnectionResetError: the zygote was killed, and the next one too.
             OSError: no process could be forked.
             Cancelled: ``cancel`` became readable.
         """
@@ -121,7 +121,7 @@ class Zygote:
                     try:
                         answer, found = self._ask(SPAWN + entry.encode(), [*now, theirs.fileno(), *fds])
                         break
-                    except _GONE:
+                    except GONE:
                         if last:
                             raise
                         if self._sock is sock:  # otherwise another thread has restarted it
@@ -143,8 +143,15 @@ class Zygote:
 
         Outside the lock, so that each caller can be cancelled independently. Afterwards requests take no time.
         """
-        if cancel in wait([self._ready, cancel]):
-            raise Cancelled
+        with self._lock:
+            ready = os.dup(
+                self._ready
+            )  # another thread may close it: the zygote was killed, and is started again
+        try:
+            if cancel in wait([ready, cancel]):
+                raise Cancelled
+        finally:
+            os.close(ready)
 
     def reap(self, child: Child) -> int | None:
         """The exit status of a child that has ended (or is about to), as from ``os.waitstatus_to_exitcode``.
@@ -154,7 +161,7 @@ class Zygote:
         with self._lock:
             try:
                 status: int | None = pickle.loads(self._ask(REAP + str(child.pid).encode(), [])[0])
-            except _GONE:
+            except GONE:
                 status = None
         return status
 
@@ -197,7 +204,7 @@ class Zygote:
             os.close(ready)
 
 
-_GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 _keepers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -315,7 +322,9 @@ def _start_interpreter(theirs: socket.socket, ready: int) -> subprocess.Popen[by
     # As a fork would have them.
     names = sorted(name for name in list(sys.modules) if name.startswith("pipegraph."))
     code = f"{path}; from {serve.__module__} import serve; serve({fd}, {ready}, {names!r})"
-    return subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd, ready], stdin=subprocess.DEVNULL)
+    options: Any = {"pass_fds": [fd, ready], "stdin": subprocess.DEVNULL}
+    # In a process group of its own: a terminal's Ctrl-C would end it in the middle of its imports, with a traceback.
+    return subprocess.Popen([sys.executable, "-c", code], process_group=0, **options)
 
 
 def _release_files(*but: int) -> None:
