@@ -54,14 +54,17 @@ def refuse_shares(model: Module) -> None:
     """Refuse what a replica would compute from its own rows, and nobody would put together.
 
     Raises:
-        ReplicaError: a buffer that requires grad; an embedding that renormalises its weight in its forward.
+        ReplicaError: a buffer that requires grad.
     """
     for name, buffer in model.named_buffers():
         _refuse_gradient(name, buffer)
-    for name, module in model.named_modules():
-        if isinstance(module, (Embedding, EmbeddingBag)) and module.max_norm is not None:
+
+
+def _refuse_renormalising(tables: Sequence[tuple[str, Any]]) -> None:
+    for name, table in tables:
+        if table.max_norm is not None:
             raise ReplicaError(
-                f"embedding {name or 'at the top'!r} has max_norm={module.max_norm}: every forward would renormalise "
+                f"embedding {name or 'at the top'!r} has max_norm={table.max_norm}: every forward would renormalise "
                 "the rows that its replica sees, and the replicas' weights would differ: set max_norm to None, and "
                 "renormalise executor.module's weight after a step (torch.renorm), then executor.sync()"
             )
@@ -73,6 +76,18 @@ def _refuse_gradient(name: str, buffer: torch.Tensor) -> None:
             f"buffer {name!r} requires grad, and gradients of buffers are not summed over replicas: make it a "
             "Parameter, or detach it"
         )
+
+
+def refuse_held_gradients(model: Module) -> None:
+    """Raises:
+    ReplicaError: a parameter has a gradient; names it.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            raise ReplicaError(
+                f"parameter {name!r} holds a gradient, which the first step would add to its own: call zero_grad() on "
+                "the model before it is given to the executor"
+            )
 
 
 def build_replica(model: Module, first: torch.device, device: torch.device) -> Module:
@@ -140,8 +155,11 @@ class Replicas:
     def __init__(self, model: Module, slots: Sequence[Slot]) -> None:
         first = slots[0].device
         check_model(model, first)
+        tables = [(n, m) for n, m in model.named_modules() if isinstance(m, (Embedding, EmbeddingBag))]
+        self._tables = tables if len(slots) > 1 else []
         if len(slots) > 1:
             refuse_shares(model)
+        _refuse_renormalising(self._tables)
         self.slots = slots
         self.modules = [model, *(build_replica(model, first, slot.device) for slot in slots[1:])]
         self.parameters = [list(module.parameters()) for module in self.modules]
@@ -172,8 +190,10 @@ class Replicas:
 
     def check_tree(self) -> None:
         """Raises:
-        ReplicaError: modules or parameters were added, removed or exchanged since the build; names one.
+        ReplicaError: modules or parameters were added, removed or exchanged since the build; names one. An
+            embedding was made to renormalise itself.
         """
+        _refuse_renormalising(self._tables)
         if self._identities() == self._tree:
             return
         changed = sorted(name for name, _ in self._named() ^ self._names)

@@ -15,7 +15,7 @@ from pipegraph.closing import Closing
 from pipegraph.device import Slot, every_device, normalised, slots_on
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.buckets import deal_owners
-from pipegraph.replicas.build import Replicas
+from pipegraph.replicas.build import Replicas, refuse_held_gradients
 from pipegraph.replicas.calls import Calls, Forward, Loss, by_signature
 from pipegraph.replicas.compiled import own_keys, plain_keys, unwrapped
 from pipegraph.replicas.feed import batch_feed, call_feed
@@ -89,7 +89,7 @@ class ReplicaExecutor(Closing):
                 refuse_own_collectives(inner)
             self._ranks.take_first_ranks([*inner.parameters(), *inner.buffers()])
         if optimizer is not None:
-            _refuse_gradients(inner)
+            refuse_held_gradients(inner)
         self._replicas = Replicas(inner, slots)
         count = len(slots)
         owners = None
@@ -438,15 +438,6 @@ class ReplicaExecutor(Closing):
         return (
             f"<ReplicaExecutor {type(self.module).__name__} on {places}: {state}, {self._calls.count} calls>"
         )
-
-
-def _refuse_gradients(model: Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            raise ReplicaError(
-                f"parameter {name!r} holds a gradient, which the first step would add to its own: call zero_grad() on "
-                "the model before it is given to the executor"
-            )
 
 
 def _end(reducer: Reducer | None, threads: ReplicaThreads | None, usage: Usage) -> None:

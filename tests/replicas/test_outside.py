@@ -520,7 +520,11 @@ def test_a_parameter_taken_out_of_its_group_is_taken_out_for_all(
         executor.step(data(), loss_of)
 
 
-def test_an_embedding_that_renormalises_itself_is_refused() -> None:
+def test_an_embedding_that_renormalises_itself_is_refused(make_executor: MakeExecutor) -> None:
+    executor = make_executor(nn.Embedding(4, 2), 2)
+    executor.module.max_norm = 1.0
+    with pytest.raises(ReplicaError, match="embedding 'at the top' has max_norm=1.0"):
+        executor(torch.arange(4))
     with pytest.raises(ReplicaError, match=r"embedding '0' has max_norm=1.0: .* set max_norm to None"):
         ReplicaExecutor(nn.Sequential(nn.Embedding(4, 2, max_norm=1.0)), ["cpu"] * 2)
 
