@@ -167,6 +167,13 @@ class StoreClient(Closing):
         prefix = literal[: literal.rfind("/") + 1]
         wanted = re.compile(glob_regex(glob))
 
+        def parts_in(listed: Any) -> list[Part]:
+            return [
+                Part(f"{root}/{m['path']}", m["size"], ObjectInfo.of(m).version)
+                for m in listed
+                if wanted.fullmatch(m["path"]) or m["path"].rpartition("/")[2] in beside
+            ]
+
         async def ask() -> list[Part]:
             found: list[Part] = []
             # Below `prefix` only: the rest of a pattern's folder may be long.
@@ -176,13 +183,27 @@ class StoreClient(Closing):
                     batch = await anext(batches, None)
                 if batch is None:
                     return found
-                found += [
-                    Part(f"{root}/{m['path']}", m["size"], ObjectInfo.of(m).version)
-                    for m in batch
-                    if wanted.fullmatch(m["path"]) or m["path"].rpartition("/")[2] in beside
-                ]
+                found += parts_in(batch)
 
-        parts = sorted(self._result(self._requests.retried(pattern, 0, ask)), key=lambda p: p.uri)
+        async def ask_folder() -> list[Part]:
+            async with asyncio.timeout(self._retry.deadline_s):
+                found = await self._obstore.list_with_delimiter_async(store, prefix=prefix or None)
+            return parts_in(found["objects"])
+
+        try:
+            found = self._result(self._requests.retried(pattern, 0, ask))
+        except StoreError as error:
+            # The client library takes no key with an empty component or "..", in whatever folder below.
+            if "invalid path" not in str(error):
+                raise
+            unusable = f"{error}. Such keys cannot be listed: rename them, or name the parts, as in part-{{00..99}}.tar"
+            if "**" in glob or "/" in glob[len(prefix) :]:
+                raise StoreError(unusable) from None
+            try:
+                found = self._result(self._requests.retried(pattern, 0, ask_folder))
+            except StoreError:
+                raise StoreError(unusable) from None
+        parts = sorted(found, key=lambda p: p.uri)
         if all(part.name in beside for part in parts):
             raise StoreError(
                 f"parts {safe_url(pattern)!r}: no object matches in {safe_url(root + '/' + prefix)!r}"

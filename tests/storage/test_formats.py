@@ -3,6 +3,8 @@
 import gzip
 import io
 import json
+import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from pipegraph.storage import LocalFile, OverlayFile
 from pipegraph.storage.folders import list_files
 from pipegraph.storage.formats import Format, Sample, TokenFormat, format_of
 from pipegraph.storage.formats.parquetfooter import row_groups
+from pipegraph.storage.formats.unpacking import CHUNK_NBYTES, unpacked
 from pipegraph.storage.shard_files import BytesFile
 
 
@@ -72,6 +75,19 @@ def test_zst_lines_may_lie_in_several_frames() -> None:
     zstandard = pytest.importorskip("zstandard")
     data = zstandard.compress(jsonl()[:5000]) + zstandard.compress(jsonl()[5000:])
     assert check("a.jsonl.zst", data, LINES) == 1
+
+
+def test_zst_may_begin_with_a_frame_that_is_skipped() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    skipped = b"\x5e\x2a\x4d\x18" + struct.pack("<I", 5) + b"about"
+    assert check("a.jsonl.zst", skipped + zstandard.compress(jsonl()) + skipped, LINES) == 1
+
+
+def test_what_a_zst_frame_unpacks_to_is_handed_on_in_small_pieces() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    packed = BytesFile(zstandard.compress(b"\n" * 20_000_000), "a.jsonl.zst")
+    pieces = list(map(len, unpacked(packed)))
+    assert (sum(pieces), max(pieces)) == (20_000_000, CHUNK_NBYTES)
 
 
 def test_parquet_rows_keep_their_types_and_row_groups_are_blocks() -> None:
@@ -163,6 +179,22 @@ def test_structured_rows_give_a_field_per_name() -> None:
     array = np.zeros(50, dtype=[("x", "f4", (3,)), ("y", "i8")])
     array["y"] = np.arange(50)
     check("a.npy", npy(array), [{"x": [0.0] * 3, "y": i} for i in range(50)])
+
+
+def test_fields_of_an_npy_may_have_any_names() -> None:
+    rows = np.array([(1, 2.0), (3, 4.0)], dtype=[("größe", "i4"), ("名", "f4")])
+    file = io.BytesIO()
+    with warnings.catch_warnings(action="ignore"):  # NumPy's, that this needs version 3
+        np.save(file, rows)
+    assert file.getvalue()[6] == 3
+    check("a.npy", file.getvalue(), [{"größe": 1, "名": 2.0}, {"größe": 3, "名": 4.0}])
+    broken = [
+        file.getvalue().replace(old, new) for old, new in ((b"'shape'", b"'shap_'"), (b"'<i4'", b"'|O8'"))
+    ]
+    broken.append(file.getvalue()[:8] + struct.pack("<I", 1 << 31) + file.getvalue()[12:])
+    for data in broken:
+        with pytest.raises(ShardError):
+            list(format_of("a.npy").samples(BytesFile(data, "a.npy")))
 
 
 def test_fortran_order_is_refused_with_its_remedy() -> None:

@@ -91,7 +91,8 @@ def serve(cloud: Cloud, tls: ssl.SSLContext | None = None) -> Iterator[Cloud]:
                 self._send(b"", *cloud.instead[key])
             elif self.command == "PROPFIND" or "list" in query.get("comp", ()) or "list-type" in query:
                 self._send(
-                    self._page(query.get("prefix", [key])[0]).encode(), 207 if cloud.kind == "http" else 200
+                    self._page(query.get("prefix", [key])[0], "delimiter" in query).encode(),
+                    207 if cloud.kind == "http" else 200,
                 )
             elif key in cloud.objects:
                 self._object(cloud.objects[key])
@@ -100,14 +101,22 @@ def serve(cloud: Cloud, tls: ssl.SSLContext | None = None) -> Iterator[Cloud]:
 
         do_HEAD = do_PROPFIND = do_GET
 
-        def _page(self, prefix: str) -> str:
+        def _page(self, prefix: str, folder: bool) -> str:
             head, entry, tail = PAGES[cloud.kind]
+            below = {
+                key: key[len(prefix) :].partition("/") for key in cloud.objects if key.startswith(prefix)
+            }
+            if folder:
+                deeper = sorted({prefix + name + "/" for name, slash, _ in below.values() if slash})
+                head += "".join(
+                    f"<CommonPrefixes><Prefix>{each}</Prefix></CommonPrefixes>" for each in deeper
+                )
             found = [
                 entry.format(
                     key=key, size=len(data), root=root, etag=(cloud.listed or "").format(v=zlib.crc32(data))
                 )
                 for key, data in sorted(cloud.objects.items())
-                if key.startswith(prefix)
+                if key in below and not (folder and below[key][1])
             ]
             page = "".join(["<?xml version='1.0'?>", head, *found, tail])
             empty = ("<ETag></ETag>", "<Etag></Etag>", "<d:getetag></d:getetag>")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -222,7 +223,11 @@ def _header(stream: Any, size: int, name: str) -> _Header:
     """Parse the header at the start of `stream`, whose whole length is `size`."""
     try:
         version = np.lib.format.read_magic(stream)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        read: dict[tuple[int, int], Callable[..., Any]] = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+            (3, 0): _read_header_3,
+        }
         if version not in read:
             raise ValueError(f"unknown version {version}")
         with _parsing:
@@ -247,6 +252,19 @@ def _header(stream: Any, size: int, name: str) -> _Header:
             f"{name}: says {shape} of {dtype}, {header.nbytes} bytes, but {size - header.data} follow"
         )
     return header
+
+
+def _read_header_3(stream: Any, max_header_size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """A header whose text is UTF-8, which NumPy writes for names of fields that are not Latin-1."""
+    nbytes = int.from_bytes(stream.read(4), "little")
+    data = stream.read(nbytes) if nbytes <= max_header_size else b""
+    if len(data) != nbytes:
+        raise ValueError(f"a header of {nbytes} bytes")
+    facts = ast.literal_eval(data.decode())
+    shape, fortran = facts["shape"], facts["fortran_order"]
+    if set(facts) != {"shape", "fortran_order", "descr"} or not all(type(size) is int for size in shape):
+        raise ValueError(f"a header that says {facts}")
+    return tuple(shape), bool(fortran), np.lib.format.descr_to_dtype(facts["descr"])
 
 
 def _npz_headers(file: ShardFile) -> dict[str, _Header]:

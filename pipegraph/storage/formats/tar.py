@@ -37,7 +37,7 @@ class TarFormat(Format):
 
     A file ``x.key`` is the field ``_key``, since ``key`` says which sample it is.
 
-    The last components decide the key, a leading ``./`` does not belong to it.
+    A leading ``./`` belongs to the key, as in WebDataset.
     Links, devices, pipes, sparse files, absolute paths and ``..`` are refused.
     """
 
@@ -132,8 +132,6 @@ def split_key(name: str) -> tuple[str, str] | None:
         return None
     if "__" in name and any(len(c) > 4 and c[:2] == c[-2:] == "__" for c in name.split("/")):
         return None
-    while name.startswith("./"):
-        name, dot = name[2:], dot - 2
     return name[:dot], name[dot + 1 :].lower()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import io
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -13,7 +14,8 @@ from pipegraph.errors import MissingExtraError, ShardError, StoreError
 from pipegraph.storage.shard_files import BytesFile, ShardFile
 
 CHUNK_NBYTES: Final = 1 << 20
-_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_ZSTD_MAGIC: Final = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
+"""Of a frame, or of one that is skipped, as `pzstd` writes in front."""
 
 
 def unpacked(file: ShardFile) -> Iterator[bytes]:
@@ -22,7 +24,7 @@ def unpacked(file: ShardFile) -> Iterator[bytes]:
     Raises:
         ShardError: it is broken, or cut short.
     """
-    if file.size and file.read_at(0, min(4, file.size)) == _ZSTD_MAGIC:
+    if _ZSTD_MAGIC.match(file.read_at(0, min(4, file.size))):
         return _unzstd(file)
     return _gunzip(file)
 
@@ -63,8 +65,10 @@ def _unzstd(file: ShardFile) -> Iterator[bytes]:
             packed = file.read_at(at, min(4096, file.size - at))
             while packed:
                 frame = frame or context.decompressobj()
-                if piece := frame.decompress(packed):
-                    yield piece
+                piece = frame.decompress(packed)
+                # Not more at a time: a list of its lines takes many times what they do.
+                for start in range(0, len(piece), CHUNK_NBYTES):
+                    yield piece[start : start + CHUNK_NBYTES]
                 packed = b""
                 if frame.eof:
                     packed, frame = frame.unused_data, None
