@@ -88,8 +88,6 @@ def plain(error: Exception, url: str, more: str) -> StoreError | DataError:
     if "builder error" in text:
         more += ". Is the endpoint a whole URL, such as https://host:9000?"
     found = StoreError(f"{safe_url(url)}: {text}{more}")
-    if (
-        isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError"
-    ):  # obstore raises the former
+    if isinstance(error, FileNotFoundError):
         found.errno = errno.ENOENT
     return found

@@ -133,6 +133,12 @@ def test_a_manifest_that_is_forbidden_is_not_taken_for_one_that_is_missing(forbi
         load_beside(store.list(cloud.url), store)
 
 
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_manifest_that_is_missing_is_none_on_every_store(kind: str) -> None:
+    with serve(Cloud(kind, dict(OBJECTS))) as cloud, StoreClient(cloud.options) as store:
+        assert load_beside(store.list(cloud.url), store) is None
+
+
 OBJECTS = {"a.bin": b"a" * 10, "b.bin": b"b" * 20}
 
 
