@@ -31,6 +31,10 @@ else:  # the same examples every time, and none fails for being slow; `make fuzz
     settings.load_profile("tests")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--schedule", help="run one schedule again, as a failing model printed it (docs/schedules.md)")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """What is imported and collected stays: Python's collector looks only at what tests make."""

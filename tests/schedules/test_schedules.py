@@ -1,0 +1,17 @@
+"""Every model holds in some schedules here, and in many with ``make schedules``."""
+
+import pytest
+from schedule_models import MODELS
+from scheduler import explore, replay
+
+BUDGET = 60
+"""Schedules of a whole loader; of a small model as many times more as its weight says."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_holds_in_every_schedule(name, request):
+    schedule = request.config.getoption("--schedule")
+    if schedule:
+        replay(MODELS[name], schedule)
+    else:
+        explore(MODELS[name], schedules=BUDGET * MODELS[name].weight)

@@ -1,0 +1,37 @@
+"""The models of the engine that ``make schedules`` and the tests explore; ``docs/schedules.md`` says how to write one."""
+
+from schedule_models.pipelines import (
+    Completion,
+    Diamond,
+    LittleMemory,
+    Mixed,
+    Regrouped,
+    Resized,
+    RouteToMerge,
+    SeveralWorkers,
+    SkippedRows,
+    ThreeStages,
+    Units,
+)
+from schedule_models.queues import AccountModel, ChannelModel, SequencedChannelModel
+from scheduler.model import Model
+
+MODELS: dict[str, type[Model]] = {
+    model.__name__: model
+    for model in (
+        ChannelModel,
+        SequencedChannelModel,
+        AccountModel,
+        ThreeStages,
+        SeveralWorkers,
+        Units,
+        Completion,
+        RouteToMerge,
+        Mixed,
+        Diamond,
+        Regrouped,
+        SkippedRows,
+        LittleMemory,
+        Resized,
+    )
+}

@@ -1,0 +1,204 @@
+"""Models of the queue between two stages and of the memory account: a few threads on one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from scheduler.model import Model
+
+from pipegraph import concurrency
+from pipegraph.chunk import Chunk
+from pipegraph.engine.activity import Activity, Cancelled
+from pipegraph.engine.channel import Channel
+from pipegraph.engine.memory import Account
+
+LAST = -1
+
+
+def chunk(number: int, nbytes: int = 0) -> Chunk:
+    made = Chunk(number, (("s", number),), 0, number, number + 1)
+    made.nbytes = nbytes
+    return made
+
+
+class Threads(Model):
+    """A model with threads that an ``Activity`` counts."""
+
+    activity: Activity
+    cancels = False
+    weight = 10
+
+    def begin(self, body: Callable[..., None], *args: Any) -> Any:
+        self.activity.attach()
+        thread = concurrency.Thread(target=self._live, args=(body, args), name=body.__name__)
+        thread.start()
+        return thread
+
+    def _live(self, body: Callable[..., None], args: tuple[Any, ...]) -> None:
+        try:
+            body(*args)
+        except Cancelled:
+            assert self.cancels, "cancelled by nobody"
+        finally:
+            self.activity.pause()
+
+
+class ChannelModel(Threads):
+    """Putters and getters on one channel, with resizes, nudges, or a cancel in the middle; Ctrl-C in one getter.
+
+    Each item arrives once, in the order of tickets; the bounds are never exceeded; all ends.
+    """
+
+    sequenced = False
+
+    def run(self) -> None:
+        draw = self.draw
+        self.items = draw.randrange(3, 8)
+        self.most = capacity = draw.randrange(1, 4)
+        self.sizes = [draw.randrange(0, 40) for _ in range(self.items)]
+        self.activity = Activity()
+        self.channel = channel = Channel(capacity, draw.choice([None, 30]), self.activity, self.sequenced)
+        channel.readers = readers = draw.randrange(1, 3)
+        channel.changed = self.check
+        self.cancels = draw.random() < 0.2
+        self.lock = concurrency.Lock()
+        self.next = 0
+        self.got: list[tuple[int, int]] = []
+        putters = [self.begin(self.put) for _ in range(draw.randrange(1, 4))]
+        closer = self.begin(self.close, putters)
+        others = [self.begin(self.get) for _ in range(readers - 1)]
+        if draw.random() < 0.3:
+            others.append(self.begin(self.resize, capacity))
+        if self.cancels:
+            others.append(self.begin(channel.cancel))
+        self.activity.attach()
+        interrupted = 0
+        if draw.random() < 0.5:
+            self.interrupt_in(draw.randrange(60))
+        while True:
+            try:
+                self.get()
+                break
+            except KeyboardInterrupt:
+                interrupted += 1
+            except Cancelled:
+                assert self.cancels, "cancelled by nobody"
+                break
+        self.interrupt_in(None)
+        for thread in (*putters, *others):
+            thread.join()
+        cancelled, self.cancels = self.cancels, True
+        channel.cancel()
+        closer.join()
+        if cancelled:
+            return
+        arrived = [item for _, item in sorted(self.got)]
+        assert len(arrived) >= self.items - interrupted  # what Ctrl-C meets between two lines is not delivered
+        assert len(set(arrived)) == len(arrived), f"arrived: {arrived}"
+        if self.sequenced:
+            assert arrived == sorted(arrived), f"order: {arrived}"
+
+    def put(self) -> None:
+        while True:
+            with self.lock:
+                number, self.next = self.next, self.next + 1
+            if number >= self.items:
+                return
+            item = chunk(number, self.sizes[number])
+            if self.sequenced:
+                self.channel.put_at(number, item)
+            elif self.sizes[number] % 3 == 0:
+                self.channel.put(item, more=True)
+                self.channel.nudge()
+            else:
+                self.channel.put(item)
+
+    def close(self, putters: list[Any]) -> None:
+        """One end for each reader, and one for an interrupted reader, which may have taken one in vain."""
+        for thread in putters:
+            thread.join()
+        for number in range(self.channel.readers + 1):
+            self.channel.put_at(self.items + number, chunk(LAST))
+
+    def get(self) -> None:
+        while True:
+            ticket, item = self.channel.take()
+            if item.data == LAST:
+                return
+            self.got.append((ticket, item.data))
+
+    def resize(self, capacity: int) -> None:
+        self.most = capacity + 2
+        self.channel.resize(capacity + 2)
+        self.channel.nudge_all()
+        self.channel.resize(capacity)
+
+    def check(self) -> None:
+        contents = self.channel._contents
+        assert 0 <= contents.held <= self.most, f"{contents.held} items in a queue of {self.most}"
+        assert contents.nbytes >= 0
+
+
+class SequencedChannelModel(ChannelModel):
+    """The same with numbered items, as the workers of an ordered stage put them."""
+
+    sequenced = True
+
+
+class AccountModel(Threads):
+    """Workers of three stages reserve, settle and release; a cancel, or Ctrl-C in one of them.
+
+    Never more in use than the limit (all items of a stage have one size); at the end nothing is; every worker ends.
+    """
+
+    def run(self) -> None:
+        draw = self.draw
+        self.activity = Activity()
+        self.activity.on_idle = self.stalled
+        self.account = account = Account(100, self.activity)
+        sizes = [draw.choice([5, 10, 20]) for _ in range(3)]
+        stages = [account.stage(f"s{depth}", depth) for depth in range(3)]
+        for stage, size in zip(stages, sizes, strict=True):
+            account.settle(stage, account.reserve(stage), (), ((id(stage), size),))
+            account.release(((id(stage), size),))
+        self.cancels = draw.random() < 0.2
+        self.serial = 0
+        threads = [
+            self.begin(self.work, stages[depth], sizes[depth], draw.randrange(1, 4))
+            for depth in range(3)
+            for _ in range(draw.randrange(1, 3))
+        ]
+        if self.cancels:
+            threads.append(self.begin(account.cancel))
+        self.activity.attach()
+        if draw.random() < 0.5:
+            self.interrupt_in(draw.randrange(40))
+        try:
+            self.work(stages[0], sizes[0], 3)
+        except KeyboardInterrupt:
+            self.cancels = True  # as a pass that was interrupted
+            self.interrupt_in(None)
+            account.cancel()
+        except Cancelled:
+            assert self.cancels
+        self.interrupt_in(None)
+        self.activity.pause()
+        for thread in threads:
+            thread.join()
+        if not self.cancels:
+            assert account.used == 0, f"{account.used} bytes are left"
+        assert not account.waiting()
+
+    def stalled(self) -> None:
+        """As a run does it: the furthest waiter may exceed its ceiling."""
+        self.account.admit_one()
+
+    def work(self, stage: Any, size: int, items: int) -> None:
+        for _ in range(items):
+            reserved = self.account.reserve(stage)
+            self.serial += 1
+            buffers = ((10_000 + self.serial, size),)
+            self.account.settle(stage, reserved, (), buffers)
+            assert self.account.used <= self.account.limit
+            self.account.release(buffers)

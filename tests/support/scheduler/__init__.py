@@ -1,0 +1,13 @@
+"""A scheduler that the test holds: real threads of which one runs at a time, in an order that a number gives.
+
+``explore`` runs a model many times; ``docs/schedules.md`` says how to write a model and how to replay a failure.
+"""
+
+from scheduler.explore import Found as Found, Report as Report, explore as explore, replay as replay
+from scheduler.kernel import Deadlock as Deadlock, Hung as Hung, Scheduler as Scheduler
+from scheduler.strategies import (
+    Exhaustive as Exhaustive,
+    Pct as Pct,
+    Random as Random,
+    Replay as Replay,
+)

@@ -1,0 +1,197 @@
+"""Runs a model under many schedules, and one schedule again."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler import primitives
+from scheduler.kernel import Scheduler
+from scheduler.model import Model
+from scheduler.strategies import Pct, Random, Replay, read, written
+
+NAMES = "Condition Event Future Lock RLock SimpleQueue Thread monotonic monotonic_ns start_new_thread wait".split()
+"""What is replaced in ``pipegraph.concurrency``; the rest serves as it is."""
+
+
+@dataclass
+class Report:
+    """What an exploration did.
+
+    Attributes:
+        schedules: how many were run; ``distinct``: how many differ in a choice.
+        places: ``(file, line)`` of switch points, if they were asked for.
+    """
+
+    model: str
+    schedules: int = 0
+    distinct: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    places: set[tuple[str, int]] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        rate = self.schedules / self.seconds if self.seconds else 0.0
+        return (
+            f"{self.model}: {self.schedules} schedules, {self.distinct} distinct, "
+            f"{self.steps / max(1, self.schedules):.0f} switch points each, {rate:.0f} a second"
+        )
+
+
+class Found(AssertionError):
+    """A schedule in which the model fails; the message says how to run it again."""
+
+
+def explore(
+    model: type[Model],
+    schedules: int | None = None,
+    seconds: float | None = None,
+    first_seed: int = 0,
+    strategies: Iterable[Any] | None = None,
+    places: bool = False,
+    max_steps: int = 50_000,
+) -> Report:
+    """Run a model under many schedules: random ones and PCT of depth 2 to 4 in turn.
+
+    Args:
+        schedules: how many; or
+        seconds: for how long.
+        strategies: in place of random and PCT, ``Exhaustive(2)`` say.
+        places: whether to note where switch points lie (slower).
+
+    Raises:
+        Found: with the failure, its seed and its schedule.
+    """
+    report = Report(model.__name__)
+    seen: set[int] = set()
+    model.prepare()
+    begun = time.perf_counter()
+    with _quiet():
+        chosen = _drawn(first_seed, report) if strategies is None else iter(strategies)
+        for number, strategy in enumerate(chosen):
+            if schedules is not None and number >= schedules:
+                break
+            if seconds is not None and time.perf_counter() - begun > seconds:
+                break
+            seed = first_seed + number if strategies is None else 0
+            scheduler = Scheduler(strategy, max_steps, seen=report.places if places else None)
+            try:
+                run_once(model, scheduler, seed)
+            except Exception as error:
+                raise Found(
+                    f"{model.__name__} fails in schedule {number} ({strategy.name}) after {scheduler.steps} steps.\n"
+                    f"Again: pytest tests/schedules -k {model.__name__} "
+                    f"--schedule={seed}.{written(scheduler.choices)}"
+                ) from error
+            report.schedules += 1
+            report.steps += scheduler.steps
+            seen.add(hash(bytes(scheduler.choices)))
+            if number % 500 == 499:
+                gc.collect()
+    report.distinct = len(seen)
+    report.seconds = time.perf_counter() - begun
+    return report
+
+
+def replay(model: type[Model], schedule: str) -> None:
+    """Run one schedule again: ``SEED.CHOICES`` as a failure prints it."""
+    seed, choices = schedule.split(".", 1)
+    strategy = Replay(read(choices))
+    model.prepare()
+    with _quiet():
+        run_once(model, Scheduler(strategy), int(seed))
+    assert not strategy.diverged, "the code has other switch points than when this schedule was written"
+
+
+def run_once(model: type[Model], scheduler: Scheduler, seed: int) -> None:
+    """One schedule, in the calling thread."""
+    with installed(scheduler):
+        scheduler.run(model(scheduler, random.Random(seed)).run)
+
+
+def _drawn(first_seed: int, report: Report) -> Iterator[Any]:
+    seed = first_seed
+    while True:
+        steps = report.steps // report.schedules if report.schedules else 500
+        if seed % 2:
+            yield Pct(seed, 2 + seed // 2 % 3, steps)
+        else:
+            yield Random(seed, (0.05, 0.3, 0.9)[seed // 2 % 3])
+        seed += 1
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No garbage collection inside of schedules: a finaliser would run at a step that a replay does not repeat."""
+    enabled = gc.isenabled()
+    gc.disable()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1.0)  # one thread runs at a time, so nobody waits for this
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        if enabled:
+            gc.enable()
+
+
+def _module_locks() -> list[tuple[Any, str, type]]:
+    """Locks that modules made as they were imported."""
+    import _thread
+
+    kinds = {_thread.LockType: primitives.Lock, _thread.RLock: primitives.RLock}
+    return [
+        (module, name, kinds[type(value)])
+        for key, module in list(sys.modules.items())
+        if key.startswith("pipegraph")
+        for name, value in vars(module).items()
+        if type(value) in kinds
+    ]
+
+
+@contextlib.contextmanager
+def installed(scheduler: Scheduler) -> Iterator[None]:
+    """While inside, what ``pipegraph.concurrency`` offers belongs to the scheduler, and clocks are virtual."""
+    from pipegraph import concurrency
+
+    primitives.activate(scheduler)
+    put_back: list[tuple[Any, str, Any]] = []
+
+    def put(owner: Any, name: str, value: Any) -> None:
+        put_back.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    try:
+        for name in NAMES:
+            put(concurrency, name, getattr(primitives, name))
+        for module, name, kind in _LOCKS or _find():
+            put(module, name, kind())
+        for module in _CLOCKS:
+            put(module, "perf_counter_ns", primitives.monotonic_ns)
+        yield
+    finally:
+        for owner, name, value in reversed(put_back):
+            setattr(owner, name, value)
+        primitives.activate(None)
+
+
+_LOCKS: list[tuple[Any, str, type]] = []
+_CLOCKS: list[Any] = []
+
+
+def _find() -> list[tuple[Any, str, type]]:
+    """Modules' locks and clocks, looked up once: models import what they test before they run."""
+    _LOCKS[:] = _module_locks()
+    _CLOCKS[:] = [
+        module
+        for key, module in list(sys.modules.items())
+        if key.startswith("pipegraph") and "perf_counter_ns" in vars(module)
+    ]
+    return _LOCKS
+
