@@ -32,7 +32,9 @@ else:  # the same examples every time, and none fails for being slow; `make fuzz
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--schedule", help="run one schedule again, as a failing model printed it (docs/schedules.md)")
+    parser.addoption(
+        "--schedule", help="run one schedule again, as a failing model printed it (docs/schedules.md)"
+    )
 
 
 @pytest.hookimpl(wrapper=True)

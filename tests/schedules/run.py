@@ -1,9 +1,9 @@
 """Runs the models under many schedules and prints a table; the first failure ends it.
 
-    python tests/schedules/run.py                      for ten minutes, on all cores
-    python tests/schedules/run.py --total 1000000      so many schedules over all models
-    python tests/schedules/run.py --model Diamond --seconds 60
-    python tests/schedules/run.py --places             with the lines of the engine that were switch points
+python tests/schedules/run.py                      for ten minutes, on all cores
+python tests/schedules/run.py --total 1000000      so many schedules over all models
+python tests/schedules/run.py --model Diamond --seconds 60
+python tests/schedules/run.py --places             with the lines of the engine that were switch points
 """
 
 from __future__ import annotations
@@ -35,13 +35,19 @@ def one_round(name: str, first_seed: int, schedules: int, places: bool) -> Repor
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=MODELS, action="append", help="only this one; may be repeated")
     parser.add_argument("--seconds", type=float, default=600.0, help="for how long, at most (default 600)")
     parser.add_argument("--total", type=int, help="schedules over all models, however long they take")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
-    parser.add_argument("--places", action="store_true", help="count the lines that were switch points; slower")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)"
+    )
+    parser.add_argument(
+        "--places", action="store_true", help="count the lines that were switch points; slower"
+    )
     given = parser.parse_args()
     names = given.model or list(MODELS)
     weights = sum(MODELS[name].weight for name in names)
@@ -79,7 +85,12 @@ def main() -> int:
                 return 1
             _add(reports[name], report)
             total = sum(each.schedules for each in reports.values())
-            print(f"\r{total:,} schedules, {time.monotonic() - begun:.0f} s ", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r{total:,} schedules, {time.monotonic() - begun:.0f} s ",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
     print(file=sys.stderr)
     _table(list(reports.values()), given.places)
     return 0
@@ -94,7 +105,10 @@ def _add(whole: Report, part: Report) -> None:
 
 
 def _table(reports: list[Report], places: bool) -> None:
-    print(f"{'model':24}{'schedules':>11}{'distinct':>11}{'points each':>13}{'a second':>10}" + "  lines" * places)
+    print(
+        f"{'model':24}{'schedules':>11}{'distinct':>11}{'points each':>13}{'a second':>10}"
+        + "  lines" * places
+    )
     for each in reports:
         count = max(1, each.schedules)
         row = f"{each.model:24}{each.schedules:>11,}{each.distinct:>11,}{each.steps / count:>13.0f}"

@@ -1,5 +1,8 @@
 """The models of the engine that ``make schedules`` and the tests explore; ``docs/schedules.md`` says how to write one."""
 
+from scheduler.model import Model
+
+from schedule_models.elsewhere import Isolated, ProcessStage
 from schedule_models.pipelines import (
     Completion,
     Diamond,
@@ -14,7 +17,8 @@ from schedule_models.pipelines import (
     Units,
 )
 from schedule_models.queues import AccountModel, ChannelModel, SequencedChannelModel
-from scheduler.model import Model
+from schedule_models.readers import BlockReaderModel
+from schedule_models.replicas import ReducerModel
 
 MODELS: dict[str, type[Model]] = {
     model.__name__: model
@@ -33,5 +37,9 @@ MODELS: dict[str, type[Model]] = {
         SkippedRows,
         LittleMemory,
         Resized,
+        ProcessStage,
+        Isolated,
+        BlockReaderModel,
+        ReducerModel,
     )
 }

@@ -94,7 +94,9 @@ class ChannelModel(Threads):
         if cancelled:
             return
         arrived = [item for _, item in sorted(self.got)]
-        assert len(arrived) >= self.items - interrupted  # what Ctrl-C meets between two lines is not delivered
+        assert (
+            len(arrived) >= self.items - interrupted
+        )  # what Ctrl-C meets between two lines is not delivered
         assert len(set(arrived)) == len(arrived), f"arrived: {arrived}"
         if self.sequenced:
             assert arrived == sorted(arrived), f"order: {arrived}"

@@ -55,6 +55,7 @@ def explore(
     first_seed: int = 0,
     strategies: Iterable[Any] | None = None,
     places: bool = False,
+    lines: tuple[str, ...] = (),
     max_steps: int = 50_000,
 ) -> Report:
     """Run a model under many schedules: random ones and PCT of depth 2 to 4 in turn.
@@ -64,6 +65,7 @@ def explore(
         seconds: for how long.
         strategies: in place of random and PCT, ``Exhaustive(2)`` say.
         places: whether to note where switch points lie (slower).
+        lines: files of which every line is a switch point, ``("engine/channel.py",)`` say (slower still).
 
     Raises:
         Found: with the failure, its seed and its schedule.
@@ -80,7 +82,7 @@ def explore(
             if seconds is not None and time.perf_counter() - begun > seconds:
                 break
             seed = first_seed + number if strategies is None else 0
-            scheduler = Scheduler(strategy, max_steps, seen=report.places if places else None)
+            scheduler = Scheduler(strategy, max_steps, seen=report.places if places else None, lines=lines)
             try:
                 run_once(model, scheduler, seed)
             except Exception as error:
@@ -172,8 +174,8 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             put(concurrency, name, getattr(primitives, name))
         for module, name, kind in _LOCKS or _find():
             put(module, name, kind())
-        for module in _CLOCKS:
-            put(module, "perf_counter_ns", primitives.monotonic_ns)
+        for module, name, value in _CLOCKS:
+            put(module, name, value)
         yield
     finally:
         for owner, name, value in reversed(put_back):
@@ -182,16 +184,22 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
 
 
 _LOCKS: list[tuple[Any, str, type]] = []
-_CLOCKS: list[Any] = []
+_CLOCKS: list[tuple[Any, str, Any]] = []
 
 
 def _find() -> list[tuple[Any, str, type]]:
     """Modules' locks and clocks, looked up once: models import what they test before they run."""
     _LOCKS[:] = _module_locks()
+    virtual = {
+        time.perf_counter_ns: primitives.monotonic_ns,
+        time.perf_counter: primitives.monotonic,
+        time: primitives.virtual_time,
+    }
     _CLOCKS[:] = [
-        module
+        (module, name, virtual[value])
         for key, module in list(sys.modules.items())
-        if key.startswith("pipegraph") and "perf_counter_ns" in vars(module)
+        if key.startswith("pipegraph")
+        for name, value in vars(module).items()
+        if name in ("perf_counter", "perf_counter_ns", "time")
     ]
     return _LOCKS
-

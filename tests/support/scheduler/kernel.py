@@ -17,6 +17,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
+from scheduler.lines import LineTracer
+
 REAL_GRACE_S = 10.0
 """Seconds of real time in which a thread that was told to end must end, and a step must be over."""
 
@@ -82,6 +84,7 @@ class Scheduler:
         max_steps: switch points after which the schedule counts as hung.
         tick_s: virtual seconds that each look at the clock takes.
         seen: gets the place of every switch point, if given: ``(file, line)``.
+        lines: ends of the paths of files of which every line is a switch point; such schedules take far longer.
 
     Attributes:
         choices: the numbers of the tasks chosen, where there was a choice.
@@ -95,6 +98,7 @@ class Scheduler:
         max_steps: int = 50_000,
         tick_s: float = 1e-6,
         seen: set[tuple[str, int]] | None = None,
+        lines: tuple[str, ...] = (),
     ) -> None:
         self.strategy = strategy
         self.max_steps = max_steps
@@ -110,6 +114,7 @@ class Scheduler:
         self.stacks = ""
         self.watch: Callable[[Task], None] | None = None
         self._threads: list[threading.Thread] = []
+        self._trace = LineTracer(lines, self._line).trace if lines else None
 
     # -- tasks ---------------------------------------------------------------------------------
 
@@ -125,6 +130,8 @@ class Scheduler:
         self.current = main
         result = None
         try:
+            if self._trace is not None:
+                sys.settrace(self._trace)
             result = model()
             self.join_all()
         except Abandoned:
@@ -133,6 +140,8 @@ class Scheduler:
             if self.failure is None:
                 self.failure = error
         finally:
+            if self._trace is not None:
+                sys.settrace(None)
             self.abandon()
         if self.failure is not None:
             raise self.failure
@@ -165,6 +174,8 @@ class Scheduler:
         task.baton.acquire()
         try:
             if self.failure is None:
+                if self._trace is not None:
+                    sys.settrace(self._trace)
                 body()
         except Abandoned:
             pass
@@ -173,6 +184,7 @@ class Scheduler:
             if self.failure is None:
                 self.failure = error
         finally:
+            sys.settrace(None)
             self._end(task)
 
     def _end(self, task: Task) -> None:
@@ -223,6 +235,17 @@ class Scheduler:
                 self._switch(task, chosen)
         if task.pending is not None and not task.guarded:
             self._raise_pending(task)
+
+    def _line(self, faults: bool) -> None:
+        """A line of a traced module."""
+        task = self.current
+        if task is None or task.ident != _thread.get_ident() or self.failure is not None:
+            return
+        task.guarded += not faults
+        try:
+            self.point()
+        finally:
+            task.guarded -= not faults
 
     def block(self, on: Any, timeout_s: float | None = None) -> bool:
         """Wait until :meth:`wake`, at most for ``timeout_s`` virtual seconds. False if they are over."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from queue import Empty
@@ -394,3 +395,16 @@ def monotonic() -> float:
 def monotonic_ns() -> int:
     """The virtual clock, in nanoseconds."""
     return int(monotonic() * 1e9)
+
+
+class _VirtualTime:
+    """In place of the module ``time``, for modules that import it whole."""
+
+    monotonic = perf_counter = staticmethod(monotonic)
+    monotonic_ns = perf_counter_ns = staticmethod(monotonic_ns)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+virtual_time = _VirtualTime()

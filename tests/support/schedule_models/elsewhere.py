@@ -1,0 +1,316 @@
+"""Worker processes and the sidecar of ``isolate=True`` as tasks of the schedule: messages are pickled, deaths are drawn.
+
+What real processes add (forks, sockets, shared memory, signals) has tests of its own; here it is the trainer's side that
+is explored: tickets, calls sent ahead, cancels, answers that nobody waits for, rows that were lost with a process.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pipegraph as pg
+from pipegraph import concurrency, operators as ops
+from pipegraph.contracts import Context
+from pipegraph.engine import sidecar_process
+from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.process import pool
+from pipegraph.engine.process.contract import Died
+from pipegraph.engine.process.exceptions import Carried
+from pipegraph.engine.process.worker import NOTHING, ProcessWorker
+from schedule_models.pipelines import Failing, LoaderModel, add_one, even, mapped, triple
+
+
+class Link:
+    """Questions to a task, and its answers, as over a socket: whoever waits can be cancelled, the answer comes anyway."""
+
+    def __init__(self, serve: Callable[[Any], Any], name: str) -> None:
+        self._questions = concurrency.SimpleQueue()
+        self._changed = concurrency.Condition()
+        self._answers: list[bytes] = []
+        self._dead = self._cancelled = False
+        self._serve = serve
+        self._unanswered = 0
+        self.thread = concurrency.Thread(target=self._live, name=name)
+        self.thread.start()
+
+    def _live(self) -> None:
+        while (question := self._questions.get()) is not None:
+            try:
+                answer = self._serve(pickle.loads(question))
+            except Died:
+                break
+            except BaseException as error:
+                answer = Carried(error)
+            with self._changed:
+                self._answers.append(pickle.dumps(answer))
+                self._changed.notify_all()
+        with self._changed:
+            self._dead = True
+            self._changed.notify_all()
+
+    def ask(self, question: Any) -> Any:
+        self._questions.put(pickle.dumps(question))
+        self._unanswered += 1
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._answers or self._dead or self._cancelled)
+                if self._cancelled:
+                    raise Cancelled
+                if not self._answers:
+                    raise Died("was killed", NOTHING, "")
+                answer = pickle.loads(self._answers.pop(0))
+                self._unanswered -= 1
+            if self._unanswered == 0:
+                break
+        if isinstance(answer, Carried):
+            raise answer.error()
+        return answer
+
+    def cancel(self) -> None:
+        with self._changed:
+            self._cancelled = True
+            self._changed.notify_all()
+
+    def uncancel(self) -> None:
+        with self._changed:
+            self._cancelled = False
+
+    def end(self) -> None:
+        self._questions.put(None)
+        self.thread.join()
+
+
+class Page:
+    """The row in work; a death is drawn as a row begins."""
+
+    def __init__(self, dies: Callable[[], bool]) -> None:
+        self.row = NOTHING
+        self._dies = dies
+
+    def begin(self, row: int) -> None:
+        self.row = row
+        if self._dies():
+            raise _KilledError
+
+
+class _KilledError(BaseException):
+    """The end of a fake process."""
+
+
+class FakeHost:
+    """The host of a worker whose process is a task."""
+
+    place, gave_up = "process", "its process was ended"
+
+    def __init__(self, sent: bytes, context: Context, pack: Any, dies: Callable[[], bool]) -> None:
+        self._sent, self._context, self._pack = sent, context, pack
+        self._dies = dies
+        self._link: Link | None = None
+        self._page = Page(dies)
+        self._worker: ProcessWorker | None = None
+        self._cancelled = False
+        self.ahead: Any = None
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    def start(self) -> None:
+        if self._context.stopping.is_set():
+            raise Cancelled
+        self._page = Page(self._dies)
+        operator = pickle.loads(self._sent)[0]
+        self._worker = ProcessWorker(self._page, operator, self._context, Carried, self._pack)
+        self._link = Link(self._serve, "process")
+
+    def _serve(self, question: Any) -> Any:
+        name, args = question
+        try:
+            return getattr(self._worker, name)(*args)
+        except _KilledError:
+            raise Died("was killed", self._page.row, "") from None
+
+    def call(self, name: str, *args: Any) -> Any:
+        if self._link is None:
+            self.start()
+        assert self._link is not None
+        if self.ahead is not None:
+            self.ahead()
+        try:
+            return self._link.ask((name, args))
+        except Died:
+            row = self._page.row
+            self._link.end()
+            self._link = None
+            raise Died("was killed", row, "") from None
+
+    def cancel(self) -> None:
+        if self._link is not None:
+            self._link.cancel()
+
+    def uncancel(self) -> None:
+        if self._link is not None:
+            self._link.uncancel()
+
+    def close(self, grace_s: float = 1.0) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.end()
+
+
+class FakeSidecar:
+    """The sidecar, with its two connections; the runtime in it is the real one."""
+
+    kind, group, pid = "source", 1, None
+
+    def __init__(self, plan: Any, facts: tuple[int, int, int, int]) -> None:
+        self._plan, self._facts = plan, facts
+        self._serving: Any = None
+        self._calls: Link | None = None
+        self._control: Link | None = None
+        self._asking = concurrency.Lock()
+        self.number = 0
+
+    def open(self, context: Context) -> None:
+        with context.stopping.ending(self._stop):
+            plan = pickle.loads(pickle.dumps(self._plan))
+            runtime = sidecar_process.HostRuntime(plan, self._facts, lambda nbytes: None)
+            self._serving = sidecar_process.Serving(runtime)
+            self._control = Link(self._serve_control, "control")
+            self._calls = Link(self._serve_call, "sidecar")
+            self._calls.ask(("open", ()))
+
+    def _serve_call(self, question: Any) -> Any:
+        name, args = question
+        owner = self._serving.runtime if name == "open" else self._serving
+        return getattr(owner, name)(*args)
+
+    def _serve_control(self, question: Any) -> Any:
+        what, *about = question
+        if what == "cancel":
+            self._serving._cancel(*about)
+        elif what == "stop":
+            self._serving.runtime.signal_close()
+        else:
+            question, *rest = about
+            try:
+                return getattr(self._serving, question)(*rest)
+            except Exception:
+                return None
+
+    def _stop(self) -> None:
+        if self._control is not None:
+            self._control.ask(("stop",))
+
+    def close(self, grace_s: float = 1.0) -> None:
+        calls, self._calls = self._calls, None
+        control, self._control = self._control, None
+        if calls is not None:
+            calls.end()
+        if self._serving is not None:
+            self._serving.runtime.close()
+        if control is not None:
+            control.end()
+
+    def begin_run(self, epoch: int, history: Any) -> None:
+        pass
+
+    def start_run(self, *args: Any) -> None:
+        assert self._calls is not None
+        self._calls.ask(("start_run", (self.number, *args)))
+
+    def next(self, stop: int, horizon: float) -> Any:
+        assert self._calls is not None
+        return self._calls.ask(("next", (stop, horizon)))
+
+    def cancel(self) -> None:
+        with self._asking:
+            if self._control is not None:
+                self._control.ask(("cancel", self.number))
+        if self._calls is not None:
+            self._calls.cancel()
+
+    def uncancel(self) -> None:
+        if self._calls is not None:
+            self._calls.uncancel()
+
+    def ask(self, what: str, *args: Any) -> Any:
+        with self._asking:
+            return None if self._control is None else self._control.ask(("ask", what, *args))
+
+
+class FakeProcesses(pool.RemoteStages):
+    """In place of ``Processes``.
+
+    Attributes:
+        draw: says when a process dies; at most ``deaths`` of them do.
+    """
+
+    draw = random.Random(0)
+    deaths = 0
+
+    def _send(self, run: Sequence[Any]) -> bytes:
+        return pickle.dumps([each.operator for each in run])
+
+    def _host(self, stage: Any, contexts: Sequence[Context], sent: bytes) -> Any:
+        return FakeHost(sent, contexts[0], self._packing(stage), self._dies)
+
+    @classmethod
+    def _dies(cls) -> bool:
+        if cls.deaths and cls.draw.random() < 0.1:
+            cls.deaths -= 1
+            return True
+        return False
+
+    def sidecar(self, plan: Any, facts: tuple[int, int, int, int]) -> FakeSidecar:
+        return FakeSidecar(plan, facts)
+
+    def close(self) -> None:
+        pass
+
+
+class ElsewhereModel(LoaderModel):
+    """A loader whose worker processes are tasks."""
+
+    def run(self) -> None:
+        real = pool.Processes
+        FakeProcesses.draw, FakeProcesses.deaths = self.draw, self.draw.choice([0, 1])
+        pool.Processes = FakeProcesses  # type: ignore[assignment, misc]
+        try:
+            super().run()
+        finally:
+            pool.Processes = real  # type: ignore[misc]
+
+
+class ProcessStage(ElsewhereModel):
+    """A stage in worker processes, of which one may die at some row."""
+
+    def graph(self, variant: int) -> pg.Graph:
+        graph = pg.Graph("process")
+        node = graph.add(ops.FromSequence(range(9)), name="source")
+        backend: Any = "process" if variant else "inline"
+        node = node.then(
+            mapped(add_one, 4), name="map", backend=backend, workers=1 + variant % 2 if variant else 1
+        )
+        node.then(ops.Map(triple), name="last", capacity=1 + variant % 3)
+        return graph
+
+
+class Isolated(ElsewhereModel):
+    """Both halves of ``isolate=True``: the trainer's runtime and the sidecar's, over two links."""
+
+    def graph(self, variant: int) -> pg.Graph:
+        graph = pg.Graph("isolated")
+        node = graph.add(ops.FromSequence(range(7)), name="source")
+        node = node.then(mapped(add_one, 4), name="map", workers=1 + variant % 2)
+        node = node.then(ops.Filter(even), name="filter")
+        node.then(ops.Map(triple), name="last", capacity=1 + variant % 2)
+        return graph
+
+    def loader(self, fails: bool = False) -> Any:
+        Failing.raises = fails
+        graph = self.graph(self.draw.randrange(1, 100))
+        return graph.loader(epochs=self.epochs, memory_limit=self.memory_limit, isolate=True)
