@@ -158,7 +158,7 @@ class AccountModel(Threads):
         draw = self.draw
         self.activity = Activity()
         self.activity.on_idle = self.stalled
-        self.account = account = Account(100, self.activity)
+        self.account = account = Account(draw.choice([40, 60, 100]), self.activity)
         sizes = [draw.choice([5, 10, 20]) for _ in range(3)]
         stages = [account.stage(f"s{depth}", depth) for depth in range(3)]
         for stage, size in zip(stages, sizes, strict=True):

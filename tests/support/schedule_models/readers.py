@@ -82,8 +82,8 @@ class BlockReaderModel(Model):
         self.order = order
         self.fails = bool(failing)
         self.ends = draw.random() < 0.3
+        blocks = np.array(order)
         for epoch in range(2):
-            blocks = np.array(order)
             self.reader.dealt(RankSteps(epoch, 0, 0, len(order), lambda first, last: blocks[first:last]))
         threads = [concurrency.Thread(target=self.work) for _ in range(2)]
         if self.ends:
