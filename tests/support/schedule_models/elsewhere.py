@@ -222,9 +222,9 @@ class FakeSidecar:
         assert self._calls is not None
         self._calls.ask(("start_run", (self.number, *args)))
 
-    def next(self, stop: int, horizon: float) -> Any:
+    def next(self, *args: Any) -> Any:
         assert self._calls is not None
-        return self._calls.ask(("next", (stop, horizon)))
+        return self._calls.ask(("next", args))
 
     def cancel(self) -> None:
         with self._asking:

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from schedule_models.elsewhere import Isolated
-from schedule_models.pipelines import Completion, ThreeStages, Units
-from schedule_models.queues import AccountModel, ChannelModel, SequencedChannelModel
-from schedule_models.readers import BlockReaderModel
 from scheduler.model import Model
 
 from pipegraph.engine import activity, channel, contents, memory, reorder, sidecar_process, worker_threads
 from pipegraph.engine.stage import epoch_limit, sender, unit
 from pipegraph.reader import block_reader
+from schedule_models.elsewhere import Isolated
+from schedule_models.pipelines import Completion, ThreeStages, Units
+from schedule_models.queues import AccountModel, ChannelModel, SequencedChannelModel
+from schedule_models.readers import BlockReaderModel
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,8 @@ FAULTS = (
     Fault(
         "a putter leaves the queue before it is woken: Ctrl-C between the two loses it",
         channel.Channel._let_in,
-        "            first.entered = self._enter(first.seq, first.item, first.last, first.stamp)\n",
-        "            self._putters.remove(first); self._putters.append(None); self._putters.pop()\n"
-        "            first.entered = self._enter(first.seq, first.item, first.last, first.stamp)\n",
+        "            first.wake(self.activity)\n            self._putters.remove(first)\n",
+        "            self._putters.remove(first)\n            first.wake(self.activity)\n",
         ChannelModel,
     ),
     Fault(
@@ -156,7 +155,9 @@ def planted(fault: Fault) -> Iterator[None]:
     function: Any = fault.function
     source = textwrap.dedent(inspect.getsource(function))
     old, new = _aligned(fault.old, function), _aligned(fault.new, function)
-    assert source.count(old) == 1, f"{fault.name}: the code has changed, {old!r} is there {source.count(old)} times"
+    assert source.count(old) == 1, (
+        f"{fault.name}: the code has changed, {old!r} is there {source.count(old)} times"
+    )
     made: dict[str, Any] = {}
     exec(compile(source.replace(old, new), inspect.getfile(function), "exec"), function.__globals__, made)
     before = function.__code__

@@ -282,7 +282,10 @@ class Scheduler:
     def _raise_pending(self, task: Task) -> None:
         error, task.pending = task.pending, None
         assert error is not None
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # else its traceback would keep it alive, and with it what the interrupted thread held
 
     def _next(self, current: Task | None) -> Task | None:
         """The task that runs after ``current`` has blocked or ended; None after a failure that this finds."""
