@@ -7,6 +7,8 @@
 #   make lint                    ruff and mypy
 #   make fuzz                    2,000 random graphs (EXAMPLES=n for another number) and a twentieth of that for each
 #                                order, then the slow tests
+#   make schedules               ten minutes of random interleavings of every model of the engine (docs/schedules.md);
+#                                ARGS="--total 1000000" for a number of them
 #   make test-interop            the trainers' examples (Lightning, Accelerate, Hugging Face, DDP, FSDP2) and other people's
 #                                transforms, in an environment of their own
 #   make test-ray                stages on a local Ray cluster, with Ray installed for it in .venv-ray
@@ -32,7 +34,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STATED := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-interop test-ray test-migration lint fuzz notebook browser bench docs docs-serve clean
+.PHONY: help demo test schedules test-interop test-ray test-migration lint fuzz notebook browser bench docs docs-serve clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -46,6 +48,9 @@ export DATA
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -n $$(($$(nproc) + 2)) --dist worksteal -m "not slow" $(ARGS)
+
+schedules: $(VENV)/.installed-test
+	$(VENV)/bin/python tests/schedules/run.py $(ARGS)
 
 # Transforms in a process of their own, which has no other threads yet: its worker processes are forks of it and know the
 # operators that the test names in place of torchvision's compiled ones.

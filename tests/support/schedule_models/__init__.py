@@ -15,6 +15,7 @@ from schedule_models.pipelines import (
     SkippedRows,
     ThreeStages,
     Units,
+    WaitingRows,
 )
 from schedule_models.queues import AccountModel, ChannelModel, SequencedChannelModel
 from schedule_models.readers import BlockReaderModel
@@ -29,6 +30,7 @@ MODELS: dict[str, type[Model]] = {
         ThreeStages,
         SeveralWorkers,
         Units,
+        WaitingRows,
         Completion,
         RouteToMerge,
         Mixed,

@@ -27,6 +27,10 @@ def triple(item: Any) -> Any:
     return item * 3
 
 
+def unchanged(item: Any) -> Any:
+    return item
+
+
 def even(item: Any) -> bool:
     return item % 2 == 0
 
@@ -89,7 +93,8 @@ class LoaderModel(Model):
     def loader(self, fails: bool = False) -> Any:
         Failing.raises = fails
         graph = self.graph(self.draw.randrange(1, 100))
-        return graph.loader(epochs=self.epochs, memory_limit=self.memory_limit)
+        # A loader that was made for fewer passes reads ahead to the last of these only.
+        return graph.loader(epochs=self.draw.choice([1, self.epochs, None]), memory_limit=self.memory_limit)
 
     def whole(self) -> None:
         with self.loader() as loader:
@@ -298,6 +303,46 @@ class Units(LoaderModel):
         node = node.then(mapped(add_one, 13), name="map", workers=1 + variant % 2)
         node.then(ops.Batch(4), name="batch")
         return graph
+
+
+class WaitingRows(LoaderModel):
+    """Each row waits, inside the user's function, until the training loop has had the rows before it.
+
+    No finished row waits for the end of its bundle while the next stage is idle: else this never ends.
+    """
+
+    rows = 6
+
+    @classmethod
+    def prepare(cls) -> None:
+        ThreeStages.prepare()
+
+    def graph(self, variant: int) -> pg.Graph:
+        graph = pg.Graph("waiting")
+        node = graph.add(ops.FromSequence(range(self.rows)), name="source")
+        node = node.then(ops.Map(self.wait if variant else unchanged), name="map")
+        if variant % 2:
+            node.then(ops.Map(unchanged), name="last")
+        return graph
+
+    def run(self) -> None:
+        self.had = 0
+        self.changed = concurrency.Condition()
+        with self.loader() as loader:
+            for item in loader:
+                assert item == self.had
+                with self.changed:
+                    self.had += 1
+                    self.changed.notify_all()
+        assert self.had == self.rows
+
+    def wait(self, item: Any) -> Any:
+        with self.changed:
+            self.changed.wait_for(lambda: self.had >= item)
+        return item
+
+    def loader(self, fails: bool = False) -> Any:
+        return self.graph(self.draw.randrange(1, 3)).loader(memory_limit=self.memory_limit)
 
 
 class Completion(LoaderModel):

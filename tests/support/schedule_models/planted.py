@@ -15,7 +15,7 @@ from pipegraph.engine import activity, channel, contents, memory, reorder, sidec
 from pipegraph.engine.stage import epoch_limit, sender, unit
 from pipegraph.reader import block_reader
 from schedule_models.elsewhere import Isolated
-from schedule_models.pipelines import Completion, ThreeStages, Units
+from schedule_models.pipelines import Completion, ThreeStages, WaitingRows
 from schedule_models.queues import AccountModel, ChannelModel, SequencedChannelModel
 from schedule_models.readers import BlockReaderModel
 
@@ -106,24 +106,23 @@ FAULTS = (
     Fault(
         "an epoch is allowed, and its source not woken",
         epoch_limit.Horizon.raise_to,
-        "                self._wake()",
-        "                pass",
+        "            self._wake()",
+        "            pass",
         ThreeStages,
     ),
     Fault(
-        "a thread looks whether all is closed before it has the lock",
-        worker_threads.WorkerThreads.serve,
-        "            with self.lock:\n                while self.run_number == seen and not self.closed",
-        "            closed = self.closed\n            with self.lock:\n"
-        "                while self.run_number == seen and not closed",
+        "a flag is read before the lock is taken",
+        worker_threads.WorkerThreads._await_next,
+        "        self.wait_until(lambda: self.run_number != seen or self.closed",
+        "        closed = self.closed\n        self.wait_until(lambda: self.run_number != seen or closed",
         ThreeStages,
     ),
     Fault(
-        "finished rows overtake those being sent",
-        unit.Unit.send,
-        "            self._sending = True",
-        "            self._sending = False",
-        Units,
+        "finished rows wait for the end of their bundle",
+        unit.Unit.offer_finished,
+        "            if self._sending:",
+        "            if True:",
+        WaitingRows,
     ),
     Fault(
         "the end of an epoch does not wait for an item in work",
