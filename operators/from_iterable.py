@@ -30,6 +30,10 @@ class FromIterable(Source):
     Hugging Face's streaming data sets and torchdata's loaders have, it resumes from its own state. A Hugging Face data
     set with a shuffle buffer is read again, since the buffer is not in its state: use ``Shuffle`` behind it instead.
 
+    An iterator that waits for long (a silent socket, a queue) delays ``close`` and Ctrl-C by 5 s, as a thread cannot be
+    ended from outside, and stays. A process is ended within 3 s; a ``Source`` whose ``cancel`` ends its wait
+    ends at once.
+
     Args:
         iterable: the items, or a callable that returns them.
         shard: rank r of W takes items r, r+W, r+2W ...; with False every rank takes all.

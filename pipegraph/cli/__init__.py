@@ -20,4 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"pipegraph: {MissingExtraError(error.name, 'cli', 'the command line')}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("pipegraph: interrupted", file=sys.stderr)
+        return 130
     return run(sys.argv[1:] if arguments is None else list(arguments))

@@ -360,7 +360,8 @@ class Runtime(LoaderContext):
 
     def _end(self, grace_s: float, deadline: float) -> None:
         warned = [
-            f"stage {stage!r}: a worker did not return within {grace_s:g} s and was abandoned; it stands at:\n"
+            f"stage {stage!r}: a worker did not return within {grace_s:g} s and was abandoned. Code that waits long "
+            "can be ended with backend='process', or by the cancel() of your own source or operator. It stands at:\n"
             f"{stack_of(thread)}"
             for stage, thread in self.threads.join(deadline)
         ]

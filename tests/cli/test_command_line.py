@@ -392,6 +392,18 @@ def test_a_run_that_resumes_says_so_when_it_is_interrupted(monkeypatch, capsys, 
     assert printed(capsys).err.endswith("pipegraph: interrupted; the same command continues\n")
 
 
+def test_ctrl_c_while_the_command_line_is_imported_gives_no_traceback(monkeypatch, capsys):
+    class Interrupted:
+        def find_spec(self, name, path=None, target=None):
+            if name == "pipegraph.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "pipegraph.cli.app", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    assert main(["doctor"]) == 130
+    assert printed(capsys).err == "pipegraph: interrupted\n"
+
+
 def test_ctrl_c_ends_with_130_and_no_traceback(pipeline, programs):
     # A build() that tells that it was reached: the signal must not come before Python listens to it.
     with open(pipeline, "a") as file:

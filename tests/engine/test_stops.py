@@ -161,7 +161,9 @@ def test_user_code_that_does_not_return_is_named_with_its_stack_and_abandoned():
     (stuck,) = [t for t in threading.enumerate() if "stubborn" in t.name]
     runtime = loader._runtime
     with pytest.warns(
-        StuckWorker, match="stage 'stubborn': a worker did not return within 0.01 s and was abandoned"
+        StuckWorker,
+        match="stage 'stubborn': a worker did not return within 0.01 s and was abandoned. Code that waits long can "
+        r"be ended with backend='process', or by the cancel\(\) of your own source or operator. It stands at:",
     ) as caught:
         runtime.close(0.01)
     assert "release.wait()" in str(caught[0].message)
@@ -336,3 +338,29 @@ def test_a_gated_stage_stops_at_once():
     gate.wait_until_waiting(4)
     loader.close()
     assert not threads()
+
+
+def test_a_source_whose_cancel_ends_its_wait_is_not_waited_for(recwarn):
+    class Silent(pg.Source):
+        def __init__(self):
+            self.waits, self.over = threading.Event(), threading.Event()
+
+        def length(self, epoch, rank, world_size):
+            return None
+
+        def iterate(self, epoch, rank, world_size, start):
+            self.waits.set()
+            self.over.wait()
+            yield from ()
+
+        def cancel(self):
+            self.over.set()
+
+    source = Silent()
+    graph = pg.Graph("g")
+    graph.add(source)
+    loader = graph.loader()
+    iter(loader)
+    assert source.waits.wait(30)
+    loader.close()
+    assert not recwarn.list
