@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipegraph.engine.stage.budgets import Quarantined as Quarantined
     from pipegraph.errors import PipegraphError as PipegraphError
     from pipegraph.graph import Graph as Graph, Node as Node
+    from pipegraph.loader.in_lightning import lightning_callback as lightning_callback
     from pipegraph.loader.loader import Loader as Loader
     from pipegraph.loader.torch_dataloader import DataLoader as DataLoader
     from pipegraph.planning.plan import Plan as Plan
@@ -54,6 +55,7 @@ _MODULES = {
     "engine.stage.budgets": "Quarantined",
     "errors": "PipegraphError",
     "graph": "Graph Node",
+    "loader.in_lightning": "lightning_callback",
     "loader.loader": "Loader",
     "loader.torch_dataloader": "DataLoader",
     "planning.plan": "Plan",

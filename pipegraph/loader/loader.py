@@ -334,8 +334,12 @@ class Loader(Closing):
         Thread-safe, at any moment, also from a signal handler: it waits for no lock of the pipeline. What a
         handler meets is the chunk that the loop was given last, which it may not have trained on yet.
         """
+        return self._state()
+
+    def _state(self, ended: bool = False) -> dict[str, Any]:
+        """The state; ``ended``: as if the pass had run to its end."""
         rank, world_size = resolve(*self._asked)
-        part = self._progress.part((rank, world_size))
+        part = self._progress.part((rank, world_size), ended)
         digests, wired = self._digests()
         return {
             "version": states.VERSION,

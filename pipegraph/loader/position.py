@@ -267,10 +267,16 @@ class Progress:
         cursor = place.cursor if delivered is None else delivered.cursor
         return place.epoch, restarts(self._plan, cursor).steps[source]
 
-    def pass_finished(self, place: Place) -> None:
-        """The pass over this epoch has run to its end."""
+    @staticmethod
+    def next_epoch(place: Place) -> Place:
+        """A whole epoch, the one after this place's."""
         following = Place(place.epoch + 1)
         following.snapshots = place.snapshots  # hold the samplers' generators as of the epoch's end
+        return following
+
+    def pass_finished(self, place: Place) -> None:
+        """The pass over this epoch has run to its end."""
+        following = self.next_epoch(place)
         # First: however far this comes, the epoch has ended.
         self.place = self.chosen = self.chosen or following
         self._items_before = self.items
@@ -296,9 +302,11 @@ class Progress:
 
     # -- the state -----------------------------------------------------------------------------
 
-    def part(self, own: tuple[int, int]) -> dict[str, Any]:
-        """This rank's part of the state; ``own`` is (rank, world size)."""
+    def part(self, own: tuple[int, int], ended: bool = False) -> dict[str, Any]:
+        """This rank's part of the state; ``own`` is (rank, world size); ``ended``: as if the pass had run to its end."""
         place = self.place
+        if ended and not (self.idle or self.untouched):
+            place = self.next_epoch(place)
         cursor, rows = place.reached()
         chunks = place.start.chunks
         return {

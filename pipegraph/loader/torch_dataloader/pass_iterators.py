@@ -118,8 +118,9 @@ class Inline(_SingleProcessDataLoaderIter):
         done, state = progress.copies[0] if progress.copies else (0, None)
         if self._dataset_kind == _DatasetKind.Map:
             self._sampler_iter = indices = Indices(self._index_sampler, progress)
-            if progress.copies:
+            if progress.copies or loader._random is not None:
                 indices.begin()  # before the data set says or sets how the global generator stands
+            if progress.copies:
                 restore_copy(self._dataset, state)
                 progress.copies[0] = (done, where_copy(self._dataset))
             return

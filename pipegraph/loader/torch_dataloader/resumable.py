@@ -32,6 +32,18 @@ class ResumableDataLoader(torch.utils.data.DataLoader[_T_co]):
     workers: str
     _progress: BatchProgress  # of the pass that began last
     _restored: BatchProgress | None = None  # with which the next one begins
+    _random: torch.Tensor | None = None  # a random state of its own, from which passes draw in place of torch's global one
+
+    def __iter__(self) -> Any:
+        if self._random is None:
+            return super().__iter__()
+        now = torch.get_rng_state()
+        torch.set_rng_state(self._random)
+        try:
+            return super().__iter__()
+        finally:
+            self._random = torch.get_rng_state()
+            torch.set_rng_state(now)
 
     def _next_progress(self) -> BatchProgress:
         """Of the pass that begins: what was restored, or a new one."""
@@ -67,13 +79,17 @@ class ResumableDataLoader(torch.utils.data.DataLoader[_T_co]):
         asked for its state in each worker, an iterable too; outside of the loop none is asked, so that no worker starts
         for it. JSON, unless such a state is not.
         """
+        return self._state()
+
+    def _state(self, ended: bool = False) -> dict[str, Any]:
+        """The state; ``ended``: as if the pass had run to its end."""
         rank, _ = resolve(None, None)
         if self._restored is not None:
             return self._restored.state(rank)
         progress = self._progress
         indexed = self._dataset_kind == _DatasetKind.Map
         begun = progress.base_seed is not None
-        if progress.finished or not begun:
+        if ended or progress.finished or not begun:
             lasting = progress.base_seed if self._iterator is not None else None  # of persistent workers
             progress = self._fresh()
             progress.base_seed = lasting
