@@ -3,7 +3,7 @@
 python with_lightning.py FOLDER --stop-after 3    # writes FOLDER/last.ckpt
 python with_lightning.py FOLDER --resume
 
-Beside a script with torch's DataLoader: the import. Lightning keeps ``state_dict()`` of the loader in its checkpoints.
+Beside a script with torch's DataLoader: the import. A callback that pip registers with Lightning keeps the loader's state.
 """
 
 import argparse
@@ -42,9 +42,7 @@ def main(folder, stop_after, resume, workers):
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(
-        Model(folder), loader, ckpt_path=f"{folder}/last.ckpt" if resume else None, weights_only=False
-    )
+    trainer.fit(Model(folder), loader, ckpt_path=f"{folder}/last.ckpt" if resume else None)
 
 
 if __name__ == "__main__":

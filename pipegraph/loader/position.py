@@ -303,7 +303,7 @@ class Progress:
     # -- the state -----------------------------------------------------------------------------
 
     def part(self, own: tuple[int, int], ended: bool = False) -> dict[str, Any]:
-        """This rank's part of the state; ``own`` is (rank, world size); ``ended``: as if the pass had run to its end."""
+        """This rank's part; ``own`` is (rank, world size), ``ended`` as if the pass had run to its end."""
         place = self.place
         if ended and not (self.idle or self.untouched):
             place = self.next_epoch(place)

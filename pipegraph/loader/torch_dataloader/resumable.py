@@ -32,7 +32,7 @@ class ResumableDataLoader(torch.utils.data.DataLoader[_T_co]):
     workers: str
     _progress: BatchProgress  # of the pass that began last
     _restored: BatchProgress | None = None  # with which the next one begins
-    _random: torch.Tensor | None = None  # a random state of its own, from which passes draw in place of torch's global one
+    _random: torch.Tensor | None = None  # that passes draw from in place of torch's global generator
 
     def __iter__(self) -> Any:
         if self._random is None:
