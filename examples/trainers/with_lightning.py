@@ -3,7 +3,8 @@
 python with_lightning.py FOLDER --stop-after 3    # writes FOLDER/last.ckpt
 python with_lightning.py FOLDER --resume
 
-Beside a script with torch's DataLoader: the import. A callback that pip registers with Lightning keeps the loader's state.
+Beside a script with torch's DataLoader: the import. A callback that pip registers with Lightning keeps the loader's
+state.
 """
 
 import argparse
