@@ -152,7 +152,7 @@ class _TrainedOn:
         place = saved[KEY] if saved else {}
         epoch = place.get("epoch", self.trainer.fit_loop.epoch_progress.current.processed)
         if not (saved or self._over) and epoch == self._epoch and self._fetched == len(self._first):
-            self._again = list(self._first)  # nothing of this pass was trained on: it goes on
+            self._again = list(self._first)  # nothing of this pass was trained on
             return self
         self._take_over_from(callback.current)
         callback.current = self

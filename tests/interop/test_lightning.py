@@ -317,7 +317,7 @@ def test_a_resumed_run_can_be_resumed_again(loader: str, first: int, tmp_path: P
 
 @pytest.mark.parametrize("limit", [{"max_steps": 7}, {"max_steps": 10}, {"max_epochs": 1}])
 @pytest.mark.parametrize("loader", SOME)
-def test_a_run_that_reached_its_limit_goes_on_with_a_greater_one(
+def test_a_run_that_reached_its_limit_continues_with_a_greater_one(
     loader: str, limit: dict[str, int], tmp_path: Path
 ) -> None:
     make = LOADERS[loader]
