@@ -2,6 +2,7 @@
 
 python with_transformers.py FOLDER --stop-after 3
 python with_transformers.py FOLDER --resume
+python with_transformers.py FOLDER --stream --stop-after 3    # an IterableDataset, with the loader's own state
 
 Beside a script without pipegraph: one line. The Trainer has its loaders built by Accelerate.
 """
@@ -11,7 +12,7 @@ import argparse
 import accelerate.data_loader
 import torch
 import transformers
-from numbers_data import Numbers, record
+from numbers_data import ROWS, Numbers, record
 
 import pipegraph as pg
 
@@ -29,7 +30,30 @@ class Model(torch.nn.Module):
         return {"loss": torch.nn.functional.mse_loss(self.layer(x), y)}
 
 
-def main(folder, stop_after, resume, workers):
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        rows = range(ROWS) if worker is None else range(worker.id, ROWS, worker.num_workers)
+        return map(Numbers().__getitem__, rows)
+
+
+class Streaming(transformers.Trainer):
+    """Trains on a loader as it is, and keeps its state in each checkpoint."""
+
+    def __init__(self, *arguments, loader, **options):
+        super().__init__(*arguments, **options)
+        self.loader = loader
+
+    def get_train_dataloader(self):
+        return self.loader
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        folder = f"{self.args.output_dir}/checkpoint-{self.state.global_step}"
+        torch.save(self.loader.state_dict(), f"{folder}/loader{self.args.process_index}.pt")
+
+
+def main(folder, stop_after, resume, workers, stream):
     arguments = transformers.TrainingArguments(
         output_dir=folder,
         num_train_epochs=1,
@@ -40,13 +64,18 @@ def main(folder, stop_after, resume, workers):
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
+        max_steps=ROWS // 8 if stream else -1,
+        ignore_data_skip=stream,
     )
-    trainer = transformers.Trainer(
-        Model(folder),
-        arguments,
-        train_dataset=Numbers(),
-        callbacks=[StopAfter(stop_after)] if stop_after else None,
-    )
+    callbacks = [StopAfter(stop_after)] if stop_after else None
+    if stream:
+        loader = pg.DataLoader(Stream(), batch_size=8, num_workers=workers)
+        trainer = Streaming(Model(folder), arguments, callbacks=callbacks, loader=loader)
+        if resume:
+            checkpoint = transformers.trainer_utils.get_last_checkpoint(folder)
+            loader.load_state_dict(torch.load(f"{checkpoint}/loader{arguments.process_index}.pt"))
+    else:
+        trainer = transformers.Trainer(Model(folder), arguments, train_dataset=Numbers(), callbacks=callbacks)
     trainer.train(resume_from_checkpoint=resume)
 
 
@@ -68,5 +97,6 @@ if __name__ == "__main__":
     parser.add_argument("--stop-after", type=int, default=0, help="steps")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--stream", action="store_true")
     given = parser.parse_args()
-    main(given.folder, given.stop_after, given.resume, given.workers)
+    main(given.folder, given.stop_after, given.resume, given.workers, given.stream)

@@ -91,3 +91,39 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one(tmp_path: Path) -> None:
     run("fsdp", tmp_path, "--stop-after", "3", ranks=2)
     run("fsdp", tmp_path, "--resume", ranks=1)
     assert rows(tmp_path) == list(range(ROWS))
+
+
+def test_a_stream_in_hugging_faces_trainer_resumes_where_it_stopped(tmp_path: Path) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("needs transformers: make test-interop brings it")
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    whole.mkdir(), stopped.mkdir()
+    run("transformers", whole, "--stream")
+    run("transformers", stopped, "--stream", "--stop-after", "3")
+    run("transformers", stopped, "--stream", "--resume")
+    assert steps(whole) == steps(stopped)
+    assert rows(stopped) == list(range(ROWS))
+
+
+def test_what_accelerate_loses_of_a_loader_is_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    import torch
+
+    import pipegraph as pg
+    from pipegraph import operators as ops
+
+    monkeypatch.setattr(accelerate.data_loader, "DataLoader", pg.DataLoader)
+    accelerator = accelerate.Accelerator(cpu=True)
+
+    def kind() -> str:
+        loader = accelerator.prepare(pg.DataLoader(range(8), 4, num_workers=1, workers="thread"))
+        return str(loader.base_dataloader.workers)
+
+    assert kind() == "process"
+    monkeypatch.setitem(accelerate.data_loader._PYTORCH_DATALOADER_KWARGS, "workers", "process")
+    assert kind() == "thread"
+    graph = pg.Graph("numbers")
+    graph.add(ops.FromSequence(range(8))).then(ops.Batch(4))
+    with graph.loader() as loader:
+        assert accelerator.prepare(loader) is loader
+        assert not isinstance(loader, torch.utils.data.DataLoader)
