@@ -94,6 +94,10 @@ def _is_mapped(array: Any) -> bool:
 
 
 def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, types.FunctionType):
+        yield from (cell.cell_contents for cell in value.__closure__ or ())
+    elif isinstance(value, types.MethodType):
+        yield value.__self__
     if isinstance(value, (torch.Tensor, np.ndarray, *OPAQUE)):
         return
     if isinstance(value, list | tuple):
