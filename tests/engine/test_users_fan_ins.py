@@ -9,7 +9,7 @@ import torch
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import GraphError
-from pipegraph.testing import assert_resumes_exactly
+from pipegraph.testing import Gate, assert_resumes_exactly
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -165,6 +165,22 @@ def behind_a_route(join):
 @pytest.mark.parametrize("around", [plain, behind_a_route])
 def test_a_users_fan_in_resumes_exactly_however_it_is_written(join, around):
     assert_resumes_exactly(around(join))
+
+
+@pytest.mark.parametrize("join", RIGHT[:-1])
+def test_below_completion_order_its_positions_need_not_grow(join):
+    graph = pg.Graph("own")
+    gate = Gate()
+    one = graph.add(ops.FromSequence(range(6)), name="one").then(gate, workers=2, ordered=False)
+    graph.add(join(), graph.add(ops.FromSequence(range(10, 16)), name="other"), one, name="join")
+    with graph.loader() as loader:
+        passing = iter(loader)
+        gate.wait_until_waiting(2)
+        for position in range(1, 6):  # the first waits all the while, so the low-water mark stays
+            gate.release_position(position)
+        got = [next(passing) for _ in range(4)]
+        gate.release_all()
+        assert sorted([*got, *passing]) == [*range(6), *range(10, 16)]
 
 
 class NoCursors(InTurn):

@@ -51,7 +51,8 @@ class MergeCheck:
             )
         marks = [None if position is None else number for number, position in enumerate(positions, 1)]
         try:
-            grows = not earlier(out.after, out.before) if self._unordered else earlier(out.before, out.after)
+            # Below completion order positions are low-water marks, and samples say what was delivered.
+            grows = self._unordered or earlier(out.before, out.after)
             cursor = freeze(json.loads(json.dumps(operator.cursor(marks))))
             if not isinstance(cursor, tuple):
                 raise TypeError(f"it returned {shown(cursor)}")
