@@ -4,7 +4,7 @@ import pytest
 from schedule_models import MODELS
 from scheduler import explore, replay
 
-BUDGET = 60
+BUDGET = 40
 """Schedules of a whole loader; of a small model as many times more as its weight says."""
 
 

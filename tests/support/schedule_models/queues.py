@@ -27,7 +27,7 @@ class Threads(Model):
 
     activity: Activity
     cancels = False
-    weight = 10
+    weight = 30
 
     def begin(self, body: Callable[..., None], *args: Any) -> Any:
         self.activity.attach()
