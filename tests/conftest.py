@@ -15,7 +15,7 @@ from pipegraph.engine.process import zygote
 from pipegraph.storage import formats
 from pipegraph.testing import no_leaks as no_leaks
 
-pytest_plugins = ["object_store"]
+pytest_plugins = ["object_store", "accelerators"]
 
 try:
     from hypothesis import HealthCheck, settings

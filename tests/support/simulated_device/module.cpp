@@ -1,0 +1,76 @@
+// A device of torch (PrivateUse1) in host memory, to test the code of streams on machines without an accelerator.
+#include <torch/csrc/Generator.h>
+
+#include "operators.h"
+
+namespace {
+
+using namespace simulated;
+
+void convolution(const c10::OperatorHandle&, Stack* stack) {
+  run_operator(c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution", ""), stack);
+}
+
+void convolution_backward(const c10::OperatorHandle&, Stack* stack) {
+  auto grad = stack->at(stack->size() - 10).toTensor();
+  stack->insert(stack->end() - 7, c10::IValue(std::vector<int64_t>{grad.size(1)}));  // the bias
+  run_operator(c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution_backward", ""), stack);
+}
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_operator>()); }
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("empty.memory_format", simulated::empty);
+  library.impl("empty_strided", simulated::empty_strided);
+  library.impl("_copy_from", copy_from);
+  library.impl("_copy_from_and_resize", copy_from_and_resize);
+  library.impl("_local_scalar_dense", local_scalar);
+  library.impl("as_strided", at::native::as_strided_tensorimpl);
+  library.impl("view", TORCH_FN(at::native::view));
+  library.impl("_reshape_alias", reshape_alias);
+  library.impl("resize_", simulated::resize_);
+  library.impl("set_.source_Storage_storage_offset", set_storage);
+  library.impl("record_stream", simulated::record_stream);
+  library.impl("_fused_sdp_choice", mathematical_attention);
+  library.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
+  library.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
+}
+
+void finish_all_work() {
+  Locked locked(mutex);
+  for (auto& [key, line] : lines) {
+    run_until({key.first, key.second, line.submitted});
+    line.failure = nullptr;
+  }
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  c10::SetAllocator(TYPE, &device_memory);
+  at::RegisterPrivateUse1HooksInterface(new Hooks);
+  module.attr("DEVICES") = DEVICES;
+  module.def("is_available", [] { return available; });
+  module.def("set_available", [](bool on) { available = on; });
+  module.def("listen", [](py::object call) {
+    auto* before = std::exchange(listener, call.is_none() ? nullptr : new py::object(call));
+    delete before;
+  });
+  module.def("schedule", [](const std::string& name, uint64_t seed) {
+    Locked locked(mutex);
+    order = name == "random" ? Order::random : name == "eager" ? Order::eager : Order::latest;
+    draws.seed(seed);
+  });
+  module.def("finish_all_work", finish_all_work, py::call_guard<py::gil_scoped_release>());
+  module.def("pending", [] {
+    Locked locked(mutex);
+    uint64_t waiting = 0;
+    for (auto& [key, line] : lines) waiting += line.given.size();
+    return waiting;
+  });
+  module.def("default_generator", [](int device) {
+    return py::reinterpret_steal<py::object>(THPGenerator_Wrap(generators().at(device)));
+  });
+}

@@ -1,0 +1,128 @@
+// Streams of the simulated device: queues of work that runs when somebody waits for it, or in a random lawful order.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace simulated {
+
+constexpr int DEVICES = 4;
+
+// Guards all state of this library. Never held while Python is called.
+inline std::recursive_mutex mutex;
+using Locked = std::lock_guard<std::recursive_mutex>;
+
+// A point of a stream's work.
+struct Mark {
+  int device = -1;
+  int64_t stream = 0;
+  uint64_t position = 0;
+};
+
+// What an event holds. `id` is never used again, unlike an address.
+struct Recorded {
+  uint64_t id;
+  Mark mark;
+};
+
+struct Piece {
+  std::function<void()> work;  // none: the piece waits for `after`
+  Mark after;
+};
+
+struct Line {
+  std::deque<Piece> given;
+  uint64_t submitted = 0;
+  uint64_t finished = 0;
+  std::exception_ptr failure;
+};
+
+enum class Order { latest, random, eager };
+
+using Key = std::pair<int, int64_t>;
+inline std::map<Key, Line> lines;
+inline Order order = Order::latest;
+inline std::mt19937_64 draws;
+
+inline bool reached(const Mark& mark) {
+  Locked locked(mutex);
+  return mark.device < 0 || lines[{mark.device, mark.stream}].finished >= mark.position;
+}
+
+inline void run_until(const Mark& mark) {  // locked
+  if (mark.device < 0) return;
+  auto& line = lines[{mark.device, mark.stream}];
+  while (line.finished < mark.position) {
+    Piece piece = std::move(line.given.front());
+    line.given.pop_front();
+    try {
+      if (piece.work) piece.work();
+      else run_until(piece.after);
+    } catch (...) {
+      if (!line.failure) line.failure = std::current_exception();
+    }
+    line.finished++;
+  }
+}
+
+inline bool can_run(const Line& line) {
+  return !line.given.empty() && (line.given.front().work || reached(line.given.front().after));
+}
+
+// Runs one piece of a random stream that may run one; false where none may.
+inline bool run_one() {
+  std::vector<Key> able;
+  for (auto& [key, line] : lines) if (can_run(line)) able.push_back(key);
+  if (able.empty()) return false;
+  auto key = able[draws() % able.size()];
+  run_until({key.first, key.second, lines[key].finished + 1});
+  return true;
+}
+
+inline Mark mark_of(int device, int64_t stream) {
+  Locked locked(mutex);
+  return {device, stream, lines[{device, stream}].submitted};
+}
+
+inline void submit(int device, int64_t stream, Piece piece) {
+  Locked locked(mutex);
+  auto& line = lines[{device, stream}];
+  line.given.push_back(std::move(piece));
+  line.submitted++;
+  if (order == Order::eager) run_until(mark_of(device, stream));
+  if (order == Order::random) while (draws() % 2 && run_one()) {}
+}
+
+inline void submit_work(int device, int64_t stream, std::function<void()> work) {
+  submit(device, stream, {std::move(work), {}});
+}
+
+inline void submit_wait(int device, int64_t stream, const Mark& after) {
+  if (after.device >= 0 && !(after.device == device && after.stream == stream)) submit(device, stream, {nullptr, after});
+}
+
+inline void raise_failure(Line& line) {  // locked
+  if (auto failure = std::exchange(line.failure, nullptr)) std::rethrow_exception(failure);
+}
+
+inline void synchronize(const Mark& mark) {
+  Locked locked(mutex);
+  run_until(mark);
+  if (mark.device >= 0) raise_failure(lines[{mark.device, mark.stream}]);
+}
+
+inline void synchronize_stream(int device, int64_t stream) { synchronize(mark_of(device, stream)); }
+
+inline void synchronize_device(int device) {
+  Locked locked(mutex);
+  for (auto& [key, line] : lines) if (key.first == device) run_until({device, key.second, line.submitted});
+  for (auto& [key, line] : lines) if (key.first == device) raise_failure(line);
+}
+
+}  // namespace simulated
