@@ -1,4 +1,4 @@
-"""The fixture of tests that need an accelerator: a real one where the machine has one, else the simulated device."""
+"""Fixtures of tests that need an accelerator: a real one where the machine has one, else the simulated device."""
 
 from __future__ import annotations
 
@@ -7,19 +7,7 @@ from collections.abc import Iterator
 import pytest
 import simulated_device
 import torch
-
-
-@pytest.fixture
-def accelerator(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """The first accelerator. On the simulated device work runs as late as it may, unless the test chooses a schedule."""
-    real = torch.accelerator.current_accelerator(check_available=True)
-    if real is not None and real.type != simulated_device.NAME:
-        yield torch.device(real.type, 0)
-        return
-    if (reason := simulated_device.why_not()) is not None:
-        pytest.skip(reason)
-    with simulated_device.in_use() as device:
-        yield device
+from simulated_device import races as races_of_streams
 
 
 @pytest.fixture
@@ -29,3 +17,22 @@ def simulated() -> Iterator[torch.device]:
         pytest.skip(reason)
     with simulated_device.in_use() as device:
         yield device
+
+
+@pytest.fixture
+def races(simulated: torch.device) -> Iterator[races_of_streams.Watch]:
+    """The simulated device, watched: the test asks for the races that it expects."""
+    with races_of_streams.watched() as watch:
+        yield watch
+
+
+@pytest.fixture
+def accelerator(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """The first accelerator. The simulated device runs work as late as it may; there the test must have no race."""
+    real = torch.accelerator.current_accelerator(check_available=True)
+    if real is not None and real.type != simulated_device.NAME:
+        yield torch.device(real.type, 0)
+        return
+    watch = request.getfixturevalue("races")
+    yield torch.device(simulated_device.NAME, 0)
+    watch.check()

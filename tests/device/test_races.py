@@ -1,0 +1,138 @@
+"""The race checker finds work that no event orders, names both places, and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from simulated_device.races import Watch
+
+FIRST, SECOND = "simulated:0", "simulated:1"
+
+
+def line() -> int:
+    """The caller's."""
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None
+    return frame.f_back.f_lineno
+
+
+def test_a_read_that_waits_for_no_write_is_found_with_both_places(races: Watch) -> None:
+    values = torch.empty(4, device=FIRST)
+    side = torch.Stream(FIRST)
+    with side:
+        written = line() + 1
+        values.fill_(1)
+    read = line() + 1
+    values.sum()
+    (race,) = races.races()
+    assert (race.first.writes, race.second.writes) == (True, False)
+    text = str(race)
+    assert (
+        f"written by aten::fill_ on stream {side.stream_id} of {FIRST}, given by tests/device/test_races.py:{written}"
+        in text
+    )
+    assert f"read by aten::sum on stream 0 of {FIRST}, given by tests/device/test_races.py:{read}" in text
+    with pytest.raises(AssertionError, match="ordered by no event"):
+        races.check()
+
+
+WAYS = {
+    "an event": lambda side, here: here.wait_event(side.record_event()),
+    "a stream that is waited for": lambda side, here: here.wait_stream(side),
+    "the host waits for an event": lambda side, here: side.record_event().synchronize(),
+    "the host waits for the stream": lambda side, here: side.synchronize(),
+    "the host waits for the device": lambda side, here: torch.accelerator.synchronize(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.replace(" ", "-"))
+def test_whatever_orders_two_streams_is_known(races: Watch, way: str) -> None:
+    values = torch.empty(4, device=FIRST)
+    side, here = torch.Stream(FIRST), torch.accelerator.current_stream(FIRST)
+    side.wait_stream(here)
+    with side:
+        values.fill_(1)
+    WAYS[way](side, here)
+    values.sum()
+    races.check()
+    assert races.pieces == 2
+
+
+def test_an_event_orders_only_what_came_before_it(races: Watch) -> None:
+    values = torch.empty(4, device=FIRST)
+    side = torch.Stream(FIRST)
+    event = side.record_event()
+    with side:
+        values.fill_(1)
+    event.wait()
+    values.sum()
+    assert len(races.races()) == 1
+
+
+def test_order_passes_through_a_third_stream(races: Watch) -> None:
+    values = torch.empty(4, device=FIRST)
+    writer, between = torch.Stream(FIRST), torch.Stream(FIRST)
+    with writer:
+        values.fill_(1)
+    between.wait_stream(writer)
+    torch.accelerator.current_stream(FIRST).wait_stream(between)
+    values.sum()
+    races.check()
+
+
+def test_two_reads_and_neighbouring_bytes_are_no_race(races: Watch) -> None:
+    values = torch.ones(1024, device=FIRST)
+    torch.accelerator.synchronize()
+    with torch.Stream(FIRST):
+        values[:512].fill_(1)
+        values[900:].sum()
+    values[512:900].fill_(2)
+    values[900:].sum()
+    races.check()
+
+
+def test_memory_freed_while_another_stream_reads_it_is_found(races: Watch) -> None:
+    for recorded in (True, False):
+        values = torch.ones(1024, device=FIRST)
+        torch.accelerator.synchronize()
+        side = torch.Stream(FIRST)
+        with side:
+            total = values.sum()
+        if recorded:
+            values.record_stream(side)
+        del values
+        if recorded:
+            races.check()
+    (race,) = races.races()
+    assert "read by aten::sum" in str(race) and "the allocator, to which it was given back" in str(race)
+    del total
+
+
+def test_a_copy_over_pinned_memory_that_another_copy_reads_is_found(races: Watch) -> None:
+    host = torch.ones(1024, pin_memory=True)
+    there = host.to(FIRST, non_blocking=True)
+    back = torch.zeros(1024, device=SECOND)
+    host.copy_(back, non_blocking=True)
+    (race,) = races.races()
+    assert not race.first.writes and race.second.writes
+    del there
+
+
+def test_copies_between_devices_are_ordered_on_both(races: Watch) -> None:
+    source = torch.ones(1024, device=FIRST)
+    source.to(SECOND, non_blocking=True).sum()
+    source.fill_(2)
+    races.check()
+
+
+def test_work_of_the_autograd_engine_is_seen(races: Watch) -> None:
+    weight = torch.ones(4, device=FIRST, requires_grad=True)
+    side = torch.Stream(FIRST)
+    (weight * 2).sum().backward()
+    with side:
+        assert weight.grad is not None
+        weight.grad.add_(1)
+    found = races.races()
+    assert any("given by the autograd engine" in str(race) for race in found)
