@@ -203,7 +203,7 @@ class Runtime(LoaderContext):
         }
         self.threads.launch(threads, lambda thread, error: self._note_open_error(error))
         self.threads.wait_until(
-            lambda: not any(self._to_open.values()) or self._open_error or self.threads.closed
+            lambda: not any(self._to_open.values()) or self._open_error is not None or self.threads.closed
         )
         if self._open_error is not None:
             raise self._open_error
@@ -306,7 +306,7 @@ class Runtime(LoaderContext):
         def others() -> bool:
             return any(n for name, n in self._to_open.items() if name != stage)
 
-        self.threads.wait_until(lambda: not others() or self.threads.closed or self._open_error)
+        self.threads.wait_until(lambda: not others() or self.threads.closed or self._open_error is not None)
         return not others()
 
     def close_operators(self, stage: str, opened: Worker | Source) -> None:
