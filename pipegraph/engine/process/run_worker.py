@@ -132,7 +132,7 @@ class RunWorker(ProcessWorker):
             try:
                 operator.close()
             except BaseException as last:
-                error = error or last
+                error = last if error is None else error
         super().close()
         if error is not None:
             raise error
