@@ -7,7 +7,6 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Number
 from typing import Any, final
 
 import numpy as np
@@ -19,7 +18,7 @@ from pipegraph.operators.columns import Columns
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import Order, StridedOrder
 from pipegraph.reader.columns_filter import chosen_columns
-from pipegraph.storage.formats.arrowvalues import converter, filling, kind_of, nulls_inside
+from pipegraph.storage.formats.arrowvalues import ListFilling, converter, filling, kind_of, nulls_inside
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -38,7 +37,8 @@ class FromTable(OrderedSource):
         table: of pyarrow, pandas or polars, or a map-style Hugging Face data set, whose stored values are then read as
             they are: an image is a dict of its bytes and path.
         columns: to read; all by default.
-        fill: column -> value in place of its nulls; of a list of numbers, a number is for the nulls inside.
+        fill: column -> value in place of its nulls; of lists of numbers, a list for the missing ones, a
+            number for the nulls inside, or ``(number, list)`` for both.
         order: which row at which position.
         shuffle: whether the default order shuffles; by default rows come as they lie.
 
@@ -125,18 +125,17 @@ def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
 def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
     """The values in place of nulls, of their columns' types; nulls that have none are refused."""
     for name, column in zip(table.column_names, table.columns, strict=True):
-        fills_inside = isinstance(fill.get(name), Number)
         if name in fill:
             fill[name] = filling(fill[name], column.type, name, "FromTable")
         kind, inside = kind_of(column.type), nulls_inside(column)
         lists = kind.startswith("array")
-        if inside and not fills_inside:
-            which, value = f"{inside} nulls inside its lists, for which a NumPy array has no value", "-1"
-        elif column.null_count and kind != "float" and (name not in fill or (lists and fills_inside)):
-            which, value = (
-                f"{column.null_count} nulls, which a batch has no place for",
-                "[]" if lists else "...",
-            )
+        filled = fill.get(name) if lists and name in fill else ListFilling(None, fill.get(name))
+        if inside and filled.inside is None:
+            which = f"{inside} nulls inside its lists, for which a NumPy array has no value"
+            value = "(-1, [])" if column.null_count else "-1"
+        elif column.null_count and kind != "float" and filled.lists is None:
+            which = f"{column.null_count} nulls, which a batch has no place for"
+            value = ("[]" if filled.inside is None else f"({filled.inside!r}, [])") if lists else "..."
         else:
             continue
         raise GraphError(

@@ -239,6 +239,8 @@ class Regroup(Operator):
     """Whether its groups are known to consist of consecutive whole chunks, so that the engine need not check them."""
     one_to_one = False
     shareable = False
+    drop_last: bool = False
+    """Whether it leaves out a last group that is not full."""
 
     def begin(self) -> None:
         """A run begins (perhaps after one that was broken off): drop everything held."""

@@ -19,8 +19,8 @@ from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Cursor, Failure, Lineage
-from pipegraph.contracts import Context
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage
+from pipegraph.contracts import Context, Source
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.process import zygote
@@ -181,7 +181,17 @@ class Serving:
         except Cancelled:
             if run.error is not None:
                 error = Carried(run.error)
+        if any(item.__class__ is EndOfEpoch for item in items):
+            self._look_for_changes()
         return items, self._reports(), error
+
+    def _look_for_changes(self) -> None:
+        """Report the sources whose data the stages behind them have changed in place."""
+        for stage in self.runtime.plan.running:
+            source = stage.operator
+            if isinstance(source, Source) and source.handed_out is not None:
+                if source.handed_out.changed(source.given()[0]):
+                    self.runtime.log.append(("changed in place", stage.name))
 
     def _gather(self, run: Run, terminal: Channel) -> list[Any]:
         found = [terminal.take(MAX_ITEMS)[1]]

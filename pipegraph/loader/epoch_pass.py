@@ -218,7 +218,7 @@ class Pass:
         self._progress.pass_finished(self._place)
         if self._same_data is not None:
             self._same_data.look()
-        self._given.ends()
+        self._given.ends(self._run.changed_in_place)
         raise StopIteration
 
     def _token(self, item: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 
 from pipegraph.contracts import Source
 from pipegraph.errors import GraphError, PipegraphWarning, note
@@ -83,11 +84,15 @@ class GivenData:
             if away and before != now:
                 note(error, self._message(name, before, now))
 
-    def ends(self) -> None:
-        """A pass was delivered: warns, once per source, of data that stages have changed in place."""
+    def ends(self, elsewhere: Collection[str]) -> None:
+        """A pass was delivered: warns, once per source, of data that stages have changed in place.
+
+        Args:
+            elsewhere: the sources of another process of which that is known.
+        """
         for name, source, away in self._sources:
-            if away or source.handed_out is None or name in self._reported:
+            if name in self._reported or (source.handed_out is None and name not in elsewhere):
                 continue
-            if source.handed_out.changed(source.given()[0]):
+            if name in elsewhere or (not away and source.handed_out.changed(source.given()[0])):
                 self._reported.add(name)
                 warnings.warn(IN_PLACE.format(name), PipegraphWarning, stacklevel=5)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pipegraph.contracts import Regroup
 from pipegraph.errors import PipegraphWarning, StateError
 from pipegraph.loader.adapt import adapted_all
 from pipegraph.loader.position import Place
@@ -29,6 +30,9 @@ def read_state(
             about = f"the state is of a graph that was changed since: {'; '.join(said)}"
             warnings.warn(about, PipegraphWarning, stacklevel=3)
     found = restored(state, rank, world_size, plan, equal)
+    saved = (state[0] if isinstance(state, list | tuple) else state)["world_size"]
+    if len(found.streams) > 1 and saved != world_size:
+        _warn_of_tails(plan, len(found.streams))
     others = [name for name in carrying_others(state, plan) if name not in names]
     if others:
         warnings.warn(
@@ -44,6 +48,20 @@ def read_state(
             f"the state was saved with seed={found.seed}, graph {plan.graph_name!r} has seed={plan.seed}"
         )
     return state, found
+
+
+def _warn_of_tails(plan: Plan, parts: int) -> None:
+    """The parts of former ranks continue one after the other, each with an end of its own."""
+    for stage in plan.running:
+        operator = stage.operator
+        if isinstance(operator, Regroup) and (operator.drop_last or operator.length(1) == 0):
+            warnings.warn(
+                f"stage {stage.name!r}: this rank continues the parts of {parts} former ranks one after the other, and "
+                "what is left over at the end of each is left out, not only at the end of the epoch. To keep it, "
+                f"resume with the former world_size, or without drop_last (and allow={(stage.name,)!r})",
+                PipegraphWarning,
+                stacklevel=4,
+            )
 
 
 def place_of(state: Any, found: Restored, rank: int, world_size: int) -> Place:

@@ -157,9 +157,10 @@ def in_place(item):
     return item
 
 
+@pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])
 @pytest.mark.parametrize("made", ["tensors", "arrays", "a list", "fresh"])
 @pytest.mark.parametrize("source", [ops.FromSequence, ops.FromIterable])
-def test_a_function_that_works_in_place_on_data_in_memory_is_told_of_once(source, made, recwarn):
+def test_a_function_that_works_in_place_on_data_in_memory_is_told_of_once(source, made, isolate, recwarn):
     class Rows(Numbers):
         def __getitem__(self, index):
             row = self.items[index]
@@ -173,7 +174,7 @@ def test_a_function_that_works_in_place_on_data_in_memory_is_told_of_once(source
         data = Rows(torch.stack(rows).numpy() if made == "arrays" else torch.stack(rows))
     graph = pg.Graph()
     graph.add(source(data), name="rows").then(in_place, workers=2)
-    with graph.loader(epochs=2) as loader:
+    with graph.loader(epochs=2, isolate=isolate) as loader:
         for _ in range(2):
             assert len(list(loader)) == 6
     told = [str(each.message) for each in recwarn if issubclass(each.category, PipegraphWarning)]

@@ -295,3 +295,51 @@ def test_a_source_of_a_user_continues_in_whole_parts():
     rest = part(make, 0, 1, [after for _, after, _ in before], None, None)
     seen = [x for got, _, _ in (*before, rest) for chunk in got for x in chunk]
     assert sorted(seen) == list(range(24)) and rest[2] is None
+
+
+class Trios(pg.Regroup):
+    """Threes; what is left over at the end is left out."""
+
+    def begin(self) -> None:
+        self.held: list[pg.Chunk] = []
+
+    def process(self, chunk: pg.Chunk) -> list[pg.Chunk]:
+        self.held.append(chunk)
+        if len(self.held) < 3:
+            return []
+        three, self.held = self.held, []
+        return [pg.Chunk.group(three, [each.data for each in three])]
+
+    def flush(self) -> list[pg.Chunk]:
+        self.held = []
+        return []
+
+    def length(self, n: int) -> int:
+        return n // 3
+
+
+@pytest.mark.parametrize("groups", [lambda: ops.Batch(3, drop_last=True, collate=list), Trios])
+def test_tails_of_several_former_ranks_that_are_left_out_are_told_of(groups: Any) -> None:
+    def make(groups: Any = groups) -> pg.Graph:
+        graph = pg.Graph("tails")
+        source = graph.add(ops.FromSequence(range(40), StridedOrder(shuffle=False)))
+        buckets = source.then(ops.Bucket(lambda x: x % 2, [1], size=2))
+        buckets.then(groups(), name="groups")
+        return graph
+
+    states = [part(make, rank, 2, None, 2, None)[1] for rank in range(2)]
+    told = r"stage 'groups': this rank continues the parts of 2 former ranks .* allow=\('groups',\)"
+    with make().loader() as loader, pytest.warns(pg.errors.PipegraphWarning, match=told):
+        loader.load_state_dict(states)
+        again = loader.state_dict()
+        assert len(list(loader)) == 2 * (20 - 6) // 3 - 1  # two left over at the end of each
+    with make().loader() as loader:  # said once
+        loader.load_state_dict(again)
+    if groups is not Trios:
+        whole = make(lambda: ops.Batch(3, collate=list))
+        with (
+            whole.loader() as loader,
+            pytest.warns(pg.errors.PipegraphWarning, match="graph that was changed"),
+        ):
+            loader.load_state_dict(states, allow=("groups",))
+            assert sum(map(len, loader)) == 40 - 12

@@ -142,7 +142,7 @@ def test_nulls_inside_lists_of_integers_are_filled_by_a_number() -> None:
     found = [ops.FromTable(given, fill={"l": -1}).item(row)["l"] for row in range(3)]
     assert [each.tolist() for each in found] == [[1, -1], [-1], [3]]
     assert {each.dtype for each in found} == {np.dtype(np.int64)}
-    with pytest.raises(GraphError, match=r"has 1 nulls, which a batch .* fill=\{'l': \[\]\}"):
+    with pytest.raises(GraphError, match=r"has 1 nulls, which a batch .* fill=\{'l': \(2, \[\]\)\}"):
         ops.FromTable(pa.table({"l": [[1], None]}), fill={"l": 2})
 
 
@@ -301,3 +301,68 @@ def test_a_batch_that_fails_takes_none_along_that_came_together_with_it() -> Non
         assert next(batches)[0] == 0
         with pytest.raises(ValueError, match="the second batch"):
             next(batches)
+
+
+LISTS = {
+    "lists": pa.array([[1, None], None, [], [4]], pa.list_(pa.int64())),
+    "fixed": pa.array([[1, None], None, [3, 4], [5, 6]], pa.list_(pa.int32(), 2)),
+    "floats": pa.array([[1.0, None], None, [], [4.0]], pa.list_(pa.float32())),
+}
+
+
+def read_table(made: Any, fill: Any, folder: Path) -> list[Any]:
+    graph = pg.Graph("table")
+    graph.add(ops.FromTable(made, fill=fill))
+    with graph.loader() as loader:
+        return [row["x"] for row in loader]
+
+
+def read_shard(made: Any, fill: Any, folder: Path) -> list[Any]:
+    pytest.importorskip("pyarrow.parquet").write_table(made, folder / "a.parquet")
+    graph = pg.Graph("shard")
+    graph.add(ops.ShardSelect([folder / "a.parquet"], pg.order.LaneOrder(shuffle=False))).then(
+        ops.Load(fill=fill)
+    )
+    with graph.loader() as loader:
+        return [row["x"] for row in loader]
+
+
+@pytest.mark.parametrize("read", [read_table, read_shard])
+@pytest.mark.parametrize(
+    ("kind", "fill", "expected"),
+    [
+        ("lists", (-1, [7]), [[1, -1], [7], [], [4]]),
+        ("fixed", (-1, [0, 0]), [[1, -1], [0, 0], [3, 4], [5, 6]]),
+        ("floats", (-1, [7]), [[1, -1], [7], [], [4]]),
+    ],
+)
+def test_missing_lists_and_nulls_inside_lists_are_filled_in_one_go(
+    read: Any, kind: str, fill: Any, expected: Any, tmp_path: Path
+) -> None:
+    made = pa.table({"x": LISTS[kind]})
+    found = read(made, {"x": fill}, tmp_path)
+    assert [row.tolist() for row in found] == expected
+    assert {row.dtype for row in found} == {np.dtype(LISTS[kind].type.value_type.to_pandas_dtype())}
+    with pytest.raises(GraphError, match=r"fill={'x': '\?'} is no value of type"):
+        read(made, {"x": (-1, "?")}, tmp_path)
+
+
+def test_a_table_with_both_kinds_of_nulls_names_both_fillings() -> None:
+    made = pa.table({"x": LISTS["lists"]})
+    for fill in (None, {"x": []}):
+        with pytest.raises(GraphError, match=r"1 nulls inside its lists.*fill={'x': \(-1, \[\]\)}"):
+            ops.FromTable(made, fill=fill)
+    with pytest.raises(GraphError, match=r"1 nulls, which.*fill={'x': \(5, \[\]\)}"):
+        ops.FromTable(made, fill={"x": 5})
+
+
+@pytest.mark.parametrize(
+    ("column", "fill"),
+    [
+        (pa.array([["a"], None]), "ab"),
+        (pa.array([{"x": 1}, None]), []),
+    ],
+)
+def test_a_filling_of_another_kind_is_refused(column: Any, fill: Any) -> None:
+    with pytest.raises(GraphError, match=r"fill={'x': .*} is no value of type"):
+        ops.FromTable(pa.table({"x": column}), fill={"x": fill})

@@ -273,6 +273,24 @@ def test_a_folder_of_dicts_of_plain_values_is_a_dataset(tmp_path: Path) -> None:
         assert list(range(15)) == sorted(label for batch in loader for label in batch["label"].tolist())
 
 
+def test_nulls_of_arrow_rows_are_those_of_the_same_columns_in_parquet(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    made = arrow.table(
+        {
+            "x": arrow.array([1.5, None]),
+            "list": arrow.array([[1.0, None], None], arrow.list_(arrow.float64())),
+            "text": arrow.array(["a", None]),
+            "nested": arrow.array([{"x": None}, None], arrow.struct([("x", arrow.float64())])),
+            "deep": arrow.array([[[None]], None], arrow.list_(arrow.list_(arrow.float64()))),
+        }
+    )
+    path = tmp_path / "a.parquet"
+    pytest.importorskip("pyarrow.parquet").write_table(made, path)
+    theirs = list(format_of(str(path)).samples(LocalFile(path)))
+    plain = [{**row, "list": None if row["list"] is None else row["list"].tolist()} for row in theirs]
+    assert repr(samples(arrow_chunk(made))) == repr(plain)
+
+
 def test_arrow_rows_that_are_not_read_are_refused_by_name() -> None:
     arrow = pytest.importorskip("pyarrow", reason="the extra shards brings pyarrow")
     for table, options, told in (

@@ -16,7 +16,7 @@ import torch
 from pipegraph.chunk import Chunk, Lineage
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.errors import GraphError, StateError
-from pipegraph.tree import is_dataclass_value, is_namedtuple, with_fields
+from pipegraph.tree import is_dataclass_value, is_namedtuple
 
 TAG = "pipegraph"
 """The key of a dict that represents another type; its value names the type."""
@@ -112,6 +112,8 @@ def encode(value: Any) -> Any:
             "shape": list(value.shape),
             "data": _text(flat.numpy().tobytes()),
         }
+    if isinstance(value, type):
+        return {TAG: "class", "value": [value.__module__, value.__qualname__]}
     if is_namedtuple(value) or is_dataclass_value(value):
         names = value._fields if is_namedtuple(value) else [each.name for each in dataclasses.fields(value)]
         fields = {name: encode(getattr(value, name)) for name in names}
@@ -140,6 +142,7 @@ def _encode_chunk(chunk: Chunk) -> dict[str, Any]:
         "epoch": chunk.epoch,
         "batched": chunk.batched,
         "spans": chunk.spans,
+        "layout": encode(chunk.layout),
         "paths": None if chunk.paths is None else [list(path) for path in chunk.paths],
     }
 
@@ -162,6 +165,8 @@ def decode(value: Any) -> Any:
         return found if tag == "dict" else defaultdict(_FACTORIES.get(value["factory"]), found)
     if tag == "fields":
         return _decode_fields(value["class"], decode(value["fields"]))
+    if tag == "class":
+        return _class(value["value"])
     if tag == "chunk":
         chunk = Chunk(
             decode(value["data"]), freeze(value["rows"]), value["epoch"], keys=decode(value["keys"])
@@ -169,6 +174,7 @@ def decode(value: Any) -> Any:
         chunk.batched = value["batched"]
         chunk.paths = freeze(value["paths"])
         chunk.spans = freeze(value.get("spans"))
+        chunk.layout = decode(value.get("layout"))
         return chunk
     data = base64.b64decode(value["data"])
     if tag == "tensor":
@@ -179,18 +185,29 @@ def decode(value: Any) -> Any:
     return array if tag == "array" else array[()]
 
 
-def _decode_fields(name: tuple[str, str], fields: dict[str, Any]) -> Any:
-    """A named tuple or a dataclass. Never imports its module: a state is data from a file."""
+def _class(name: tuple[str, str]) -> type[Any]:
+    """A class by its name. Never imports its module: a state is data from a file."""
     found: Any = sys.modules.get(name[0])
     for part in name[1].split("."):
         found = getattr(found, part, None)
-    if isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_make"):
-        return found(**fields)
-    if isinstance(found, type) and dataclasses.is_dataclass(found):
-        return with_fields(found.__new__(found), fields)
+    if isinstance(found, type):
+        return found
     raise StateError(
         f"the state holds a {'.'.join(name)}, which is not there: import or define it before the state is loaded"
     )
+
+
+def _decode_fields(name: tuple[str, str], fields: dict[str, Any]) -> Any:
+    """A named tuple or a dataclass."""
+    found: Any = _class(name)
+    if issubclass(found, tuple) and hasattr(found, "_make"):
+        return found(**fields)
+    if dataclasses.is_dataclass(found):
+        made = found.__new__(found)  # type: ignore[call-overload]
+        for field, value in fields.items():  # frozen ones too, and without the checks of __init__
+            object.__setattr__(made, field, value)
+        return made
+    raise StateError(f"the state holds a {'.'.join(name)}, which is no named tuple and no dataclass any more")
 
 
 def lineages(value: Any) -> Iterator[Lineage]:

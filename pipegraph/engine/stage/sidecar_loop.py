@@ -76,6 +76,8 @@ def record(run: Any, reported: list[tuple[Any, ...]]) -> None:
                     "only counted, and listed in loader.profile().quarantined",
                     *(quarantined.stage, quarantined.key, quarantined.epoch, quarantined.error),
                 )
+        elif what == "changed in place":
+            run.changed_in_place.update(about)
         else:
             name, *snapshot = about
             run.snapshots[name].add(*snapshot)

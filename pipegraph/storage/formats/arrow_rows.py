@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -221,13 +222,16 @@ class _ColumnReader:
 
         return read
 
-    def column(self, kind: Any) -> tuple[Values, int]:
-        """The values of the next column, which is of this type, and how many there are."""
+    def column(self, kind: Any, nested: bool = False) -> tuple[Values, int]:
+        """The values of the next column, which is of this type, and how many there are.
+
+        As in Parquet's columns nulls of floats are NaN, also in lists of floats, but not in other ``nested`` values.
+        """
         rows, nulls = next(self._nodes)
         types = importlib.import_module("pyarrow").types
         if types.is_null(kind):
             return _bounded(rows, lambda start, stop: [None] * (stop - start)), rows
-        has = self._buffer()
+        has, null = self._buffer(), math.nan if types.is_floating(kind) and not nested else None
         values: Values
         if types.is_boolean(kind):
             bits = self._buffer()
@@ -237,9 +241,9 @@ class _ColumnReader:
         elif types.is_string(kind) or types.is_binary(kind):
             values = self._texts(types.is_string(kind))
         elif types.is_list(kind):
-            values = self._lists(kind)
+            values = self._lists(kind.value_type, nested)
         elif types.is_struct(kind):
-            values = self.struct([(field.name, field.type) for field in kind], rows)
+            values = self.struct([(field.name, field.type) for field in kind], rows, True)
         else:
             raise DataError(
                 f"{self._file.name}: a column of Arrow's type {kind} is not read here; optimize the data anew with "
@@ -251,18 +255,18 @@ class _ColumnReader:
             if not nulls:
                 return found
             return [
-                value if there else None for value, there in zip(found, _bits(has, start, stop), strict=True)
+                value if there else null for value, there in zip(found, _bits(has, start, stop), strict=True)
             ]
 
         return with_nulls, rows
 
-    def struct(self, fields: list[tuple[str, Any]], rows: int) -> Values:
+    def struct(self, fields: list[tuple[str, Any]], rows: int, nested: bool = False) -> Values:
         names = [name for name, _ in fields]
         if rows < 0:
             raise ValueError(f"{rows} rows")
         if len(set(names)) != len(names):
             raise ValueError(f"two fields of one name among {names}")
-        columns = [self.column(kind) for _, kind in fields]
+        columns = [self.column(kind, nested) for _, kind in fields]
         if any(count != rows for _, count in columns):
             raise ValueError("columns of unequal length")
 
@@ -289,9 +293,9 @@ class _ColumnReader:
 
         return values
 
-    def _lists(self, kind: Any) -> Values:
-        ends = self._buffer()
-        read, rows = self.column(kind.value_type)
+    def _lists(self, kind: Any, nested: bool) -> Values:
+        ends, numbers = self._buffer(), importlib.import_module("pyarrow").types.is_floating(kind)
+        read, rows = self.column(kind, nested or not numbers)
 
         def values(start: int, stop: int) -> list[Any]:
             at = _ends(ends, start, stop)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Number
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipegraph.errors import GraphError, ShardError
 
@@ -15,6 +15,13 @@ Convert = Callable[[Any], list[Any]]
 
 Nulls of floats are NaN, also inside lists; those of a column with a filling are that; all others are None.
 """
+
+
+class ListFilling(NamedTuple):
+    """In place of the nulls of a column of lists of numbers; None keeps them."""
+
+    inside: Any
+    lists: Any
 
 
 def arrow_errors() -> tuple[type[Exception], ...]:
@@ -33,9 +40,8 @@ def converter(kind: Any, copied: bool = True, fill: Any = None) -> Convert:
     Raises (from what is returned):
         ShardError: a list of integers has a null inside, for which NumPy has no value, and no filling.
     """
-    inside = fill if _fills_inside(kind, fill) else None
+    inside, value = fill if isinstance(fill, ListFilling) else (None, fill)
     convert = _unfilled(kind, copied, inside)
-    value = fill if inside is None else None
     if value is None and kind_of(kind) == "float":
         value = math.nan
     if value is None:
@@ -51,7 +57,8 @@ def converter(kind: Any, copied: bool = True, fill: Any = None) -> Convert:
 def filling(value: Any, kind: Any, name: str, operator: str) -> Any:
     """A user's ``fill`` for a column as the column's own values are read, so that no field depends on its nulls.
 
-    A list of numbers is filled by a list, and the nulls inside such lists by a number.
+    Of lists of numbers the missing ones are filled by a list, and the nulls inside by a number; ``(number, list)`` is
+    for both.
 
     Raises:
         GraphError: it is no value of the column's type.
@@ -61,14 +68,29 @@ def filling(value: Any, kind: Any, name: str, operator: str) -> Any:
         raise GraphError(f"{operator}: fill={{{name!r}: None}} fills nothing: a batch has no place for None")
     if arrow.types.is_null(kind):  # which says no other type
         return value
-    plain = kind.value_type if arrow.types.is_dictionary(kind) or _fills_inside(kind, value) else kind
+    if _is_array(kind):
+        both = isinstance(value, tuple) and len(value) == 2 and not isinstance(value[1], Number)
+        inside, lists = value if both else (value, None) if isinstance(value, Number) else (None, value)
+        return ListFilling(
+            None if inside is None else _as_read(inside, kind.value_type, name, operator),
+            None if lists is None else _as_read(lists, kind, name, operator),
+        )
+    return _as_read(value, kind.value_type if arrow.types.is_dictionary(kind) else kind, name, operator)
+
+
+def _as_read(value: Any, plain: Any, name: str, operator: str) -> Any:
+    arrow = importlib.import_module("pyarrow")
     try:
+        if isinstance(value, str) and not _is_text_or_bytes(plain) and arrow.types.is_nested(plain):
+            raise TypeError("a text is no list of its letters")
+        if arrow.types.is_struct(plain) and not isinstance(value, Mapping):
+            raise TypeError("no mapping")
         found = converter(plain, copied=False)(arrow.array([value], plain))[0]
         if arrow.types.is_integer(plain) and found != value:
             raise ValueError("a fraction is cut off")
     except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise GraphError(
-            f"{operator}: fill={{{name!r}: {value!r}}} is no value of type {kind}, which the column has"
+            f"{operator}: fill={{{name!r}: {value!r}}} is no value of type {plain}, which the column has"
         ) from error
     return found
 
@@ -79,10 +101,6 @@ def nulls_inside(column: Any) -> int:
     if not _is_array(kind) or not importlib.import_module("pyarrow").types.is_integer(kind.value_type):
         return 0
     return sum(chunk.flatten().null_count for chunk in column.chunks)
-
-
-def _fills_inside(kind: Any, fill: Any) -> bool:
-    return isinstance(fill, Number) and _is_array(kind)
 
 
 def _unfilled(kind: Any, copied: bool, inside: Any) -> Convert:

@@ -52,7 +52,8 @@ class ParquetFormat(Format):
         columns: to read; all by default.
         filter: as ``pyarrow.parquet.read_table`` takes it, such as ``[("label", "<", 10)]``; rows that it does not
             let pass are left out.
-        fill: column -> value in place of its nulls; of a list of numbers, a number is for the nulls inside.
+        fill: column -> value in place of its nulls; of lists of numbers, a list for the missing ones, a
+            number for the nulls inside, or ``(number, list)`` for both.
     """
 
     suffixes = (".parquet",)
