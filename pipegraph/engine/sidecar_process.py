@@ -189,9 +189,9 @@ class Serving:
         """Report the sources whose data the stages behind them have changed in place."""
         for stage in self.runtime.plan.running:
             source = stage.operator
-            if isinstance(source, Source) and source.handed_out is not None:
-                if source.handed_out.changed(source.given()[0]):
-                    self.runtime.log.append(("changed in place", stage.name))
+            out = source.handed_out if isinstance(source, Source) else None
+            if out is not None and out.changed(source.given()[0]):
+                self.runtime.log.append(("changed in place", stage.name))
 
     def _gather(self, run: Run, terminal: Channel) -> list[Any]:
         found = [terminal.take(MAX_ITEMS)[1]]

@@ -215,7 +215,7 @@ def test_batches_in_a_state_keep_what_their_rows_are():
 
     with build().loader() as loader:
         whole = [row.tolist() for row in loader]
-    for steps in (0, 1, 280):
+    for steps in (126, 127, 128):  # the 64th batch is held by a snapshot
         with build().loader() as loader:
             passing = iter(loader)
             head = [next(passing).tolist() for _ in range(steps)]
