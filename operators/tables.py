@@ -129,7 +129,8 @@ def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
             fill[name] = filling(fill[name], column.type, name, "FromTable")
         kind, inside = kind_of(column.type), nulls_inside(column)
         lists = kind.startswith("array")
-        filled = fill.get(name) if lists and name in fill else ListFilling(None, fill.get(name))
+        given = fill.get(name)
+        filled = given if isinstance(given, ListFilling) else ListFilling(None, given)
         if inside and filled.inside is None:
             which = f"{inside} nulls inside its lists, for which a NumPy array has no value"
             value = "(-1, [])" if column.null_count else "-1"

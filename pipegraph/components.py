@@ -183,6 +183,10 @@ class Source(Component):
         """The data that the user gave, and what decides its order: the training loop may change both between epochs."""
         return None, None
 
+    def changed_in_place(self) -> bool:
+        """Whether stages have changed the user's data since a pass began; False where that is not known."""
+        return self.handed_out is not None and self.handed_out.changed(self.given()[0])
+
     def has_length(self) -> bool:
         """Whether :meth:`length` is known without running. Must not touch data: the plan calls it."""
         return self.length(0, 0, 1) is not None

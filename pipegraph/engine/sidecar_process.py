@@ -188,9 +188,7 @@ class Serving:
     def _look_for_changes(self) -> None:
         """Report the sources whose data the stages behind them have changed in place."""
         for stage in self.runtime.plan.running:
-            source = stage.operator
-            out = source.handed_out if isinstance(source, Source) else None
-            if out is not None and out.changed(source.given()[0]):
+            if isinstance(stage.operator, Source) and stage.operator.changed_in_place():
                 self.runtime.log.append(("changed in place", stage.name))
 
     def _gather(self, run: Run, terminal: Channel) -> list[Any]:

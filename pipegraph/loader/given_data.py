@@ -91,8 +91,8 @@ class GivenData:
             elsewhere: the sources of another process of which that is known.
         """
         for name, source, away in self._sources:
-            if name in self._reported or (source.handed_out is None and name not in elsewhere):
+            if name in self._reported:
                 continue
-            if name in elsewhere or (not away and source.handed_out.changed(source.given()[0])):
+            if name in elsewhere or (not away and source.changed_in_place()):
                 self._reported.add(name)
                 warnings.warn(IN_PLACE.format(name), PipegraphWarning, stacklevel=5)

@@ -203,7 +203,7 @@ def _decode_fields(name: tuple[str, str], fields: dict[str, Any]) -> Any:
     if issubclass(found, tuple) and hasattr(found, "_make"):
         return found(**fields)
     if dataclasses.is_dataclass(found):
-        made = found.__new__(found)  # type: ignore[call-overload]
+        made: Any = object.__new__(_class(name))
         for field, value in fields.items():  # frozen ones too, and without the checks of __init__
             object.__setattr__(made, field, value)
         return made
