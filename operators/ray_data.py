@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import LaneOrder, Order, StridedOrder
 
@@ -114,6 +114,11 @@ def _columns(ref: Any) -> dict[str, Any]:
     import ray
     from ray.data.block import BlockAccessor
 
+    if not ray.is_initialized():  # it would start another cluster
+        raise DataError(
+            "FromRayData: the rows were in the Ray cluster, whose connection ray.shutdown() has ended; close the "
+            "loader first"
+        )
     arrays = BlockAccessor.for_block(ray.get(ref)).to_numpy()
     return {
         name: column.tolist() if column.ndim == 1 and column.dtype != object else column

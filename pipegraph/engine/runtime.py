@@ -161,7 +161,7 @@ class Runtime(LoaderContext):
         if any(stage.backend == "ray" for stage in self.plan.running):
             from pipegraph.engine.actors.cluster import Cluster
 
-            self._actors = Cluster(self.plan)
+            self._actors = Cluster(self.plan, self._fail)
         operators = {
             stage.name: [self.make_operator(stage, index) for index in range(stage.workers)]
             for stage in self.plan.running
@@ -211,6 +211,15 @@ class Runtime(LoaderContext):
         if self.threads.closed:
             raise Cancelled
 
+    def _fail(self, error: BaseException) -> None:
+        """End the current run with this error, and every later one. Called by any thread."""
+        with self.threads.lock:
+            self._note_open_error(error)
+            run = self.run
+        if run is not None:
+            run.fail(error)
+            self._cancel(run)
+
     def _note_open_error(self, error: BaseException) -> None:
         """Keep the first such error, for the start or the next run to raise; under the threads' lock."""
         self._open_error = error if self._open_error is None else self._open_error
@@ -258,10 +267,12 @@ class Runtime(LoaderContext):
         try:
             self.open_operator(stage.name, worker)
         except BaseException as error:
+            if isinstance(error, Cancelled):  # closed, or failed elsewhere
+                return
             with self.threads.lock:
                 self._note_open_error(error)
                 late = None if self.threads.closed else self.run
-            if late is not None and not isinstance(error, Cancelled):
+            if late is not None:
                 late.fail(error)
             return
         with self.threads.lock:

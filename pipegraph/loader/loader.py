@@ -226,7 +226,7 @@ class Loader(Closing):
             return
         try:
             self._same_data.compare(failure)
-        except BaseException:
+        except Exception:  # after Ctrl-C the next pass compares
             self.close()
             raise
 
@@ -278,9 +278,10 @@ class Loader(Closing):
                 check_counts_known(self.plan, world_size)
             if world_size > 1 and self._options.equal_steps and self._group is None:
                 self._group = own_group(world_size)
-            collective = self._group is not None or self._seed is None
+            waits = self._group is not None or self._seed is None
             self._seed = agree_on_seed(self._seed, rank, world_size)
-            self._same_data = same_data(self.plan, rank, world_size, self._asked, collective, self._group)
+            if self._same_data is None:  # one that was interrupted is that of the other ranks
+                self._same_data = same_data(self.plan, rank, world_size, self._asked, waits)
             limit = self._options.memory_limit or max(1, available_memory() // 2)
             runtime = (
                 Runtime(self.plan, limit, self._seed, rank, world_size)

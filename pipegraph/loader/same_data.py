@@ -1,9 +1,12 @@
 """Compares what the ranks of a loader read: ranks that see different data skip samples, and read others twice.
 
-A loader that makes a collective call anyway (a seed drawn by rank 0, or ``equal_steps=True``) makes another one, before
-the first sample. Any other loader waits for nobody: the first rank to begin leaves what it sees in the process group's
-store, and each other one compares. A rank that differs fails before its first sample and leaves a note of it in the
-store, which the others find when they end or begin a pass.
+Each rank leaves what it sees in the process group's store. A loader that waits for the other ranks anyway (for a seed
+drawn by rank 0, or with ``equal_steps=True``) waits there for what all of them see, before the first sample. Any other
+loader waits for nobody: it compares with the first rank to begin. A rank that differs fails before its first sample and
+leaves a note of it in the store, which the others find when they end or begin a pass.
+
+A comparison that Ctrl-C interrupts is made again by the next pass. Nothing in the store is lost or counted by that; a
+collective call would take the other ranks' next one for its own.
 """
 
 from __future__ import annotations
@@ -31,20 +34,17 @@ class SameData:
 
     Args:
         peers: the global ranks that share the data.
-        collective: whether this loader's ranks make collective calls anyway.
-        group: in which they do; None: the default group.
+        waits: whether this loader's ranks wait for each other anyway, in the same order for all loaders.
     """
 
-    def __init__(self, plan: Plan, rank: int, peers: tuple[int, ...], collective: bool, group: Any) -> None:
-        self._plan, self._rank, self._peers = plan, rank, peers
-        self._group, self._collective = group, collective
-        self._store = None if collective else _store()
+    def __init__(self, plan: Plan, rank: int, peers: tuple[int, ...], waits: bool) -> None:
+        self._plan, self._rank, self._peers, self._waits = plan, rank, peers, waits
+        self._store = _store()
         self._compared = False
-        if not collective:
-            text = json.dumps([plan.graph_name, list(plan.stages), peers])
-            what = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-            self._key = f"pipegraph/{what}/{_begun[what]}"
-            _begun[what] += 1
+        text = json.dumps([peers] if waits else [plan.graph_name, list(plan.stages), peers])
+        what = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        self._key = f"pipegraph/{what}/{_begun[what]}"
+        _begun[what] += 1
 
     def compare(self, failure: Exception | None = None) -> None:
         """Compare, at the first call, with the ranks that have begun; later, ask whether one has found a difference.
@@ -55,12 +55,11 @@ class SameData:
         Raises:
             DataError: ranks see different data; says which rank sees what.
         """
-        compared, self._compared = self._compared, True
-        if compared:
+        if self._compared:
             self.look()
             return
         facts = _failed(failure) if failure is not None else _seen(self._plan)
-        found = {self._rank: facts, **(self._gathered(facts) if self._collective else self._first(facts))}
+        found = {self._rank: facts, **(self._all(facts) if self._waits else self._first(facts))}
         if "" in facts:
             return
         text = difference(found)
@@ -69,6 +68,7 @@ class SameData:
                 self._store.set(f"{self._key}/differs", text)
         if text:
             raise DataError(text)
+        self._compared = True
 
     def look(self) -> None:
         """Raises DataError if a rank has found, without waiting for this one, that it sees different data."""
@@ -80,12 +80,14 @@ class SameData:
         if text:
             raise DataError(text)
 
-    def _gathered(self, facts: Facts) -> dict[int, Facts]:
+    def _all(self, facts: Facts) -> dict[int, Facts]:
+        """What each rank sees; waits for those that have not begun."""
+        if self._store is None:
+            return {}
         import torch.distributed as dist
 
-        all_ranks: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(all_ranks, (self._peers, self._rank, facts), self._group)
-        return {rank: theirs for peers, rank, theirs in all_ranks if peers and peers == self._peers}
+        self._store.set(f"{self._key}/{dist.get_rank()}", json.dumps([self._rank, facts]))
+        return dict(map(json.loads, self._store.multi_get([f"{self._key}/{peer}" for peer in self._peers])))
 
     def _first(self, facts: Facts) -> dict[int, Facts]:
         """What the first rank that began sees; nothing where the store cannot say."""
@@ -102,13 +104,13 @@ def same_data(
     rank: int,
     world_size: int,
     asked: tuple[int | None, int | None, Any],
-    collective: bool,
-    group: Any,
+    waits: bool,
 ) -> SameData | None:
     """The comparison of a loader, where there is anybody to compare with.
 
     Args:
         asked: rank, world size and mesh as the loader was given them.
+        waits: see :class:`SameData`.
     """
     import torch.distributed as dist
 
@@ -121,7 +123,7 @@ def same_data(
             peers = tuple(dist.get_process_group_ranks(mesh.get_group()))
     elif dist.get_world_size() == world_size:
         peers = tuple(range(world_size))
-    return SameData(plan, rank, peers, collective, group) if collective or peers else None
+    return SameData(plan, rank, peers, waits) if peers else None
 
 
 def difference(found: Mapping[int, Facts]) -> str:

@@ -14,6 +14,8 @@ import torch.distributed as dist
 import pipegraph as pg
 from pipegraph import operators as ops
 
+from pipegraph.loader import same_data
+
 rank, store, mode, folders = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=len(folders))
 
@@ -22,6 +24,25 @@ def loader_of(folder, seed, **options):
     graph.add(ops.ShardSelect(folder + "/*.jsonl"), name="select").then(ops.Load())
     return graph.loader(**options)
 
+def interrupt(name):
+    # Ctrl-C at the first call of a function of the comparison.
+    function = getattr(same_data, name)
+    def once(*args):
+        setattr(same_data, name, function)
+        raise KeyboardInterrupt
+    setattr(same_data, name, once)
+
+def begin(loader):
+    if ctrl_c:
+        interrupt("difference" if rank else "_seen")  # the ranks are at different places
+        try:
+            iter(loader)
+        except KeyboardInterrupt:
+            interrupts.append(rank)
+    return iter(loader)
+
+mode, _, ctrl_c = mode.partition(" ")
+interrupts = []
 seed, options = {"drawn": (None, {}), "equal": (0, {"equal_steps": True})}.get(mode, (0, {}))
 if mode == "nodes":  # each rank is a node of its own, with two ranks
     options = {"rank": 0, "world_size": 2}
@@ -31,7 +52,7 @@ try:
         pass
     elif mode in ("drawn", "equal", "nodes"):
         with loader_of(folders[rank], seed, **options) as loader:
-            for sample in loader:
+            for sample in begin(loader):
                 found.append(sample["n"])
     else:  # one rank after the other: the first has begun when the next one begins
         with loader_of(folders[rank], seed) as loader:
@@ -39,7 +60,7 @@ try:
                 if mode != "alone":
                     dist.barrier()
                 if turn == rank:
-                    samples = iter(loader)
+                    samples = begin(loader)
                     found.append(next(samples)["n"])
             if mode != "alone":
                 dist.barrier()
@@ -49,6 +70,7 @@ except Exception as raised:
     error = f"{type(raised).__name__}: {raised}"
     if mode == "turns" and rank:
         dist.barrier()  # the one that it has not come to
+assert len(interrupts) == bool(ctrl_c)
 print(json.dumps([found, error]))
 dist.barrier()
 dist.destroy_process_group()
@@ -87,7 +109,7 @@ def run(programs, copies, mode, *names):
 WHOLE = r"rank 0: 6 shards, 60 samples, digest \w{12}; rank 1: 5 shards, 50 samples, digest \w{12}\. Give all ranks"
 
 
-@pytest.mark.parametrize("mode", ["drawn", "equal"])
+@pytest.mark.parametrize("mode", ["drawn", "equal", "drawn ctrl-c", "equal ctrl-c"])
 def test_ranks_that_agree_on_something_compare_their_data_before_the_first_sample(programs, copies, mode):
     for found, error in run(programs, copies, mode, "whole", "less"):
         assert found == []
@@ -103,8 +125,8 @@ def test_other_ranks_find_the_difference_without_waiting(programs, copies):
         assert re.search(WHOLE, text)
 
 
-@pytest.mark.parametrize("mode", ["drawn", "turns"])
-def test_copies_of_the_same_data_are_the_same(programs, copies, mode):
+@pytest.mark.parametrize("mode", ["drawn", "turns", "drawn ctrl-c", "turns ctrl-c"])
+def test_copies_of_the_same_data_are_the_same_also_after_ctrl_c_in_the_comparison(programs, copies, mode):
     found = run(programs, copies, mode, "whole", "copy")
     assert [error for _, error in found] == ["", ""]
     assert sorted(n for samples, _ in found for n in samples) == list(range(60))

@@ -205,6 +205,24 @@ def test_actors_that_there_is_no_room_for_join_later_and_nobody_waits_for_them(c
         assert len({pid for _, pid in found}) <= 2
 
 
+def test_an_actor_that_is_only_starting_is_said_to_need_nothing(monkeypatch, caplog):
+    monkeypatch.setattr("pipegraph.engine.actors.actor_host.PATIENCE_S", 0.0)
+    assert outcome(pipeline(lambda x: x, range(3), workers=1, resources={"num_cpus": 0})).chunks
+    (said,) = (each.message for each in caplog.records if "Ray actor" in each.message)
+    assert said.startswith("stage 'work': the Ray actor of worker 0 is starting: ")
+
+
+def test_a_resource_that_no_node_has_is_refused():
+    graph = pipeline(lambda x: x, resources={"num_gpu": 1})
+    with (
+        graph.loader() as loader,
+        pytest.raises(
+            GraphError, match=r"stage 'work': resources=\{'num_gpu': 1\}: no node .* mean 'num_gpus'"
+        ),
+    ):
+        next(iter(loader))
+
+
 def test_neighbouring_stages_share_their_actors():
     graph = pipeline(lambda x: {"x": x, "first": os.getpid()})
     graph["work"].then(lambda s: {**s, "second": os.getpid()}, name="more", workers=2, backend="ray")

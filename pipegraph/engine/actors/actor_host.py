@@ -8,7 +8,8 @@ The behaviour contract is that of ``process.process_host``, with these differenc
   by that. Until then, such an end counts as one between two rows.
 * Meanwhile it has one call at a time, so that a record belongs to the call that is waited for. Otherwise one more is
   sent ahead, which Ray begins when the previous one is done.
-* An actor waits for its resources without limit; after ``PATIENCE_S`` this is logged.
+* An actor waits for its resources without limit; after ``PATIENCE_S`` the log says why.
+* Once ``ray.shutdown()`` was called, every call raises ``Cancelled``: the run fails by the ``connection``.
 
 Invariant: ``_condition`` guards what answers, cancellations and the calling thread share; Ray's thread only notifies.
 """
@@ -25,13 +26,16 @@ from typing import Any
 
 import ray
 from ray import exceptions as lost
+from ray._private import state
 
 from pipegraph import concurrency
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.actors.actor import StageActor
+from pipegraph.engine.actors.connection import Connection
 from pipegraph.engine.actors.notes import forget, noted
 from pipegraph.engine.actors.parcel import Parcel, Received
+from pipegraph.engine.actors.room import needs, why_it_waits
 from pipegraph.engine.process.contract import Call, Died, Overdue, same_call
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.process_host import GRACE_S, STARTS
@@ -74,6 +78,7 @@ class ActorHost:
         contexts: with which the operators are opened; the first one's ``stopping`` cancels a start.
         given: further data for the actor: how the next ``Batch`` packs rows, and which stage has a policy.
         timeout_s: limit for one row; None: no limit.
+        connection: to the cluster.
     """
 
     pid: int | None = None
@@ -88,8 +93,10 @@ class ActorHost:
         contexts: Sequence[Context],
         given: tuple[Callable[[list[Any]], Any] | None, int],
         timeout_s: float | None,
+        connection: Connection,
     ) -> None:
         self._options = options
+        self._connection = connection
         self._sealed = sealed
         self._contexts = contexts
         self._context = contexts[0]
@@ -119,6 +126,7 @@ class ActorHost:
         raise replace(last, reason=f"{last.reason}, each time that it was started", row=NOTHING, member=0)
 
     def _start(self) -> None:
+        self._check_connected()
         self._actor = ray.remote(**self._options)(StageActor).remote(self._key)
         self._sent = 0
         opened = self._actor.start.remote(self._sealed, self._contexts, *self._given)
@@ -148,8 +156,17 @@ class ActorHost:
         self._look_ahead()
         return self._result(answer)
 
+    def _check_connected(self) -> None:
+        if not self._connection.alive:
+            raise Cancelled
+
     def _send(self, called: Call) -> _Answer:
-        answer = self._actor.call.remote(self._noting, Parcel((called[0], called[1:]))).future()
+        parcel = Parcel((called[0], called[1:]))
+        try:
+            answer = self._actor.call.remote(self._noting, parcel).future()
+        except Exception:
+            self._check_connected()
+            raise
         self._sent += 1
         return self._sent, answer
 
@@ -182,6 +199,7 @@ class ActorHost:
         try:
             received: Received = answer.result()
         except _LOST as error:
+            self._check_connected()
             raise self._died(error) from None
         del answer
         try:
@@ -247,22 +265,19 @@ class ActorHost:
 
     def _end(self) -> None:
         actor, self._actor, self._left, self._next = self._actor, None, None, None
-        if actor is not None and ray.is_initialized():
+        if actor is not None and self._connection.alive:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
 
     def _say_what_is_waited_for(self) -> None:
-        wanted = {
-            name: amount
-            for name, amount in self._options.items()
-            if name in ("num_cpus", "num_gpus", "memory")
-        }
         with contextlib.suppress(Exception):
+            running = bool(state.actors(self._actor._actor_id.hex())["Pid"])
+            free = list(state.available_resources_per_node().values())
+            whole = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             log.warning(
-                "stage %r: worker %d still waits for its Ray actor. It wants %s; free in the cluster: %s. It joins "
-                "when there is room; fewer workers=, smaller resources= or more nodes would help",
+                "stage %r: the Ray actor of worker %d %s",
                 *(self._context.stage, self._context.worker),
-                *({**wanted, **self._options["resources"]}, ray.available_resources()),
+                why_it_waits(needs(self._options), running, free, whole),
             )
 
     # -- closing -------------------------------------------------------------------------------
@@ -289,10 +304,10 @@ class ActorHost:
         self.uncancel()
         error = None
         try:
-            if grace_s and ray.is_initialized():
+            if grace_s and self._connection.alive:
                 error = self._close_operator(grace_s)
         finally:
-            if self.deaths and ray.is_initialized():
+            if self.deaths and self._connection.alive:
                 forget(self._key)
             self._end()
         if error is not None:

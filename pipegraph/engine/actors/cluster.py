@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipegraph.contracts import Context
+from pipegraph.engine.actors.room import NAMED, unknown
 from pipegraph.engine.process.contract import Host
 from pipegraph.engine.process.pool import RemoteStages
 from pipegraph.engine.process.sealed import cannot_be_sent
-from pipegraph.errors import GraphError, MissingExtraError
+from pipegraph.errors import GraphError, MissingExtraError, WorkerDiedError
 from pipegraph.planning.plan import Plan, StagePlan
-
-NAMED = ("num_cpus", "num_gpus", "memory")
-"""Resources for which Ray has separate options."""
 
 
 class Cluster(RemoteStages):
     """Actors on the Ray cluster to which this process is connected.
 
+    Args:
+        fail: called with the error if ``ray.shutdown()`` ends the connection.
+
     Raises:
         MissingExtraError: Ray is not installed.
-        GraphError: the process is not connected, or through Ray Client.
+        GraphError: the process is not connected, or through Ray Client; a stage needs what no node has.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, fail: Callable[[WorkerDiedError], None]) -> None:
         super().__init__(plan)
         try:
             import ray
@@ -40,6 +41,20 @@ class Cluster(RemoteStages):
                 "backend='ray' needs the trainer on a node of the cluster: through Ray Client (ray://) every batch "
                 "would cross a proxy. Submit the trainer as a job, or start it on a node"
             )
+        from pipegraph.engine.actors.connection import Connection
+
+        stages = [stage for stage in plan.running if stage.backend == "ray"]
+        later = ray._private.state.state.get_max_resources_from_cluster_config()  # of nodes that may be added
+        nodes = [*(node["Resources"] for node in ray.nodes() if node["Alive"]), later or {}]
+        for stage in stages:
+            if wrong := unknown(stage.spec.resources or {}, nodes):
+                raise GraphError(f"stage {stage.name!r}: {wrong}")
+        lost = WorkerDiedError(
+            f"stage {', '.join(repr(stage.name) for stage in stages)}: the Ray actors have ended, because "
+            "ray.shutdown() was called. Close the loader first; to resume, call ray.init(), make another loader and "
+            "give it the state_dict() of this one"
+        )
+        self._connection = Connection(lambda: fail(lost))
 
     def _send(self, run: Sequence[StagePlan]) -> Any:
         import ray
@@ -62,10 +77,11 @@ class Cluster(RemoteStages):
         spec = stage.spec
         options = actor_options(spec.resources or {}, spec.runtime_env, spec.timeout is not None)
         given = self._packing(stage), self._judged(stage)
-        return ActorHost(options, sent, contexts, given, spec.timeout)
+        return ActorHost(options, sent, contexts, given, spec.timeout, self._connection)
 
     def close(self) -> None:
         """Called after every worker has closed its own actor."""
+        self._connection.leave()
         self._sent.clear()
 
 

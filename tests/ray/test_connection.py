@@ -1,0 +1,108 @@
+"""`ray.shutdown()` while a loader has actors: the pass ends with an error, and no other cluster is started."""
+
+import json
+import os
+import threading
+import warnings
+
+import pytest
+from channel_states import wait_until
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import DataError, WorkerDiedError
+
+
+@pytest.fixture
+def connect():
+    """A function that connects to a new small cluster."""
+    import ray
+
+    def init():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(
+                address="local",
+                num_cpus=4,
+                include_dashboard=False,
+                object_store_memory=100_000_000,
+                log_to_driver=False,
+                logging_level="ERROR",
+                _system_config={"enable_worker_prestart": False, "prestart_worker_first_driver": False},
+            )
+        return ray
+
+    yield init
+    ray.shutdown()
+
+
+def pipeline(fn, items=40):
+    graph = pg.Graph("g", seed=1)
+    source = graph.add(ops.FromSequence(range(items), shuffle=True))
+    source.then(fn, name="work", workers=2, backend="ray", capacity=4, on_error=pg.Skip(1.0))
+    return graph
+
+
+ENDED = (
+    r"stage 'work': the Ray actors have ended, because ray.shutdown\(\) was called. Close the loader first"
+)
+
+
+def test_a_shutdown_in_the_middle_of_a_pass_ends_it_and_its_state_continues(connect):
+    ray = connect()
+    with pipeline(lambda x: x).loader() as loader:
+        passing = iter(loader)
+        found = [next(passing) for _ in range(5)]
+        state = json.dumps(loader.state_dict())
+        ray.shutdown()
+        with pytest.raises(WorkerDiedError, match=ENDED):
+            list(passing)
+        with pytest.raises(WorkerDiedError, match=ENDED):
+            next(iter(loader))
+    assert not ray.is_initialized()
+    connect()
+    with pipeline(lambda x: x).loader() as loader:
+        loader.load_state_dict(json.loads(state))
+        assert sorted([*found, *loader]) == list(range(40))
+
+
+def test_a_shutdown_ends_a_consumer_that_waits_for_an_item(connect, tmp_path):
+    ray, held = connect(), str(tmp_path / "held")
+    os.mkfifo(held)
+
+    def work(x):
+        with open(held, "rb"):  # which nobody opens to write
+            pass
+
+    with pipeline(work).loader() as loader:
+        found = []
+
+        def consume():
+            with pytest.raises(WorkerDiedError, match=ENDED):
+                next(passing)
+            found.append("raised")
+
+        passing = iter(loader)
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        wait_until(loader._runtime.run.terminal, lambda stats: stats.getters_waiting == 1)
+        ray.shutdown()
+        consumer.join()
+        assert found
+    assert not ray.is_initialized()
+
+
+def test_rows_of_ray_data_are_not_looked_for_in_another_cluster(connect):
+    import ray.data
+
+    connect()
+    data = ray.data.from_items([{"id": i} for i in range(20)], override_num_blocks=20).materialize()
+    graph = pg.Graph("rows")
+    graph.add(ops.FromRayData(data), backend="inline")
+    with graph.loader() as loader:
+        passing = iter(loader)
+        next(passing)
+        ray.shutdown()
+        with pytest.raises(DataError, match="whose connection ray.shutdown"):
+            list(passing)
+    assert not ray.is_initialized()
