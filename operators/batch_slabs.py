@@ -10,15 +10,15 @@ import torch
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
 from pipegraph.device.packed_copy import pack_behind, packable, room_behind
-from pipegraph.device.slabs import SPARE_SLABS, Lease, SlabRing, allocator
+from pipegraph.device.slabs import Lease, SlabRing, ring_for
 from pipegraph.tree import leaves, map_leaves
 
 
 class StageSlabs:
     """One worker's access to the ring that all workers of its stage share.
 
-    Where a copy to a device reads the stage's batches (``context.memory`` is not ``"pageable"``), the tensors that
-    ride along are laid behind the ones that the stage makes, so that the copy is one.
+    Where copies to a device alone read the stage's batches (``context.memory`` is ``"pinned"`` or ``"staged"``), the
+    tensors that ride along are laid behind the ones that the stage makes, so that the copy is one.
 
     Counted: ``slabs_made``, their ``slab_bytes``, and ``bytes_written`` to them.
     """
@@ -27,9 +27,9 @@ class StageSlabs:
         self._context = context
         self._ring: SlabRing = context.share(
             "slabs",
-            lambda: SlabRing(context.allocate or allocator(context.memory), SPARE_SLABS, count=context.count),
+            lambda: ring_for(context.memory, context.count, context.allocate),
         )
-        self._packs = context.memory != "pageable"
+        self._packs = context.memory in ("pinned", "staged")
 
     def take(self, nbytes: int, riding: Any) -> torch.Tensor:
         """A slab (uint8, one dimension) with room for ``nbytes``, and behind them for the tensors of ``riding``."""

@@ -5,7 +5,7 @@ its consumer's current stream wait for: the host never waits. Where an ordinary 
 waited for before the chunk leaves, because that stage does not use streams.
 
 The fields of a batch go in one copy. Where the stage above has laid them in one slab (``chunk.packed``) that is read
-in place; else they are written to one here, in pinned memory for CUDA.
+in place; else they are written to one here, in memory that is pinned where the device gains from that.
 """
 
 from __future__ import annotations
@@ -19,11 +19,24 @@ import torch
 from pipegraph.batches import map_rows, resolved
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
-from pipegraph.device import Backend, Event, Scattered, Slot, backend_for, copy_tree, normalised, slots_on
-from pipegraph.device.device_slabs import Arrival, Landing
-from pipegraph.device.own_moves import held_apart, moved_by_itself, pinned_by_itself, put_back
+from pipegraph.device import (
+    Backend,
+    Event,
+    Scattered,
+    Slot,
+    backend_for,
+    copy_tree,
+    devices,
+    normalised,
+    offers,
+    slots_on,
+    unpinned,
+)
+from pipegraph.device.copy import Arrival
+from pipegraph.device.device_slabs import Landing
+from pipegraph.device.own_moves import held_apart, moved_by_itself, pinned_by_itself, put_back, tensors_within
 from pipegraph.device.packed_copy import FieldPlace, Packed, pack, packable, places_for
-from pipegraph.device.slabs import SPARE_SLABS, SlabRing, aligned, allocator
+from pipegraph.device.slabs import aligned, ring_for
 from pipegraph.device.split import (
     Whole,
     chunk_sizes_for,
@@ -33,30 +46,33 @@ from pipegraph.device.split import (
     rows_of,
     rule_for,
 )
-from pipegraph.errors import GraphError
+from pipegraph.errors import DeviceError, GraphError
 from pipegraph.operators.batch_slabs import exchanged, tensors_of
 
 
 def _device(device: torch.device | str | int, what: str) -> torch.device:
     try:
         return normalised(device)
+    except DeviceError as error:
+        raise GraphError(f"{what}: {error}") from error
     except RuntimeError as error:
-        raise GraphError(f"{what}: {device!r} names no device; use 'cpu', 'cuda' or 'cuda:1'") from error
+        raise GraphError(
+            f"{what}: {device!r} names no device; use 'cpu', 'accelerator' or a device of torch's with its number"
+        ) from error
 
 
-def _cuda_here() -> bool:
-    from pipegraph.device.cuda import is_available
-
-    return is_available()
+def _gains_from_pinned(device: torch.device) -> bool:
+    return device in devices() and offers(device).pinned
 
 
 @final
 class Pin(Operator):
-    """Tensors into pinned host memory, from which the device copies without the host's help; objects by their own
+    """Tensors into pinned host memory, from which the accelerator copies without the host's help; objects by their own
     ``pin_memory()``, where they have it.
 
-    All fields of a chunk lie in one slab then. Behind a stage whose slabs the plan has made pinned there is nothing
-    left to do, nor without a CUDA device: the plan leaves this stage out.
+    Where copies to a device alone read it, all fields of a chunk lie in one slab, which is used again; else each
+    tensor is pinned by itself, in memory of torch's own. Behind a stage whose slabs the plan has made pinned there is
+    nothing left to do, nor where nothing can be pinned: the plan leaves this stage out.
     """
 
     default_name = "pin"
@@ -66,38 +82,32 @@ class Pin(Operator):
 
     def __init__(self) -> None:
         self._context = Context("")
-        self._ring: SlabRing
 
     def config(self) -> dict[str, Any]:
         return {}  # where data lies does not change what is delivered
 
     def bypass(self) -> str | None:
-        return None if _cuda_here() else "no CUDA device here, so nothing is pinned"
-
-    def notes(self) -> list[str]:
-        return ["all fields of a chunk are written into one pinned slab"] if _cuda_here() else []
+        return unpinned()
 
     def open(self, context: Context) -> None:
         self._context = context
-        memory = allocator("pinned" if _cuda_here() else "pageable")
-        self._ring = context.share("slabs", lambda: SlabRing(memory, SPARE_SLABS, count=context.count))
+        self._ring = context.share("slabs", lambda: ring_for(context.memory, context.count))
 
     def process(self, chunk: Chunk) -> Chunk:
         chunk.keys = chunk.own_keys
-        data = held_apart(chunk.data, pinned_by_itself) if _cuda_here() else chunk.data
+        data = held_apart(chunk.data, pinned_by_itself)
         objects = data is not chunk.data
         tensors = tensors_of(data, packable)
         if tensors:
-            chunk.packed, pinned = pack(tensors, self._ring, _pinned)
+            if self._context.memory == "pinned":
+                chunk.packed, pinned = pack(tensors, self._ring, torch.Tensor.pin_memory)
+            else:
+                pinned = [tensor.pin_memory() for tensor in tensors]
             written = sum(new.nbytes for old, new in zip(tensors, pinned, strict=True) if old is not new)
             self._context.count("bytes_written", written)
             data = exchanged(data, tensors, pinned)
         chunk.data = put_back(data) if objects else data
         return chunk
-
-
-def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.pin_memory() if _cuda_here() else tensor
 
 
 class _Landings:
@@ -113,9 +123,8 @@ class _Landings:
                 backend = self._backends[slot.device] = backend_for(slot.device)
             stream = backend.stream(slot, f"{context.stage}-{slot}")
             self._landings.append(Landing(backend, stream, context.count))
-        cuda = any(device.type == "cuda" for device in self._backends)
-        memory = allocator("pinned" if cuda else "pageable")
-        self._ring = SlabRing(memory, SPARE_SLABS, count=context.count)
+        gains = any(map(_gains_from_pinned, self._backends))
+        self._ring = ring_for("pinned" if gains else "pageable", context.count)
 
     def send(
         self, place: int, data: Any, packed: Packed | None, in_place: Callable[[torch.Tensor], bool]
@@ -128,7 +137,7 @@ class _Landings:
             in_place: whether a large tensor is copied from where it lies, rather than gathered with the others.
         """
         landing = self._landings[place]
-        event: Event | None = None
+        arrival: Arrival | None = None
         here = landing.backend.device
         given = data
         consumer = landing.backend.current_stream()
@@ -137,19 +146,22 @@ class _Landings:
         objects = data is not given
         if objects:  # what they allocate is the consumer's memory, and so are their copies on its stream
             landing.stream.wait_event(consumer.record_event())
-            event = landing.stream.record_event()
-            landing.hold(event, given)
+            moved = put_back(data)
+            arrival = Arrival(landing.stream.record_event(), landing.backend, [], tensors_within(moved, here))
+            landing.hold(arrival, (given, moved))
         tensors = tensors_of(data, packable)
         others = tensors_of(data, lambda t: not packable(t) and (t.device != here or here.type == "cpu"))
         if others:
-            copies, event = copy_tree(others, landing.backend, landing.stream)
-            landing.hold(event, others)
+            copies, copied = copy_tree(others, landing.backend, landing.stream)
+            arrival = copied.joined(arrival)
+            landing.hold(arrival, (others, copies))
             data = exchanged(data, others, copies)
             self._context.count("copies", len(others))
         if tensors:
-            arrived, event = self._land(landing, tensors, packed, in_place)  # comes after the others' copies
+            arrived, landed = self._land(landing, tensors, packed, in_place)
+            arrival = landed.joined(arrival)  # comes after the others' copies
             data = exchanged(data, tensors, arrived)
-        return put_back(data) if objects else data, event
+        return put_back(data) if objects else data, arrival
 
     def _land(
         self,
@@ -229,7 +241,7 @@ class CopyToDevice(_ToDevices):
     streams that read it are done. A field under a sixteenth of its batch lies in memory of its own.
 
     Args:
-        device: ``"cuda"``, ``"cuda:1"``, ``"cpu"`` ...
+        device: ``"accelerator"`` for the one that is there, or torch's name: ``"cuda:1"``, ``"mps"``, ``"cpu"`` ...
         copy: make the copy on the CPU too; by default the plan leaves it out there.
 
     Raises:
@@ -250,8 +262,12 @@ class CopyToDevice(_ToDevices):
             return "the device is the CPU, where the batch lies already"
         return None
 
+    def notes(self) -> list[str]:
+        lacking = offers(self.device).lacking if self.device in devices() else None
+        return [lacking] if lacking else []
+
     def reads_pinned(self) -> bool:
-        return self.device.type == "cuda"
+        return _gains_from_pinned(self.device)
 
     def open(self, context: Context) -> None:
         self._landings = _Landings(slots_on([self.device]), context)
@@ -262,14 +278,14 @@ class CopyToDevice(_ToDevices):
         packed, chunk.packed = chunk.packed, None
         chunk.data, event = self._landings.send(0, chunk.data, packed, self._pinned)
         if event is not None and self._wait:
-            event.wait()  # on CUDA this thread's stream is the one that stages below use
+            event.wait()  # on an accelerator this thread's stream is the one that stages below use
             event.synchronize()
         elif event is not None:
             chunk.ready = (*chunk.ready, event)
         return chunk
 
     def _pinned(self, tensor: torch.Tensor) -> bool:
-        return self.device.type == "cuda" and tensor.is_pinned()
+        return self.device.type != "cpu" and tensor.is_pinned()
 
 
 @final
@@ -302,7 +318,7 @@ class Scatter(_ToDevices):
         self.copy = copy
 
     def reads_pinned(self) -> bool:
-        return any(device.type == "cuda" for device in self.devices)
+        return all(map(_gains_from_pinned, self.devices))  # the parts for the CPU are not copied
 
     def open(self, context: Context) -> None:
         self._landings = _Landings(slots_on(self.devices), context)

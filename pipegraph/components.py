@@ -32,8 +32,8 @@ class Context:
         stopping: set when the pipeline stops; long waits should wait on it too, or use its ``ending``.
         count: ``count(name, n)`` adds to a counter of the stage.
         read_by_stages: whether another stage reads this one's output, and not only the loader (or a ``Scatter``).
-        memory: the kind of memory for the stage's slabs: ``"pageable"``; ``"pinned"`` or ``"staged"`` if a copy reads
-            them.
+        memory: the kind of memory for the stage's slabs, as the plan names it: ``"pageable"``, ``"pinned"``,
+            ``"staged"`` or ``"delivered"``.
         share: ``share(name, make)`` returns one object for all workers of the stage; the first call makes it.
         memory_limit: of the loader, in bytes; 0 if none is set.
         allocate: allocates slabs in place of the allocator for ``memory``: shared memory, in a worker's process.

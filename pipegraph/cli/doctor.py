@@ -100,11 +100,20 @@ def _processes() -> list[tuple[str, str]]:
 
 
 def _devices() -> list[tuple[str, str]]:
-    from pipegraph.device import cuda
+    from pipegraph.device import backend_for, devices, offers, unpinned
 
-    if not cuda.is_available():
-        return [("devices", "cpu (no CUDA device; device='cpu' follows the same code path)")]
-    return [("devices", f"{len(cuda.devices())} x cuda, and cpu")]
+    found = devices()
+    if not found:
+        return [("devices", "cpu (torch finds no accelerator; device='cpu' follows the same code path)")]
+    rows = [("devices", f"{len(found)} x {found[0].type}, and cpu")]
+    for device in found:
+        given = offers(device)
+        with backend_for(device) as backend:
+            sums = "summed by NCCL" if backend.sums_together else "summed by copies"
+        copies = given.lacking or "copies on a stream of their own"
+        pinned = unpinned() or "pinned memory"
+        rows.append((str(device), f"{copies}; {pinned}; replicas' gradients are {sums}"))
+    return rows
 
 
 def _decoders() -> list[tuple[str, str]]:

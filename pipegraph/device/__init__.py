@@ -5,8 +5,21 @@ Open a backend with :func:`backend_for`; its opener must close it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 
+from pipegraph.device.accelerator import (
+    AcceleratorBackend as AcceleratorBackend,
+    Offers as Offers,
+    devices as devices,
+    here as here,
+    is_initialized as is_initialized,
+    offers as offers,
+    unpinned as unpinned,
+)
 from pipegraph.device.backend import (
     Backend as Backend,
     DeviceFacts as DeviceFacts,
@@ -20,32 +33,37 @@ from pipegraph.device.backend import (
 from pipegraph.device.copy import copy_tree as copy_tree, sent as sent
 from pipegraph.device.cpu import CpuBackend as CpuBackend
 from pipegraph.device.scattered import Scattered as Scattered
-from pipegraph.errors import DeviceError
 
 
 def every_device() -> list[torch.device]:
-    """All GPUs, or the CPU where there is none."""
-    from pipegraph.device import cuda
-
-    return cuda.devices() or [torch.device("cpu")]
+    """All devices of the accelerator, or the CPU where there is none."""
+    return devices() or [torch.device("cpu")]
 
 
 def bind_thread(device: torch.device) -> None:
-    """Make a GPU the calling thread's current device, for a thread that works for it alone."""
-    if device.type == "cuda":
-        from pipegraph.device import cuda
+    """Make a device the calling thread's current one, for a thread that works for it alone."""
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
 
-        cuda.bind_thread(device)
+
+def profiler_ranges() -> Callable[[str], AbstractContextManager[Any]]:
+    """Makes named ranges of the calling thread for the profiler of the accelerator's vendor, where it has one."""
+    found = here()
+    if found is None or found.type != "cuda":
+        return nullcontext
+    from pipegraph.device.cuda import nvtx_range
+
+    return nvtx_range
 
 
 def backend_for(device: torch.device | str | int) -> Backend:
     """A new backend for `device`, to be closed by the caller (it is a context manager).
 
     Args:
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a CUDA ordinal.
+        device: ``"cpu"``, ``"accelerator"``, ``"cuda:1"``, an accelerator's ordinal.
 
     Raises:
-        DeviceError: no backend for this kind of device, or no such device here.
+        DeviceError: no such device here.
     """
     plain = normalised(device)
     if plain.type == "cpu":
@@ -54,4 +72,4 @@ def backend_for(device: torch.device | str | int) -> Backend:
         from pipegraph.device.cuda import CudaBackend
 
         return CudaBackend(plain)
-    raise DeviceError(f"no device backend for {plain.type!r}: 'cpu' and 'cuda' have one")
+    return AcceleratorBackend(plain)

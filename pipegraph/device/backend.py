@@ -4,7 +4,7 @@ Everything above this package is written against these classes, never against
 a device's own library, so the same code runs on CPU slots, on several slots of
 one GPU, and on several GPUs.
 
-The rules are those of CUDA streams:
+The rules are those of CUDA's streams, which all accelerators of torch follow:
 
 - work given to one stream runs in the order given; streams are independent;
 - :meth:`Stream.record_event` marks a point of a stream; another stream that
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
@@ -29,6 +29,7 @@ import torch
 
 from pipegraph import concurrency
 from pipegraph.closing import Closing
+from pipegraph.errors import DeviceError
 
 MemoryKind = Literal["pageable", "pinned", "device"]
 
@@ -50,7 +51,7 @@ class Slot:
 def slots_on(devices: Iterable[torch.device | str | int | Slot]) -> tuple[Slot, ...]:
     """Slots for a list of devices, numbered among those that share a device.
 
-    ``"cuda"`` means ``cuda:0``; an int is a CUDA ordinal, as in DataParallel.
+    ``"cuda"`` means ``cuda:0``; an int is an accelerator's ordinal, as in DataParallel.
 
     >>> [str(slot) for slot in slots_on(["cpu", "cpu"])]
     ['cpu#0', 'cpu#1']
@@ -65,8 +66,21 @@ def slots_on(devices: Iterable[torch.device | str | int | Slot]) -> tuple[Slot, 
 
 
 def normalised(device: torch.device | str | int) -> torch.device:
-    """The device with its index written out, so that equal devices compare equal."""
-    plain = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    """The device with its index written out, so that equal devices compare equal.
+
+    Raises:
+        DeviceError: ``"accelerator"``, where torch finds none.
+    """
+    if isinstance(device, str) and device.partition(":")[0] == "accelerator":
+        here = torch.accelerator.current_accelerator(check_available=True)
+        if here is None:
+            raise DeviceError(
+                f"{device!r}: torch finds no accelerator on this machine; name another device, or 'cpu'"
+            )
+        device = device.replace("accelerator", here.type)
+    if isinstance(device, int):
+        device = torch.device(torch.accelerator.current_accelerator() or "cuda").type + f":{device}"
+    plain = torch.device(device)
     if plain.type == "cpu":
         return torch.device("cpu")
     return plain if plain.index is not None else torch.device(plain.type, 0)
@@ -100,7 +114,7 @@ class Stream(ABC):
 
     @abstractmethod
     def run(self, work: Callable[[], object]) -> None:
-        """Give `work` to the stream; on CUDA it is called at once, with this stream current."""
+        """Give `work` to the stream; on an accelerator it is called at once, with this stream current."""
 
     @abstractmethod
     def wait_event(self, event: Event) -> None:
@@ -121,7 +135,7 @@ class Stream(ABC):
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What a device offers: bytes of memory and the number of its multiprocessors (cores on the CPU)."""
+    """A device's bytes of memory, and its multiprocessors; 1 where it does not tell."""
 
     memory: int
     multiprocessors: int
@@ -134,6 +148,8 @@ class Backend(Closing, ABC):
     """
 
     device: torch.device
+    sums_together = False
+    """Whether :meth:`sum_together` works over distinct devices of this kind."""
     _lock: concurrency.Lock
     _streams: Collection[Stream]
 
@@ -182,12 +198,23 @@ class Backend(Closing, ABC):
         """The state of the device's default random number generator, which all its slots share."""
 
     @abstractmethod
+    def set_random_state(self, state: torch.Tensor) -> None:
+        """Set that generator's state."""
+
+    @abstractmethod
     def seed(self, value: int) -> None:
         """Seed that generator, and no other device's."""
 
     @abstractmethod
     def facts(self) -> DeviceFacts:
-        """What the device offers."""
+        """How large the device is."""
+
+    def sum_together(
+        self, buffers: Sequence[torch.Tensor], streams: Sequence[Stream], root: int | None = None
+    ) -> None:
+        """Sum equal-sized 1-d tensors on distinct devices into all of them, or into that of ``root`` for half of the
+        bytes, each on its own stream."""
+        raise NotImplementedError
 
     def synchronize(self) -> None:
         """Wait for all streams of this backend. Raises the first failure that no one has seen yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,11 +20,69 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=device.type != "cpu")
 
 
-def copy_tree(tree: Any, backend: Backend, stream: Stream) -> tuple[Any, Event]:
+class Arrival(Event):
+    """The event of a copy. A stream that waits for it is a reader of what has arrived, and noted as one.
+
+    Args:
+        readers: streams noted so far; shared with a lease.
+        buffers: the memory that has arrived: its allocator is told of every reader.
+    """
+
+    def __init__(
+        self, copied: Event, backend: Backend, readers: list[Stream], buffers: Sequence[torch.Tensor]
+    ) -> None:
+        self._copied = copied
+        self._backend = backend
+        self._readers = readers
+        self._buffers = list(buffers)
+
+    def joined(self, earlier: Arrival | None) -> Arrival:
+        """The arrival of both, where the earlier one is of the same stream."""
+        if earlier is not None:
+            self._buffers += earlier._buffers
+        return self
+
+    def record(self, stream: Stream | None = None) -> None:
+        raise NotImplementedError("an arrival is recorded once, by the copy")
+
+    def wait(self, stream: Stream | None = None) -> None:
+        reader = self._backend.current_stream() if stream is None else stream
+        self._copied.wait(reader)
+        self.read_on(reader)
+
+    def read_on(self, stream: Stream) -> None:
+        """Note that ``stream`` reads what has arrived."""
+        if stream not in self._readers:
+            self._readers.append(stream)
+        for buffer in self._buffers:
+            self._backend.read_on(buffer, stream)
+
+    def query(self) -> bool:
+        return self._copied.query()
+
+    def synchronize(self) -> None:
+        self._copied.synchronize()
+
+
+def components(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that a tensor of any layout or subclass consists of."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return [part for name in names for part in components(getattr(tensor, name))]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [*tensor.unbind()[:1]] if tensor.is_nested else [tensor]  # its rows share one memory
+
+
+def copy_tree(tree: Any, backend: Backend, stream: Stream) -> tuple[Any, Arrival]:
     """Copy the tensors of `tree` to the backend's device on `stream`. Returns at once.
 
-    On CUDA the copies' memory comes from the pool of the calling thread's current stream, which is to use them, so
-    that it may be freed while that stream still reads it.
+    The copies' memory comes from the pool of the calling thread's current stream. It may be freed while the copy, or
+    a stream that has waited for the arrival, still uses it.
 
     Args:
         tree: any nest of dicts, lists, tuples, named tuples, dataclasses; leaves that are
@@ -53,4 +112,8 @@ def copy_tree(tree: Any, backend: Backend, stream: Stream) -> tuple[Any, Event]:
         stream.wait_event(consumer.record_event())
     for copy, leaf in pairs:
         backend.copy_async(copy, leaf, stream)
-    return copied, stream.record_event()
+    arrival = Arrival(
+        stream.record_event(), backend, [], [part for copy, _ in pairs for part in components(copy)]
+    )
+    arrival.read_on(stream)
+    return copied, arrival

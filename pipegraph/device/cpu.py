@@ -379,6 +379,9 @@ class CpuBackend(Backend):
     def random_state(self) -> torch.Tensor:
         return torch.get_rng_state()
 
+    def set_random_state(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
     def seed(self, value: int) -> None:
         torch.default_generator.manual_seed(value)
 

@@ -9,47 +9,15 @@ from typing import Any
 import torch
 
 from pipegraph.device.backend import Backend, Event, Stream
+from pipegraph.device.copy import Arrival
 from pipegraph.device.packed_copy import FieldPlace
-from pipegraph.device.slabs import Lease, SlabRing
+from pipegraph.device.slabs import SlabRing
 
 COPIES_IN_FLIGHT = 3
 """Copies whose sources are kept while the device may still read them; one more waits for the oldest."""
 
 SPARE_DEVICE_SLABS = 4
 """Free slabs kept on a device, where memory is dear: one just back, one to be filled, and two for jitter."""
-
-
-class Arrival(Event):
-    """The event of a copy. A stream that waits for it is a reader of the slab, and noted as one."""
-
-    def __init__(
-        self, copied: Event, backend: Backend, lease: Lease, buffers: Sequence[torch.Tensor]
-    ) -> None:
-        self._copied = copied
-        self._backend = backend
-        self._readers = lease.readers
-        self._buffers = buffers
-
-    def record(self, stream: Stream | None = None) -> None:
-        raise NotImplementedError("an arrival is recorded once, by the copy")
-
-    def wait(self, stream: Stream | None = None) -> None:
-        reader = self._backend.current_stream() if stream is None else stream
-        self._copied.wait(reader)
-        self.read_on(reader)
-
-    def read_on(self, stream: Stream) -> None:
-        """Note that ``stream`` reads what has arrived."""
-        if stream not in self._readers:
-            self._readers.append(stream)
-        for buffer in self._buffers:
-            self._backend.read_on(buffer, stream)
-
-    def query(self) -> bool:
-        return self._copied.query()
-
-    def synchronize(self) -> None:
-        self._copied.synchronize()
 
 
 class Landing:
@@ -102,7 +70,7 @@ class Landing:
                 copied_out.append(own)
         copied = self.stream.record_event()
         self.hold(copied, (source, slab, copied_out))
-        return tensors, Arrival(copied, self.backend, lease, (slab, *copied_out))
+        return tensors, Arrival(copied, self.backend, lease.readers, (slab, *copied_out))
 
     def hold(self, copied: Event, source: Any) -> None:
         """Keep ``source`` until ``copied`` is reached."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipegraph.device.copy import components
 from pipegraph.device.split import rule_for
 from pipegraph.tree import ATOMS, entries, leaves, map_leaves, rebuilt
 
@@ -75,6 +76,18 @@ def pinned_by_itself(thing: Any) -> Any:
     return None
 
 
+def tensors_within(thing: Any, device: torch.device, depth: int = 3) -> list[torch.Tensor]:
+    """The tensors on a device in a tree, and in the attributes of its objects to that depth."""
+    found = []
+    for leaf in islice(leaves(thing), _LOOKED_AT):
+        if isinstance(leaf, torch.Tensor):
+            found += [part for part in components(leaf) if part.device == device]
+        elif depth and type(leaf) not in _PLAIN:
+            for name in _attributes(leaf):
+                found += tensors_within(getattr(leaf, name, None), device, depth - 1)
+    return found
+
+
 def _takes_non_blocking(function: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(function).parameters
@@ -85,12 +98,16 @@ def _takes_non_blocking(function: Callable[..., Any]) -> bool:
 
 def _with_tensors(thing: Any) -> Iterator[str]:
     """The attributes of an object that have tensors in host memory."""
-    names = list(getattr(thing, "__dict__", ()))
-    for kind in type(thing).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        names += [slots] if isinstance(slots, str) else slots
-    for name in names:
+    for name in _attributes(thing):
         for leaf in islice(leaves(getattr(thing, name, None)), _LOOKED_AT):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
                 yield f".{name}"
                 break
+
+
+def _attributes(thing: Any) -> list[str]:
+    names = list(getattr(thing, "__dict__", ()))
+    for kind in type(thing).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    return names

@@ -1,9 +1,12 @@
 """Slabs: host memory for whole batches, reused, and never while anybody reads it.
 
-A slab is lent with every delivery by a *lease*: a fresh object over its memory that owns nothing else.
-The tensors of the delivery get storages of their own on top of the lease, so that every view, ``detach``,
-``numpy()`` or saved tensor keeps the lease alive; when the last of them is gone the slab goes back to its ring. (A
-weak reference to the tensor itself would not do: views outlive it.)
+A slab is lent with every delivery by a *lease*: a fresh storage over its memory. The tensors of the delivery get
+storages of their own, cut from the lease's, so that every view, ``detach``, ``numpy()`` or saved tensor keeps the lease
+alive; when the last of them is gone the slab goes back to its ring. (A weak reference to the tensor itself would not
+do: views outlive it.) Torch cuts storages of all devices whose memory has addresses.
+
+Pinned memory that leaves the graph is not lent: a user's ``to(device, non_blocking=True)`` reads it after the batch is
+gone, and only torch's own allocator knows until when.
 
 On a device the last tensor may be gone for the host while work of a stream still reads it. So a lease notes the
 streams that read it, and the next writer of the slab waits for them on its own stream.
@@ -13,6 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import torch
@@ -47,6 +52,7 @@ class SlabRing:
         spare: free slabs kept; more are given back to the system.
         on_return: called with a slab's memory before it is used again (tests poison it there).
         count: called with ``slabs_made`` and of ``slab_bytes``, which were allocated for them, with what is rounded up.
+        reused: whether slabs come back; else each is what ``allocate`` gave, and torch's allocator reuses it.
 
     Attributes:
         made: slabs made so far.
@@ -58,8 +64,10 @@ class SlabRing:
         spare: int,
         on_return: Callable[[torch.Tensor], None] | None = None,
         count: Callable[[str, int], None] = lambda name, n: None,
+        reused: bool = True,
     ) -> None:
         self._allocate = allocate
+        self._reused = reused
         self._count = count
         self._spare = spare
         self._on_return = on_return
@@ -90,6 +98,8 @@ class SlabRing:
                 self._on_return(slab)
             return slab
         memory = self._allocate(nbytes)
+        if not self._reused:
+            return memory
         size = aligned(max(nbytes, 1))
         count = max(1, memory.numel() // size)
         self.made += count
@@ -101,11 +111,12 @@ class SlabRing:
 
     def give_back(self, slab: torch.Tensor) -> None:
         """A slab that was taken and never lent."""
-        self._free.put((slab, []))
+        if self._reused:
+            self._free.put((slab, []))
 
     def lend(self, slab: torch.Tensor) -> Lease:
         """Start a delivery of the slab; it returns when the last tensor made of the lease is gone."""
-        return Lease(slab, self._loans)
+        return Lease(slab, self._loans if self._reused else None)
 
 
 def _marks(readers: list[Stream]) -> list[Event]:
@@ -119,33 +130,6 @@ def _marks(readers: list[Stream]) -> list[Event]:
     return found
 
 
-class _DeviceOwner:
-    """The lease's object over device memory; keeps that memory alive also when the ring is gone."""
-
-    __slots__ = ("__weakref__", "slab")
-
-    def __init__(self, slab: torch.Tensor) -> None:
-        self.slab = slab
-
-
-class _DeviceField:
-    """Bytes of a device slab as other libraries describe them (the CUDA Array Interface, version 3).
-
-    PyTorch keeps this object, and with it the lease, for as long as a tensor has the storage made of it.
-    """
-
-    __slots__ = ("__cuda_array_interface__", "_owner")
-
-    def __init__(self, owner: _DeviceOwner, offset: int, nbytes: int) -> None:
-        self._owner = owner
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",  # the interface has no name for bfloat16, so bytes it is
-            "data": (owner.slab.data_ptr() + offset, False),
-            "version": 3,
-        }
-
-
 class Lease:
     """One delivery of one slab. Keep it only until its tensors are made, or for as long as the slab is read.
 
@@ -156,11 +140,14 @@ class Lease:
 
     __slots__ = ("_owner", "readers", "slab")
 
-    def __init__(self, slab: torch.Tensor, loans: Loans[tuple[torch.Tensor, list[Stream]]]) -> None:
-        self._owner: Any = slab.numpy()[:] if slab.device.type == "cpu" else _DeviceOwner(slab)
+    def __init__(self, slab: torch.Tensor, loans: Loans[tuple[torch.Tensor, list[Stream]]] | None) -> None:
         self.slab = slab
         self.readers: list[Stream] = []
-        loans.lend(self._owner, (slab, self.readers))
+        self._owner: Any = None
+        if loans is not None:
+            start = slab.storage_offset()
+            self._owner = slab.untyped_storage()[start : start + slab.numel()]
+            loans.lend(self._owner, (slab, self.readers))
 
     def tensor(
         self,
@@ -176,14 +163,16 @@ class Lease:
             strides: in elements, of a dense tensor; None is contiguous.
         """
         count = math.prod(shape)
+        tensor = torch.empty(0 if count else shape, dtype=dtype, device=self.slab.device)
         if count == 0:
-            return torch.empty(shape, dtype=dtype, device=self.slab.device)
-        if isinstance(self._owner, _DeviceOwner):
-            field = _DeviceField(self._owner, offset, count * dtype.itemsize)
-            flat = torch.as_tensor(field, device=self.slab.device).view(dtype)
+            return tensor
+        if strides is None:
+            strides = tuple(accumulate(shape[:0:-1], mul, initial=1))[::-1] if shape else ()
+        if self._owner is None:
+            storage, start = self.slab.untyped_storage(), self.slab.storage_offset() + offset
         else:
-            flat = torch.frombuffer(self._owner, dtype=dtype, count=count, offset=offset)
-        return flat.view(shape) if strides is None else flat.as_strided(shape, strides)
+            storage, start = self._owner[offset : offset + count * dtype.itemsize], 0
+        return tensor.set_(storage, start // dtype.itemsize, shape, strides).data
 
 
 def pageable(nbytes: int) -> torch.Tensor:
@@ -192,11 +181,16 @@ def pageable(nbytes: int) -> torch.Tensor:
 
 
 def pinned(nbytes: int) -> torch.Tensor:
-    """Page-locked host memory, which a CUDA device copies from by itself; enough for one slab or a few.
+    """Page-locked host memory, which an accelerator copies from by itself; enough for one slab or a few.
 
     PyTorch's allocator rounds such sizes up to a power of two: as many slabs are asked for as fill that best.
     """
-    return torch.empty(slabs_together(nbytes) * aligned(nbytes), dtype=torch.uint8, pin_memory=True)
+    return delivered(slabs_together(nbytes) * aligned(nbytes))
+
+
+def delivered(nbytes: int) -> torch.Tensor:
+    """Page-locked host memory for one batch."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
 def slabs_together(nbytes: int) -> int:
@@ -214,6 +208,17 @@ def power_of_two(nbytes: int) -> int:
     return 1 << max(nbytes - 1, 0).bit_length()
 
 
-def allocator(memory: str) -> Callable[[int], torch.Tensor]:
-    """How slabs of that kind are made: ``"pinned"``, or ``"pageable"`` and ``"staged"`` (for a copy on the CPU)."""
-    return pinned if memory == "pinned" else pageable
+def ring_for(
+    memory: str, count: Callable[[str, int], None], allocate: Callable[[int], torch.Tensor] | None = None
+) -> SlabRing:
+    """The slabs of a stage.
+
+    Args:
+        memory: ``"pinned"`` for slabs that copies alone read, ``"delivered"`` for pinned ones that leave the graph,
+            ``"pageable"`` and ``"staged"`` (for a copy on the CPU).
+        allocate: in place of what ``memory`` says.
+    """
+    reused = memory != "delivered" or allocate is not None
+    kinds = {"pinned": pinned, "delivered": delivered}
+    allocate = allocate or kinds.get(memory, pageable)
+    return SlabRing(allocate, SPARE_SLABS, count=count, reused=reused)

@@ -6,13 +6,13 @@ Only a recording with ``ranges=True`` wraps operators, so all others pay nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
 import torch
 
-from pipegraph.device import cuda
+from pipegraph.device import profiler_ranges
 from pipegraph.engine.tracing import Tracer
 
 WORKING = (
@@ -31,7 +31,7 @@ def show_ranges(operator: Any, stage: str, tracer: Tracer) -> None:
     Args:
         operator: one worker's opened copy; its class is not changed.
     """
-    nvtx = cuda.nvtx_range if cuda.is_available() else nullcontext
+    shown_by_vendor = profiler_ranges()
     inside = False  # nested calls of one operator's methods show as one range
 
     @contextmanager
@@ -42,7 +42,7 @@ def show_ranges(operator: Any, stage: str, tracer: Tracer) -> None:
             return
         inside = True
         try:
-            with torch.profiler.record_function(stage), nvtx(stage):
+            with torch.profiler.record_function(stage), shown_by_vendor(stage):
                 yield
         finally:
             inside = False

@@ -38,8 +38,9 @@ class StagePlan:
         within: the stage that does its work (it is left out itself), or None.
         fused: for that stage, the operator that does the work of both.
         notes: rewrites and hints, in words.
-        memory: what its slabs lie in: ``"pinned"`` where a copy to CUDA reads them, ``"staged"`` (ordinary memory, laid
-            out as for CUDA) where a copy on the CPU does, else ``"pageable"``.
+        memory: what its slabs lie in: ``"pinned"`` where copies to a device alone read them, ``"delivered"`` (pinned,
+            and torch's own) where others read them too, ``"staged"`` (ordinary memory, laid out for one copy) where
+            another copy does, else ``"pageable"``.
         merge: for a ``Route``, the ``Merge`` that joins its outputs again.
         route: for a ``Merge``, the ``Route`` it follows.
         marked: whether it lies between a ``Route`` and its ``Merge``, so that marks pass through it.

@@ -40,7 +40,7 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     read_away(planned, edge)
     fuse(planned, edge)
     part_inline(planned)
-    choose_memory(planned)
+    choose_memory(planned, edge)
     fuse_processes(planned, edge)
     edge = shortcut(edge, planned)
     _pair_routes(planned, edge)

@@ -287,22 +287,44 @@ def part_inline(planned: dict[str, StagePlan]) -> None:
             planned[stage.name] = replace(stage, backend="thread", notes=(*stage.notes, why))
 
 
-def choose_memory(planned: dict[str, StagePlan]) -> None:
-    """Slabs that a copy reads are made for it: pinned for CUDA, so that a Pin behind them has nothing to do."""
+def choose_memory(planned: dict[str, StagePlan], output: Edge) -> None:
+    """Slabs that copies alone read are made for them: pinned where these gain from it, so that a Pin between has
+    nothing to do. Pinned memory that anybody else may send to a device is torch's own, which knows who reads it."""
     for name in list(planned):
         stage = planned[name]
         operator = stage.operator
-        if stage.bypassed is not None or not isinstance(operator, Operator) or not operator.slabs:
+        if stage.bypassed is not None or not isinstance(operator, Operator):
             continue
         readers = _readers(name, planned)
-        pins = [s for s in readers if _moves(s, "pinned") and not stage.away]
-        if pins or any(isinstance(s.operator, Operator) and s.operator.reads_pinned() for s in readers):
+        alone = _copies_alone(name, planned, output)
+        if operator.moves == "pinned" and alone:
+            notes = (*stage.notes, "all fields of a chunk are written into one pinned slab")
+            planned[name] = replace(stage, memory="pinned", notes=notes)
+        if not operator.slabs:
+            continue
+        pins = [] if stage.away else [reader for reader in readers if _moves(reader, "pinned")]
+        if alone:
             notes = (*stage.notes, "its slabs lie in pinned memory")
             planned[name] = replace(stage, memory="pinned", notes=notes)
+            for pin in pins:
+                _leave_out(pin.name, planned, f"the slabs of {name!r} are pinned already")
+        elif not stage.away and (pins or any(map(_reads_pinned, readers))):
+            notes = (*stage.notes, "its batches lie in pinned memory of torch's own")
+            planned[name] = replace(stage, memory="delivered", notes=notes)
         elif any(_moves(s, "device") for s in readers):
             planned[name] = replace(stage, memory="staged")
-        for pin in pins:
-            _leave_out(pin.name, planned, f"the slabs of {name!r} are pinned already")
+
+
+def _reads_pinned(stage: StagePlan) -> bool:
+    return isinstance(stage.operator, Operator) and stage.operator.reads_pinned()
+
+
+def _copies_alone(name: str, planned: Mapping[str, StagePlan], output: Edge) -> bool:
+    """Whether only copies that gain from pinned memory read a stage's chunks, directly or through a Pin."""
+    readers = [] if shortcut(output, planned).stage == name else _readers(name, planned)
+    return bool(readers) and all(
+        _reads_pinned(s) or (_moves(s, "pinned") and _copies_alone(s.name, planned, output)) for s in readers
+    )
 
 
 def shortcut(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge:

@@ -87,8 +87,9 @@ class CallerState:
 @contextmanager
 def no_autocast() -> Iterator[None]:
     """The calling thread without the autocast that it may be under."""
+    built = torch.accelerator.current_accelerator()
     with ExitStack() as stack:
-        for kind in ("cpu", "cuda"):
+        for kind in ["cpu"] if built is None else ["cpu", built.type]:
             if torch.is_autocast_enabled(kind):
                 manager: Any = torch.autocast(kind, enabled=False)
                 stack.enter_context(manager)

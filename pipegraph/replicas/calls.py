@@ -127,14 +127,14 @@ class Calls:
 
     def _forward(self, call: Callable[[int], Any], feed: ReplicaFeed) -> tuple[dict[int, Any], bool]:
         """Call each replica that has a part; also whether this call's replicas go one after another."""
-        count, devices = self.count, list(self._runner.backends)
+        count, backends = self.count, list(self._runner.backends.values())
 
         def job(replica: int) -> Any:
             if self._exchange is not None:
                 self._exchange.wait(replica)
             if not self._deterministic:
                 return call(replica)
-            with forked_seed(replica_seed(self._seed, count, replica), devices):
+            with forked_seed(replica_seed(self._seed, count, replica), backends):
                 return call(replica)
 
         serial = self._deterministic

@@ -72,14 +72,15 @@ class ReduceStreams:
             for number, (slot, backend) in enumerate(zip(self._slots, self._backends, strict=True))
         ]
         # One line for collectives between CPU processes, so that they keep the buckets' order;
-        # on CUDA the launching thread's own order is enough.
+        # elsewhere the launching thread's own order is enough.
         cpu = self._slots[0].device.type == "cpu"
         self._wire = self._backends[0].stream(self._slots[0], "ranks") if ranks is not None and cpu else None
         self._used = [backend.event() for backend in self._backends]
         self._flags = self._backends[0].event()
         self._received: list[torch.Tensor] = []
         self._scratch: dict[tuple[int, torch.dtype, str], torch.Tensor] = {}
-        self._fused = len(slots) > 1 and _all_reduce_of(self._slots)
+        distinct = len(slots) == len(backends) > 1
+        self._fused = distinct and all(backend.sums_together for backend in self._backends)
         self.observer: Observer | None = None
 
     def make(
@@ -206,16 +207,12 @@ class ReduceStreams:
         return work if observer is None else lambda: observer(live.number, work)
 
     def _launch_fused(self, live: LiveBucket, contributors: Sequence[int]) -> None:
-        """NCCL over the replicas' own GPUs: sums into all buffers at once, or into the owner's where that is enough."""
-        from pipegraph.device import cuda
-
+        """By the vendor (NCCL): sums into all buffers at once, or into the owner's where that is enough."""
         for replica, stream in enumerate(self._side):
             if replica not in contributors:
                 stream.run(live.buffers[replica].zero_)
-        if self._scattered_sums or self._ranks is not None:
-            cuda.reduce(live.buffers, self._site(live), self._side)
-        else:
-            cuda.all_reduce(live.buffers, self._side)
+        root = self._site(live) if self._scattered_sums or self._ranks is not None else None
+        self._backends[0].sum_together(live.buffers, self._side, root)
         for replica, stream in enumerate(self._side):
             stream.record_event(live.filled[replica])
 
@@ -313,13 +310,3 @@ class ReduceStreams:
         for replica, stream in enumerate(self._side):
             if replica not in contributors:
                 stream.wait_event(self._used[replica])
-
-
-def _all_reduce_of(slots: Sequence[Slot]) -> bool:
-    """Whether NCCL can reduce over these slots: GPUs, all distinct."""
-    devices = {slot.device for slot in slots}
-    if len(devices) != len(slots) or any(device.type != "cuda" for device in devices):
-        return False
-    from pipegraph.device import cuda
-
-    return cuda.has_nccl()

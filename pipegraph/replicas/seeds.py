@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+from pipegraph.device import Backend
 
 
 def replica_seed(seed: int, call: int, replica: int) -> int:
@@ -19,8 +21,13 @@ def replica_seed(seed: int, call: int, replica: int) -> int:
 
 
 @contextmanager
-def forked_seed(seed: int, devices: Sequence[torch.device]) -> Iterator[None]:
+def forked_seed(seed: int, backends: Iterable[Backend]) -> Iterator[None]:
     """All generators are seeded inside, and as before when it ends. One thread at a time."""
-    with torch.random.fork_rng(devices=[device.index for device in devices if device.type == "cuda"]):
+    before = [(backend, backend.random_state()) for backend in backends]
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        yield
+        try:
+            yield
+        finally:
+            for backend, state in before:
+                backend.set_random_state(state)

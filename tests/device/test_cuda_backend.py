@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from pipegraph.device import Slot, backend_for, copy_tree, slots_on
-from pipegraph.device.cuda import CudaStream, is_available
 from pipegraph.errors import DeviceError
 
 pytestmark = pytest.mark.cuda
-needs_cuda = pytest.mark.skipif(not is_available(), reason="needs a CUDA device")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-@pytest.mark.skipif(is_available(), reason="this machine has a CUDA device")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_a_missing_gpu_is_a_clear_error() -> None:
-    with pytest.raises(DeviceError, match="'cuda:0' is not on this machine, which offers 0 CUDA devices"):
+    with pytest.raises(DeviceError, match="'cuda:0' is not on this machine, which has no accelerator"):
         backend_for("cuda")
 
 
@@ -64,25 +59,6 @@ def test_the_current_stream_can_be_chosen() -> None:
         assert backend.current_stream().raw != stream.raw  # type: ignore[attr-defined]
 
 
-def test_the_device_is_chosen_before_the_stream_and_left_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-
-    def noting(name: str) -> Any:
-        @contextlib.contextmanager
-        def enter(what: Any) -> Iterator[None]:
-            order.append(f"{name} {what}")
-            yield
-            order.append(f"left {name}")
-
-        return enter
-
-    monkeypatch.setattr(torch.cuda, "device", noting("device"))
-    monkeypatch.setattr(torch.cuda, "stream", noting("stream"))
-    raw: Any = SimpleNamespace(device="cuda:1")
-    CudaStream(Slot(torch.device("cuda:1")), "own", raw).run(lambda: order.append("work"))
-    assert order == ["device cuda:1", f"stream {raw}", "work", "left stream", "left device"]
-
-
 SECOND = """
 import torch
 import pipegraph as pg
@@ -95,7 +71,9 @@ assert not torch._C._cuda_hasPrimaryContext(0), "a context on device 0"
 """
 
 
-@pytest.mark.skipif(not is_available() or torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.device_count() < 2, reason="needs two CUDA devices"
+)
 def test_a_copy_to_the_second_gpu_makes_no_context_on_the_first() -> None:
     done = subprocess.run([sys.executable, "-c", SECOND], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -13,11 +13,15 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
-from pipegraph.device.cuda import CudaBackend, is_available
-from pipegraph.device.device_slabs import Arrival, Landing
+from pipegraph.device.copy import Arrival
+from pipegraph.device.cuda import CudaBackend
+from pipegraph.device.device_slabs import Landing
 from pipegraph.operators.batch_slabs import StageSlabs
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 ROWS, WIDTH = 8, 4096
 CYCLES = 2_000_000
 """A kernel that spins for so many clock cycles takes about a millisecond."""

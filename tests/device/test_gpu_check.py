@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipegraph.device.cuda import is_available
+import torch
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -20,7 +19,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-@pytest.mark.skipif(is_available(), reason="this machine has a CUDA device")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_without_a_gpu_it_says_so_and_exits_with_2(tmp_path: Path, programs: Any) -> None:
     program = f"import runpy, sys; sys.path.insert(0, {str(FOLDER)!r}); "
     program += f"runpy.run_path({str(FOLDER / 'gpu_check.py')!r}, run_name='__main__')"

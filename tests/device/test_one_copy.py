@@ -298,7 +298,7 @@ def test_a_slab_is_not_written_while_a_late_stream_reads_it(monkeypatch, steps, 
 @pytest.mark.parametrize("scatter", [False, True], ids=["copied", "scattered"])
 @pytest.mark.parametrize("steps", STEPS)
 def test_without_the_wait_for_late_readers_wrong_numbers_are_found(monkeypatch, steps, scatter):
-    monkeypatch.setattr("pipegraph.device.device_slabs.Arrival.read_on", lambda self, stream: None)
+    monkeypatch.setattr("pipegraph.device.copy.Arrival.read_on", lambda self, stream: None)
     assert wrongly_read(monkeypatch, steps, scatter) > 0
 
 

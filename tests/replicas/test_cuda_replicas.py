@@ -16,15 +16,17 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from pipegraph.device import backend_for, copy_tree, slots_on
-from pipegraph.device.cuda import is_available
 from pipegraph.device.scattered import Scattered
 from pipegraph.replicas import ReplicaExecutor, gather, parallel_apply, replicate, scatter
 from pipegraph.replicas.reduce_streams import ReduceStreams
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not is_available(), reason="needs a CUDA device")]
-GPUS = torch.cuda.device_count() if is_available() else 0
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 PLACES = [
     pytest.param(["cuda:0"], id="one-slot"),
     pytest.param(["cuda:0"] * 2, id="two-slots-of-one-gpu"),

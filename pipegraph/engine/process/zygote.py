@@ -1,8 +1,8 @@
 """The zygote: a process without threads that has imported torch once, and forks worker processes.
 
 A new interpreter takes seconds to import torch; a fork of one that has imported it takes milliseconds. A process with
-threads or a CUDA context must not fork, and a trainer has both: so a *zygote*, which has neither, forks on its behalf.
-It is itself a fork of the trainer if that has no Python threads and no CUDA context yet, else a new interpreter. A fork
+threads or a device's context must not fork, and a trainer has both: so a *zygote*, which has neither, forks on its
+behalf. It is itself a fork of the trainer if that has no Python threads and no context yet, else a new interpreter. A fork
 costs little and has the trainer's modules as they are: it lives while a loader has processes, or while an object keeps
 it (:func:`keep_for`). An interpreter costs seconds and has none of the user's modules: it lives as long as the trainer.
 
@@ -285,7 +285,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def may_fork() -> bool:
-    """Whether this process may be forked: it has no other Python thread and no CUDA context.
+    """Whether this process may be forked: it has no other Python thread and no context on an accelerator.
 
     Threads of native libraries' pools do not count: OpenBLAS ends and restarts its own around a fork, and the zygote
     sets the others' pools to one thread, as ``DataLoader``'s workers do.
@@ -294,9 +294,9 @@ def may_fork() -> bool:
         return False
     if concurrency.current_thread() is not concurrency.main_thread():
         return False
-    from pipegraph.device import cuda
+    from pipegraph.device import is_initialized
 
-    return not cuda.is_initialized()
+    return not is_initialized()
 
 
 def _fork_zygote(theirs: socket.socket, ready: int) -> int:

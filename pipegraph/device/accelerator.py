@@ -1,0 +1,380 @@
+"""Any accelerator that torch knows, through ``torch.accelerator``, ``torch.Stream`` and ``torch.Event``.
+
+What it offers is asked once per kind of device. Where torch can use no streams or no events of it, work goes to the
+device's own queue and a mark waits for the whole device: slower, and right.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipegraph import concurrency
+from pipegraph.device.backend import Backend, DeviceFacts, Event, MemoryKind, Slot, Stream, normalised
+from pipegraph.errors import DeviceError
+
+UNSUPPORTED = (RuntimeError, AttributeError, TypeError)
+"""How torch and a device's module refuse what the device does not have (``NotImplementedError`` is a RuntimeError)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """What an accelerator offers. What it lacks makes a path slower, never wrong.
+
+    Attributes:
+        streams: whether a copy can run beside other work, on a stream of its own.
+        events: whether streams can be marked and waited for. Without them nothing overlaps.
+        pinned: whether torch can pin host memory for it.
+        unified: whether it works in the host's own memory, so that there is nothing to pin.
+        addressed: whether its memory has addresses, so that a slab can be cut.
+    """
+
+    streams: bool
+    events: bool
+    pinned: bool
+    unified: bool = False
+    addressed: bool = True
+
+    @property
+    def lacking(self) -> str | None:
+        """What a copy to it has to do without, in words; None if nothing."""
+        if not self.events:
+            return "torch can use no streams and events of it: every copy is waited for"
+        if not self.streams:
+            return "it has one stream only: copies take turns with the model's work"
+        return None
+
+
+# Known without a question, which would make a context on the device.
+_KNOWN = {
+    "cuda": Offers(streams=True, events=True, pinned=True),
+    "mps": Offers(streams=False, events=True, pinned=False, unified=True, addressed=False),
+}
+
+
+def here() -> torch.device | None:
+    """The accelerator of this machine, without an index; None where there is none."""
+    return torch.accelerator.current_accelerator(check_available=True)
+
+
+def devices() -> list[torch.device]:
+    """All accelerators of this machine that this process may use."""
+    found = here()
+    return (
+        []
+        if found is None
+        else [torch.device(found.type, n) for n in range(torch.accelerator.device_count())]
+    )
+
+
+def is_initialized() -> bool:
+    """Whether this process may use an accelerator already, so that it must not fork. Touches no driver."""
+    built = torch.accelerator.current_accelerator()
+    return built is not None and bool(
+        getattr(torch.get_device_module(built), "is_initialized", lambda: True)()
+    )
+
+
+def offers(device: torch.device) -> Offers:
+    """What one of this machine's accelerators offers."""
+    return _KNOWN.get(device.type) or _probed(device)
+
+
+@functools.cache
+def _probed(device: torch.device) -> Offers:
+    try:
+        with torch.accelerator.device_index(device.index):
+            stream, event = torch.Stream(device), torch.Event(device)
+            torch.empty(1, device=device).record_stream(stream)
+            event.record(stream)
+            event.wait(torch.accelerator.current_stream(device))
+            event.synchronize()
+            streams, events = stream != torch.accelerator.current_stream(device), True
+    except UNSUPPORTED:
+        streams = events = False
+    try:
+        pinned = torch.empty(1, dtype=torch.uint8, pin_memory=True).is_pinned()
+    except UNSUPPORTED:
+        pinned = False
+    return Offers(streams, events, pinned)
+
+
+def unpinned() -> str | None:
+    """Why host memory is not pinned on this machine; None where it is."""
+    found = devices()
+    if not found:
+        return "no accelerator here, so nothing is pinned"
+    if offers(found[0]).unified:
+        return f"{found[0].type} works in the host's own memory, so there is nothing to pin"
+    return None if offers(found[0]).pinned else f"torch pins no memory for {found[0].type}"
+
+
+class AcceleratorEvent(Event):
+    """An event of a device. Without a stream it means the current one of *its* device, whichever device is current."""
+
+    def __init__(self, backend: AcceleratorBackend) -> None:
+        self._backend = backend
+        self.raw = backend.raw_event()
+        self._recorded = False
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.raw.record(self._on(stream))
+        self._recorded = True
+
+    def wait(self, stream: Stream | None = None) -> None:
+        if self._recorded:
+            self.raw.wait(self._on(stream))
+
+    def _on(self, stream: Stream | None) -> torch.Stream:
+        return self._backend.raw_current() if stream is None else raw_of(stream)
+
+    def query(self) -> bool:
+        # Asked in a thread that never chose its device, some drivers make a context on device 0.
+        with self._backend.current():
+            return not self._recorded or bool(self.raw.query())
+
+    def synchronize(self) -> None:
+        if self._recorded:
+            with self._backend.current():
+                self.raw.synchronize()
+
+
+class AcceleratorStream(Stream):
+    """A stream of a device; `run` calls its work at once, so errors of the host side are raised there."""
+
+    def __init__(self, slot: Slot, name: str, backend: AcceleratorBackend, raw: torch.Stream) -> None:
+        self.slot = slot
+        self.name = name
+        self._backend = backend
+        self.raw = raw
+
+    def run(self, work: Callable[[], object]) -> None:
+        with self._backend.use(self):
+            work()
+
+    def wait_event(self, event: Event) -> None:
+        event.wait(self)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        recorded = self._backend.event() if event is None else event
+        recorded.record(self)
+        return recorded
+
+    def query(self) -> bool:
+        return self.raw.query()
+
+    def synchronize(self) -> None:
+        self.raw.synchronize()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AcceleratorStream) and self.raw == other.raw
+
+    def __hash__(self) -> int:
+        return hash(self.raw)
+
+    def __repr__(self) -> str:
+        return f"<stream {self.name!r} on {self.slot}>"
+
+
+def raw_of(stream: Stream) -> torch.Stream:
+    """Torch's own stream."""
+    if not isinstance(stream, AcceleratorStream):
+        raise DeviceError(f"a device's events are recorded and awaited on its streams, got {stream!r}")
+    return stream.raw
+
+
+class _Reached(Event):
+    """A mark of a queue, which was waited for when it was made."""
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self._finish = finish
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._finish()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        return None
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
+
+
+class _Queue(Stream):
+    """The one queue of a device of which torch can use no streams or no events."""
+
+    def __init__(self, slot: Slot, name: str, backend: AcceleratorBackend) -> None:
+        self.slot = slot
+        self.name = name
+        self._backend = backend
+
+    def run(self, work: Callable[[], object]) -> None:
+        with self._backend.current():
+            work()
+
+    def wait_event(self, event: Event) -> None:
+        event.wait(self)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        recorded = self._backend.event() if event is None else event
+        recorded.record(self)
+        return recorded
+
+    def query(self) -> bool:
+        self.synchronize()
+        return True
+
+    def synchronize(self) -> None:
+        self._backend.finish()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Queue) and self.slot.device == other.slot.device
+
+    def __hash__(self) -> int:
+        return hash(self.slot.device)
+
+    def __repr__(self) -> str:
+        return f"<the queue of {self.slot.device}>"
+
+
+class AcceleratorBackend(Backend):
+    """Streams and memory of one device.
+
+    Raises:
+        DeviceError: this machine has no such device.
+    """
+
+    def __init__(self, device: torch.device | str | int) -> None:
+        self.device = normalised(device)
+        there = devices()
+        if self.device not in there:
+            offered = f"offers {', '.join(map(str, there))}" if there else "has no accelerator"
+            raise DeviceError(
+                f"device {str(self.device)!r} is not on this machine, which {offered}: use one of its devices, or 'cpu'"
+            )
+        self.index = self.device.index or 0
+        self.offers = offers(self.device)
+        self._module: Any = torch.get_device_module(self.device)
+        self._lock = concurrency.Lock()
+        self._streams: list[Stream] = []
+        self._closed = False
+
+    # What a vendor's own classes may do better
+
+    def raw_stream(self) -> torch.Stream:
+        """A new stream of torch's."""
+        return torch.Stream(self.device)
+
+    def raw_current(self) -> torch.Stream:
+        """Torch's current stream of this device."""
+        return torch.accelerator.current_stream(self.device)
+
+    def raw_event(self) -> torch.Event:
+        """A new event of torch's."""
+        return torch.Event(self.device)
+
+    def current(self) -> torch.accelerator.device_index:
+        """Make this device the calling thread's current one inside a ``with``."""
+        return torch.accelerator.device_index(self.index)
+
+    def stream(self, slot: Slot, name: str) -> Stream:
+        if slot.device != self.device:
+            raise DeviceError(f"the backend of {self.device} has no stream for slot {slot}")
+        if self.offers.events:
+            stream: Stream = AcceleratorStream(slot, name, self, self.raw_stream())
+        else:
+            stream = _Queue(slot, name, self)
+        with self._lock:
+            if self._closed:
+                raise DeviceError(f"the backend of {self.device} is closed")
+            self._streams.append(stream)
+        return stream
+
+    def event(self) -> Event:
+        return AcceleratorEvent(self) if self.offers.events else _Reached(self.finish)
+
+    def current_stream(self) -> Stream:
+        slot = Slot(self.device)
+        if not self.offers.events:
+            return _Queue(slot, "current", self)
+        return AcceleratorStream(slot, "current", self, self.raw_current())
+
+    @contextmanager
+    def use(self, stream: Stream) -> Iterator[None]:
+        # `with stream` of torch keeps what was current in the stream object, which several threads may use at a time;
+        # and leaving a stream sets the device back, which in a thread without one makes a context on device 0, unless
+        # the device is left last: that goes back only where there is a context.
+        with self.current():
+            if isinstance(stream, _Queue):
+                yield
+                return
+            previous = self.raw_current()
+            torch.accelerator.set_stream(raw_of(stream))
+            try:
+                yield
+            finally:
+                torch.accelerator.set_stream(previous)
+
+    def copy_async(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
+        # Asked for only where it is safe with every device: the source is pinned, or the device's own.
+        late = src.device.type != "cpu" or src.is_pinned()
+        with torch.no_grad(), self.use(stream):
+            dst.copy_(src, non_blocking=late)
+
+    def alloc(self, nbytes: int, kind: MemoryKind) -> torch.Tensor:
+        if kind == "device":
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        with self.current():  # pinned for this device's context, not device 0's
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=kind == "pinned" and self.offers.pinned)
+
+    def released(self, buffer: torch.Tensor) -> None:
+        return None
+
+    def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:
+        if self.offers.streams:
+            buffer.record_stream(raw_of(stream))
+
+    def random_state(self) -> torch.Tensor:
+        with self.current():
+            state: torch.Tensor = getattr(self._module, "get_rng_state", torch.Tensor)()
+            return state
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        if not hasattr(self._module, "set_rng_state"):
+            raise DeviceError(
+                f"torch.{self.device.type} has no set_rng_state: its random numbers cannot be set"
+            )
+        with self.current():
+            self._module.set_rng_state(state)
+
+    def seed(self, value: int) -> None:
+        if hasattr(self._module, "manual_seed"):
+            with self.current():
+                self._module.manual_seed(value)
+        else:
+            self.set_random_state(torch.Generator(self.device).manual_seed(value).get_state())
+
+    def facts(self) -> DeviceFacts:
+        found = getattr(self._module, "get_device_properties", lambda device: None)(self.device)
+        return DeviceFacts(getattr(found, "total_memory", 1), getattr(found, "multi_processor_count", 1))
+
+    def finish(self) -> None:
+        """Wait for all work of the device."""
+        try:
+            torch.accelerator.synchronize(self.device)
+        except UNSUPPORTED:
+            torch.empty(1, device=self.device).cpu()  # comes after all work of a device that has one queue
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            streams, self._streams = self._streams, []
+        for stream in streams:
+            stream.synchronize()
