@@ -25,7 +25,7 @@ class Arrival(Event):
 
     Args:
         readers: streams noted so far; shared with a lease.
-        buffers: the memory that has arrived: its allocator is told of every reader.
+        buffers: the memory that has arrived: every reader is reported to its allocator.
     """
 
     def __init__(

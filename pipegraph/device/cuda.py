@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.cuda.nccl
@@ -40,7 +41,7 @@ class CudaBackend(AcceleratorBackend):
         self, buffers: Sequence[torch.Tensor], streams: Sequence[Stream], root: int | None = None
     ) -> None:
         given = [_real(buffer) for buffer in buffers]
-        raw = [raw_of(stream) for stream in streams]
+        raw: Any = [raw_of(stream) for stream in streams]
         if root is None:
             torch.cuda.nccl.all_reduce(given, streams=raw)  # type: ignore[no-untyped-call]
         else:

@@ -51,8 +51,7 @@ def slabs_made(loader: pg.Loader, stage: str) -> int:
 def poisoned(monkeypatch):
     """Slabs are filled with garbage before they are used again."""
     ring = functools.partial(SlabRing, on_return=lambda slab: slab.fill_(0xAB))
-    monkeypatch.setattr("pipegraph.operators.batch_slabs.SlabRing", ring)
-    monkeypatch.setattr("pipegraph.operators.to_device.SlabRing", ring)
+    monkeypatch.setattr("pipegraph.device.slabs.SlabRing", ring)
 
 
 class LikeADevice(CpuBackend):

@@ -156,6 +156,7 @@ def test_scatter_copies_large_rows_from_where_they_lie_and_gathers_the_rest_in_o
     assert found["bytes_written"] < found["bytes_copied"] / 4
 
 
+@pytest.mark.usefixtures("accelerator")
 def test_pin_writes_every_field_into_one_slab_and_keeps_small_ones_out_of_it():
     counts: dict[str, int] = {}
 
@@ -163,16 +164,17 @@ def test_pin_writes_every_field_into_one_slab_and_keeps_small_ones_out_of_it():
         counts[name] = counts.get(name, 0) + n
 
     pin = ops.Pin()
-    pin.open(Context("pin", count=count))
+    pin.open(Context("pin", count=count, memory="pinned"))
     whole = tree(3)
     chunk = pin.process(Chunk(dict(whole), (("s", 0),), batched=True))
     assert equal(chunk.data, whole)
     assert chunk.data["image"].data_ptr() != whole["image"].data_ptr()
     # The copy behind it finds all of them.
     assert chunk.packed.places([leaf for leaf in chunk.data.values() if isinstance(leaf, torch.Tensor)])
-    assert counts["slabs_made"] == 1
-    # Small ones are pinned by themselves where there is something to pin for, and get to the slab with the copy.
-    assert counts["bytes_written"] == whole["image"].nbytes + whole["mask"].nbytes
+    assert counts["slabs_made"] >= 1
+    # Small ones are pinned by themselves, and get to the slab with the copy.
+    assert all(leaf.is_pinned() for leaf in chunk.data.values() if isinstance(leaf, torch.Tensor))
+    assert counts["bytes_written"] >= whole["image"].nbytes + whole["mask"].nbytes + whole["label"].nbytes
 
 
 def changed(batch: dict[str, Any]) -> dict[str, Any]:
@@ -182,10 +184,10 @@ def changed(batch: dict[str, Any]) -> dict[str, Any]:
     return batch
 
 
-def test_what_is_changed_in_place_between_pin_and_the_copy_arrives_changed():
-    pin, copy = ops.Pin(), ops.CopyToDevice("cpu", copy=True)
+def test_what_is_changed_in_place_between_pin_and_the_copy_arrives_changed(accelerator):
+    pin, copy = ops.Pin(), ops.CopyToDevice(accelerator)
     for operator in (pin, copy):
-        operator.open(Context("stage"))
+        operator.open(Context("stage", memory="pinned"))
     chunk = pin.process(Chunk(tree(3), (("s", 0),), batched=True))
     chunk.data = changed(chunk.data)
     arrived = copy.process(chunk).data

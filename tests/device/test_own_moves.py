@@ -104,17 +104,13 @@ def test_tensors_in_a_mapping_that_is_no_dict_are_copied() -> None:
     assert type(found) is UserDict and found["x"].tolist() == [1, 1, 1] and found["x"] is not given["x"]
 
 
-def test_pin_asks_an_object_to_pin_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("accelerator")
+def test_pin_asks_an_object_to_pin_itself() -> None:
     class Pins(Mesh):
         def pin_memory(self) -> Pins:
             self.moves = ["pinned"]
             return self
 
-    monkeypatch.setattr("pipegraph.operators.to_device._cuda_here", lambda: True)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr(
-        "pipegraph.operators.to_device.allocator", lambda kind: lambda n: torch.empty(n, dtype=torch.uint8)
-    )
     given = Pins(torch.ones(2))
     found = through({"x": torch.ones(2), "thing": given}, ops.Pin())
     assert found["thing"].moves == ["pinned"] and given.moves == []

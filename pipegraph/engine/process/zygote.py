@@ -2,7 +2,7 @@
 
 A new interpreter takes seconds to import torch; a fork of one that has imported it takes milliseconds. A process with
 threads or a device's context must not fork, and a trainer has both: so a *zygote*, which has neither, forks on its
-behalf. It is itself a fork of the trainer if that has no Python threads and no context yet, else a new interpreter. A fork
+behalf. It is itself a fork of the trainer if that has no Python threads and no context, else a new interpreter. A fork
 costs little and has the trainer's modules as they are: it lives while a loader has processes, or while an object keeps
 it (:func:`keep_for`). An interpreter costs seconds and has none of the user's modules: it lives as long as the trainer.
 
