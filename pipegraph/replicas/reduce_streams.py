@@ -295,6 +295,9 @@ class ReduceStreams:
         for replica, event in enumerate(live.filled):
             if replica != site and (replica == live.plan.owner or not self._scattered_sums):
                 event.wait()
+                # A copy to another device reads the sum there, where clipping writes it in place.
+                if self._backends[replica] is not self._backends[site]:
+                    event.wait(self._backends[site].current_stream())
 
     def _await_readers(self, live: LiveBucket, stream: Stream) -> None:
         """A hook overwrites what the last step's sum and copies may still read."""

@@ -133,22 +133,25 @@ def test_freed_memory_is_poisoned_and_used_again_by_its_stream() -> None:
         assert torch.empty(1000, device=FIRST).data_ptr() != place
 
 
-def test_record_stream_keeps_memory_until_the_reader_is_done() -> None:
-    wrong = []
-    for recorded in (True, False):
-        memory = torch.ones(1000, device=FIRST)
-        torch.accelerator.synchronize()
-        reader = torch.Stream(FIRST)
-        with reader:
-            total = memory.sum()
-        if recorded:
-            memory.record_stream(reader)
-        del memory
-        torch.accelerator.current_stream().synchronize()  # poisons what was freed
-        reader.synchronize()
-        with reader:
-            wrong.append(bool(total.isnan()))
-    assert wrong == [False, True]
+@pytest.mark.parametrize("recorded", [True, False])
+def test_record_stream_keeps_memory_until_the_reader_is_done(recorded: bool) -> None:
+    memory = torch.ones(1000, device=FIRST)
+    place = memory.data_ptr()
+    torch.accelerator.synchronize()
+    reader = torch.Stream(FIRST)
+    with reader:
+        total = memory.sum()
+    if recorded:
+        memory.record_stream(reader)
+    del memory
+    again = torch.empty(1000, device=FIRST)
+    assert (again.data_ptr() != place) is recorded
+    torch.accelerator.current_stream().synchronize()
+    with reader:
+        assert bool(total.isnan()) is not recorded
+        assert not recorded or torch.empty(1000, device=FIRST).data_ptr() != place
+    torch.accelerator.synchronize()
+    assert (torch.empty(1000, device=FIRST).data_ptr() == place) is recorded
 
 
 def test_each_thread_has_its_own_current_device_and_stream() -> None:

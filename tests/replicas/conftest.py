@@ -61,7 +61,7 @@ def assert_replicas_equal(executor: ReplicaExecutor) -> None:
     first, *others = executor._replicas.parameters
     for given in others:
         for mine, its in zip(first, given, strict=True):
-            assert torch.equal(mine, its)
+            assert torch.equal(mine.cpu(), its.cpu())
     if executor._optimizers is None or executor._optimizers._owners is not None:
         return
     states = [each.state_dict()["state"] for part in executor._optimizers.parts for each in part.each]
@@ -72,7 +72,7 @@ def assert_replicas_equal(executor: ReplicaExecutor) -> None:
             for name, value in entries.items():
                 mine = states[0][index][name]
                 assert (
-                    torch.equal(torch.as_tensor(mine), torch.as_tensor(value))
+                    torch.equal(torch.as_tensor(mine).cpu(), torch.as_tensor(value).cpu())
                     if value is not None
                     else mine is None
                 )

@@ -21,12 +21,12 @@ struct Block {
   size_t nbytes;
   int device;
   int64_t stream;
-  std::set<int64_t> readers;  // other streams, by record_stream
-  std::vector<Mark> copies;   // of pinned memory
+  std::set<int64_t> readers;   // other streams, by record_stream
+  std::vector<Recorded> ends;  // of the work that used it when it was freed
 };
 
 inline std::map<char*, Block> device_blocks;
-inline std::map<std::tuple<int, int64_t, size_t>, std::vector<char*>> device_pool;
+inline std::map<std::tuple<int, int64_t, size_t>, std::vector<Block>> device_pool;
 inline std::map<char*, Block> pinned_blocks;
 inline std::vector<Block> pinned_pool;
 inline c10::CachingDeviceAllocator::DeviceStats stats[DEVICES];
@@ -47,45 +47,60 @@ inline void count(int device, int64_t nbytes) {
   }
 }
 
-// Freed memory is its stream's again at once: what is given to that stream later may write it.
+// Freed memory is its stream's again at once, except that other streams noted as its readers must be done.
 inline void free_device(void* pointer) {
   if (!pointer) return;
+  std::vector<std::pair<uint64_t, Recorded>> marks;
   Block block;
-  std::vector<std::pair<uint64_t, int64_t>> joined;
-  uint64_t number;
   {
     Locked locked(mutex);
     auto found = device_blocks.find(static_cast<char*>(pointer));
     block = found->second;
     device_blocks.erase(found);
     for (auto reader : block.readers) {
-      submit_wait(block.device, block.stream, mark_of(block.device, reader));
-      joined.push_back({ticket(), reader});
+      block.ends.push_back({new_event(), mark_of(block.device, reader)});
+      marks.push_back({ticket(), block.ends.back()});
     }
-    submit_work(block.device, block.stream, [start = block.start, n = block.nbytes] { std::memset(start, POISON, n); });
-    device_pool[{block.device, block.stream, block.nbytes}].push_back(block.start);
+    device_pool[{block.device, block.stream, block.nbytes}].push_back(block);
     count(block.device, -static_cast<int64_t>(block.nbytes));
-    number = ticket();
   }
-  for (auto& [at, reader] : joined) tell(at, "join", block.device, block.stream, block.device, reader);
-  tell(number, "free", block.device, block.stream, reinterpret_cast<uint64_t>(block.start), block.nbytes);
+  for (auto& [at, end] : marks) tell(at, "record", end.mark.device, end.mark.stream, end.id, 0);
+}
+
+inline bool ended(const Block& block) {
+  return std::all_of(block.ends.begin(), block.ends.end(), [](const Recorded& end) { return reached(end.mark); });
+}
+
+// The last freed block of this size that may be used again, or memory from the system.
+inline Block taken(std::vector<Block>& pool, Block wanted) {  // locked
+  for (auto block = pool.rbegin(); block != pool.rend(); ++block) {
+    if (block->nbytes != wanted.nbytes || !ended(*block)) continue;
+    wanted.start = block->start;
+    wanted.ends = block->ends;
+    pool.erase(std::next(block).base());
+    return wanted;
+  }
+  wanted.start = fresh(wanted.nbytes);
+  return wanted;
 }
 
 struct DeviceMemory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t nbytes) override {
     int device = current_device;
     if (nbytes == 0) return {nullptr, nullptr, &free_device, c10::Device(TYPE, device)};
-    Locked locked(mutex);
     Block block{nullptr, rounded(nbytes), device, current_stream[device], {}, {}};
-    auto& free = device_pool[{device, block.stream, block.nbytes}];
-    if (free.empty()) {
-      block.start = fresh(block.nbytes);
-    } else {
-      block.start = free.back();
-      free.pop_back();
+    uint64_t number;
+    {
+      Locked locked(mutex);
+      block = taken(device_pool[{device, block.stream, block.nbytes}], block);
+      // Poison comes in the stream's order, as whatever is written to the memory next.
+      submit_work(device, block.stream, [start = block.start, n = block.nbytes] { std::memset(start, POISON, n); });
+      count(device, block.nbytes);
+      device_blocks[block.start] = {block.start, block.nbytes, device, block.stream, {}, {}};
+      number = ticket();
     }
-    count(device, block.nbytes);
-    device_blocks[block.start] = block;
+    for (auto& end : block.ends) tell(number, "wait", device, block.stream, end.id, 0);
+    tell(number, "allocation", device, block.stream, reinterpret_cast<uint64_t>(block.start), block.nbytes);
     return {block.start, block.start, &free_device, c10::Device(TYPE, device)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_device; }
@@ -127,18 +142,9 @@ struct PinnedMemory final : c10::Allocator {
     uint64_t number;
     {
       Locked locked(mutex);
-      block = {nullptr, rounded(nbytes), 0, 0, {}, {}};
-      for (auto free = pinned_pool.begin(); free != pinned_pool.end(); ++free) {
-        bool done = std::all_of(free->copies.begin(), free->copies.end(), reached);
-        if (free->nbytes == block.nbytes && done) {
-          block.start = free->start;
-          pinned_pool.erase(free);
-          std::memset(block.start, POISON, block.nbytes);
-          break;
-        }
-      }
-      if (!block.start) block.start = fresh(block.nbytes);
-      pinned_blocks[block.start] = block;
+      block = taken(pinned_pool, {nullptr, rounded(nbytes), 0, 0, {}, {}});
+      std::memset(block.start, POISON, block.nbytes);
+      pinned_blocks[block.start] = {block.start, block.nbytes, 0, 0, {}, {}};
       number = ticket();
     }
     tell(number, "pinned", 0, 0, reinterpret_cast<uint64_t>(block.start), block.nbytes);

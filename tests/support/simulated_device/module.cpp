@@ -1,4 +1,5 @@
 // A device of torch (PrivateUse1) in host memory, to test the code of streams on machines without an accelerator.
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/Generator.h>
 
 #include "operators.h"
@@ -37,6 +38,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   library.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
 }
+
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
+
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) { KERNEL_PRIVATEUSEONE(linear, lower_precision_fp) }
 
 void finish_all_work() {
   Locked locked(mutex);

@@ -1,6 +1,7 @@
 // Operators of the simulated device: each runs as the CPU's, on the same memory, when its stream gets to it.
 #pragma once
 #include <ATen/EmptyTensor.h>
+#include <c10/util/strides.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -101,7 +102,7 @@ inline Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking)
       OnTheHost host;
       target.copy_(source);
     });
-    if (pinned) pinned->copies.push_back(mark_of(device, stream));
+    if (pinned) pinned->ends.push_back({0, mark_of(device, stream)});
     if (across) {
       submit_wait(other, current_stream[other], mark_of(device, stream));
       joins.push_back({ticket(), {other, current_stream[other], device, stream}});
@@ -146,7 +147,8 @@ inline const Tensor& resize_(const Tensor& t, c10::IntArrayRef sizes, std::optio
 
 inline Tensor& set_storage(Tensor& t, c10::Storage storage, int64_t offset, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   t.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(storage));
-  t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  auto dense = c10::contiguous_strides(sizes);
+  t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides.empty() ? c10::IntArrayRef(dense) : strides, offset);
   return t;
 }
 

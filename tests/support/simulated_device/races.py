@@ -2,8 +2,8 @@
 
 A happens-before check with vector clocks (Lamport 1978; Mattern 1989), from the trace of the simulated device: each
 stream has a clock, and so has the host. An event carries its stream's clock to the streams that wait for it; who
-synchronizes takes it to the host, and everything given later comes after. Freed memory counts as written, for its
-stream may use it again at once. All threads of the host share one clock: what one of them waited for counts as ordered
+synchronizes takes it to the host, and everything given later comes after. An allocation counts as a write, for its
+memory may have been freed while another stream reads it. All threads of the host share one clock: what one of them waited for counts as ordered
 for all, so a race that is reported is one, and a loop that waits for every batch hides some.
 """
 
@@ -77,7 +77,7 @@ class Watch:
 
     def _heard(self, *entry: Any) -> None:
         # Called wherever memory is freed, also by the garbage collector: it only appends.
-        self._trace.append((*entry, _callers() if entry[1] in ("work", "free") else ()))
+        self._trace.append((*entry, _callers() if entry[1] in ("work", "allocation") else ()))
 
     @property
     def pieces(self) -> int:
@@ -123,8 +123,8 @@ class _Order:
         key = (device, stream)
         if kind == "work":
             self._work(key, accesses, name, where)
-        elif kind == "free":
-            self._work(key, [(a, b, True)], "the allocator, to which it was given back", where)
+        elif kind == "allocation":
+            self._work(key, [(a, b, True)], "whoever was given the freed memory", where)
         elif kind == "record":
             self._events[a] = dict(self._now(key))
         elif kind == "wait":

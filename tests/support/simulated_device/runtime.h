@@ -60,8 +60,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
-    static std::atomic<uint64_t> ids{0};
-    if (!*event) *event = new Recorded{++ids, {}};
+    if (!*event) *event = new Recorded{new_event(), {}};
     auto* recorded = static_cast<Recorded*>(*event);
     uint64_t number;
     {

@@ -1,5 +1,6 @@
 // Streams of the simulated device: queues of work that runs when somebody waits for it, or in a random lawful order.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -30,6 +31,11 @@ struct Recorded {
   uint64_t id;
   Mark mark;
 };
+
+inline uint64_t new_event() {
+  static std::atomic<uint64_t> events{0};
+  return ++events;
+}
 
 struct Piece {
   std::function<void()> work;  // none: the piece waits for `after`

@@ -1,8 +1,6 @@
-"""The same semantics on two slots of one GPU, and on two GPUs where there are two.
+"""Replicas on an accelerator: on slots of one device, and on several devices where there are.
 
-    pytest -m cuda tests/device tests/replicas
-
-A number from one GPU with two slots is never called a two-GPU number.
+A number from one device with two slots is never called a two-device number.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerators import delay, here
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -22,21 +21,22 @@ from pipegraph.replicas.reduce_streams import ReduceStreams
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
-PLACES = [
-    pytest.param(["cuda:0"], id="one-slot"),
-    pytest.param(["cuda:0"] * 2, id="two-slots-of-one-gpu"),
-    pytest.param(["cuda:0"] * 3, id="three-slots-of-one-gpu"),
-    pytest.param(
-        ["cuda:0", "cuda:1"],
-        id="two-gpus",
-        marks=pytest.mark.skipif(GPUS < 2, reason="needs two CUDA devices"),
-    ),
-]
+pytestmark = pytest.mark.usefixtures("accelerator")
+PLACES = {
+    "one slot": [0],
+    "two slots of one device": [0, 0],
+    "three slots of one device": [0, 0, 0],
+    "two devices": [0, 1],
+    "slots of three devices": [0, 1, 2, 0],
+}
+
+
+@pytest.fixture(params=PLACES, ids=lambda name: name.replace(" ", "-"))
+def places(request: pytest.FixtureRequest, accelerator: torch.device) -> list[str]:
+    chosen = PLACES[request.param]
+    if max(chosen) >= torch.accelerator.device_count():
+        pytest.skip(f"needs {max(chosen) + 1} devices")
+    return [f"{accelerator.type}:{index}" for index in chosen]
 
 
 def sgd(params: Any) -> torch.optim.Optimizer:
@@ -50,9 +50,9 @@ def adamw(params: Any) -> torch.optim.Optimizer:
 def model() -> nn.Module:
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Linear(8, 64)]
-    for _ in range(6):
+    for _ in range(2):
         layers += [nn.Tanh(), nn.Linear(64, 64)]
-    return nn.Sequential(*layers, nn.Tanh(), nn.Linear(64, 4)).double().to("cuda:0")
+    return nn.Sequential(*layers, nn.Tanh(), nn.Linear(64, 4)).double().to(here())
 
 
 def batch(step: int) -> dict[str, torch.Tensor]:
@@ -70,22 +70,20 @@ def mean_loss(outputs: torch.Tensor, part: Any) -> torch.Tensor:
     return cross_entropy(outputs, part["y"])
 
 
-def to_gpu(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {key: value.to("cuda:0") for key, value in given.items()}
+def there(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: value.to(here()) for key, value in given.items()}
 
 
-@pytest.mark.parametrize("places", PLACES)
-@pytest.mark.parametrize("optimizer", [sgd, adamw])
-@pytest.mark.parametrize("shard", [False, True])
+@pytest.mark.parametrize(("optimizer", "shard"), [(sgd, False), (adamw, True)])
 def test_training_equals_one_device(
     make_executor: MakeExecutor, mode: str, places: list[str], optimizer: Any, shard: bool
 ) -> None:
     alone = model()
     theirs = optimizer(alone.parameters())
     executor = make_executor(model(), places, mode, optimizer=optimizer, shard_optimizer=shard)
-    for step in range(50):
+    for step in range(8):
         theirs.zero_grad()
-        loss = mean_loss(on_x(alone, to_gpu(batch(step))), to_gpu(batch(step)))
+        loss = mean_loss(on_x(alone, there(batch(step))), there(batch(step)))
         loss.backward()
         theirs.step()
         result = executor.step(batch(step), mean_loss, on_x)
@@ -94,7 +92,6 @@ def test_training_equals_one_device(
     assert_close(executor, alone)
 
 
-@pytest.mark.parametrize("places", PLACES)
 def test_accumulation_clipping_and_pairs(make_executor: MakeExecutor, mode: str, places: list[str]) -> None:
     def pair(outputs: torch.Tensor, part: Any) -> tuple[torch.Tensor, torch.Tensor]:
         kept = part["y"] != 3
@@ -103,8 +100,8 @@ def test_accumulation_clipping_and_pairs(make_executor: MakeExecutor, mode: str,
     alone = model()
     theirs = sgd(alone.parameters())
     executor = make_executor(model(), places, mode, optimizer=sgd)
-    for step in (0, 1, 3) * 5:
-        given = to_gpu(batch(step))
+    for step in (0, 1, 3) * 2:
+        given = there(batch(step))
         for _ in range(2):
             cross_entropy(on_x(alone, given), given["y"], ignore_index=3).backward()
         nn.utils.clip_grad_norm_(alone.parameters(), 0.3)
@@ -117,7 +114,6 @@ def test_accumulation_clipping_and_pairs(make_executor: MakeExecutor, mode: str,
     assert_close(executor, alone)
 
 
-@pytest.mark.parametrize("places", PLACES)
 def test_delayed_streams_leave_every_step_right(
     make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, mode: str, places: list[str]
 ) -> None:
@@ -126,7 +122,7 @@ def test_delayed_streams_leave_every_step_right(
 
     def delayed(self: ReduceStreams, live: Any, work: Any) -> Any:
         def late() -> None:
-            torch.cuda._sleep(2_000_000)
+            delay(2_000_000)
             work()
 
         return inner(self, live, late)
@@ -135,41 +131,40 @@ def test_delayed_streams_leave_every_step_right(
     alone = model()
     theirs = sgd(alone.parameters())
     executor = make_executor(model(), places, mode, optimizer=sgd)
-    for step in range(50):
+    for step in range(8):
         theirs.zero_grad()
-        mean_loss(on_x(alone, to_gpu(batch(step))), to_gpu(batch(step))).backward()
+        mean_loss(on_x(alone, there(batch(step))), there(batch(step))).backward()
         theirs.step()
         executor.step(batch(step), mean_loss, on_x)
     assert_close(executor, alone)
 
 
 def test_one_wait_removed_under_delayed_streams_is_found(
-    make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, mode: str
+    make_executor: MakeExecutor, missing_wait: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(ReduceStreams, "await_filled", lambda *_: None)
+    missing_wait.setattr(ReduceStreams, "await_filled", lambda *_: None)
     inner = ReduceStreams._observed
 
     def delayed(self: ReduceStreams, live: Any, work: Any) -> Any:
         def late() -> None:
-            torch.cuda._sleep(200_000_000)
+            delay(200_000_000)
             work()
 
         return inner(self, live, late)
 
-    monkeypatch.setattr(ReduceStreams, "_observed", delayed)
+    missing_wait.setattr(ReduceStreams, "_observed", delayed)
     alone = model()
     theirs = sgd(alone.parameters())
-    executor = make_executor(model(), ["cuda:0"] * 2, mode, optimizer=sgd)
+    executor = make_executor(model(), [here()] * 2, mode, optimizer=sgd)
     for step in (0, 1, 3):
         theirs.zero_grad()
-        mean_loss(on_x(alone, to_gpu(batch(step))), to_gpu(batch(step))).backward()
+        mean_loss(on_x(alone, there(batch(step))), there(batch(step))).backward()
         theirs.step()
         executor.step(batch(step), mean_loss, on_x)
     with pytest.raises(AssertionError):
         assert_close(executor, alone)
 
 
-@pytest.mark.parametrize("places", PLACES)
 def test_a_batch_scattered_on_copy_streams(make_executor: MakeExecutor, mode: str, places: list[str]) -> None:
     executor, other = (make_executor(model(), places, mode, optimizer=sgd) for _ in range(2))
     backends = {slot.device: backend_for(slot.device) for slot in slots_on(places)}
@@ -192,44 +187,23 @@ def test_a_batch_scattered_on_copy_streams(make_executor: MakeExecutor, mode: st
         backend.close()
 
 
-@pytest.mark.parametrize("places", PLACES)
-def test_forward_and_the_users_backward_equal_data_parallel(
-    make_executor: MakeExecutor, places: list[str]
-) -> None:
-    """DataParallel on the GPUs it can have: distinct ones."""
-    theirs = nn.DataParallel(model(), sorted({torch.device(place).index for place in places}))
-    executor = make_executor(model(), places)
-    for step in range(4):
-        x = to_gpu(batch(step))["x"]
-        mine, its = executor(x), theirs(x)
-        torch.testing.assert_close(mine, its, rtol=1e-12, atol=1e-12)
-        mine.pow(2).mean().backward()
-        its.pow(2).mean().backward()
-        for ours, other in zip(executor.module.parameters(), theirs.module.parameters(), strict=True):
-            torch.testing.assert_close(ours.grad, other.grad, rtol=1e-12, atol=1e-13)
-        executor.zero_grad()
-        theirs.zero_grad()
-
-
-@pytest.mark.parametrize("places", PLACES)
 def test_the_parts_alone(places: list[str]) -> None:
     module = model()
-    x = torch.randn(9, 8, dtype=torch.double, device="cuda:0", requires_grad=True)
+    x = torch.randn(9, 8, dtype=torch.double, device=here(), requires_grad=True)
     parts = scatter(x, places)
     assert [part.device for part in parts] == [torch.device(place) for place in places]
     outputs = parallel_apply(replicate(module, places), parts, devices=places)
-    joined = gather(outputs, "cuda:0")
+    joined = gather(outputs, here())
     torch.testing.assert_close(joined, module(x), rtol=1e-12, atol=1e-12)
     (grad,) = torch.autograd.grad(joined.pow(2).sum(), x)
     (expected,) = torch.autograd.grad(module(x).pow(2).sum(), x)
     torch.testing.assert_close(grad, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("places", PLACES)
 def test_what_is_gathered_on_the_host_is_there_when_the_call_returns(places: list[str]) -> None:
     parts = []
     for number, place in enumerate(places):
-        torch.cuda._sleep(100_000_000)
+        delay(100_000_000)
         parts.append(torch.full((1 << 20,), float(number + 1), device=place))
         parts[-1].mul_(2)
     joined = gather(parts, "cpu")
@@ -248,48 +222,46 @@ class Complex(nn.Module):
         return (x.to(torch.complex128) @ self.weight).abs()
 
 
-@pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("shard", [False, True])
 def test_complex_parameters_are_summed(
     make_executor: MakeExecutor, mode: str, places: list[str], shard: bool
 ) -> None:
-    alone = Complex().to("cuda:0")
+    alone = Complex().to(here())
     theirs = sgd(alone.parameters())
-    executor = make_executor(Complex().to("cuda:0"), places, mode, optimizer=sgd, shard_optimizer=shard)
+    executor = make_executor(Complex().to(here()), places, mode, optimizer=sgd, shard_optimizer=shard)
     for step in (0, 1, 3):
         theirs.zero_grad()
-        mean_loss(on_x(alone, to_gpu(batch(step))), to_gpu(batch(step))).backward()
+        mean_loss(on_x(alone, there(batch(step))), there(batch(step))).backward()
         theirs.step()
         executor.step(batch(step), mean_loss, on_x)
     assert_close(executor, alone)
     assert_replicas_equal(executor)
 
 
-@pytest.mark.parametrize("places", PLACES)
 def test_a_batch_that_a_side_stream_makes_is_waited_for(
     make_executor: MakeExecutor, places: list[str]
 ) -> None:
     executor = make_executor(model(), places)
-    whole = to_gpu(batch(0))["x"]
+    whole = there(batch(0))["x"]
     expected = executor(whole)
-    side = torch.cuda.Stream("cuda:0")
-    side.wait_stream(torch.cuda.current_stream("cuda:0"))
-    with torch.cuda.stream(side):
+    side = torch.Stream(here())
+    side.wait_stream(torch.accelerator.current_stream(here()))
+    with side:
         late = torch.zeros_like(whole)
-        torch.cuda._sleep(100_000_000)
+        delay(100_000_000)
         late.copy_(whole)
         outputs = executor(late)
     side.synchronize()
     assert torch.equal(outputs, expected)
 
 
-def test_autocast_and_the_scaler(make_executor: MakeExecutor, mode: str) -> None:
-    executor = make_executor(model().float(), ["cuda:0"] * 2, mode, optimizer=sgd)
-    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**30)
+def test_autocast_and_the_scaler(make_executor: MakeExecutor, mode: str, accelerator: torch.device) -> None:
+    executor = make_executor(model().float(), [here()] * 2, mode, optimizer=sgd)
+    scaler = torch.amp.GradScaler(accelerator.type, init_scale=2.0**30)
     stepped = []
-    for step in range(20):
+    for step in range(6):
         given = {"x": batch(step)["x"].float(), "y": batch(step)["y"]}
-        with torch.autocast("cuda", dtype=torch.float16):
+        with torch.autocast(accelerator.type, dtype=torch.float16):
             stepped.append(executor.step(given, mean_loss, on_x, clip_norm=1.0, scaler=scaler).stepped)
         assert_replicas_equal(executor)
     assert stepped[-1]
@@ -299,7 +271,7 @@ def test_autocast_and_the_scaler(make_executor: MakeExecutor, mode: str) -> None
 def test_a_failing_replica_names_its_slot_and_the_executor_continues(
     make_executor: MakeExecutor, mode: str
 ) -> None:
-    executor = make_executor(model(), ["cuda:0"] * 2, mode, optimizer=sgd)
+    executor = make_executor(model(), [here()] * 2, mode, optimizer=sgd)
 
     def fail(outputs: torch.Tensor, part: Any) -> torch.Tensor:
         if len(part["x"]) == 4:
@@ -308,20 +280,18 @@ def test_a_failing_replica_names_its_slot_and_the_executor_continues(
 
     with pytest.raises(KeyError) as caught:
         executor.step(batch(1), fail, on_x)
-    assert caught.value.__notes__ == ["in replica 1 on cuda:0#1"]
+    assert caught.value.__notes__ == [f"in replica 1 on {here()}#1"]
     executor.step(batch(1), mean_loss, on_x)
     assert_replicas_equal(executor)
 
 
-def test_compiled_replicas_on_the_gpu() -> None:
+def test_compiled_replicas() -> None:
     alone = copy.deepcopy(model())
     theirs = sgd(alone.parameters())
-    with ReplicaExecutor(
-        model(), ["cuda:0"] * 2, optimizer=sgd, compile={"backend": "aot_eager"}
-    ) as executor:
+    with ReplicaExecutor(model(), [here()] * 2, optimizer=sgd, compile={"backend": "aot_eager"}) as executor:
         for step in range(4):
             theirs.zero_grad()
-            mean_loss(on_x(alone, to_gpu(batch(step))), to_gpu(batch(step))).backward()
+            mean_loss(on_x(alone, there(batch(step))), there(batch(step))).backward()
             theirs.step()
             executor.step(batch(step), mean_loss, on_x)
         assert_close(executor, alone)
