@@ -189,7 +189,7 @@ def test_a_batch_scattered_on_copy_streams(make_executor: MakeExecutor, mode: st
 
 def test_the_parts_alone(places: list[str]) -> None:
     module = model()
-    x = torch.randn(9, 8, dtype=torch.double, device=here(), requires_grad=True)
+    x = torch.randn(12, 8, dtype=torch.double, device=here(), requires_grad=True)
     parts = scatter(x, places)
     assert [part.device for part in parts] == [torch.device(place) for place in places]
     outputs = parallel_apply(replicate(module, places), parts, devices=places)
@@ -259,7 +259,7 @@ def test_autocast_and_the_scaler(make_executor: MakeExecutor, mode: str, acceler
     executor = make_executor(model().float(), [here()] * 2, mode, optimizer=sgd)
     scaler = torch.amp.GradScaler(accelerator.type, init_scale=2.0**30)
     stepped = []
-    for step in range(6):
+    for step in range(20):
         given = {"x": batch(step)["x"].float(), "y": batch(step)["y"]}
         with torch.autocast(accelerator.type, dtype=torch.float16):
             stepped.append(executor.step(given, mean_loss, on_x, clip_norm=1.0, scaler=scaler).stepped)
