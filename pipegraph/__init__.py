@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pipegraph.errors import PipegraphError as PipegraphError
     from pipegraph.graph import Graph as Graph, Node as Node
     from pipegraph.loader.in_lightning import lightning_callback as lightning_callback
+    from pipegraph.loader.in_transformers import TrainOnLoader as TrainOnLoader
     from pipegraph.loader.loader import Loader as Loader
     from pipegraph.loader.torch_dataloader import DataLoader as DataLoader
     from pipegraph.planning.plan import Plan as Plan
@@ -56,6 +57,7 @@ _MODULES = {
     "errors": "PipegraphError",
     "graph": "Graph Node",
     "loader.in_lightning": "lightning_callback",
+    "loader.in_transformers": "TrainOnLoader",
     "loader.loader": "Loader",
     "loader.torch_dataloader": "DataLoader",
     "planning.plan": "Plan",

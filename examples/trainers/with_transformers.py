@@ -37,20 +37,8 @@ class Stream(torch.utils.data.IterableDataset):
         return map(Numbers().__getitem__, rows)
 
 
-class Streaming(transformers.Trainer):
+class Streaming(pg.TrainOnLoader, transformers.Trainer):
     """Trains on a loader as it is, and keeps its state in each checkpoint."""
-
-    def __init__(self, *arguments, loader, **options):
-        super().__init__(*arguments, **options)
-        self.loader = loader
-
-    def get_train_dataloader(self):
-        return self.loader
-
-    def _save_checkpoint(self, model, trial):
-        super()._save_checkpoint(model, trial)
-        folder = f"{self.args.output_dir}/checkpoint-{self.state.global_step}"
-        torch.save(self.loader.state_dict(), f"{folder}/loader{self.args.process_index}.pt")
 
 
 def main(folder, stop_after, resume, workers, stream):
@@ -65,15 +53,11 @@ def main(folder, stop_after, resume, workers, stream):
         report_to=[],
         disable_tqdm=True,
         max_steps=ROWS // 8 if stream else -1,
-        ignore_data_skip=stream,
     )
     callbacks = [StopAfter(stop_after)] if stop_after else None
     if stream:
         loader = pg.DataLoader(Stream(), batch_size=8, num_workers=workers)
         trainer = Streaming(Model(folder), arguments, callbacks=callbacks, loader=loader)
-        if resume:
-            checkpoint = transformers.trainer_utils.get_last_checkpoint(folder)
-            loader.load_state_dict(torch.load(f"{checkpoint}/loader{arguments.process_index}.pt"))
     else:
         trainer = transformers.Trainer(Model(folder), arguments, train_dataset=Numbers(), callbacks=callbacks)
     trainer.train(resume_from_checkpoint=resume)

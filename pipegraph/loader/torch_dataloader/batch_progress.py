@@ -251,7 +251,7 @@ def _put_back(sampler: Any, order: dict[str, Any], batches: int) -> Iterator[Any
         restore_random_state(sampler, generators)
     if expected is not None:
         while not keeps_state(sampler):  # a BatchSampler's
-            sampler = sampler.sampler
+            sampler = within(sampler)
         raise StateError(
             f"the sampler of this pg.DataLoader, a {type(sampler).__qualname__}, begins with {plain} where the state "
             f"has {expected}: its load_state_dict must put it to where it draws the same indices again"
@@ -286,6 +286,11 @@ def keeps_state(thing: Any) -> bool:
     return all(map(callable, methods)) and not isinstance(thing, torch.nn.Module)
 
 
+def within(sampler: Any) -> Any:
+    """The sampler that this one takes its indices from; Accelerate's take batches of them."""
+    return getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
+
+
 def random_state(sampler: Any) -> dict[str, Any]:
     """What a sampler would draw its order from now: its generator, its own state, or the global generator."""
     found: dict[str, Any] = {}
@@ -299,7 +304,7 @@ def random_state(sampler: Any) -> dict[str, Any]:
         if _has_epoch(sampler):
             epoch = {"epoch": sampler.epoch}
         plain = type(sampler) in (SequentialSampler, DistributedSampler, list, tuple, range)
-        sampler = getattr(sampler, "sampler", None)
+        sampler = within(sampler)
     if not found and not plain:
         found = {"global": text_of(torch.get_rng_state())}
     return found | epoch or {"none": ""}
@@ -308,9 +313,10 @@ def random_state(sampler: Any) -> dict[str, Any]:
 def replicas_of(sampler: Any) -> int | None:
     """Among how many ranks a sampler splits the samples; None if it does not say."""
     while sampler is not None:
-        if type(found := getattr(sampler, "num_replicas", None)) is int:
-            return found
-        sampler = getattr(sampler, "sampler", None)
+        for name in ("num_replicas", "num_processes"):  # Accelerate's is the latter
+            if type(found := getattr(sampler, name, None)) is int:
+                return found
+        sampler = within(sampler)
     return None
 
 
@@ -333,7 +339,7 @@ def restore_epoch(sampler: Any, order: dict[str, Any]) -> None:
                 stacklevel=2,
             )
             sampler.set_epoch(order["epoch"])
-        sampler = getattr(sampler, "sampler", None)
+        sampler = within(sampler)
 
 
 def restore_random_state(sampler: Any, order: dict[str, Any]) -> None:
@@ -343,7 +349,7 @@ def restore_random_state(sampler: Any, order: dict[str, Any]) -> None:
             sampler.load_state_dict(copy.deepcopy(order["sampler"]))
         if "generator" in order and isinstance(getattr(sampler, "generator", None), torch.Generator):
             sampler.generator.set_state(tensor_of(order["generator"]))
-        sampler = getattr(sampler, "sampler", None)
+        sampler = within(sampler)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind
 from pipegraph.engine.process import zygote
 from pipegraph.errors import NotPicklableError
 from pipegraph.graph import Graph
+from pipegraph.loader.torch_dataloader.in_accelerate import warn_of_another_class
 from pipegraph.loader.torch_dataloader.index_feed import DrawnIndices
 from pipegraph.loader.torch_dataloader.pass_iterators import Inherited, Inline, Pipeline, Pipelined
 from pipegraph.loader.torch_dataloader.resumable import ResumableDataLoader
@@ -31,8 +32,9 @@ class DataLoader(ResumableDataLoader[_T_co]):
             functions then give each sample its own numbers. An iterable is read by one thread. There is no
             ``get_worker_info`` and no ``worker_init_fn``.
 
-    All other arguments are torch's. ``multiprocessing_context`` is checked and kept; worker processes are
-    forked from a process without threads, whatever it says. What cannot be pickled, and an iterable with
+    All other arguments are torch's. ``multiprocessing_context`` is checked and kept (``"thread"`` is
+    ``workers="thread"``, for trainers that build a loader from another's attributes); worker processes are forked from
+    a process without threads, whatever it says. What cannot be pickled, and an iterable with
     ``in_order=False``, goes to torch's own workers.
 
     Raises:
@@ -67,6 +69,8 @@ class DataLoader(ResumableDataLoader[_T_co]):
         in_order: bool = True,
         workers: Literal["process", "thread"] = "process",
     ) -> None:
+        if multiprocessing_context == "thread":
+            workers, multiprocessing_context = "thread", None
         if workers not in ("process", "thread"):
             raise ValueError(
                 f"workers option should be 'process' or 'thread', got {workers!r}; see num_workers"
@@ -133,6 +137,18 @@ class DataLoader(ResumableDataLoader[_T_co]):
                 self._inherits, self._restored = True, restored
                 self._put_base_state(stands)
         return Inherited(self)
+
+    @property
+    def multiprocessing_context(self) -> Any:
+        """As torch's, and ``"thread"`` with threads, so that a loader that is built from this one's has them too."""
+        warn_of_another_class(DataLoader)
+        if self.workers == "thread" and self.num_workers:
+            return "thread"
+        return super().multiprocessing_context
+
+    @multiprocessing_context.setter
+    def multiprocessing_context(self, given: Any) -> None:
+        vars(torch.utils.data.DataLoader)["multiprocessing_context"].__set__(self, given)
 
     def set_epoch(self, epoch: int) -> None:
         """Call ``set_epoch`` of the samplers and the data set, where they have one, as trainers do before each pass."""

@@ -18,6 +18,7 @@ from pipegraph.loader.torch_dataloader.batch_progress import (
     tensor_of,
     text_of,
 )
+from pipegraph.loader.torch_dataloader.in_accelerate import loaded_by_accelerate
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -112,6 +113,7 @@ class ResumableDataLoader(torch.utils.data.DataLoader[_T_co]):
             StateError: the state is no data loader's, of copies with states in another number of workers, or of the
                 middle of an epoch with another ``batch_size`` or ``shuffle``.
         """
+        loaded_by_accelerate(state)
         self._restored = restored = BatchProgress.of(state, self._fresh(), resolve(None, None)[0])
         self._iterator = None
         before = restored.before
