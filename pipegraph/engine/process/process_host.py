@@ -10,6 +10,8 @@ Behaviour contract (what differs from this is a bug):
 * One more call may be sent ``ahead``, before the one in work is answered. It belongs to the caller's next ``call`` with
   the identical first argument and equal others; answers to calls in between are not mistaken for its answer.
   If the process ends before the call's turn, the call is sent again and nothing of it is blamed.
+* A call for the next items of a source or an expanding operator that is not answered soon is answered with those that
+  are finished, even while the function that makes the next one waits.
 * ``close`` gives the process ``grace_s`` to close its operator, then ends it, even in the middle of an item.
 
 Waiting is one ``poll`` on three descriptors: the answer, the process's sentinel, and cancellation.
@@ -35,7 +37,7 @@ from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.segments import anonymous_file
 from pipegraph.engine.process.wire import Port, Unreadable
-from pipegraph.engine.process.worker import NOTHING, PAGE, Page
+from pipegraph.engine.process.worker import HURRY_MS, NOTHING, PAGE, Page
 
 ENTRY = "pipegraph.engine.process.worker_life:main"
 
@@ -79,6 +81,8 @@ class ProcessHost:
     gave_up = "its process was ended"
     extra: tuple[int, ...] = ()
     """Further descriptors for the process."""
+    hurried = frozenset(["next", "expand", "more"])
+    """Calls that may be answered with the items that are finished."""
 
     def __init__(
         self,
@@ -173,7 +177,7 @@ class ProcessHost:
         if expected:
             self._answer_early()
         self._look_ahead()
-        return self._result(self._timeout_s)
+        return self._result(self._timeout_s, name in self.hurried)
 
     def _send(self, message: Any) -> None:
         try:
@@ -208,7 +212,9 @@ class ProcessHost:
         except Exception as error:
             self._outcome = None, error
 
-    def _result(self, timeout_s: float | None) -> Any:
+    def _result(self, timeout_s: float | None, hurry: bool = False) -> Any:
+        if hurry and not self._process.poll.poll(HURRY_MS):
+            self._process.child.interrupt(signal.SIGURG)
         self._await(timeout_s)
         try:
             result, counts = self._receive()

@@ -181,11 +181,13 @@ class RemoteSource(Remote):
         step, deaths, begun = start, Deaths(), False
         while True:
             try:
+                # The first item alone: an answer that is sent early has the snapshot of the one before.
+                most = PULL - step % PULL if begun else 1
                 if not begun:
                     restored, self._restored = self._restored, None
                     self._host.call("iterate", epoch, rank, world_size, step, restored)
                     begun = True
-                pairs, ended, error, snapshot = self._host.call("next", PULL - step % PULL)
+                pairs, ended, error, snapshot = self._host.call("next", most)
             except Died as died:
                 begun = False
                 if deaths.blamed(min(died.row, 0)):

@@ -29,6 +29,7 @@ class _Host(ProcessHost):
     """A worker process with a second socket."""
 
     entry = ENTRY
+    hurried = frozenset()
 
     def __init__(self, parent: zygote.Zygote, sealed: Sealed, facts: Any) -> None:
         super().__init__(parent, sealed, Context(""), facts, None, lambda member, name, n: None)

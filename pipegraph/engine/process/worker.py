@@ -30,7 +30,10 @@ NOTHING = -1
 """The row's value while none is in work."""
 
 PULL_NS = 2_000_000
-"""Items of a source are sent after this time at the latest, or in groups of ``PULL``."""
+"""Items of a source are sent after this time, or in groups of ``PULL``."""
+
+HURRY_MS = 5
+"""Milliseconds without an answer after which the trainer asks a process for the items that it has finished."""
 
 PULL = 64
 """Items between two snapshots of a source (``SNAPSHOT_EVERY``), hence the maximum number sent together."""
@@ -40,6 +43,10 @@ PACKED_BYTES = 32 << 10
 
 CHILDREN = 64
 """Maximum number of items of an expanding operator that are sent together."""
+
+
+ANSWERED = object()
+"""The result of a call whose answer was sent before it had ended."""
 
 
 class Page:
@@ -129,6 +136,12 @@ class ProcessWorker:
         self._pack = pack
         self._batch: Any = None
         self._items: Iterator[Any] = iter(())
+        self.send: Callable[[Any], None] | None = None  # an answer, from inside a call
+        self._found: list[Any] = []  # finished items, while the next one is in work
+        self._max_items = 0
+        self._snapshot: tuple[Any, ...] = ()
+        self._hurried = self._answered = False
+        self._late: Any = None  # what the call that was answered early ended with
         operator.open(context)
 
     def done(self, row: int) -> list[Any]:
@@ -209,29 +222,47 @@ class ProcessWorker:
 
     # -- one to many ---------------------------------------------------------------------------
 
-    def expand(self, chunk: Chunk, drop: int) -> tuple[list[Any], bool, Carried | None]:
+    def expand(self, chunk: Chunk, drop: int) -> Any:
         """Begin an item: its first children, after ``drop`` of them. Returns as :meth:`more`."""
         process = self._operator.process
         self._items = islice((process if self._own else drawing(process, self._draws))(chunk), drop, None)
+        self._late = None
         return self.more()
 
-    def more(self) -> tuple[list[Any], bool, Carried | None]:
+    def more(self) -> Any:
         """``(children, whether these were the last, the error that ended them)``."""
-        return self._pull(self._items, CHILDREN)
+        return self._pull(CHILDREN)
 
-    def _pull(self, items: Iterator[Any], most: int) -> tuple[list[Any], bool, Carried | None]:
-        found: list[Any] = []
+    def _pull(self, most: int) -> Any:
+        late, self._late = self._late, None
+        if late is None:
+            self._found, self._max_items = [], most
+            late = self._collect(self._found, most)
+            self._found, self._hurried = [], False
+            if self._answered:
+                self._answered, self._late, late = False, late, ANSWERED
+        return late
+
+    def _collect(self, found: list[Any], most: int) -> tuple[list[Any], bool, Carried | None]:
         start = time.monotonic_ns()
         try:
-            for item in items:
+            for item in self._items:
                 found.append(item)
                 now = time.monotonic_ns()
                 self._page.begin(len(found))
-                if len(found) >= most or now - start > PULL_NS:
+                if len(found) >= most or now - start > PULL_NS or self._hurried:
                     return found, False, None
         except Exception as error:
             return found, True, self._carry(error)
         return found, True, None
+
+    def hurry(self, *_: Any) -> None:
+        """Send the finished items, although the next one is in work: the trainer waits. A signal's handler."""
+        self._hurried = True
+        if self.send is not None and 0 < len(self._found) < self._max_items and not self._answered:
+            self._answered, found = True, self._found[:]
+            self._found.clear()
+            self.send((found, False, None, *self._snapshot))
 
     # -- sources that are read in sequence -----------------------------------------------------
 
@@ -241,11 +272,16 @@ class ProcessWorker:
             self._operator.restore(*snapshot)
         items = iter(self._operator.iterate(epoch, rank, world_size, step))
         self._items = items if self._own else self._draws.each(items, epoch, (self._stage,), step)
+        self._late = None
 
-    def next(self, most: int) -> tuple[list[Any], bool, Carried | None, Any]:
-        """``(pairs, whether these were the last, the error that ended them, a snapshot)``."""
-        found, ended, error = self._pull(self._items, most)
-        return found, ended, error, None if ended else self._operator.snapshot()
+    def next(self, most: int) -> Any:
+        """``(pairs, whether these were the last, the error that ended them, a snapshot)``; an answer that is sent early
+        has the snapshot of the one before."""
+        pulled = self._pull(most)
+        if pulled is ANSWERED:
+            return pulled
+        self._snapshot = (None if pulled[1] else self._operator.snapshot(),)
+        return *pulled, *self._snapshot
 
     # -- operators that hold data --------------------------------------------------------------
 

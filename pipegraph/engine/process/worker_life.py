@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import resource
+import signal
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.run_worker import RunWorker
 from pipegraph.engine.process.sealed import unseal
 from pipegraph.engine.process.wire import Port, Unreadable
-from pipegraph.engine.process.worker import NOTHING, OperatorCounts, Page, ProcessWorker
+from pipegraph.engine.process.worker import ANSWERED, NOTHING, OperatorCounts, Page, ProcessWorker
 from pipegraph.forks import end_stray
 from pipegraph.global_generators import enter_worker, own_process
 
@@ -68,6 +69,8 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
 
 def _serve(port: Port, page: Page, worker: ProcessWorker, counts: OperatorCounts, stage: str) -> None:
     name, process = "", os.getpid()
+    worker.send = lambda result: _answer(port, result, {})
+    signal.signal(signal.SIGURG, worker.hurry)  # which does nothing where nobody handles it
     while name != "close":
         page.enter(0, NOTHING)
         try:
@@ -84,7 +87,8 @@ def _serve(port: Port, page: Page, worker: ProcessWorker, counts: OperatorCounts
             result = Carried(error)
         del args
         end_stray(process, stage)
-        _answer(port, result, counts.take())
+        if result is not ANSWERED:
+            _answer(port, result, counts.take())
         del result
 
 
