@@ -57,6 +57,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   c10::SetAllocator(TYPE, &device_memory);
   at::RegisterPrivateUse1HooksInterface(new Hooks);
   module.attr("DEVICES") = DEVICES;
+  module.attr("STREAMS") = STREAMS;
   module.def("is_available", [] { return available; });
   module.def("set_available", [](bool on) { available = on; });
   module.def("listen", [](py::object call) {

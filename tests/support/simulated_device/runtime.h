@@ -39,7 +39,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getNewStream(c10::Device device, int = 0) const override {
     check_index(index(device));
     static std::atomic<int64_t> streams{0};
-    return made(index(device), ++streams);
+    return made(index(device), 1 + streams++ % STREAMS);
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device); }
   c10::Stream exchangeStream(c10::Stream stream) const override {

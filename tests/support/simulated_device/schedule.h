@@ -14,6 +14,7 @@
 namespace simulated {
 
 constexpr int DEVICES = 4;
+constexpr int STREAMS = 1024;  // handed out in turn, as CUDA does with 32: another's stream may get what one has freed
 
 // Guards all state of this library. Never held while Python is called.
 inline std::recursive_mutex mutex;
