@@ -153,7 +153,7 @@ class Answers:
 
 
 def host_of(actor, *following, timeout_s=0.01):
-    host = ActorHost({}, None, [Context("work")], (None, -1), timeout_s)
+    host = ActorHost({}, None, [Context("work")], (None, -1), timeout_s, SimpleNamespace(alive=True))
     host._actor = actor
     queue = list(following)
     host.ahead = lambda: queue.pop(0) if queue else None
