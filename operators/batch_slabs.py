@@ -27,7 +27,7 @@ class StageSlabs:
         self._context = context
         self._ring: SlabRing = context.share(
             "slabs",
-            lambda: ring_for(context.memory, context.count, context.allocate),
+            lambda: ring_for(context.memory, context.count, context.device, context.allocate),
         )
         self._packs = context.memory in ("pinned", "staged")
 

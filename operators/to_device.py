@@ -36,7 +36,7 @@ from pipegraph.device.copy import Arrival
 from pipegraph.device.device_slabs import Landing
 from pipegraph.device.own_moves import held_apart, moved_by_itself, pinned_by_itself, put_back, tensors_within
 from pipegraph.device.packed_copy import FieldPlace, Packed, pack, packable, places_for
-from pipegraph.device.slabs import aligned, ring_for
+from pipegraph.device.slabs import aligned, on_device, ring_for
 from pipegraph.device.split import (
     Whole,
     chunk_sizes_for,
@@ -91,7 +91,7 @@ class Pin(Operator):
 
     def open(self, context: Context) -> None:
         self._context = context
-        self._ring = context.share("slabs", lambda: ring_for(context.memory, context.count))
+        self._ring = context.share("slabs", lambda: ring_for(context.memory, context.count, context.device))
 
     def process(self, chunk: Chunk) -> Chunk:
         chunk.keys = chunk.own_keys
@@ -99,10 +99,11 @@ class Pin(Operator):
         objects = data is not chunk.data
         tensors = tensors_of(data, packable)
         if tensors:
-            if self._context.memory == "pinned":
-                chunk.packed, pinned = pack(tensors, self._ring, torch.Tensor.pin_memory)
-            else:
-                pinned = [tensor.pin_memory() for tensor in tensors]
+            with on_device(self._context.device):
+                if self._context.memory == "pinned":
+                    chunk.packed, pinned = pack(tensors, self._ring, torch.Tensor.pin_memory)
+                else:
+                    pinned = [tensor.pin_memory() for tensor in tensors]
             written = sum(new.nbytes for old, new in zip(tensors, pinned, strict=True) if old is not new)
             self._context.count("bytes_written", written)
             data = exchanged(data, tensors, pinned)
@@ -123,8 +124,8 @@ class _Landings:
                 backend = self._backends[slot.device] = backend_for(slot.device)
             stream = backend.stream(slot, f"{context.stage}-{slot}")
             self._landings.append(Landing(backend, stream, context.count))
-        gains = any(map(_gains_from_pinned, self._backends))
-        self._ring = ring_for("pinned" if gains else "pageable", context.count)
+        gains = [device for device in self._backends if _gains_from_pinned(device)]
+        self._ring = ring_for(*("pinned", context.count, gains[0]) if gains else ("pageable", context.count))
 
     def send(
         self, place: int, data: Any, packed: Packed | None, in_place: Callable[[torch.Tensor], bool]
@@ -266,8 +267,8 @@ class CopyToDevice(_ToDevices):
         lacking = offers(self.device).lacking if self.device in devices() else None
         return [lacking] if lacking else []
 
-    def reads_pinned(self) -> bool:
-        return _gains_from_pinned(self.device)
+    def pinned_for(self) -> torch.device | None:
+        return self.device if _gains_from_pinned(self.device) else None
 
     def open(self, context: Context) -> None:
         self._landings = _Landings(slots_on([self.device]), context)
@@ -317,8 +318,9 @@ class Scatter(_ToDevices):
         self.devices = tuple(_device(device, "Scatter") for device in devices)
         self.copy = copy
 
-    def reads_pinned(self) -> bool:
-        return all(map(_gains_from_pinned, self.devices))  # the parts for the CPU are not copied
+    def pinned_for(self) -> torch.device | None:
+        # The parts for the CPU are not copied.
+        return self.devices[0] if all(map(_gains_from_pinned, self.devices)) else None
 
     def open(self, context: Context) -> None:
         self._landings = _Landings(slots_on(self.devices), context)

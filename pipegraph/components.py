@@ -36,6 +36,7 @@ class Context:
             ``"staged"`` or ``"delivered"``.
         share: ``share(name, make)`` returns one object for all workers of the stage; the first call makes it.
         memory_limit: of the loader, in bytes; 0 if none is set.
+        device: the accelerator for which memory is pinned: that of the copies that read it, else the trainer's own.
         allocate: allocates slabs in place of the allocator for ``memory``: shared memory, in a worker's process.
     """
 
@@ -50,6 +51,7 @@ class Context:
     read_by_stages: bool = True
     memory: str = "pageable"
     memory_limit: int = 0
+    device: Any = None
     allocate: Callable[[int], Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:

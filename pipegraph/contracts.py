@@ -141,9 +141,9 @@ class Operator(Component):
         """A source of this operator's outputs for ``source``, read by workers elsewhere; None if they cannot."""
         return None
 
-    def reads_pinned(self) -> bool:
-        """Whether it gains from input in pinned memory."""
-        return False
+    def pinned_for(self) -> Any:
+        """The device for which it gains from input in pinned memory; None if it does not."""
+        return None
 
     def notes(self) -> list[str]:
         """Lines about it for the printed plan."""

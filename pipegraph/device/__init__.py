@@ -14,6 +14,7 @@ import torch
 from pipegraph.device.accelerator import (
     AcceleratorBackend as AcceleratorBackend,
     Offers as Offers,
+    current_device as current_device,
     devices as devices,
     here as here,
     is_initialized as is_initialized,

@@ -32,6 +32,7 @@ class Offers:
         pinned: whether torch can pin host memory for it.
         unified: whether it works in the host's own memory, so that there is nothing to pin.
         addressed: whether its memory has addresses, so that a slab can be cut.
+        records: whether its allocator can be notified of the streams that read a tensor (``record_stream``).
     """
 
     streams: bool
@@ -39,6 +40,7 @@ class Offers:
     pinned: bool
     unified: bool = False
     addressed: bool = True
+    records: bool = True
 
     @property
     def lacking(self) -> str | None:
@@ -47,6 +49,8 @@ class Offers:
             return "torch can use no streams and events of it: every copy is waited for"
         if not self.streams:
             return "it has one stream only: copies take turns with the model's work"
+        if not self.records:
+            return "it has no record_stream: small fields stay in the slab of their batch"
         return None
 
 
@@ -72,6 +76,12 @@ def devices() -> list[torch.device]:
     )
 
 
+def current_device() -> torch.device | None:
+    """The calling thread's own accelerator; None where there is none."""
+    found = here()
+    return None if found is None else torch.device(found.type, torch.accelerator.current_device_index())
+
+
 def is_initialized() -> bool:
     """Whether this process may use an accelerator already, so that it must not fork. Touches no driver."""
     built = torch.accelerator.current_accelerator()
@@ -90,7 +100,6 @@ def _probed(device: torch.device) -> Offers:
     try:
         with torch.accelerator.device_index(device.index):
             stream, event = torch.Stream(device), torch.Event(device)
-            torch.empty(1, device=device).record_stream(stream)
             event.record(stream)
             event.wait(torch.accelerator.current_stream(device))
             event.synchronize()
@@ -101,7 +110,12 @@ def _probed(device: torch.device) -> Offers:
         pinned = torch.empty(1, dtype=torch.uint8, pin_memory=True).is_pinned()
     except UNSUPPORTED:
         pinned = False
-    return Offers(streams, events, pinned)
+    try:
+        torch.empty(1, device=device).record_stream(torch.accelerator.current_stream(device))
+        records = True
+    except UNSUPPORTED:
+        records = False
+    return Offers(streams, events, pinned, records=records)
 
 
 def unpinned() -> str | None:
@@ -261,6 +275,8 @@ class AcceleratorBackend(Backend):
             )
         self.index = self.device.index or 0
         self.offers = offers(self.device)
+        self.addressed = self.offers.addressed
+        self.records = self.offers.records or not self.offers.streams
         self._module: Any = torch.get_device_module(self.device)
         self._lock = concurrency.Lock()
         self._streams: list[Stream] = []
@@ -338,7 +354,7 @@ class AcceleratorBackend(Backend):
         return None
 
     def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:
-        if self.offers.streams:
+        if self.offers.streams and self.offers.records:
             buffer.record_stream(raw_of(stream))
 
     def random_state(self) -> torch.Tensor:

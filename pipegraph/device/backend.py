@@ -79,7 +79,7 @@ def normalised(device: torch.device | str | int) -> torch.device:
             )
         device = device.replace("accelerator", here.type)
     if isinstance(device, int):
-        device = torch.device(torch.accelerator.current_accelerator() or "cuda").type + f":{device}"
+        device = torch.device(torch.accelerator.current_accelerator(True) or "cuda").type + f":{device}"
     plain = torch.device(device)
     if plain.type == "cpu":
         return torch.device("cpu")
@@ -150,6 +150,10 @@ class Backend(Closing, ABC):
     device: torch.device
     sums_together = False
     """Whether :meth:`sum_together` works over distinct devices of this kind."""
+    addressed = True
+    """Whether its memory has addresses, so that storages can be cut."""
+    records = True
+    """Whether :meth:`read_on` reaches its allocator."""
     _lock: concurrency.Lock
     _streams: Collection[Stream]
 

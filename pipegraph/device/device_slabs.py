@@ -29,7 +29,7 @@ class Landing:
     def __init__(self, backend: Backend, stream: Stream, count: Callable[[str, int], None]) -> None:
         self.backend = backend
         self.stream = stream
-        self._ring = SlabRing(self._allocate, SPARE_DEVICE_SLABS, count=count)
+        self._ring = SlabRing(self._allocate, SPARE_DEVICE_SLABS, count=count, reused=backend.addressed)
         self._reading: deque[tuple[Event, Any]] = deque()
 
     def _allocate(self, nbytes: int) -> torch.Tensor:
@@ -62,7 +62,7 @@ class Landing:
         tensors = [lease.tensor(place.dtype, place.shape, place.offset, place.strides) for place in places]
         copied_out = []
         for index, place in enumerate(places):
-            if place.nbytes and place.small_in(nbytes):
+            if place.nbytes and place.small_in(nbytes) and self.backend.records:
                 with self.backend.use(self.stream):
                     own = torch.empty_like(tensors[index])
                 self.backend.copy_async(own, tensors[index], self.stream)

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -180,17 +182,26 @@ def pageable(nbytes: int) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
-def pinned(nbytes: int) -> torch.Tensor:
+def on_device(device: torch.device | None) -> AbstractContextManager[object]:
+    """Make an accelerator the calling thread's current one inside a ``with``; None changes nothing.
+
+    Who pins memory in a thread that never chose a device makes a context on device 0.
+    """
+    return nullcontext() if device is None else torch.accelerator.device_index(device.index)
+
+
+def pinned(nbytes: int, device: torch.device | None = None) -> torch.Tensor:
     """Page-locked host memory, which an accelerator copies from by itself; enough for one slab or a few.
 
     PyTorch's allocator rounds such sizes up to a power of two: as many slabs are asked for as fill that best.
     """
-    return delivered(slabs_together(nbytes) * aligned(nbytes))
+    return delivered(slabs_together(nbytes) * aligned(nbytes), device)
 
 
-def delivered(nbytes: int) -> torch.Tensor:
+def delivered(nbytes: int, device: torch.device | None = None) -> torch.Tensor:
     """Page-locked host memory for one batch."""
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    with on_device(device):
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
 def slabs_together(nbytes: int) -> int:
@@ -209,16 +220,22 @@ def power_of_two(nbytes: int) -> int:
 
 
 def ring_for(
-    memory: str, count: Callable[[str, int], None], allocate: Callable[[int], torch.Tensor] | None = None
+    memory: str,
+    count: Callable[[str, int], None],
+    device: torch.device | None = None,
+    allocate: Callable[[int], torch.Tensor] | None = None,
 ) -> SlabRing:
     """The slabs of a stage.
 
     Args:
         memory: ``"pinned"`` for slabs that copies alone read, ``"delivered"`` for pinned ones that leave the graph,
             ``"pageable"`` and ``"staged"`` (for a copy on the CPU).
+        device: for which it is pinned.
         allocate: in place of what ``memory`` says.
     """
     reused = memory != "delivered" or allocate is not None
-    kinds = {"pinned": pinned, "delivered": delivered}
-    allocate = allocate or kinds.get(memory, pageable)
-    return SlabRing(allocate, SPARE_SLABS, count=count, reused=reused)
+    kinds: dict[str, Callable[[int], torch.Tensor]] = {
+        "pinned": partial(pinned, device=device),
+        "delivered": partial(delivered, device=device),
+    }
+    return SlabRing(allocate or kinds.get(memory, pageable), SPARE_SLABS, count=count, reused=reused)

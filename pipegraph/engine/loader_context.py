@@ -8,6 +8,7 @@ from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.contracts import Context, Operator, Source
+from pipegraph.device import current_device
 from pipegraph.engine.meter import Meter
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage_worker import Worker
@@ -48,6 +49,9 @@ class LoaderContext(ABC):
         self._counting = concurrency.RLock()
         self._sharing = concurrency.RLock()
         self._shared: dict[tuple[str, str], Any] = {}
+        # The trainer's own accelerator, asked in its thread: those of stages have none of their own.
+        pins = any(stage.memory == "delivered" for stage in plan.running)
+        self._device = current_device() if pins else None
 
     @abstractmethod
     def make_operator(self, stage: StagePlan, index: int) -> Any:
@@ -96,7 +100,9 @@ class LoaderContext(ABC):
         read = not all(isinstance(each, Operator) and each.fetches for each in readers)
         place = stage, self.seed, self.rank, self.world_size, worker
         memory = self.plan.stages[stage].memory
-        return Context(*place, self.stopping, count, share, read, memory, self.memory_limit)
+        pinned_for = [each.pinned_for() for each in readers if isinstance(each, Operator)]
+        device = next((found for found in pinned_for if found is not None), self._device)
+        return Context(*place, self.stopping, count, share, read, memory, self.memory_limit, device)
 
     def shared(self, stage: str) -> dict[str, Any]:
         """The objects that a stage's workers share, by name; available after ``close`` too."""

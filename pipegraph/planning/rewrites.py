@@ -297,9 +297,14 @@ def choose_memory(planned: dict[str, StagePlan], output: Edge) -> None:
             continue
         readers = _readers(name, planned)
         alone = _copies_alone(name, planned, output)
-        if operator.moves == "pinned" and alone:
-            notes = (*stage.notes, "all fields of a chunk are written into one pinned slab")
-            planned[name] = replace(stage, memory="pinned", notes=notes)
+        if operator.moves == "pinned":
+            how = (
+                "all fields of a chunk are written into one pinned slab"
+                if alone
+                else "each tensor is pinned by itself"
+            )
+            memory = "pinned" if alone else "delivered"
+            planned[name] = replace(stage, memory=memory, notes=(*stage.notes, how))
         if not operator.slabs:
             continue
         pins = [] if stage.away else [reader for reader in readers if _moves(reader, "pinned")]
@@ -316,7 +321,7 @@ def choose_memory(planned: dict[str, StagePlan], output: Edge) -> None:
 
 
 def _reads_pinned(stage: StagePlan) -> bool:
-    return isinstance(stage.operator, Operator) and stage.operator.reads_pinned()
+    return isinstance(stage.operator, Operator) and stage.operator.pinned_for() is not None
 
 
 def _copies_alone(name: str, planned: Mapping[str, StagePlan], output: Edge) -> bool:
