@@ -11,9 +11,14 @@ PACKAGE = str(Path(pg.__file__).parent)
 
 @cache
 def locking(file):
-    """Lines of ``with``: Python comes back to one before a lock's release, where no signal is raised."""
+    """Lines at which no signal is raised: of ``with``, to which Python comes back before a lock's release, and of
+    ``try:`` alone, which no handler covers."""
     lines = Path(file).read_text().splitlines()
-    return {number for number, line in enumerate(lines, 1) if line.lstrip().startswith("with ")}
+    return {
+        number
+        for number, line in enumerate(lines, 1)
+        if line.lstrip().startswith("with ") or line.strip() == "try:"
+    }
 
 
 def in_finaliser(frame):

@@ -12,8 +12,8 @@ from typing import Any
 class LineTracer:
     """Calls ``point`` before each line of functions in files whose path ends with one of ``files``.
 
-    Where a ``with`` block is left, CPython delivers no signal between its last line and ``__exit__``: ``point`` is
-    called with ``False`` there, and raises no fault.
+    CPython delivers no signal at a bare ``try:``, which no handler covers, nor between the last line of a ``with``
+    block and its ``__exit__``: ``point`` is called with ``False`` there, and raises no fault.
     """
 
     def __init__(self, files: tuple[str, ...], point: Callable[[bool], None]) -> None:
@@ -26,15 +26,16 @@ class LineTracer:
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line":
-            self._point(frame.f_lasti not in _exits(frame.f_code))
+            self._point(frame.f_lasti not in _quiet(frame.f_code))
         return self._line
 
 
 @cache
-def _exits(code: CodeType) -> frozenset[int]:
-    """Offsets of the instructions with which a ``with`` block calls ``__exit__(None, None, None)``."""
+def _quiet(code: CodeType) -> frozenset[int]:
+    """Offsets of a ``try:``, and of the instructions with which a ``with`` block calls ``__exit__(None, None, None)``."""
     found = list(dis.get_instructions(code))
-    return frozenset(
+    nothing = {each.offset for each in found if each.opname == "NOP"}
+    return nothing | frozenset(
         first.offset
         for first, second, third in zip(found, found[1:], found[2:], strict=False)
         if all(each.opname == "LOAD_CONST" and each.argval is None for each in (first, second, third))
