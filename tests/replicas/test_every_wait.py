@@ -1,0 +1,175 @@
+"""Every wait of the replicas is needed: without it the race checker finds a race, or numbers are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from missing_waits import ROOT, leave_out, waits_in
+from simulated_device.races import Watch
+
+from pipegraph.device import backend_for, copy_tree, slots_on
+from pipegraph.device.scattered import Scattered
+from pipegraph.replicas import ReplicaExecutor
+from pipegraph.replicas.bucket_layout import ParameterFacts, plan_buckets
+from pipegraph.replicas.reduce_streams import ReduceStreams
+
+from .conftest import assert_close
+from .test_accelerator_replicas import adamw, batch, mean_loss, model, on_x, sgd, there
+
+HERE = "simulated:0"
+PLACES = [HERE, HERE, "simulated:1"]
+STEPS = (0, 1, 2, 3, 2, 0)
+"""Numbers of batches: one of them has fewer rows than there are replicas."""
+
+
+def trained(
+    steps: tuple[int, ...] = STEPS, optimizer: Any = sgd, shard: bool = False, clip: float | None = 0.3
+) -> None:
+    alone = model()
+    theirs = optimizer(alone.parameters())
+    with ReplicaExecutor(model(), PLACES, optimizer=optimizer, shard_optimizer=shard) as executor:
+        for step in steps:
+            theirs.zero_grad()
+            mean_loss(on_x(alone, there(batch(step))), there(batch(step))).backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(alone.parameters(), clip)
+            theirs.step()
+            executor.step(batch(step), mean_loss, on_x, clip_norm=clip)
+        assert_close(executor, alone)
+
+
+def sharded() -> None:
+    trained(optimizer=adamw, shard=True)
+
+
+def unclipped() -> None:
+    trained(clip=None)
+
+
+def idle_at_first() -> None:
+    trained((2, 0), clip=None)
+
+
+def lanes(scattered_sums: bool = False) -> None:
+    """Gradients of the next step come on streams that have not waited for the sums of the last."""
+    slots = slots_on(PLACES)
+    backends = {slot.device: backend_for(slot.device) for slot in slots}
+    sums = ReduceStreams(slots, backends, scattered_sums=scattered_sums, ranks=None)
+    grads = [torch.ones(8, device=slot.device) for slot in slots]
+    live = sums.make(
+        0, plan_buckets([ParameterFacts(8, torch.float32)], [0], 3)[0], [[grad] for grad in grads]
+    )
+    torch.accelerator.synchronize("simulated:0")
+    torch.accelerator.synchronize("simulated:1")
+    for _ in range(3):
+        for replica, slot in enumerate(slots):
+            backend = backends[slot.device]
+            with backend.use(backend.stream(slot, "compute")):
+                sums.put(live, replica, 0, grads[replica])
+                sums.arrived(live, replica)
+        sums.launch(live, [0, 1, 2])
+    sums.await_filled(live)
+    assert live.views[live.plan.owner][0].tolist() == [3] * 8
+    for backend in backends.values():
+        backend.close()
+
+
+def scattered_lanes() -> None:
+    lanes(scattered_sums=True)
+
+
+def read_between_steps() -> None:
+    """Its parameters are read and changed by the user after each step of sharded optimizers."""
+    alone = model()
+    theirs = sgd(alone.parameters())
+    with ReplicaExecutor(model(), PLACES, optimizer=sgd, shard_optimizer=True) as executor:
+        for step in STEPS:
+            theirs.zero_grad()
+            mean_loss(on_x(alone, there(batch(step))), there(batch(step))).backward()
+            theirs.step()
+            executor.step(batch(step), mean_loss, on_x)
+            for mine, its in zip(executor.module.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(mine, its, rtol=0, atol=1e-9)
+
+
+def one_part_of_a_scattered_batch() -> None:
+    with backend_for(HERE) as backend:
+        (slot,) = slots_on([HERE])
+        part, arrival = copy_tree(
+            {"x": torch.ones(12, 8).pin_memory()}, backend, backend.stream(slot, "copy")
+        )
+        total = Scattered([part], [HERE], [arrival]).wait(0)["x"].sum()
+        assert total.item() == 96
+
+
+PROGRAMS = [trained, sharded, unclipped, read_between_steps, one_part_of_a_scattered_batch]
+PROGRAMS += [idle_at_first, lanes, scattered_lanes]
+SUMS, GATHER = "pipegraph/replicas/reduce_streams.py", "pipegraph/replicas/parameter_gather.py"
+STREAMS = "pipegraph/replicas/replica_streams.py"
+FOUND: dict[tuple[str, str], Callable[[], None]] = {
+    (SUMS, "stream.wait_event(backend.current_stream().record_event())"): idle_at_first,
+    (SUMS, "self._side[replica].wait_event(event)"): unclipped,
+    (SUMS, "self._side[site].wait_event(event)"): unclipped,
+    (SUMS, "stream.wait_event(live.summed)"): unclipped,
+    (SUMS, "live.summed.wait()"): sharded,
+    (SUMS, "event.wait()"): unclipped,
+    (SUMS, "event.wait(self._backends[site].current_stream())"): trained,
+    (SUMS, "live.summed.wait(stream)"): scattered_lanes,
+    (SUMS, "event.wait(stream)"): lanes,
+    (SUMS, "stream.wait_event(self._used[replica])"): unclipped,
+    (STREAMS, "stream.wait_event(callers.record_event())"): unclipped,
+    (
+        STREAMS,
+        "stream.record_event().wait(self.backends[self.slots[replica].device].current_stream())",
+    ): unclipped,
+    (GATHER, "stream.wait_event(event)"): sharded,
+    (GATHER, "self._arrived[replica].wait()"): sharded,
+    (GATHER, "event.wait()"): sharded,
+    ("pipegraph/replicas/calls.py", "self._exchange.wait(replica)"): sharded,
+    ("pipegraph/replicas/update.py", "self._exchange.wait(0)"): read_between_steps,
+    ("pipegraph/device/scattered.py", "event.wait()"): one_part_of_a_scattered_batch,
+}
+NOT_HERE = {
+    (SUMS, "stream.synchronize()"): "after a failed step; no program here fails while sums are under way",
+    (
+        GATHER,
+        "self.wait(replica)",
+    ): "of a device the next wait covers it; on the CPU it raises what the copies raised",
+    (SUMS, "self._flags.wait()"): "between the processes of a group",
+    (SUMS, "self._flags.synchronize()"): "between the processes of a group",
+    (
+        "pipegraph/replicas/reducer.py",
+        "backend.synchronize()",
+    ): "after an interrupt, which kills whatever was under way",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_with_every_wait_numbers_are_right_and_nothing_races(
+    races: Watch, program: Callable[[], None]
+) -> None:
+    program()
+    races.check()
+
+
+@pytest.mark.parametrize(("path", "line"), FOUND)
+def test_a_wait_that_is_missing_is_found(
+    races: Watch, monkeypatch: pytest.MonkeyPatch, path: str, line: str
+) -> None:
+    left_out = leave_out(monkeypatch, path, line)
+    noticed = False
+    try:
+        FOUND[path, line]()
+    except (AssertionError, RuntimeError):
+        noticed = True
+    assert left_out
+    assert noticed or races.races()
+
+
+def test_the_table_names_every_wait() -> None:
+    paths = {str(path.relative_to(ROOT)) for path in (ROOT / "pipegraph" / "replicas").glob("*.py")}
+    paths.add("pipegraph/device/scattered.py")
+    assert {(path, line) for path in paths for line in waits_in(path)} == {*FOUND, *NOT_HERE}
