@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pipegraph.device.backend import Backend, Event, Stream
+from pipegraph.errors import DeviceError
 from pipegraph.tree import map_leaves
 
 
@@ -97,12 +98,27 @@ def copy_tree(tree: Any, backend: Backend, stream: Stream) -> tuple[Any, Arrival
         the event is reached; then they may be overwritten.
     """
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    made: list[torch.Tensor] = []
 
     def allocated(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        copy = torch.empty_like(leaf, device=backend.device, requires_grad=False)
-        pairs.append((copy, leaf))
+        plain = leaf.layout is torch.jagged or (leaf.layout is torch.strided and not leaf.is_nested)
+        if plain or backend.device.type == "cpu":
+            copy = torch.empty_like(leaf, device=backend.device, requires_grad=False)
+            pairs.append((copy, leaf))
+            made.extend(components(copy))
+            return copy
+        try:  # few devices fill a sparse tensor that is there: torch makes it there of its parts
+            late = all(part.is_pinned() for part in components(leaf))
+            with backend.use(stream):
+                copy = leaf.detach().to(backend.device, non_blocking=late)
+            made.extend(components(copy))
+        except RuntimeError as error:
+            what = "nested" if leaf.is_nested else leaf.layout
+            raise DeviceError(
+                f"torch has no {what} tensors on {backend.device}: copy its dense parts, and make it of them there"
+            ) from error
         return copy
 
     consumer = backend.current_stream()
@@ -112,8 +128,7 @@ def copy_tree(tree: Any, backend: Backend, stream: Stream) -> tuple[Any, Arrival
         stream.wait_event(consumer.record_event())
     for copy, leaf in pairs:
         backend.copy_async(copy, leaf, stream)
-    arrival = Arrival(
-        stream.record_event(), backend, [], [part for copy, _ in pairs for part in components(copy)]
-    )
+    parts = [part for part in made if part.device == backend.device]
+    arrival = Arrival(stream.record_event(), backend, [], parts)
     arrival.read_on(stream)
     return copied, arrival

@@ -164,6 +164,30 @@ def test_subclasses_may_be_dropped_while_a_late_stream_reads_them(accelerator: t
         assert wrong(found) == 0
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CS", "ignore:The PyTorch API of nested tensors")
+def test_layouts_that_a_device_does_not_have_are_refused_by_name(simulated: torch.device) -> None:
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        node = pg.Graph().add(ops.FromIterable([tensor])).then(ops.CopyToDevice(simulated))
+        with node.graph.loader() as loader:
+            (found,) = loader
+        assert isinstance(found, torch.Tensor)
+        return found
+
+    rows = [torch.ones(1), torch.ones(2)]
+    jagged = copied(torch.nested.nested_tensor(rows, layout=torch.jagged))
+    assert jagged.values().cpu().tolist() == [1.0] * 3
+    eye = torch.eye(4)
+    for odd, name in (
+        (eye.to_sparse(), "torch.sparse_coo"),
+        (eye.to_sparse_csr(), "torch.sparse_csr"),
+        (torch.nested.nested_tensor(rows), "nested"),
+    ):
+        with pytest.raises(
+            DeviceError, match=f"torch has no {name} tensors on simulated:0: copy its dense parts"
+        ):
+            copied(odd)
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CS")
 def test_the_memory_of_odd_tensors_is_found() -> None:
     from pipegraph.device.copy import components
