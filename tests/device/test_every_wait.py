@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -129,6 +130,7 @@ def dropped_before_it_arrives() -> int:
 
 PROGRAMS = [copied, scattered, subclasses, objects, read_by_a_stage, read_by_a_stage_with_a_stream]
 PROGRAMS += [kept_after_the_loader, dropped_before_it_arrives]
+SCHEDULES = int(os.environ.get("PIPEGRAPH_DEVICE_SCHEDULES", len(PROGRAMS)))
 COPY, LANDING, TO_DEVICE = (
     "pipegraph/device/copy.py",
     "pipegraph/device/device_slabs.py",
@@ -163,6 +165,14 @@ NOT_HERE = {
 def test_with_every_wait_numbers_are_right_and_nothing_races(
     races: Watch, program: Callable[[], int]
 ) -> None:
+    assert program() == 0
+    races.check()
+
+
+@pytest.mark.parametrize("seed", range(SCHEDULES))
+def test_in_a_random_schedule_numbers_are_right_and_nothing_races(races: Watch, seed: int) -> None:
+    simulated_device.native().schedule("random", seed)
+    program = PROGRAMS[seed % len(PROGRAMS)]
     assert program() == 0
     races.check()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import simulated_device
 import torch
 from missing_waits import ROOT, leave_out, waits_in
 from simulated_device.races import Watch
@@ -107,6 +109,7 @@ def one_part_of_a_scattered_batch() -> None:
 
 PROGRAMS = [trained, sharded, unclipped, read_between_steps, one_part_of_a_scattered_batch]
 PROGRAMS += [idle_at_first, lanes, scattered_lanes]
+SCHEDULES = int(os.environ.get("PIPEGRAPH_DEVICE_SCHEDULES", len(PROGRAMS)))
 SUMS, GATHER = "pipegraph/replicas/reduce_streams.py", "pipegraph/replicas/parameter_gather.py"
 STREAMS = "pipegraph/replicas/replica_streams.py"
 FOUND: dict[tuple[str, str], Callable[[], None]] = {
@@ -151,6 +154,14 @@ NOT_HERE = {
 def test_with_every_wait_numbers_are_right_and_nothing_races(
     races: Watch, program: Callable[[], None]
 ) -> None:
+    program()
+    races.check()
+
+
+@pytest.mark.parametrize("seed", range(SCHEDULES))
+def test_in_a_random_schedule_numbers_are_right_and_nothing_races(races: Watch, seed: int) -> None:
+    simulated_device.native().schedule("random", seed)
+    program = PROGRAMS[seed % len(PROGRAMS)]
     program()
     races.check()
 
