@@ -44,6 +44,7 @@ class FromIterable(Source):
 
     own_numbers = True
     default_name = "fromiterable"
+    begins_at_start = True
     bundles = True
 
     @names_ours

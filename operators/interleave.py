@@ -48,6 +48,7 @@ class Interleave(Source):
 
     default_name = "interleave"
     reads_ahead = True
+    begins_at_start = True
 
     def __init__(
         self,

@@ -52,6 +52,7 @@ class OrderedSource(Source):
     own_numbers = True
     random_access = True
     reads_ahead = True
+    begins_at_start = True
 
     def __init__(self, order: Order) -> None:
         self.order = order

@@ -48,6 +48,7 @@ class Rounds(Source):
         self.group = source.group
         self.draws = source.draws
         self.own_numbers = source.own_numbers
+        self.begins_at_start = source.begins_at_start
         self.reads_ahead = source.reads_ahead
         self.handed_out = source.handed_out
         self.level = source.level

@@ -238,6 +238,8 @@ class Chunk:
             batched: whether ``data`` has a sample dimension.
             transposed: whether its lists are columns, as ``torch.utils.data.default_collate`` makes them from lists.
         """
+        if not chunks:
+            raise ValueError("Chunk.group joins the chunks that a group is made of, and was given none")
         first = chunks[0]
         lineages: list[Lineage] = []
         for chunk in chunks:

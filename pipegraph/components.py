@@ -167,6 +167,9 @@ class Source(Component):
     handed_out: HandedOut | None = None
     """Notes of values that lie in the memory of the user's data; None if it copies them."""
     level: str = "sample"
+    begins_at_start: bool = False
+    """Whether its :meth:`iterate` and :meth:`positions` are known to begin at their ``start``, and its :meth:`length`
+    to be right, so that the engine need not check it."""
     index_of: Callable[[Any, int], Any] | None = None
     """``index_of(position, epoch)``: the index in the data of the sample at a position, whatever the order: an int or a
     str. A ``Cache`` below needs it. Positions with the same index, of any epochs, have the same sample."""

@@ -1,10 +1,12 @@
-"""Fingerprints of data in memory: whether somebody has changed it, found by samples in well under a millisecond."""
+"""Fingerprints of data in memory: whether somebody has changed it, found in a few milliseconds."""
 
 from __future__ import annotations
 
+import pickle
 import types
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 from zlib import crc32
 
@@ -14,7 +16,10 @@ import torch
 from pipegraph.tree import ATOMS, leaves
 
 PLACES = 64
-"""Entries of a container or an array that are looked at, spread evenly."""
+"""Entries of a large container or array that are looked at, spread evenly."""
+
+WHOLE_BYTES = 1 << 24
+"""Bytes of arrays and of lists of plain values that are looked at as a whole: the first ones found."""
 
 OBJECTS = 2_000
 """Objects that are looked at."""
@@ -29,14 +34,20 @@ OPAQUE = (
 )
 
 
+_PLAIN = ATOMS | {str, bytes}
+_DATA = _PLAIN | {list, dict, set, tuple, np.ndarray, torch.Tensor}
+
+
 def fingerprint(*values: Any) -> int:
     """A number that differs, most likely, once a training loop has changed ``values``: sizes, labels, weights.
 
-    Looks into containers and objects, not into files. Equal numbers do not prove that nothing has changed.
+    Looks into containers, objects and what functions read, not into files. Equal numbers do not prove that nothing has
+    changed.
     """
     found: list[Any] = []
     seen: set[int] = set()
     left = deque(values)
+    unread = WHOLE_BYTES
     while left and len(seen) < OBJECTS:
         value = left.popleft()
         if type(value) in ATOMS:
@@ -46,30 +57,44 @@ def fingerprint(*values: Any) -> int:
         elif id(value) not in seen:
             seen.add(id(value))
             try:
-                found.append(_own(value))
-                left.extend(_inside(value))
+                nbytes = _nbytes(value)
+                whole = nbytes <= unread
+                unread -= nbytes if whole else 0
+                plain = whole and isinstance(value, list | tuple) and _PLAIN.issuperset(map(type, value))
+                found.append(crc32(pickle.dumps(value)) if plain else _own(value, whole))
+                left.extend(() if plain else _inside(value))
             except Exception:  # a class of the user's that behaves unlike its base
                 found.append(type(value).__qualname__)
     return hash(repr(found))
 
 
-def _own(value: Any) -> Any:
+def _own(value: Any, whole: bool) -> Any:
     """What tells a changed value by itself."""
     if isinstance(value, torch.Tensor):
         version = None if value.is_inference() else value._version
-        return id(value), tuple(value.shape), version, _sampled(value)
+        return id(value), tuple(value.shape), version, _sampled(value, whole)
     if isinstance(value, np.ndarray):
-        return tuple(value.shape), value.dtype.str, _sampled(value)
+        return tuple(value.shape), value.dtype.str, _sampled(value, whole)
     if isinstance(value, list | tuple | set | frozenset | deque | dict | bytearray):
         return type(value).__name__, len(value)
+    if isinstance(value, types.MethodType):
+        return id(value.__func__)
     return type(value).__qualname__, id(value) if isinstance(value, OPAQUE) else None
 
 
-def _sampled(value: Any) -> int | None:
-    """A checksum of some elements, without reading files or devices."""
+def _nbytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.nbytes
+    return 8 * len(value) if isinstance(value, list | tuple) else 0
+
+
+def _sampled(value: Any, whole: bool) -> int | None:
+    """A checksum of all or some elements, without reading files or devices."""
     array = _array_of(value)
     if array is None or not array.size or array.dtype.hasobject or _is_mapped(array):
         return None
+    if whole:
+        return crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     places = np.linspace(0, array.size - 1, min(array.size, PLACES)).astype(np.int64)
     return crc32(array.flat[places].tobytes())
 
@@ -95,9 +120,9 @@ def _is_mapped(array: Any) -> bool:
 
 def _inside(value: Any) -> Iterator[Any]:
     if isinstance(value, types.FunctionType):
-        yield from (cell.cell_contents for cell in value.__closure__ or ())
+        yield from _carried(value)
     elif isinstance(value, types.MethodType):
-        yield value.__self__
+        yield from (value.__func__, value.__self__)
     if isinstance(value, (torch.Tensor, np.ndarray, *OPAQUE)):
         return
     if isinstance(value, list | tuple):
@@ -110,6 +135,20 @@ def _inside(value: Any) -> Iterator[Any]:
             yield from list(value.values())
     elif isinstance(getattr(value, "__dict__", None), dict):
         yield from list(vars(value).values())
+        yield from [each for each in vars(type(value)).values() if isinstance(each, types.FunctionType)]
+
+
+def _carried(function: types.FunctionType) -> Iterator[Any]:
+    """What a function reads beside its arguments: what it closes over, defaults, and plain data of its module."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # an empty one
+            yield cell.cell_contents
+    yield from function.__defaults__ or ()
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        own = isinstance(value, types.FunctionType) and value.__module__ == function.__module__
+        if own or type(value) in _DATA:
+            yield value
 
 
 class HandedOut:

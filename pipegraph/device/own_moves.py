@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -16,6 +18,7 @@ from pipegraph.device.split import rule_for
 from pipegraph.tree import ATOMS, entries, leaves, map_leaves, rebuilt
 
 _PLAIN = ATOMS | {str, bytes}
+_SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, np.ndarray)
 _LOOKED_AT = 1000
 """Values of an object that are searched for tensors."""
 
@@ -83,8 +86,8 @@ def tensors_within(thing: Any, device: torch.device, depth: int = 3) -> list[tor
         if isinstance(leaf, torch.Tensor):
             found += [part for part in components(leaf) if part.device == device]
         elif depth and type(leaf) not in _PLAIN:
-            for name in _attributes(leaf):
-                found += tensors_within(getattr(leaf, name, None), device, depth - 1)
+            for _, value in _attributes(leaf):
+                found += tensors_within(value, device, depth - 1)
     return found
 
 
@@ -97,17 +100,31 @@ def _takes_non_blocking(function: Callable[..., Any]) -> bool:
 
 
 def _with_tensors(thing: Any) -> Iterator[str]:
-    """The attributes of an object that have tensors in host memory."""
-    for name in _attributes(thing):
-        for leaf in islice(leaves(getattr(thing, name, None)), _LOOKED_AT):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
-                yield f".{name}"
-                break
+    """Where in an object, and in the objects in it, there are tensors in host memory."""
+    if isinstance(thing, set | frozenset | deque) and _has_tensors(list(thing)):
+        yield "its entries"
+    for name, value in _attributes(thing):
+        if _has_tensors(value):
+            yield f".{name}"
 
 
-def _attributes(thing: Any) -> list[str]:
+def _has_tensors(value: Any) -> bool:
+    left, seen = [value], set[int]()
+    while left and len(seen) < _LOOKED_AT:
+        for leaf in islice(leaves(left.pop()), _LOOKED_AT):
+            if isinstance(leaf, torch.Tensor):
+                if leaf.device.type == "cpu":
+                    return True
+            elif type(leaf) not in _PLAIN and not isinstance(leaf, _SHARED) and id(leaf) not in seen:
+                seen.add(id(leaf))
+                left += [each for _, each in _attributes(leaf)]
+                left += leaf if isinstance(leaf, set | frozenset | deque) else ()
+    return False
+
+
+def _attributes(thing: Any) -> list[tuple[str, Any]]:
     names = list(getattr(thing, "__dict__", ()))
     for kind in type(thing).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         names += [slots] if isinstance(slots, str) else slots
-    return names
+    return [(name, getattr(thing, name, None)) for name in names]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 
-from pipegraph.contracts import Source
+from pipegraph.contracts import Operator, Source
 from pipegraph.errors import GraphError, PipegraphWarning, note
 from pipegraph.fingerprints import fingerprint, length_of
 from pipegraph.planning.plan import Plan
@@ -34,12 +35,18 @@ class GivenData:
             for stage in plan.running
             if isinstance(stage.operator, Source)
         ]
+        self._functions: list[tuple[str, Sequence[Any], bool]] = [
+            (stage.name, stage.operator.functions(), isolated or stage.away)
+            for stage in plan.running
+            if isinstance(stage.operator, Operator)
+        ]
         self._isolated = isolated
         self._seen: dict[str, tuple[int | None, int]] = {}
         self._reported: set[str] = set()
 
     def begins(self) -> tuple[bool, bool]:
-        """A pass begins: whether data has changed since the one before began, in sources that read ahead, and in any.
+        """A pass begins: whether data, or what functions read, has changed since the one before began: in what was done
+        ahead of its pass, and at all.
 
         Raises:
             GraphError: it has another length than the copy that processes read.
@@ -60,18 +67,28 @@ class GivenData:
                 self._unseen(name, before[0], found[0])
                 continue
             self._seen[name] = found
+        for name, functions, away in self._functions:
+            found = None, fingerprint(*functions)
+            if found == self._seen.setdefault(name, found):
+                continue
+            if away:
+                self._unseen(name, None, None, "what its function reads")
+            else:
+                ahead = any_source = True
+                self._seen[name] = found
         return ahead, any_source
 
-    def _unseen(self, name: str, before: int | None, now: int | None) -> None:
-        message = self._message(name, before, now)
+    def _unseen(self, name: str, before: int | None, now: int | None, what: str = "its data") -> None:
+        message = self._message(name, before, now, what)
         if before != now:
             raise GraphError(message)
         if name not in self._reported:
             self._reported.add(name)
             warnings.warn(message, PipegraphWarning, stacklevel=5)
 
-    def _message(self, name: str, before: int | None, now: int | None) -> str:
-        what = "its data, or its sampler," if self._isolated else "its data"
+    def _message(self, name: str, before: int | None, now: int | None, what: str = "its data") -> str:
+        if self._isolated and what == "its data":
+            what = "its data, or its sampler,"
         if before != now:
             what = f"the length of its data ({before}, now {now})"
         remedy = "A loader without isolate=True" if self._isolated else "backend='thread'"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import UserDict
+from collections import UserDict, deque
 from typing import Any
 
 import pytest
@@ -114,3 +114,24 @@ def test_pin_asks_an_object_to_pin_itself() -> None:
     given = Pins(torch.ones(2))
     found = through({"x": torch.ones(2), "thing": given}, ops.Pin())
     assert found["thing"].moves == ["pinned"] and given.moves == []
+
+
+class Holder:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+@pytest.mark.parametrize(
+    "held",
+    [{"graphs": [Plain()]}, [Mesh(torch.ones(2))], Holder(Slotted()), deque([torch.ones(1)])],
+    ids=["objects in a dict", "one that could move itself", "an object", "a deque"],
+)
+def test_tensors_further_down_in_an_object_are_found_too(held: Any) -> None:
+    with pytest.raises(TypeError, match=r"a Holder has tensors in \.held, which would stay in host memory"):
+        through(Holder(held), ops.CopyToDevice("cpu", copy=True))
+
+
+def test_tensors_in_a_deque_or_a_set_are_found() -> None:
+    with pytest.raises(TypeError, match="a deque has tensors in its entries"):
+        through(deque([torch.ones(1)]), ops.CopyToDevice("cpu", copy=True))
+    assert through({"names": {"a"}}, ops.CopyToDevice("cpu", copy=True)) == {"names": {"a"}}

@@ -314,3 +314,72 @@ def test_every_operator_of_ours_with_parameters_says_which_count() -> None:
         if type(operator).config is Component.config:
             assert not vars(operator)
     assert not graph.stages
+
+
+def test_a_route_may_choose_by_a_comparison_of_numpy() -> None:
+    graph = pg.Graph("g")
+    routed = graph.add(ops.FromSequence(range(4))).then(ops.Route(lambda x: np.int64(x) > 1, 2))
+    graph.add(ops.Merge(), routed[0], routed[1].then(lambda x: -x))
+    with graph.loader() as loader:
+        assert list(loader) == [0, 1, -2, -3]
+
+
+class Steps(pg.Source):
+    """Ten numbers, read from ``start`` on, or always from the first."""
+
+    def __init__(self, exact: bool, length: int | None) -> None:
+        self.exact = exact
+        self.number = length
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+    def length(self, epoch: int, rank: int, world_size: int) -> int | None:
+        return self.number
+
+    def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Any:
+        yield from ((number, number) for number in range(start if self.exact else 0, 10))
+
+
+class AtRandom(Steps):
+    random_access = True
+
+    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Any:
+        return iter(range(start if self.exact else 0, 10))
+
+    def read(self, position: int, epoch: int) -> Any:
+        return position
+
+
+def steps(source: pg.Source, **options: Any) -> pg.Graph:
+    graph = pg.Graph("steps")
+    graph.add(source, name="steps", **options)
+    return graph
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "process"}], ids=["thread", "process"])
+@pytest.mark.parametrize("source", [Steps, AtRandom])
+def test_a_source_that_does_not_begin_at_its_start_is_refused_when_it_resumes(
+    source: Any, options: Any
+) -> None:
+    for exact in (True, False):
+        with steps(source(exact, None), **options).loader() as loader:
+            passing = iter(loader)
+            head = [next(passing) for _ in range(4)]
+            state = loader.state_dict()
+        with steps(source(exact, None), **options).loader() as loader:
+            loader.load_state_dict(state)
+            if exact:
+                assert head + list(loader) == list(range(10))
+            else:
+                told = "stage 'steps': .* yields position 0 first for start=0 and for start=4 too"
+                with pytest.raises(pg.errors.GraphError, match=told):
+                    list(loader)
+
+
+@pytest.mark.parametrize("length", [7, 12])
+@pytest.mark.parametrize("source", [Steps, AtRandom])
+def test_a_source_of_another_length_than_it_says_is_told_so(source: Any, length: int) -> None:
+    told = f"stage 'steps': length.. says that epoch 0 has {length} items on this rank, and it had 10"
+    with steps(source(True, length)).loader() as loader, pytest.raises(pg.errors.GraphError, match=told):
+        list(loader)

@@ -109,3 +109,17 @@ def test_a_stage_whose_items_have_no_size_is_named_once(caplog):
     (message,) = [each.getMessage() for each in caplog.records]
     assert "stage 'odd' makes objects of optree.PyTreeSpec, whose bytes nothing tells" in message
     assert "capacity=" in message
+
+
+def test_rows_that_are_arrays_of_objects_count_in_bundles_too():
+    made = []
+
+    def row(number):
+        made.append(number)
+        return np.array([np.zeros(MB, np.uint8), None], dtype=object)
+
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(range(64))).then(row, name="rows")
+    with graph.loader() as loader:
+        assert all(chunk.nbytes > MB / 2 for chunk in loader.chunks())
+        assert loader.profile().stages["rows"].nbytes > 32 * MB

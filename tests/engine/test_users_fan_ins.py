@@ -389,3 +389,39 @@ def test_a_route_or_fan_in_with_a_state_is_told_the_way_that_resumes(kind, text)
     graph.add(WithState(), *[source] * (2 if kind is InTurn else 1), name="own")
     with pytest.raises(GraphError, match=f"stage 'own': .*{text}"):
         graph.plan("own")
+
+
+class Sorted(pg.FanIn):
+    """The smallest of what its inputs have next, of which it holds one each: a resume would lose them."""
+
+    def begin(self, inputs, epoch):
+        self.inputs, self.heads, self.ended = inputs, {}, set()
+
+    def _missing(self):
+        return [index for index in range(self.inputs) if index not in self.heads and index not in self.ended]
+
+    def next_input(self):
+        return next(iter(self._missing()), None)
+
+    def end_input(self, index):
+        self.ended.add(index)
+
+    def process(self, chunk):
+        self.heads[self._missing()[0]] = chunk
+        if self._missing():
+            return None
+        return self.heads.pop(min(self.heads, key=lambda index: self.heads[index].data))
+
+    def cursor(self, positions):
+        return tuple(positions)
+
+    def cursors(self, cursor, inputs):
+        return list(cursor)
+
+
+def test_a_fan_in_that_holds_an_item_to_the_end_of_another_input_is_refused():
+    graph = pg.Graph("sorted")
+    low, high = (graph.add(ops.FromSequence(range(n, n + 7)), name=f"from-{n}") for n in (0, 100))
+    graph.add(Sorted(), low, high, name="sorted")
+    with graph.loader() as loader, pytest.raises(GraphError, match="it would next read input 1, not None"):
+        list(loader)

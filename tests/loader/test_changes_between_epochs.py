@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -247,3 +248,94 @@ def test_what_is_added_in_the_middle_of_an_epoch_belongs_to_the_next_and_no_samp
                 found.append(item)
                 data.items.append(1_000 * epoch + len(data))
             assert sorted(found) == sorted(data.items[:size])
+
+
+class Level:
+    """A transform whose strength the loop chooses."""
+
+    def __init__(self):
+        self.level = 0
+
+    def __call__(self, item):
+        return item + self.level
+
+    def other(self, item):
+        return item + self.level
+
+
+GLOBAL = {"level": 0}
+
+
+def by_global(item):
+    return item + GLOBAL["level"]
+
+
+def through_another(item):
+    return by_global(item)
+
+
+def functions():
+    made = Level()
+    closed = {"level": 0}
+    return {
+        "object": (made, vars(made)),
+        "method": (made.other, vars(made)),
+        "closure": (lambda item: item + closed["level"], closed),
+        "global": (through_another, GLOBAL),
+        "filter": (ops.Filter(lambda item: item >= closed["level"]), closed),
+        "collate": (ops.Batch(1, collate=lambda items: items[0] + closed["level"]), closed),
+    }
+
+
+@pytest.mark.parametrize("way", ["inline", "threads"])
+@pytest.mark.parametrize("kind", ["object", "method", "closure", "global", "filter", "collate"])
+def test_a_function_works_with_what_the_loop_has_set_when_its_pass_begins(kind, way):
+    function, read = functions()[kind]
+    options = {"backend": "inline"} if way == "inline" or kind == "collate" else WAYS[way]
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(range(6))).then(function, **options)
+    found = passes(graph, lambda epoch: read.update(level=epoch))
+    GLOBAL["level"] = 0
+    if kind == "filter":
+        assert found == [list(range(epoch, 6)) for epoch in range(EPOCHS)]
+    else:
+        assert found == [[item + epoch for item in range(6)] for epoch in range(EPOCHS)]
+
+
+@pytest.mark.parametrize("isolate", [False, True], ids=["processes", "isolated"])
+def test_a_function_in_another_process_that_the_loop_changes_is_told_of(isolate):
+    made = Level()
+    graph = pg.Graph()
+    node = graph.add(ops.FromSequence(range(3)))
+    node.then(made, name="level", **({} if isolate else {"backend": "process"}))
+    with graph.loader(epochs=2, isolate=isolate) as loader:
+        assert list(loader) == [0, 1, 2]
+        made.level = 5
+        with pytest.warns(PipegraphWarning, match="stage 'level': what its function reads has changed since"):
+            assert list(loader) == [0, 1, 2]
+
+
+class Scaled(Numbers):
+    """Reads something that is not in it."""
+
+    def __getitem__(self, index):
+        return self.items[index] * (GLOBAL["level"] + 1)
+
+
+@pytest.mark.parametrize("kind", ["one of a list", "one of an array", "global"])
+def test_a_single_value_of_large_data_is_seen(kind):
+    items = np.arange(5_000) if kind == "one of an array" else list(range(5_000))
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(Scaled(items)), workers=2)
+    wanted = []
+
+    def change(epoch):
+        if kind == "global":
+            GLOBAL["level"] = epoch
+        else:
+            items[3] = -epoch
+        wanted.append([int(item) * (GLOBAL["level"] + 1) for item in items])
+
+    found = passes(graph, change)
+    GLOBAL["level"] = 0
+    assert found == wanted

@@ -9,6 +9,8 @@ from operator import index as as_int
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
+
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Mark
 from pipegraph.contracts import FanIn, FanOut
 from pipegraph.engine.stage.cursors import freeze
@@ -90,6 +92,8 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
 def _number(output: Any) -> int:
     if output.__class__ is int:
         return output
+    if isinstance(output, np.bool_):
+        return int(output)
     try:
         return as_int(output)
     except TypeError:  # an array has an __index__ too, and may refuse
@@ -152,6 +156,10 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
                 put(Mark(item.route, item.turn, item.epoch, last, after))
                 last = after
             index = operator.next_input()
+            if check is not None and isinstance(item, EndOfEpoch):
+                wrong = check.ends(operator, positions, ended, index)
+                if wrong is not None:
+                    put(Failure(wrong, epoch))
             if out is not None:
                 if check is not None and out.__class__ is Chunk:
                     wrong = check.check(operator, out, positions, ended, index)

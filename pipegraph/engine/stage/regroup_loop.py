@@ -14,6 +14,7 @@ from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
 from pipegraph.contracts import Regroup
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.cursors import earlier
+from pipegraph.engine.stage.failure_notes import several
 from pipegraph.engine.stage.groups import GroupCheck, must_check
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
@@ -161,7 +162,7 @@ def regrouped(
     operator.failing = ()
     start = perf_counter_ns()
     try:
-        made = list(call())
+        made = several(call())
     except BaseException as error:
         chunks = list(operator.failing) or ([] if item is None else [item])
         lost = Chunk.group(chunks, None) if chunks else None

@@ -99,6 +99,8 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                     items = None if stage.plan.remote else source.items(epoch, *place, step)
                     unit.of_steps = items is not None
                     if items is None:
+                        if step and not planned.begins_at_start:
+                            check_start(stage.name, source, epoch, place, step)
                         items = iter(source.iterate(epoch, *place, step))
                     if not stage.plan.operator.own_numbers:
                         items = Draws(run.seed, stage.name).each(items, epoch, (stage.name,), step)
@@ -115,6 +117,10 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                     snapshots = source.snapshot() is not None
             except BaseException as error:
                 failure = failure_of(stage, error, epoch, step + len(made))
+            if ended and failure is None and not planned.begins_at_start:
+                failure = check_length(
+                    stage, planned if stage.plan.remote else source, epoch, step + len(made)
+                )
             spent = perf_counter_ns() - start - unit.away_ns
             meter.busy_ns += spent
             step += len(made)
@@ -130,6 +136,42 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
         sender.token(0, EndOfEpoch(epoch))
         epoch, step, began = epoch + 1, 0, 0
         yield
+
+
+def check_start(name: str, source: Source, epoch: int, place: tuple[int, int], step: int) -> None:
+    """Raises GraphError if a user's source does not begin at the step at which a run resumes."""
+    if source.random_access:
+        positions = [next(iter(source.positions(epoch, *place, start)), None) for start in (0, step)]
+    else:
+        positions = []
+        for start in (0, step):
+            items = iter(source.iterate(epoch, *place, start))
+            positions.append(next(items, (None, None))[0])
+            del items  # closes a generator before the next one begins
+    if positions[0] is not None and positions[0] == positions[1]:
+        method = "positions" if source.random_access else "iterate"
+        raise GraphError(
+            f"stage {name!r}: {method} yields position {positions[0]} first for start=0 and for start={step} too: "
+            "begin with the item of step `start`, and give each item of an epoch a position of its own, else a resume "
+            "would deliver samples twice"
+        )
+
+
+def check_length(stage: StageRun, source: Source, epoch: int, steps: int) -> Failure | None:
+    """The failure of a user's source that has another number of items than it says."""
+    run = stage.run
+    if stage.plan.remote and run.history:  # which only the process's copy knows
+        return None
+    length = source.length(epoch, run.rank, run.world_size)
+    if length is None or length == steps:
+        return None
+    return Failure(
+        GraphError(
+            f"stage {stage.name!r}: length() says that epoch {epoch} has {length} items on this rank, and it had "
+            f"{steps}: let it return their number, or None where that is not known before"
+        ),
+        epoch,
+    )
 
 
 def snapshot_of(stage: StageRun, source: Source, epoch: int, step: int) -> Failure | None:
@@ -181,6 +223,8 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                 if positions is None:
                     stage.snapshots.restore(source, epoch, run.first_epoch)
                     failure = snapshot_of(stage, source, epoch, 0)
+                    if step and not source.begins_at_start:
+                        check_start(name, source, epoch, (run.rank, run.world_size), step)
                     if draws is not None:
                         draws.one(epoch, ("positions",))
                     positions = iter(source.positions(epoch, run.rank, run.world_size, step))
@@ -189,6 +233,8 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
             except BaseException as error:
                 failure = failure_of(stage, error, epoch, step + len(group))
             if not group:
+                if failure is None and not source.begins_at_start:
+                    failure = check_length(stage, source, epoch, step)
                 if failure is not None:
                     inner.put(failure)
                 break

@@ -24,6 +24,7 @@ class MergeCheck:
         self._epoch = epoch
         self._copy = detached(operator)
         self._came: set[Lineage] = set()
+        self._last: list[Cursor] | None = None  # the positions at the last output
 
     def came(self, chunk: Chunk) -> None:
         """Record a chunk that the fan-in is given."""
@@ -65,7 +66,23 @@ class MergeCheck:
                 f"its cursors must grow from output to output, but {shown(out.before)} was followed by "
                 f"{shown(out.after)}: put the positions or a count of outputs first"
             )
+        self._last = list(positions)
         return self._resumed(operator, cursor, marks, ended, after)
+
+    def ends(
+        self, operator: FanIn, positions: Sequence[Cursor], ended: Collection[int], after: int | None
+    ) -> GraphError | None:
+        """As :meth:`check`, when an input has ended and nothing came since the last output."""
+        if self._came or self._last != list(positions):
+            return None
+        marks = [None if position is None else number for number, position in enumerate(positions, 1)]
+        cursor = freeze(json.loads(json.dumps(operator.cursor(marks))))
+        wrong = self._resumed(operator, cursor, marks, ended, after)
+        if wrong is not None:
+            wrong.add_note(
+                "pipegraph: an input has ended; a fan-in that holds items for later outputs cannot resume"
+            )
+        return wrong
 
     def _resumed(
         self, operator: FanIn, cursor: Any, marks: list[Any], ended: Collection[int], after: int | None

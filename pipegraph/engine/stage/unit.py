@@ -281,6 +281,8 @@ def _light(items: Any) -> int | None:
         return None
     kind = kinds.pop()
     if kind is np.ndarray or kind is torch.Tensor:
+        if kind is np.ndarray and any(item.dtype.hasobject for item in items):
+            return None
         try:
             sizes = list(map(_nbytes, items))
         except RuntimeError:  # a sparse tensor has no bytes of its own

@@ -77,6 +77,7 @@ class _Batches(Source):
     """
 
     own_numbers = True
+    begins_at_start = True
     level = "batch"
     elastic = False
     sent_as = "batches"
