@@ -100,7 +100,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                     unit.of_steps = items is not None
                     if items is None:
                         if step and not planned.begins_at_start:
-                            check_start(stage.name, source, epoch, place, step)
+                            check_start(stage.name, "iterate", source, epoch, place, step)
                         items = iter(source.iterate(epoch, *place, step))
                     if not stage.plan.operator.own_numbers:
                         items = Draws(run.seed, stage.name).each(items, epoch, (stage.name,), step)
@@ -138,20 +138,19 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
         yield
 
 
-def check_start(name: str, source: Source, epoch: int, place: tuple[int, int], step: int) -> None:
+def check_start(
+    name: str, method: str, source: Source, epoch: int, place: tuple[int, int], step: int
+) -> None:
     """Raises GraphError if a user's source does not begin at the step at which a run resumes."""
-    if source.random_access:
-        positions = [next(iter(source.positions(epoch, *place, start)), None) for start in (0, step)]
-    else:
-        positions = []
-        for start in (0, step):
-            items = iter(source.iterate(epoch, *place, start))
-            positions.append(next(items, (None, None))[0])
-            del items  # closes a generator before the next one begins
-    if positions[0] is not None and positions[0] == positions[1]:
-        method = "positions" if source.random_access else "iterate"
+    firsts = []
+    for start in (0, step):
+        items = iter(getattr(source, method)(epoch, *place, start))
+        first = next(items, None)
+        firsts.append(first[0] if method == "iterate" and first is not None else first)
+        del items  # closes a generator before the next one begins
+    if firsts[0] is not None and firsts[0] == firsts[1]:
         raise GraphError(
-            f"stage {name!r}: {method} yields position {positions[0]} first for start=0 and for start={step} too: "
+            f"stage {name!r}: {method} yields position {firsts[0]} first for start=0 and for start={step} too: "
             "begin with the item of step `start`, and give each item of an epoch a position of its own, else a resume "
             "would deliver samples twice"
         )
@@ -224,7 +223,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                     stage.snapshots.restore(source, epoch, run.first_epoch)
                     failure = snapshot_of(stage, source, epoch, 0)
                     if step and not source.begins_at_start:
-                        check_start(name, source, epoch, (run.rank, run.world_size), step)
+                        check_start(name, "positions", source, epoch, (run.rank, run.world_size), step)
                     if draws is not None:
                         draws.one(epoch, ("positions",))
                     positions = iter(source.positions(epoch, run.rank, run.world_size, step))

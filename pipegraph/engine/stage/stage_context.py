@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from pipegraph import concurrency
-from pipegraph.contracts import Context, Operator, Source
+from pipegraph.contracts import Context, History, Operator, Source
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.epoch_limit import Horizon
@@ -28,6 +28,7 @@ class RunContext(Protocol):
     rank: int
     world_size: int
     first_epoch: int
+    history: History
     account: Account
     horizon: Horizon
     ledger: Ledger
