@@ -22,6 +22,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -135,9 +136,9 @@ def device() -> dict[str, Any]:
 
 
 def cuda_tests() -> list[str]:
-    """The files that have tests marked ``cuda``: others import what is not needed here."""
+    """The files that have tests marked ``cuda`` or ``accelerator``: others import what is not needed here."""
     files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
-    return [name for name in files if "mark.cuda" in (ROOT / name).read_text()]
+    return [name for name in files if re.search(r"mark\.(cuda|accelerator)", (ROOT / name).read_text())]
 
 
 def left_out(name: str) -> list[str]:
@@ -148,7 +149,7 @@ def left_out(name: str) -> list[str]:
 
 def commands(results: Path, cuda: bool, slow: bool) -> list[tuple[str, list[str]]]:
     """What runs, by name."""
-    marked = "cuda" if slow else "cuda and not slow"
+    marked = "(cuda or accelerator)" if slow else "(cuda or accelerator) and not slow"
     files = [name for name in cuda_tests() if not left_out(name)]
     tests = ["-m", "pytest", *files, "-p", "no:cacheprovider"]
     # Warnings of versions that this project was not tested with are shown, and do not fail a test.

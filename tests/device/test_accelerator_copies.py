@@ -18,7 +18,7 @@ from pipegraph.device import AcceleratorBackend
 from pipegraph.device.device_slabs import Arrival, Landing
 from pipegraph.operators.batch_slabs import StageSlabs
 
-pytestmark = pytest.mark.usefixtures("accelerator")
+pytestmark = [pytest.mark.accelerator, pytest.mark.usefixtures("accelerator")]
 ROWS, WIDTH = 8, 4096
 
 
@@ -255,3 +255,19 @@ def test_device_memory_is_that_of_the_slabs_and_goes_when_the_loader_does() -> N
     assert torch.accelerator.max_memory_allocated() - before <= (counters["slabs_made"] + 1) * slab
     gc.collect()
     assert torch.accelerator.memory_allocated() == before
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_copy_engine_sees_one_copy_per_batch() -> None:
+    node = numbers(20).then(ops.CopyToDevice("accelerator"))
+    with (
+        node.graph.loader() as loader,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile,
+    ):
+        for _ in loader:
+            pass
+        torch.accelerator.synchronize()
+    copies = [event for event in profile.events() if "Memcpy HtoD" in event.name]
+    assert len(copies) == 20
+    assert all("Pinned" in event.name for event in copies)

@@ -29,12 +29,12 @@ def test_without_a_gpu_it_says_so_and_exits_with_2(tmp_path: Path, programs: Any
     assert not (tmp_path / "results").exists()
 
 
-def test_it_runs_the_files_that_have_cuda_tests_and_both_benchmarks(load: Any, tmp_path: Path) -> None:
+def test_it_runs_the_files_that_have_tests_for_a_gpu_and_both_benchmarks(load: Any, tmp_path: Path) -> None:
     found = dict(load("gpu_check").commands(tmp_path, cuda=False, slow=False))
     assert list(found) == ["tests", "host_to_device", "replica_parts cpu cpu"]
     files = [argument for argument in found["tests"] if argument.endswith(".py")]
-    assert "tests/device/test_cuda_copies.py" in files
-    assert "tests/replicas/test_cuda_replicas.py" in files
+    assert "tests/device/test_accelerator_copies.py" in files
+    assert "tests/replicas/test_accelerator_replicas.py" in files
     assert "tests/replicas/test_reducer.py" not in files
     assert all((FOLDER.parent / name).exists() for name in files)
 
@@ -44,7 +44,7 @@ def test_files_that_need_what_is_not_there_are_left_out_by_name(
 ) -> None:
     gpu_check = load("gpu_check")
     monkeypatch.setattr(gpu_check, "LARGE", {"tests/replicas": ("torch", "pipegraph_absent")})
-    name = "tests/replicas/test_cuda_replicas.py"
+    name = "tests/replicas/test_accelerator_replicas.py"
     assert name in gpu_check.cuda_tests()
     assert gpu_check.left_out(name) == ["pipegraph_absent"]
     assert name not in dict(gpu_check.commands(tmp_path, cuda=False, slow=False))["tests"]

@@ -10,6 +10,7 @@ import torch
 import pipegraph as pg
 from pipegraph import operators as ops
 
+pytestmark = pytest.mark.accelerator
 ROWS, COUNT = 4, 40
 
 

@@ -21,7 +21,7 @@ from pipegraph.replicas.reduce_streams import ReduceStreams
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 
-pytestmark = pytest.mark.usefixtures("accelerator")
+pytestmark = [pytest.mark.accelerator, pytest.mark.usefixtures("accelerator")]
 PLACES = {
     "one slot": [0],
     "two slots of one device": [0, 0],
@@ -295,3 +295,23 @@ def test_compiled_replicas() -> None:
             theirs.step()
             executor.step(batch(step), mean_loss, on_x)
         assert_close(executor, alone)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_forward_and_the_users_backward_equal_data_parallel(
+    make_executor: MakeExecutor, places: list[str]
+) -> None:
+    """DataParallel on the GPUs it can have: distinct ones."""
+    theirs = nn.DataParallel(model(), sorted({torch.device(place).index for place in places}))
+    executor = make_executor(model(), places)
+    for step in range(4):
+        x = there(batch(step))["x"]
+        mine, its = executor(x), theirs(x)
+        torch.testing.assert_close(mine, its, rtol=1e-12, atol=1e-12)
+        mine.pow(2).mean().backward()
+        its.pow(2).mean().backward()
+        for ours, other in zip(executor.module.parameters(), theirs.module.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, other.grad, rtol=1e-12, atol=1e-13)
+        executor.zero_grad()
+        theirs.zero_grad()
