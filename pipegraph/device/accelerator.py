@@ -161,7 +161,7 @@ class AcceleratorEvent(Event):
 class AcceleratorStream(Stream):
     """A stream of a device; `run` calls its work at once, so errors of the host side are raised there."""
 
-    def __init__(self, slot: Slot, name: str, backend: AcceleratorBackend, raw: torch.Stream) -> None:
+    def __init__(self, slot: Slot, name: str, backend: AcceleratorBackend, raw: Any) -> None:
         self.slot = slot
         self.name = name
         self._backend = backend
@@ -180,7 +180,7 @@ class AcceleratorStream(Stream):
         return recorded
 
     def query(self) -> bool:
-        return self.raw.query()
+        return bool(self.raw.query())
 
     def synchronize(self) -> None:
         self.raw.synchronize()
@@ -199,7 +199,8 @@ def raw_of(stream: Stream) -> torch.Stream:
     """Torch's own stream."""
     if not isinstance(stream, AcceleratorStream):
         raise DeviceError(f"a device's events are recorded and awaited on its streams, got {stream!r}")
-    return stream.raw
+    raw: torch.Stream = stream.raw
+    return raw
 
 
 class _Reached(Event):
@@ -221,25 +222,8 @@ class _Reached(Event):
         return None
 
 
-class _Queue(Stream):
-    """The one queue of a device of which torch can use no streams or no events."""
-
-    def __init__(self, slot: Slot, name: str, backend: AcceleratorBackend) -> None:
-        self.slot = slot
-        self.name = name
-        self._backend = backend
-
-    def run(self, work: Callable[[], object]) -> None:
-        with self._backend.current():
-            work()
-
-    def wait_event(self, event: Event) -> None:
-        event.wait(self)
-
-    def record_event(self, event: Event | None = None) -> Event:
-        recorded = self._backend.event() if event is None else event
-        recorded.record(self)
-        return recorded
+class _Queue(AcceleratorStream):
+    """The one queue of a device of which torch can use no streams or no events; its `raw` is the device."""
 
     def query(self) -> bool:
         self.synchronize()
@@ -247,15 +231,6 @@ class _Queue(Stream):
 
     def synchronize(self) -> None:
         self._backend.finish()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Queue) and self.slot.device == other.slot.device
-
-    def __hash__(self) -> int:
-        return hash(self.slot.device)
-
-    def __repr__(self) -> str:
-        return f"<the queue of {self.slot.device}>"
 
 
 class AcceleratorBackend(Backend):
@@ -306,7 +281,7 @@ class AcceleratorBackend(Backend):
         if self.offers.events:
             stream: Stream = AcceleratorStream(slot, name, self, self.raw_stream())
         else:
-            stream = _Queue(slot, name, self)
+            stream = _Queue(slot, name, self, self.device)
         with self._lock:
             if self._closed:
                 raise DeviceError(f"the backend of {self.device} is closed")
@@ -319,7 +294,7 @@ class AcceleratorBackend(Backend):
     def current_stream(self) -> Stream:
         slot = Slot(self.device)
         if not self.offers.events:
-            return _Queue(slot, "current", self)
+            return _Queue(slot, "current", self, self.device)
         return AcceleratorStream(slot, "current", self, self.raw_current())
 
     @contextmanager
