@@ -320,6 +320,10 @@ def test_a_pin_at_the_end_pins_for_the_trainers_own_device(
     node = numbers(4).then(ops.Pin())
     with torch.accelerator.device_index(2), node.graph.loader(node) as loader:
         list(loader)
+        assert all(
+            batch.is_pinned()
+            for batch in pg.DataLoader(torch.arange(8), 4, num_workers=1, workers="thread", pin_memory=True)
+        )
     assert there == {2}
 
 

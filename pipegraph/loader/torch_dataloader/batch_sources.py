@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, final
 
+import torch
 from torch.utils.data import _DatasetKind, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Drawn, FanIn, History, Source
+from pipegraph.device.slabs import on_device
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.global_generators import Draws
 from pipegraph.loader.torch_dataloader.batch_progress import keeps_state
@@ -360,10 +362,11 @@ class InTurn(FanIn):
         return list(cursor[2:])
 
 
-def pinned(device: str | None, batch: Any) -> Any:
-    """A batch in pinned memory, as torch's ``DataLoader`` pins it."""
+def pinned(place: torch.device | None, device: str | None, batch: Any) -> Any:
+    """A batch in pinned memory, as torch's ``DataLoader`` pins it: for the trainer's own accelerator."""
     pin: Any = pin_memory
     if isinstance(batch, Stateful):
-        batch.data = pinned(device, batch.data)
+        batch.data = pinned(place, device, batch.data)
         return batch
-    return batch if isinstance(batch, Failed) else pin(batch, device)
+    with on_device(place):
+        return batch if isinstance(batch, Failed) else pin(batch, device)

@@ -16,6 +16,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from pipegraph.device import current_device
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
@@ -104,7 +105,7 @@ class Pipeline:
                 capacity=1,
             )
         if pins:
-            node.then(partial(pinned, pin), name="pin", capacity=1)
+            node.then(partial(pinned, current_device(), pin), name="pin", capacity=1)
         return graph
 
 
