@@ -35,16 +35,25 @@ class TrainOnLoader:
         loader: a graph's loader, or a ``pg.DataLoader``.
 
     Raises:
-        TypeError: ``loader`` is another.
-        StateError: the checkpoint has no state of a loader, or of other ranks.
+        TypeError: ``loader`` is another, or prepared by Accelerate; or there is a ``train_dataset`` too.
+        StateError: a state was loaded into ``loader`` already; or the checkpoint has none, or one of other ranks.
     """
 
     args: Any
 
     def __init__(self, *arguments: Any, loader: Any, **options: Any) -> None:
-        if not isinstance(loader, Loader | DataLoader):
-            raise TypeError(f"loader must be a graph.loader() or a pg.DataLoader, got {loader!r}")
+        if not issubclass(type(loader), Loader | DataLoader):  # a prepared one says that it is an instance
+            raise TypeError(
+                f"loader must be a graph.loader() or a pg.DataLoader, not prepared by Accelerate, got {type(loader)}"
+            )
+        if loader._progress.place.restored if isinstance(loader, Loader) else loader._restored is not None:
+            raise StateError(
+                "a state was loaded into this loader: leave that out, train(resume_from_checkpoint=...) does it, once "
+                "the Trainer has asked how long an epoch is"
+            )
         super().__init__(*arguments, **options)
+        if getattr(self, "train_dataset", None) is not None:
+            raise TypeError("loader= takes the place of train_dataset=: leave train_dataset out")
         self._passes = _Passes(loader)
         self.args.ignore_data_skip = (
             False  # the Trainer counts the batches of the epoch, and nothing is skipped

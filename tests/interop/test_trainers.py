@@ -204,12 +204,15 @@ def trainer(folder: Path, loader: Any = None, dataset: Any = None, **options: An
             rows.append(row.tolist())
             return {"loss": self.layer(row[:, None].float()).mean()}
 
-    kind = type("Trainer", (pg.TrainOnLoader, transformers.Trainer), {}) if loader else transformers.Trainer
+    on_loader = type("Trainer", (pg.TrainOnLoader, transformers.Trainer), {})
+    kind = transformers.Trainer if loader is None else on_loader
     arguments = transformers.TrainingArguments(
         str(folder),
         **{"use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_strategy": "no", **options},
     )
-    given = {"loader": loader} if loader else {"train_dataset": dataset}
+    given = {} if loader is None else {"loader": loader}
+    if dataset:
+        given["train_dataset"] = dataset
     return kind(Model(), arguments, **given), rows
 
 
@@ -239,9 +242,31 @@ def test_a_checkpoint_without_a_loaders_state_is_refused(tmp_path: Path) -> None
             resumed.train(resume_from_checkpoint=True)
 
 
-def test_a_trainer_takes_no_other_loader(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"a graph\.loader\(\) or a pg\.DataLoader"):
-        trainer(tmp_path, torch.utils.data.DataLoader(range(4)))
+def test_a_trainer_takes_no_other_loader(tmp_path: Path, accelerator: Any) -> None:
+    prepared = accelerator.prepare(pg.DataLoader(range(4)))
+    for other in (torch.utils.data.DataLoader(range(4)), prepared):
+        with pytest.raises(TypeError, match="not prepared by Accelerate, got <class"):
+            trainer(tmp_path, other)
+
+
+@pytest.mark.parametrize("make", [rows_loader, lambda: pg.DataLoader(range(8))])
+def test_a_loader_into_which_a_state_was_loaded_does_not_tell_how_long_an_epoch_is(
+    tmp_path: Path, make: Any
+) -> None:
+    with contextlib.ExitStack() as stack:
+        loader, other = make(), make()
+        for each in (loader, other) if isinstance(loader, pg.Loader) else ():
+            stack.enter_context(each)
+        batches = iter(other)
+        next(batches)
+        loader.load_state_dict(other.state_dict())
+        with pytest.raises(pg.errors.StateError, match="leave that out"):
+            trainer(tmp_path, loader)
+
+
+def test_a_trainer_takes_a_loader_or_a_dataset(tmp_path: Path) -> None:
+    with rows_loader() as loader, pytest.raises(TypeError, match="leave train_dataset out"):
+        trainer(tmp_path, loader, Texts())
 
 
 class Texts(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -249,6 +274,8 @@ class Texts(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return 64
 
     def __getitem__(self, row: int) -> dict[str, Any]:
+        if row >= len(self):
+            raise IndexError  # the Trainer iterates it for its lengths
         return {"row": row, "input_ids": [row] * (row * 7 % 16)}
 
 
@@ -274,7 +301,7 @@ def test_group_by_length_is_for_the_trainers_own_loader(
         "max_steps": 16,
     }
     loader = None if own else pg.DataLoader(Texts(), 4, collate_fn=collate_rows)
-    grouped, rows = trainer(tmp_path, loader, Texts(), save_strategy="no", **options)
+    grouped, rows = trainer(tmp_path, loader, Texts() if own else None, save_strategy="no", **options)
     if own:
         grouped.data_collator = collate_rows
     grouped.train()
