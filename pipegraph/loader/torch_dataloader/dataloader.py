@@ -12,7 +12,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind
 from pipegraph.engine.process import zygote
 from pipegraph.errors import NotPicklableError
 from pipegraph.graph import Graph
-from pipegraph.loader.torch_dataloader.in_accelerate import warn_of_another_class
+from pipegraph.loader.torch_dataloader.in_accelerate import builds_another
 from pipegraph.loader.torch_dataloader.index_feed import DrawnIndices
 from pipegraph.loader.torch_dataloader.pass_iterators import Inherited, Inline, Pipeline, Pipelined
 from pipegraph.loader.torch_dataloader.resumable import ResumableDataLoader
@@ -140,9 +140,8 @@ class DataLoader(ResumableDataLoader[_T_co]):
 
     @property
     def multiprocessing_context(self) -> Any:
-        """As torch's, and ``"thread"`` with threads, so that a loader that is built from this one's has them too."""
-        warn_of_another_class(DataLoader)
-        if self.workers == "thread" and self.num_workers:
+        """As torch's. Accelerate reads ``"thread"`` where there are threads: what it builds has them too."""
+        if builds_another(DataLoader) and self.workers == "thread" and self.num_workers:
             return "thread"
         return super().multiprocessing_context
 

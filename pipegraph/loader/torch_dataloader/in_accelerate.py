@@ -28,11 +28,11 @@ def _called_from(name: str) -> FrameType | None:
     return None
 
 
-def warn_of_another_class(kind: type) -> None:
-    """Warn if Accelerate, which reads an attribute of a loader of this kind now, builds something else from it."""
+def builds_another(kind: type) -> bool:
+    """Whether it is Accelerate that reads an attribute of such a loader now; warns if it builds another kind."""
     building = _called_from("prepare_data_loader") or _called_from("skip_first_batches")
     if building is None:
-        return
+        return False
     built = building.f_globals["DataLoader"]
     if building.f_locals.get("use_stateful_dataloader"):
         advice = (
@@ -42,12 +42,13 @@ def warn_of_another_class(kind: type) -> None:
     elif not (isinstance(built, type) and issubclass(built, kind)):
         advice = "set accelerate.data_loader.DataLoader = pg.DataLoader before"
     else:
-        return
+        return True
     warnings.warn(
         f"Accelerate builds another loader from this pg.DataLoader, without pipegraph's workers and state: {advice}",
         PipegraphWarning,
         stacklevel=3,
     )
+    return True
 
 
 def loaded_by_accelerate(state: dict[str, Any]) -> None:
