@@ -175,6 +175,13 @@ class FakeSidecar:
         self.number = 0
 
     def open(self, context: Context) -> None:
+        try:
+            self._open(context)
+        except BaseException:  # who was not opened is not closed by the runtime
+            self.close()
+            raise
+
+    def _open(self, context: Context) -> None:
         with context.stopping.ending(self._stop):
             plan = pickle.loads(pickle.dumps(self._plan))
             runtime = sidecar_process.HostRuntime(plan, self._facts, lambda nbytes: None)
