@@ -14,7 +14,7 @@ from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, EndOfEpoch, Mark
+from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Mark
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import NO_DEMAND, Channel
 from pipegraph.engine.contents import samples_in
@@ -202,6 +202,11 @@ class AsFinished(Sender):
                     mark.start(ticket, item.before, item.after)
                 self._open[ticket] = item.epoch, self._taken
                 self._taken += samples_in(item)
+        elif isinstance(
+            item, Failure
+        ):  # the end of its epoch, in another worker's hands, may not overtake it
+            with self._lock:
+                self._open[ticket] = item.epoch, self._taken
 
     def may_take(self, ticket: int) -> bool:
         """Whether the next item is within the reorder window."""

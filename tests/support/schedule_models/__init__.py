@@ -5,6 +5,7 @@ from scheduler.model import Model
 from schedule_models.elsewhere import Isolated, ProcessStage
 from schedule_models.pipelines import (
     Completion,
+    CompletionBelow,
     Diamond,
     LittleMemory,
     Mixed,
@@ -32,6 +33,7 @@ MODELS: dict[str, type[Model]] = {
         Units,
         WaitingRows,
         Completion,
+        CompletionBelow,
         RouteToMerge,
         Mixed,
         Diamond,

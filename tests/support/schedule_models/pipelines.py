@@ -360,6 +360,17 @@ class Completion(LoaderModel):
         return graph
 
 
+class CompletionBelow(Completion):
+    """What fails is the last item of the stage above: its failure may not be overtaken by the end of the epoch."""
+
+    def graph(self, variant: int) -> pg.Graph:
+        graph = pg.Graph("below")
+        node = graph.add(ops.FromSequence(range(5)), name="source")
+        node = node.then(mapped(add_one, 4), name="before", workers=1 + variant % 2)
+        node.then(ops.Map(triple), name="map", workers=1 + variant % 3, ordered=False)
+        return graph
+
+
 class RouteToMerge(LoaderModel):
     """Two branches of different speed, together again in the order before."""
 
