@@ -21,6 +21,16 @@ def here() -> str:
     return f"{torch.accelerator.current_accelerator()}:0"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The device is there before the first test: autograd counts the devices of a process at its first backward."""
+    wanted = any(
+        "simulated" in getattr(item, "fixturenames", ()) or "accelerator" in getattr(item, "fixturenames", ())
+        for item in items
+    )
+    if wanted and simulated_device.why_not() is None:
+        simulated_device.native()
+
+
 @pytest.fixture
 def simulated() -> Iterator[torch.device]:
     """The simulated device, for tests of what only it can show."""

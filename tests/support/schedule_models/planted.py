@@ -139,9 +139,9 @@ FAULTS = (
         BlockReaderModel,
     ),
     Fault(
-        "a cancel that comes before its run has started there is forgotten",
-        sidecar_process.Serving.start_run,
-        "        if over:",
+        "a cancel from the trainer does not end what waits in the sidecar",
+        sidecar_process.Serving._cancel,
+        "        if run is not None:",
         "        if False:",
         Isolated,
     ),

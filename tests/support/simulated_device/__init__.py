@@ -40,11 +40,15 @@ def is_registered() -> bool:
 
 @cache
 def native() -> Any:
-    """The compiled device, registered with torch: once per process, for torch knows no way back."""
+    """The compiled device, registered with torch: once per process, for torch knows no way back, and before any backward."""
     torch.utils.rename_privateuse1_backend(NAME)
     compiled = build.native()
     torch._register_device_module(NAME, _device_module(compiled))
     torch.utils.generate_methods_for_privateuse1_backend()
+    # Autograd counts the devices once, at the first backward of a process.
+    compiled.set_available(True)
+    torch.ones(1, requires_grad=True).sum().backward()
+    compiled.set_available(False)
     return compiled
 
 

@@ -1,13 +1,17 @@
 // Streams of the simulated device: queues of work that runs when somebody waits for it, or in a random lawful order.
 #pragma once
+#include <Python.h>
+
 #include <atomic>
 #include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <random>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -16,9 +20,29 @@ namespace simulated {
 constexpr int DEVICES = 4;
 constexpr int STREAMS = 1024;  // handed out in turn, as CUDA does with 32: another's stream may get what one has freed
 
-// Guards all state of this library. Never held while Python is called.
+// Guards all state of this library. Work runs under it, and may free a tensor that Python knows, for which it needs the
+// GIL: so nobody waits for this with the GIL held.
 inline std::recursive_mutex mutex;
-using Locked = std::lock_guard<std::recursive_mutex>;
+
+class Locked {
+ public:
+  explicit Locked(std::recursive_mutex& guarded) : guarded_(guarded) {
+    if (guarded.try_lock()) return;
+    if (!Py_IsInitialized() || !PyGILState_Check()) {
+      guarded.lock();
+      return;
+    }
+    PyThreadState* state = PyEval_SaveThread();
+    guarded.lock();
+    PyEval_RestoreThread(state);
+  }
+  ~Locked() { guarded_.unlock(); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  std::recursive_mutex& guarded_;
+};
 
 // A point of a stream's work.
 struct Mark {
@@ -54,6 +78,7 @@ enum class Order { latest, random, eager };
 
 using Key = std::pair<int, int64_t>;
 inline std::map<Key, Line> lines;
+inline std::set<Key> busy;  // streams that may have work: a process uses hundreds, and few at a time have any
 inline Order order = Order::latest;
 inline std::mt19937_64 draws;
 
@@ -85,7 +110,11 @@ inline bool can_run(const Line& line) {
 // Runs one piece of a random stream that may run one; false where none may.
 inline bool run_one() {
   std::vector<Key> able;
-  for (auto& [key, line] : lines) if (can_run(line)) able.push_back(key);
+  for (auto at = busy.begin(); at != busy.end();) {
+    const auto& line = lines[*at];
+    if (can_run(line)) able.push_back(*at);
+    at = line.given.empty() ? busy.erase(at) : std::next(at);
+  }
   if (able.empty()) return false;
   auto key = able[draws() % able.size()];
   run_until({key.first, key.second, lines[key].finished + 1});
@@ -102,6 +131,7 @@ inline void submit(int device, int64_t stream, Piece piece) {
   auto& line = lines[{device, stream}];
   line.given.push_back(std::move(piece));
   line.submitted++;
+  busy.insert({device, stream});
   if (order == Order::eager) run_until(mark_of(device, stream));
   if (order == Order::random) while (draws() % 2 && run_one()) {}
 }
