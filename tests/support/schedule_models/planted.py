@@ -11,10 +11,9 @@ from typing import Any
 
 from scheduler.model import Model
 
-from pipegraph.engine import activity, channel, contents, memory, reorder, sidecar_process, worker_threads
+from pipegraph.engine import activity, channel, contents, memory, reorder, worker_threads
 from pipegraph.engine.stage import epoch_limit, sender, unit
 from pipegraph.reader import block_reader
-from schedule_models.elsewhere import Isolated
 from schedule_models.pipelines import Completion, ThreeStages, WaitingRows
 from schedule_models.queues import AccountModel, ChannelModel, SequencedChannelModel
 from schedule_models.readers import BlockReaderModel
@@ -137,13 +136,6 @@ FAULTS = (
         "            self._arrived.notify_all()\n",
         "            pass\n",
         BlockReaderModel,
-    ),
-    Fault(
-        "a cancel from the trainer does not end what waits in the sidecar",
-        sidecar_process.Serving._cancel,
-        "        if run is not None:",
-        "        if False:",
-        Isolated,
     ),
 )
 
