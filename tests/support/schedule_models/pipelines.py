@@ -64,7 +64,7 @@ class LoaderModel(Model):
     @classmethod
     def prepare(cls) -> None:
         """Make the reference; outside of schedules."""
-        Failing.raises = False
+        Failing.raises, Failing.returns = False, None
         if cls not in REFERENCES:
             model = cls.__new__(cls)
             with model.graph(0).loader(epochs=cls.epochs) as loader:
@@ -85,13 +85,13 @@ class LoaderModel(Model):
     def run(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            habits = [self.whole, self.breaks, self.resumes, self.closes, self.fails]
+            habits = [self.whole, self.breaks, self.resumes, self.closes, self.fails, self.hangs]
             if self.interrupts:
                 habits.append(self.is_interrupted)
             self.draw.choice(habits)()
 
     def loader(self, fails: bool = False) -> Any:
-        Failing.raises = fails
+        Failing.raises, Failing.returns = fails, None
         graph = self.graph(self.draw.randrange(1, 100))
         # A loader that was made for fewer passes reads ahead to the last of these only.
         return graph.loader(epochs=self.draw.choice([1, self.epochs, None]), memory_limit=self.memory_limit)
@@ -181,6 +181,32 @@ class LoaderModel(Model):
             assert got == REFERENCES[type(self)][0][: len(got)]
         self.resume(state, 0, got)
 
+    def hangs(self) -> None:
+        """A user's function does not return until another thread's ``close`` has given up on it."""
+        loader = self.loader()
+        Failing.returns = returns = concurrency.Event()
+
+        def close() -> None:
+            try:
+                loader.close()
+            except pg.errors.StuckWorker as warning:
+                assert "did not return within 5 s" in str(warning)
+            returns.set()
+
+        closer = concurrency.Thread(target=close)
+        got: list[Any] = []
+        try:
+            closer.start()
+            for item in loader:
+                got.append(plain(item))
+        except pg.errors.LoaderClosedError:
+            pass
+        closer.join()
+        Failing.returns = None
+        loader.close()
+        if self.ordered:
+            assert got == REFERENCES[type(self)][0][: len(got)]
+
     def is_interrupted(self) -> None:
         """Ctrl-C at some step of the consumer, before, in, or after an item; then the rest from the state."""
         with self.loader() as loader:
@@ -254,6 +280,8 @@ class Failing:
     """A function that raises for one item; while ``raises`` is set, if it depends on that."""
 
     raises = False
+    returns: Any = None
+    """An event for which the item waits, in schedules in which the function hangs."""
 
     def __init__(self, function: Any, at: Any, always: bool = False) -> None:
         self.function = function
@@ -261,6 +289,8 @@ class Failing:
         self.always = always
 
     def __call__(self, item: Any) -> Any:
+        if item == self.at and Failing.returns is not None:
+            Failing.returns.wait()
         if item == self.at and (self.always or Failing.raises):
             raise Broken(f"item {item}")
         return self.function(item)
