@@ -189,8 +189,8 @@ class LoaderModel(Model):
         def close() -> None:
             try:
                 loader.close()
-            except pg.errors.StuckWorker as warning:
-                assert "did not return within 5 s" in str(warning)
+            except pg.errors.StuckWorker:
+                pass
             returns.set()
 
         closer = concurrency.Thread(target=close)
