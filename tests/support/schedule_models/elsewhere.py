@@ -208,9 +208,15 @@ class FakeSidecar:
             except Exception:
                 return None
 
+    def _tell(self, *question: Any) -> Any:
+        """The answer over the control connection; None where that is closed, as the real one has it."""
+        try:
+            return None if self._control is None else self._control.ask(question)
+        except Died:
+            return None
+
     def _stop(self) -> None:
-        if self._control is not None:
-            self._control.ask(("stop",))
+        self._tell("stop")
 
     def close(self, grace_s: float = 1.0) -> None:
         calls, self._calls = self._calls, None
@@ -235,8 +241,7 @@ class FakeSidecar:
 
     def cancel(self) -> None:
         with self._asking:
-            if self._control is not None:
-                self._control.ask(("cancel", self.number))
+            self._tell("cancel", self.number)
         if self._calls is not None:
             self._calls.cancel()
 
@@ -246,7 +251,7 @@ class FakeSidecar:
 
     def ask(self, what: str, *args: Any) -> Any:
         with self._asking:
-            return None if self._control is None else self._control.ask(("ask", what, *args))
+            return self._tell("ask", what, *args)
 
 
 class FakeProcesses(pool.RemoteStages):
