@@ -189,7 +189,7 @@ class LoaderModel(Model):
         def close() -> None:
             try:
                 loader.close()
-            except pg.errors.StuckWorker:
+            except pg.errors.PipegraphWarning:  # StuckWorker, or the sidecar's close that had one
                 pass
             returns.set()
 
