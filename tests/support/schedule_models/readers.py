@@ -114,5 +114,8 @@ class BlockReaderModel(Model):
             except Cancelled:
                 assert self.ends, "cancelled by nobody"
                 return
+            if entry.value is None:  # dropped in use: by a close, which gives up on stuck workers too
+                assert self.ends, "the block was dropped in use"
+                return
             assert entry.value[1] == {"block": self.order[step], "row": 1}
             self.reader.release(entry)
