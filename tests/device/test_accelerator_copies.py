@@ -87,13 +87,12 @@ def test_the_plan_pins_the_slabs_and_leaves_pin_out() -> None:
         assert all(right(batch, number) for number, batch in enumerate(loader))
 
 
-def test_pin_makes_one_pinned_slab_of_what_lies_apart() -> None:
+def test_pin_makes_one_pinned_slab_for_a_copy_and_pins_each_tensor_for_the_loop() -> None:
     node = numbers(20, in_slabs=False).then(ops.Pin())
     copied = node.then(ops.CopyToDevice("accelerator"))
     with node.graph.loader(node) as loader:
         for batch in loader:
-            assert all(tensor.is_pinned() for tensor in batch.values())
-            assert 0 < batch["half"].data_ptr() - batch["x"].data_ptr() < 2 * batch["x"].nbytes
+            assert all(tensor.is_pinned() for tensor in batch.values())  # each by itself
     with node.graph.loader(copied) as loader:
         assert all(right(batch, number) for number, batch in enumerate(loader))
         counters = loader.profile().stages["copy"].counters
