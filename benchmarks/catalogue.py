@@ -26,6 +26,21 @@ class Goal:
 
 
 @dataclass(frozen=True)
+class Apart:
+    """A way of using the loaders that is compared by itself.
+
+    Attributes:
+        name: in words.
+        ours: our contestant.
+        among: what the names of its peers contain.
+    """
+
+    name: str
+    ours: str
+    among: str = ""
+
+
+@dataclass(frozen=True)
 class Entry:
     """One comparison.
 
@@ -37,6 +52,7 @@ class Entry:
         images: whether it needs photographs.
         others: whether it takes peers from other environments (``--other``).
         goals: what it has to show.
+        apart: contestants of ours that are compared by themselves.
     """
 
     record: str
@@ -46,6 +62,7 @@ class Entry:
     images: bool = False
     others: bool = False
     goals: tuple[Goal, ...] = ()
+    apart: tuple[Apart, ...] = ()
 
     @property
     def written(self) -> bool:
@@ -59,12 +76,24 @@ FULL_DECODE = ("DataLoader, OpenCV", "torchdata.nodes, threads", "SPDL, OpenCV",
 SET = (
     Entry(
         "hop_cost",
-        "what a stage costs",
+        "what stages cost, by their number",
         "hop_cost",
         goals=(Goal(6, ("torchdata.nodes",)), Goal(30, ("SPDL",))),
     ),
-    Entry("small_rows", "a million rows of floats, shuffled", "small_rows", goals=(AHEAD,)),
-    Entry("tokens", "windows of tokens from one long array", "tokens", goals=(AHEAD,)),
+    Entry(
+        "small_rows",
+        "a million rows of floats, shuffled",
+        "small_rows",
+        goals=(AHEAD,),
+        apart=(Apart("row by row", "pipegraph, rows", "rows"),),
+    ),
+    Entry(
+        "tokens",
+        "windows of tokens from one long array",
+        "tokens",
+        goals=(AHEAD,),
+        apart=(Apart("a list of indices and a function", "pipegraph, batches"),),
+    ),
     Entry(
         "python_transform",
         "a transform that holds the GIL",
@@ -81,6 +110,12 @@ SET = (
         "start_up",
         images=True,
         goals=(Goal(1, measure="first_batch_s", ours=DECODE),),
+    ),
+    Entry(
+        "start_up_processes",
+        "import, and start to the first batch of worker processes",
+        "start_up",
+        ("--processes",),
     ),
     Entry(
         "image_decode",

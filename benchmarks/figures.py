@@ -1,0 +1,235 @@
+"""Writes the figures of the README from the newest records: contestants, best peer and losses are computed.
+
+Each table stands between ``<!-- figures: NAME -->`` and ``<!-- end of figures -->``; what is between them is replaced.
+
+    python benchmarks/figures.py            # rewrite README.md
+    python benchmarks/figures.py --check    # exit code 1 if a figure differs from its record
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import catalogue
+import harness
+from plot import races
+from report import peers
+
+README = Path(__file__).parents[1] / "README.md"
+MARKED = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.S)
+CLOSE = 0.99
+"""A ratio to the best peer from which on nobody is called ahead: the spread of one run is wider."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The newest row of one file.
+
+    Attributes:
+        path: relative to the repository.
+        entries: comparison by its part ("" for the only one) -> contestant -> measure -> spread.
+        rounds: alternated rounds of which the medians are.
+    """
+
+    path: str
+    entries: dict[str, dict[str, Any]]
+    rounds: int
+
+
+def newest(name: str) -> Record:
+    """The newest record of a comparison."""
+    path = sorted(harness.RESULTS.glob(f"????-??-??-{name}.jsonl"))[-1]
+    row = json.loads(path.read_text().splitlines()[-1])
+    found = {
+        part.removeprefix(name).removeprefix(", "): entries for part, entries in races(row["results"], name)
+    }
+    return Record(f"benchmarks/results/{path.name}", found, row["configuration"].get("rounds", 1))
+
+
+def median(entries: dict[str, Any], name: str, measure: str) -> float:
+    return entries[name][measure]["median"]
+
+
+def three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{float(f'{value:.3g}'):g}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table that shows ours, the best peer and DataLoader.
+
+    Attributes:
+        text: what is measured.
+        record: name of its records.
+        ours: our contestant.
+        part: which comparison of the record.
+        among: only contestants whose names contain it.
+    """
+
+    text: str
+    record: str
+    ours: str
+    measure: str = "cpu_s_per_unit"
+    unit: str = "ms"
+    factor: float = 1e3
+    part: str = ""
+    among: str = ""
+
+    def cells(self) -> list[str]:
+        record = newest(self.record)
+        entries = {
+            name: entry
+            for name, entry in record.entries[self.part].items()
+            if self.among in name and self.measure in entry
+        }
+        others = [name for name in peers(entries) if not name.startswith("DataLoader")]
+        torchs = [name for name in peers(entries) if name.startswith("DataLoader")]
+        best = [self.ours, *(min(group, key=self.cost(entries)) for group in (others, torchs))]
+        least = min(best, key=self.cost(entries))
+        cells = []
+        for name in best:
+            cell = f"{three_digits(median(entries, name, self.measure) * self.factor)} {self.unit}"
+            cell = f"**{cell}**" if name == least else cell
+            cells.append(cell if name == self.ours else f"{cell} ({name})")
+        return [f"{self.text} ([record]({record.path}))", *cells]
+
+    def cost(self, entries: dict[str, Any]) -> Callable[[str], float]:
+        return lambda name: median(entries, name, self.measure)
+
+
+FIRST = (
+    Line("ImageNet recipe, CPU per image", "image_recipe", "pipegraph, auto"),
+    Line(
+        "peak RSS of all processes, 4 workers (in PSS, which counts shared pages once, DataLoader needs about as much)",
+        "memory_peak",
+        "pipegraph: batch, DecodeImage",
+        "rss_mb",
+        "MB",
+        1,
+        part="4 workers",
+    ),
+    Line("resume after 20,000 rows, CPU until the next batch", "resume", "pipegraph, threads"),
+    Line(
+        "a million single rows, CPU per row",
+        "small_rows",
+        "pipegraph, rows",
+        unit="us",
+        factor=1e6,
+        among="rows",
+    ),
+)
+LARGE = (Line("CPU per image at 3000 x 2000", "image_recipe_large", "pipegraph, auto"),)
+
+
+def against_peers(lines: tuple[Line, ...]) -> str:
+    """A table of ours, the best peer and DataLoader; the least of each line is bold."""
+    rows = [line.cells() for line in lines]
+    return markdown(
+        ["measured on two cores; all loaders of a row in one run", "pipegraph", "best peer", "DataLoader"],
+        rows,
+    )
+
+
+def ranking(name: str, title: str, unit: str, factor: float, part: str = "", suffix: str = "") -> str:
+    """Every contestant of a comparison, the cheapest first."""
+    record = newest(name)
+    entries = record.entries[part]
+    ordered = sorted(entries, key=lambda contestant: median(entries, contestant, "cpu_s_per_unit"))
+    rows = [[each, three_digits(median(entries, each, "cpu_s_per_unit") * factor)] for each in ordered]
+    head = f"[{title}]({record.path}){suffix}, median of {record.rounds} rounds"
+    return markdown([head, f"{unit} of CPU per item"], rows)
+
+
+MEASURES = {"rate": "rate", "cpu_s_per_unit": "per CPU second", "both_s": "import to first batch"}
+"""What losses are looked for in. ``rate``: more is better."""
+
+
+def losses() -> str:
+    """Every comparison of the newest records in which a peer is ahead of us, as a ratio below one."""
+    rows = [
+        [what, f"{ratio:.2f}", MEASURES[measure], peer]
+        for what, entries, ours, others in comparisons()
+        for measure in MEASURES
+        for ratio, peer in [behind(entries, ours, others, measure)]
+        if ratio < CLOSE
+    ]
+    return markdown(["where a peer is ahead", "pipegraph / peer", "in", "peer"], rows)
+
+
+def comparisons() -> Iterator[tuple[str, dict[str, Any], list[str], list[str]]]:
+    """(what, entries, our contestants, the peers): every comparison, and those that the catalogue sets apart."""
+    questions = {entry.record: entry for entry in catalogue.SET}
+    for name in sorted({path.name[11:-6] for path in harness.RESULTS.glob("*.jsonl")}):
+        for part, entries in newest(name).entries.items():
+            entry = questions.get(name)
+            what = (entry.question if entry else name.replace("_", " ")) + (f" ({part})" if part else "")
+            apart = entry.apart if entry else ()
+            for kind in apart:
+                others = [peer for peer in peers(entries) if kind.among in peer]
+                yield f"{what}: {kind.name}", entries, [kind.ours], others
+            held = {kind.ours for kind in apart}
+            ours = [each for each in entries if each.startswith(("pipegraph", "pg.")) and each not in held]
+            yield what, entries, ours, peers(entries)
+
+
+def behind(entries: dict[str, Any], ours: list[str], others: list[str], measure: str) -> tuple[float, str]:
+    """Our best over the best peer, above one if we are ahead; infinite where it was not measured."""
+    costs = {
+        name: 1 / median(entries, name, measure) if measure == "rate" else median(entries, name, measure)
+        for name in (*ours, *others)
+        if measure in entries[name]
+    }
+    mine = min((costs[name] for name in ours if name in costs), default=None)
+    peer = min((name for name in others if name in costs), key=costs.__getitem__, default=None)
+    if mine is None or peer is None:
+        return float("inf"), ""
+    return costs[peer] / mine, peer
+
+
+def markdown(headers: list[str], rows: list[list[str]]) -> str:
+    """A table; cells that begin with a letter in the first row are aligned left."""
+    aligned = ["---" if re.match("[a-zA-Z]", cell) else "---:" for cell in rows[0]]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [headers, aligned, *rows]) + "\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "first": lambda: against_peers(FIRST),
+    "losses": losses,
+    "decode": lambda: ranking("image_decode", "Photographs decoded and resized", "ms", 1e3),
+    "large": lambda: against_peers(LARGE),
+    "hops": lambda: ranking("hop_cost", "A chain of trivial functions", "us", 1e6, "4", " at 4 stages"),
+}
+
+
+def rewritten(text: str) -> str:
+    """A document with every marked table as today's records give it."""
+    return MARKED.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit code 1 if a figure differs"
+    )
+    options = parser.parse_args()
+    text = README.read_text()
+    today = rewritten(text)
+    if options.check:
+        raise SystemExit(
+            f"{README.name}: its figures are not those of the records; run benchmarks/figures.py"
+            if today != text
+            else 0
+        )
+    README.write_text(today)
+
+
+if __name__ == "__main__":
+    main()
