@@ -1,12 +1,17 @@
 """Error policies of a stage: ``on_error="raise"``, ``Skip``, ``Retry``, ``Replace``.
 
-Frozen values that say *what*; ``engine/stage/failure_policy.py`` does it.
+Frozen values that say of themselves what they may do, and what takes a failed item's place. Planner, engine and
+profile ask for these facts and know no policy by its class; ``engine/stage/failure_policy.py`` applies one.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
+from pipegraph.chunk import Chunk
 from pipegraph.errors import GraphError
 from pipegraph.integers import amount, integer
 
@@ -37,8 +42,74 @@ def exceeded(budget: int | float | None, failed: int, items: int) -> bool:
     return failed > budget
 
 
+class ErrorPolicy(ABC):
+    """What a stage does with items that fail.
+
+    Attributes:
+        ends: whether the first failure ends the pass, without a budget or an entry in the ledger.
+        drops: whether items may be missing from the output, so that its length is unknown.
+        substitutes: whether something else may take a failed item's place. The stage must then be one-to-one, and
+            what lies above a ``Cache`` or runs in one process with other stages must not substitute.
+        neighbours: how many other samples may be read in a failed one's place.
+        retries: tries after the first.
+        backoff: seconds before the first retry; doubles with each one.
+        budget: failures allowed, see :class:`Skip`.
+        became: what happened to a failed item, for the log.
+    """
+
+    ends: ClassVar[bool] = False
+    drops: ClassVar[bool] = False
+    substitutes: ClassVar[bool] = False
+    became: ClassVar[str] = ""
+
+    @property
+    def neighbours(self) -> int:
+        return 0
+
+    @property
+    def retries(self) -> int:
+        return 0
+
+    @property
+    def backoff(self) -> float:
+        return 0.0
+
+    @property
+    def budget(self) -> int | float | None:
+        return None
+
+    @property
+    def last(self) -> ErrorPolicy:
+        """The policy for an item whose retries have failed too."""
+        return self
+
+    @abstractmethod
+    def instead(
+        self, failed: Chunk, error: Exception, neighbours: Callable[[int], Iterator[Chunk]]
+    ) -> Chunk | Exception | None:
+        """The chunk that takes the place of ``failed``, None to leave it out, or the error with which the pass ends.
+
+        Args:
+            neighbours: ``neighbours(n)`` iterates over up to n other samples of the neighbourhood, done by this stage.
+        """
+
+
+class _Raise(ErrorPolicy):
+    """``on_error="raise"``."""
+
+    ends = True
+
+    def instead(
+        self, failed: Chunk, error: Exception, neighbours: Callable[[int], Iterator[Chunk]]
+    ) -> Exception:
+        return error
+
+
+_RAISE = _Raise()
+
+
 @dataclass(frozen=True)
-class Skip:
+class Skip(ErrorPolicy):
     """Leave failing items out, at most ``budget`` of them per stage, rank and epoch.
 
     Args:
@@ -52,14 +123,19 @@ class Skip:
         GraphError: ``budget`` is negative, or a share above 1.
     """
 
+    drops = True
+    became = "was left out"
     budget: int | float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", budget_of(self.budget, "Skip"))
 
+    def instead(self, failed: Chunk, error: Exception, neighbours: Callable[[int], Iterator[Chunk]]) -> None:
+        return None
+
 
 @dataclass(frozen=True)
-class Replace:
+class Replace(ErrorPolicy):
     """Put another sample of the neighbourhood in a failing one's place, so that counts never move.
 
     The substitute is a draw keyed by the position: first from the same window of the source's order, then from blocks
@@ -73,6 +149,8 @@ class Replace:
         GraphError: ``tries`` is below 1, or ``budget`` is negative or a share above 1.
     """
 
+    substitutes = True
+    became = "was replaced"
     tries: int = 3
     budget: int | float | None = None
 
@@ -80,9 +158,18 @@ class Replace:
         object.__setattr__(self, "tries", integer(self.tries, "Replace: tries"))
         object.__setattr__(self, "budget", budget_of(self.budget, "Replace"))
 
+    @property
+    def neighbours(self) -> int:
+        return self.tries
+
+    def instead(
+        self, failed: Chunk, error: Exception, neighbours: Callable[[int], Iterator[Chunk]]
+    ) -> Chunk | Exception:
+        return next(neighbours(self.tries), error)
+
 
 @dataclass(frozen=True)
-class Retry:
+class Retry(ErrorPolicy):
     """Try a failing item again, then do ``then``.
 
     Args:
@@ -96,30 +183,42 @@ class Retry:
 
     times: int = 1
     backoff: float = 0.0
-    then: str | Skip | Replace = "raise"
+    then: Policy = "raise"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "times", integer(self.times, "Retry: times", 0))
         amount(self.backoff, "Retry: backoff (seconds)", refusal=GraphError)
-        if self.then != "raise" and not isinstance(self.then, Skip | Replace):
+        if self.then != "raise" and (not isinstance(self.then, ErrorPolicy) or isinstance(self.then, Retry)):
             raise GraphError(
                 f'Retry: then must be "raise", pg.Skip(...) or pg.Replace(...), got {self.then!r}'
             )
 
+    @property
+    def retries(self) -> int:
+        return self.times
 
-Policy = str | Skip | Retry | Replace
+    @property
+    def last(self) -> ErrorPolicy:
+        return policy(self.then)
+
+    def instead(
+        self, failed: Chunk, error: Exception, neighbours: Callable[[int], Iterator[Chunk]]
+    ) -> Chunk | Exception | None:
+        return self.last.instead(failed, error, neighbours)
 
 
-def check_policy(policy: object, stage: str) -> None:
+Policy = str | ErrorPolicy
+
+
+def check_policy(given: object, stage: str) -> None:
     """Raises GraphError for anything that is not a policy."""
-    if policy == "raise" or isinstance(policy, Skip | Retry | Replace):
-        return
-    raise GraphError(
-        f'stage {stage!r}: on_error must be "raise", pg.Skip(budget), pg.Retry(times, backoff, then=...) '
-        f"or pg.Replace(), got {policy!r}"
-    )
+    if given != "raise" and not isinstance(given, ErrorPolicy):
+        raise GraphError(
+            f'stage {stage!r}: on_error must be "raise", pg.Skip(budget), pg.Retry(times, backoff, then=...) '
+            f"or pg.Replace(), got {given!r}"
+        )
 
 
-def final_policy(policy: Policy) -> str | Skip | Replace:
-    """What is done once retries are used up."""
-    return policy.then if isinstance(policy, Retry) else policy
+def policy(given: Policy) -> ErrorPolicy:
+    """The policy that a user gave."""
+    return given if isinstance(given, ErrorPolicy) else _RAISE

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pipegraph.contracts import Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.integers import integer
-from pipegraph.policies import Policy, check_policy
+from pipegraph.policies import ErrorPolicy, Policy, check_policy, policy
 
 Backend = Literal["inline", "thread", "process", "ray"]
 BACKENDS = ("inline", "thread", "process", "ray")
@@ -72,6 +72,16 @@ class StageSpec:
             raise GraphError(f"stage {name!r}: ordered must be True or False, got {self.ordered!r}")
         check_policy(self.on_error, name)
         self._check_actors()
+
+    @property
+    def policy(self) -> ErrorPolicy:
+        """What the stage does with an item that fails."""
+        return policy(self.on_error)
+
+    @property
+    def outcome(self) -> ErrorPolicy:
+        """What it does once retries are used up."""
+        return self.policy.last
 
     def _check_actors(self) -> None:
         for option, given in (("resources", self.resources), ("runtime_env", self.runtime_env)):

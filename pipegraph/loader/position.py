@@ -23,7 +23,6 @@ from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.loader import state as states
 from pipegraph.planning.plan import Plan
-from pipegraph.policies import final_policy
 
 
 class RowsInDelivery:
@@ -146,9 +145,7 @@ class Progress:
         self._plan = plan
         self._ledger = ledger
         self.tracked = plan.stages[plan.output.stage].unordered_above
-        self.counted = self.tracked or any(
-            final_policy(stage.spec.on_error) != "raise" for stage in plan.running
-        )
+        self.counted = self.tracked or any(not stage.spec.outcome.ends for stage in plan.running)
         self.place = Place(0)
         self.chosen: Place | None = self.place
         self.idle = True

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pipegraph.contracts import Memo, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
-from pipegraph.policies import Replace, final_policy
 from pipegraph.stage_spec import Edge, StageSpec
 
 BATCHES_HERE = 2
@@ -86,7 +85,7 @@ def _check(plan: Plan, stage: StagePlan, mover: str) -> None:
         why = "skips stages that run in the sidecar"
     elif stage.unordered_above:
         why = "finishes in any order (ordered=False), or lies behind a stage that does"
-    elif isinstance(final_policy(stage.spec.on_error), Replace):
+    elif stage.spec.outcome.substitutes:
         why = "replaces samples by others, which would have to come from the sidecar"
     elif len(plan.consumers(stage.name)) > 1:
         why = "is read by several stages"

@@ -12,7 +12,6 @@ from typing import Any
 from pipegraph.contracts import FanIn, History, Operator, Source, history_of
 from pipegraph.errors import StateError
 from pipegraph.html import html_table
-from pipegraph.policies import Skip, final_policy
 from pipegraph.stage_spec import Edge, StageSpec
 from pipegraph.units import shorten
 
@@ -148,7 +147,7 @@ class Plan:
                 known = _chunks(operator, [1000] * len(stage.upstream), 1) is not None
             if not known:
                 names.append(stage.name)
-            if isinstance(final_policy(stage.spec.on_error), Skip) and stage.judged not in names:
+            if stage.spec.outcome.drops and stage.judged not in names:
                 names.append(stage.judged)
         return names
 
@@ -161,7 +160,7 @@ class Plan:
         found: dict[str, int | None] = {}
         for stage in self.running:
             operator = stage.operator
-            skips = isinstance(final_policy(stage.spec.on_error), Skip)
+            skips = stage.spec.outcome.drops
             if isinstance(operator, Source):
                 if history:
                     operator = copy.copy(operator)

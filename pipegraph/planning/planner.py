@@ -23,7 +23,6 @@ from pipegraph.planning.rewrites import (
     shortcut,
 )
 from pipegraph.planning.tunable import mark_tuned
-from pipegraph.policies import Replace, Retry, Skip, final_policy
 from pipegraph.stage_spec import Edge, StageSpec
 
 
@@ -45,7 +44,7 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     edge = shortcut(edge, planned)
     _pair_routes(planned, edge)
     for stage in planned.values():
-        _check_replace(stage, planned)
+        _check_substitutes(stage, planned)
     bundle_rows(planned, edge)
     mark_tuned(planned)
     inelastic = tuple(
@@ -185,8 +184,7 @@ def _shifting(upstream: tuple[Edge, ...], planned: Mapping[str, StagePlan]) -> l
     return [
         f"pairs items by their order: what {name!r} leaves out (Skip) shifts one input; do what may fail behind it"
         for name, stage in planned.items()
-        if isinstance(final_policy(stage.spec.on_error), Skip)
-        and 0 < sum(name in above for above in inputs) < len(inputs)
+        if stage.spec.outcome.drops and 0 < sum(name in above for above in inputs) < len(inputs)
     ]
 
 
@@ -248,7 +246,7 @@ def _check_policy(spec: StageSpec, operator: Operator | Source) -> None:
             f"{'has several' if operator.inputs == 'many' else 'makes nothing of it that could fail'}"
         )
     keeps = isinstance(operator, Operator) and (operator.kind == "regroup" or operator.stateful)
-    if isinstance(spec.on_error, Retry) and keeps:
+    if spec.policy.retries and keeps:
         raise GraphError(
             f"stage {spec.name!r}: Retry() tries one item again, but {operator.name} keeps what it was given before; "
             "put the work that may fail into a stage of its own"
@@ -336,31 +334,36 @@ def _route_above(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge | None:
         edge = stage.upstream[0]
 
 
-def _check_replace(stage: StagePlan, planned: Mapping[str, StagePlan]) -> None:
-    if not isinstance(final_policy(stage.spec.on_error), Replace):
+def _check_substitutes(stage: StagePlan, planned: Mapping[str, StagePlan]) -> None:
+    policy = stage.spec.outcome
+    if not policy.substitutes:
         return
-    operator = stage.operator
+    operator, word = stage.operator, type(policy).__name__
     if isinstance(operator, Operator) and (operator.kind != "map" or not operator.one_to_one):
         raise GraphError(
-            f"stage {stage.name!r}: Replace() works for one-to-one stages, not for {operator.name}"
+            f"stage {stage.name!r}: {word}() works for one-to-one stages, not for {operator.name}"
         )
     chain = lineage_above(stage, planned)
-    if isinstance(operator, Operator) and chain[0].level == "batch" and not operator.per_sample:
+    if (
+        isinstance(operator, Operator)
+        and chain[0].level == "batch"
+        and not (operator.per_sample and policy.neighbours)
+    ):
         raise GraphError(
-            f"stage {stage.name!r}: Replace() puts one sample in another's place, but this function fails for a whole "
+            f"stage {stage.name!r}: {word}() puts one sample in another's place, but this function fails for a whole "
             "batch; move it before Batch"
         )
-    for above in chain:
+    for above in chain if policy.neighbours else ():
         operator = above.operator
         if isinstance(operator, Source):
             if not operator.random_access:
                 raise GraphError(
-                    f"stage {stage.name!r}: Replace() needs a random-access source, and {above.name!r} "
+                    f"stage {stage.name!r}: {word}() needs a random-access source, and {above.name!r} "
                     f"({operator.name}) is not one; use FromSequence or ListFiles, or Skip()"
                 )
         elif not operator.elastic or operator.kind == "expand":
             raise GraphError(
-                f"stage {stage.name!r}: Replace() needs only one-to-one stages or Batch between it and its source, "
+                f"stage {stage.name!r}: {word}() needs only one-to-one stages or Batch between it and its source, "
                 f"and {above.name!r} is a {operator.name}; use Skip()"
             )
 
@@ -369,7 +372,7 @@ def _is_elastic(stage: StagePlan) -> bool:
     operator = stage.operator
     if isinstance(operator, Source):
         return operator.resizable and stage.policy_of is None
-    if isinstance(final_policy(stage.spec.on_error), Skip) or not operator.in_step or not stage.spec.ordered:
+    if stage.spec.outcome.drops or not operator.in_step or not stage.spec.ordered:
         return False
     return not operator.stateful and operator.elastic
 
@@ -412,8 +415,8 @@ def _check_cache(plan: Plan, stage: StagePlan) -> None:
             why = f"{above.name!r} ({operator.name}) draws from {' and '.join(drawn)}, and every epoch must draw anew"
         elif operator.stateful or isinstance(operator, Memo):
             why = f"{above.name!r} ({operator.name}) keeps state of its own"
-        if why is None and isinstance(final_policy(above.spec.on_error), Replace):
-            why = f"{above.name!r} puts substitutes in other samples' places (Replace)"
+        if why is None and above.spec.outcome.substitutes:
+            why = f"{above.name!r} puts substitutes in other samples' places ({type(above.spec.outcome).__name__})"
         if why is None and len(plan.consumers(above.name)) > 1:
             why = f"{above.name!r} feeds other stages too, which need it in every epoch"
         if why is not None:

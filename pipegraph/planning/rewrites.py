@@ -12,7 +12,6 @@ from typing import Any
 from pipegraph.contracts import Memo, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.planning.plan import StagePlan
-from pipegraph.policies import Replace, Skip, final_policy
 from pipegraph.stage_spec import Edge
 
 MAX_INLINE = 64
@@ -162,8 +161,7 @@ def _plain(*stages: StagePlan) -> bool:
 def _must_stay_apart(planned: Mapping[str, StagePlan]) -> bool:
     """Whether a stage replaces samples, or a cache skips stages: both need each stage by itself."""
     return any(
-        isinstance(stage.operator, Memo) or isinstance(final_policy(stage.spec.on_error), Replace)
-        for stage in planned.values()
+        isinstance(stage.operator, Memo) or stage.spec.outcome.substitutes for stage in planned.values()
     )
 
 
@@ -261,7 +259,7 @@ def _may_run_on(stage: StagePlan) -> bool:
     """Whether a stage may be part of a run of stages in one process."""
     operator = stage.operator
     plain = stage.away and stage.bypassed is None and stage.spec.ordered
-    plain = plain and (stage.spec.on_error == "raise" or isinstance(stage.spec.on_error, Skip))
+    plain = plain and not stage.spec.policy.retries and not stage.spec.policy.substitutes
     if isinstance(operator, Source):
         return plain and operator.random_access and operator.bundles
     return (

@@ -13,7 +13,6 @@ from pipegraph.chunk import Cursor
 from pipegraph.contracts import FanIn, FanOut, Operator, Regroup, Source
 from pipegraph.engine.stage.cursors import input_cursors
 from pipegraph.planning.plan import Plan, StagePlan
-from pipegraph.policies import Skip, final_policy
 
 Taken = tuple[int, str]
 """Steps consumed from the start, and further ones out of order, in the format of ``pipegraph.order.left``."""
@@ -64,9 +63,7 @@ def _walk(
         for edge, each in zip(stage.upstream, inputs, strict=True):
             _walk(plan, edge.stage, each, 0, "", draw, found)
         return
-    drops = isinstance(final_policy(stage.spec.on_error), Skip) or (
-        operator.kind == "map" and not operator.one_to_one
-    )
+    drops = stage.spec.outcome.drops or (operator.kind == "map" and not operator.one_to_one)
     if operator.kind == "expand":
         if cursor is not None:
             if drops and cursor[1]:

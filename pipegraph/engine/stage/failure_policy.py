@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,7 +21,7 @@ from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import BudgetError, StageTimeoutError, WorkerDiedError, described, note
 from pipegraph.global_generators import Draws, drawing
 from pipegraph.planning.plan import lineage_above
-from pipegraph.policies import Replace, Retry, Skip, exceeded, final_policy, is_share
+from pipegraph.policies import exceeded, is_share
 from pipegraph.tree import copy_containers
 
 log = logging.getLogger("pipegraph")
@@ -43,14 +45,14 @@ class Failures:
 
     def __init__(self, stage: StageContext) -> None:
         self.stage = stage
-        self.policy = stage.plan.spec.on_error
-        self.final = final_policy(self.policy)
+        self.policy = stage.plan.spec.policy
+        self.outcome = stage.plan.spec.outcome
         self.name = stage.plan.judged
-        self.judges_epochs = isinstance(self.final, Skip | Replace) and is_share(self.final.budget)
+        self.judges_epochs = is_share(self.outcome.budget)
 
     def guard(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
         """Wrap ``process`` with retries, if the policy has any."""
-        if not isinstance(self.policy, Retry):
+        if not self.policy.retries:
             return process
 
         def retrying(chunk: Chunk) -> Any:
@@ -64,7 +66,7 @@ class Failures:
 
         return retrying
 
-    def numbered(self, call: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
+    def seeded(self, call: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
         """Wrap ``call`` to draw from the chunk's generator, unless the operator does so itself."""
         if self.stage.plan.operator.own_numbers:
             return call
@@ -82,14 +84,13 @@ class Failures:
 
     def guard_children(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
         """As :meth:`guard`, for an expanding operator: a retry continues after the children already sent."""
-        policy = self.policy
-        process = self.numbered(process)
-        if not isinstance(policy, Retry):
+        process, retries = self.seeded(process), self.policy.retries
+        if not retries:
             return process
 
         def retrying(chunk: Chunk) -> Iterator[Any]:
             original, done = chunk.data, 0
-            for turn in range(policy.times + 1):
+            for turn in range(retries + 1):
                 try:
                     made = process(chunk.replace(copy_containers(original)))
                     for child in islice(made, done, None):
@@ -97,15 +98,16 @@ class Failures:
                         yield child
                     return
                 except Exception:
-                    if turn == policy.times:
+                    if turn == retries:
                         raise
-                    self._before_retry(worker, policy, turn)
+                    self._before_retry(worker, turn)
 
         return retrying
 
-    def _before_retry(self, worker: Worker, policy: Retry, turn: int) -> None:
+    def _before_retry(self, worker: Worker, turn: int) -> None:
         worker.meter.retried += 1
-        if policy.backoff and self.stage.run.stopping.wait(policy.backoff * 2**turn):
+        backoff = self.policy.backoff
+        if backoff and self.stage.run.stopping.wait(backoff * 2**turn):
             raise Cancelled from None
 
     def retry(self, worker: Worker, attempt: Callable[[], Any]) -> Any:
@@ -121,14 +123,8 @@ class Failures:
 
     def try_again(self, worker: Worker, attempt: Callable[[], Any], error: BaseException) -> Any:
         """As :meth:`retry`, after a first try that failed with ``error``."""
-        policy = self.policy
-        if not isinstance(policy, Retry) or not isinstance(error, Exception):
-            try:
-                raise error
-            finally:
-                del error
-        for turn in range(policy.times):
-            self._before_retry(worker, policy, turn)
+        for turn in range(self.policy.retries if isinstance(error, Exception) else 0):
+            self._before_retry(worker, turn)
             try:
                 return attempt()
             except Exception as again:
@@ -156,19 +152,14 @@ class Failures:
             meter, name = worker.members[member], [name, *(s.name for s in self.stage.plan.followers)][member]
         meter.failed += 1
         if (
-            self.final == "raise"
+            self.outcome.ends
             or not isinstance(error, Exception)
             or self._loses_state(error)
             or name != self.name
         ):
             return self._give_up(chunk, error, name)
-        problem = self._judge(worker, chunk, error, row)
-        if problem is not None:
-            return self._give_up(chunk, problem)
-        if isinstance(self.final, Skip):
-            return None
-        substitute = self._substitute(worker, chunk)
-        return self._give_up(chunk, error) if substitute is None else substitute
+        made = self._instead(worker, chunk, error, row, self._whole(worker))
+        return self._give_up(chunk, made) if isinstance(made, Exception) else made
 
     def made_instead(
         self, worker: Worker, chunk: Chunk | None, error: BaseException, epoch: int
@@ -206,7 +197,7 @@ class Failures:
     def _judge(self, worker: Worker, chunk: Chunk, error: Exception, row: int = 0) -> Exception | None:
         """Record the failure, or return the error that exceeds the budget."""
         stage, name = self.stage, self.name
-        assert isinstance(self.final, Skip | Replace)
+        budget = self.outcome.budget
         stage.wait_turn(worker.ticket)
         ledger = stage.run.ledger
         with stage.judging:
@@ -214,11 +205,11 @@ class Failures:
             failed = ledger.failed(name, chunk.epoch) + 1
             # In completion order, later items may have failed earlier: count them as items too.
             items = max(ordinal, ledger.last_failed(name, chunk.epoch))
-            if exceeded(self.final.budget, failed, items):
+            if exceeded(budget, failed, items):
                 note(
                     error,
                     f"pipegraph: stage {name!r}: failure {failed} of {items} items exceeds the budget "
-                    f"of {self.final.budget} in on_error={self.policy!r}",
+                    f"of {budget} in on_error={self.policy!r}",
                 )
                 return error
             what = described(error)
@@ -228,11 +219,10 @@ class Failures:
             ]
             first = ledger.add(name, chunk.epoch, ordinal, lost)
         if first:
-            became = "was left out" if isinstance(self.final, Skip) else "was replaced"
             log.warning(
                 "stage %r: %s, %s: %s. on_error=%r says so; further ones are only counted, and listed in "
                 "loader.profile().quarantined",
-                *(name, where(chunk), became, what, self.policy),
+                *(name, where(chunk), self.outcome.became, what, self.policy),
             )
         return None
 
@@ -243,8 +233,7 @@ class Failures:
         stage = self.stage
         if not self.judges_epochs or stage.stop_epoch >= epoch:  # the epoch was cut short
             return None
-        assert isinstance(self.final, Skip | Replace)
-        budget = self.final.budget
+        budget = self.outcome.budget
         assert budget is not None
         if not stage.numbers_taken:
             stage.ordinals.number(0, EndOfEpoch(epoch))
@@ -262,10 +251,7 @@ class Failures:
     def do_row(self, worker: Worker, work: Callable[[], None]) -> Exception | None:
         """Do one row, with retries if the policy has any; returns its error, if it failed."""
         try:
-            if isinstance(self.policy, Retry):
-                self.retry(worker, work)
-            else:
-                work()
+            self.retry(worker, work)
         except Exception as error:
             return error
         return None
@@ -285,56 +271,51 @@ class Failures:
         for index, error in sorted(failed.items()):
             worker.meter.failed += 1
             one = chunk.row(index, None)
-            if self.final == "raise":
+            if self.outcome.ends:
                 return self._give_up(one, error)
-            problem = self._judge(worker, one, error, index)
-            if problem is not None:
-                return self._give_up(one, problem)
-            if isinstance(self.final, Skip):
+            made = self._instead(worker, one, error, index, partial(_in_place, work, index))
+            if isinstance(made, Exception):
+                return self._give_up(one, made)
+            if made is None:
                 dropped.add(index)
-            elif not self._replace_row(worker, chunk, index, work):
-                return self._give_up(one, error)
+            else:
+                chunk.keys = (*chunk.keys[:index], made.keys[0], *chunk.keys[index + 1 :])
         return [index for index in range(len(chunk.row_lineages)) if index not in dropped]
 
-    def _replace_row(
-        self, worker: Worker, chunk: Chunk, index: int, work: Callable[[int, Any], None]
-    ) -> bool:
-        for sample in self._candidates(worker, chunk.row(index, None)):
-            try:
-                work(index, sample.data)
-            except Exception:
-                continue
-            keys = list(chunk.keys)
-            keys[index] = sample.keys[0]
-            chunk.keys = tuple(keys)
-            return True
-        return False
+    # -- what takes a failed item's place --------------------------------------------------------
 
-    # -- substitutes ---------------------------------------------------------------------------
+    def _instead(
+        self, worker: Worker, failed: Chunk, error: Exception, row: int, work: Callable[[Chunk], Chunk]
+    ) -> Chunk | Exception | None:
+        """What takes the place of a failed item, None for nothing, or the error with which the epoch ends.
 
-    def _substitute(self, worker: Worker, chunk: Chunk) -> Chunk | None:
-        operator = self.stage.plan.operator
-        for candidate in self._candidates(worker, chunk):
-            if isinstance(operator, Source):
-                return candidate
-            try:
-                made: Chunk = self.numbered(worker.operator.process)(candidate)
-            except Cancelled:
-                raise
-            except Exception:
-                continue
-            return made
-        return None
+        ``work`` does this stage's work on another sample.
+        """
+        problem = self._judge(worker, failed, error, row)
+        if problem is not None:
+            return problem
 
-    def _candidates(self, worker: Worker, chunk: Chunk) -> Iterator[Chunk]:
+        def neighbours(tries: int) -> Iterator[Chunk]:
+            for sample in self._candidates(worker, failed, tries):
+                with suppress(Exception):
+                    yield work(sample)
+
+        return self.outcome.instead(failed, error, neighbours)
+
+    def _whole(self, worker: Worker) -> Callable[[Chunk], Chunk]:
+        """The work of this stage on a whole chunk; a source has done it once the sample is read."""
+        if isinstance(self.stage.plan.operator, Source):
+            return lambda sample: sample
+        return self.seeded(worker.operator.process)
+
+    def _candidates(self, worker: Worker, chunk: Chunk, tries: int) -> Iterator[Chunk]:
         """Yield substitutes, drawn from the position's window and processed up to this stage's input."""
-        assert isinstance(self.final, Replace)
         stage = self.stage
         chain = substitutes(stage, worker)
         source: Any = chain[0]  # a Source, or a proxy of one in a process
         row = chunk.lineages[0]
         draws = Draws(stage.run.seed, stage.name)
-        for attempt in range(self.final.tries):
+        for attempt in range(tries):
             draws.one(chunk.epoch, row)
             position = source.substitute(row[1], chunk.epoch, attempt)
             if position is None:
@@ -347,11 +328,15 @@ class Failures:
                     assert isinstance(operator, Operator)
                     draws.again()
                     one = operator.process(one)
-            except Cancelled:
-                raise
             except Exception:
                 continue
             yield one
+
+
+def _in_place(work: Callable[[int, Any], None], index: int, sample: Chunk) -> Chunk:
+    """Do row ``index`` with another sample."""
+    work(index, sample.data)
+    return sample
 
 
 def substitutes(stage: StageContext, worker: Worker) -> list[Operator | Source]:

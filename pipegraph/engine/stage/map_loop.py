@@ -25,7 +25,6 @@ from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.global_generators import Draws
-from pipegraph.policies import Retry
 from pipegraph.tree import copy_containers
 
 _FAILED = object()
@@ -48,7 +47,7 @@ def map_loop(stage: StageRun, worker: Worker) -> Loop:
         process = whole_batches(stage, worker)
     else:
         process = operator.process
-    process = stage.failures.numbered(process)
+    process = stage.failures.seeded(process)
     single = partial(_single, stage, worker, stage.failures.guard(worker, process))
     kind = _RunUnit if stage.plan.followers else _ReadUnit if reads else _MapUnit
     unit = kind(stage, worker)
@@ -123,7 +122,7 @@ class _MapUnit(Unit):
         super().__init__(stage, worker)
         self.operator = worker.operator
         self._local = not stage.plan.remote
-        self._retries = isinstance(stage.plan.spec.on_error, Retry)
+        self._retries = stage.plan.spec.policy.retries > 0
         operator = stage.plan.operator
         self._filters = isinstance(operator, Operator) and not operator.one_to_one
         self._drops = False

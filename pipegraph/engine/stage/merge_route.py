@@ -31,8 +31,8 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
     puts = [partial(sender.send, 0) for sender in stage.senders]
     tokens = [partial(sender.token, 0) for sender in stage.senders]
     joined = stage.plan.route_outputs  # the outputs that a Merge joins; it starts with the lowest of them
-    choose = stage.failures.guard(worker, stage.failures.numbered(operator.choose))
-    check = RouteCheck(stage.plan, operator, stage.failures.numbered).check
+    choose = stage.failures.guard(worker, stage.failures.seeded(operator.choose))
+    check = RouteCheck(stage.plan, operator, stage.failures.seeded).check
     meter, now = worker.meter, perf_counter_ns
     # With a Merge below, a cursor is (input cursor, output): a restart must switch where this run did.
     turn = first = min(joined, default=0)
@@ -110,7 +110,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
     tracked = plan.stages[plan.output.stage].unordered_above  # samples are identified by lineage and path
     ways = ways_in(plan, stage.plan)
     epoch = stage.run.first_epoch
-    process = stage.failures.numbered(operator.process)
+    process = stage.failures.seeded(operator.process)
 
     def cursor_at(positions: list[Any]) -> Any:
         return operator.cursor(positions) if operator.consecutive else freeze(operator.cursor(positions))

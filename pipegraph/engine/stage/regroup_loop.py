@@ -40,8 +40,8 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
     groups = GroupCheck(stage.plan) if must_check(operator) else None
     inbox, sender = stage.inboxes[0], stage.sender
     one = RowIntake(inbox, account).get
-    numbered, flushing = stage.failures.numbered, stage.failures.flushing
-    process = numbered(operator.process)
+    seeded, flushing = stage.failures.seeded, stage.failures.flushing
+    process = seeded(operator.process)
 
     def outputs(made: Sequence[Any]) -> Iterator[Any]:
         for out in made if together == 1 else in_bundles(made, together, stage.pace.nbytes):

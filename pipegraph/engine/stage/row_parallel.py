@@ -42,7 +42,7 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     """See the module docstring."""
     inbox, meter, now = stage.inboxes[0], worker.meter, perf_counter_ns
     operator: RowOperator = worker.operator
-    process = stage.failures.guard(worker, stage.failures.numbered(operator.process))
+    process = stage.failures.guard(worker, stage.failures.seeded(operator.process))
     draws = Draws(stage.run.seed, stage.name)
     while True:
         found = _next_row(stage)

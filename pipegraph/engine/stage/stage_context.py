@@ -16,7 +16,6 @@ from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.tracing import Tracer
 from pipegraph.planning.isolation import Elsewhere
 from pipegraph.planning.plan import Plan, StagePlan
-from pipegraph.policies import final_policy
 from pipegraph.stopping import Stopping
 
 
@@ -70,7 +69,7 @@ class StageContext:
         stateful = isinstance(plan.operator, Operator) and plan.operator.stateful
         loops = plan.operator.kind in ("source", "map", "expand") and not isinstance(plan.operator, Elsewhere)
         self.account = run.account.stage(plan.name, depth, reserves=loops and not stateful)
-        self.budgeted = final_policy(plan.spec.on_error) != "raise"
+        self.budgeted = not plan.spec.outcome.ends
         budgeted = self.budgeted and not stateful
         self.by_ticket = plan.operator.kind in ("source", "map", "expand") and (plan.several or budgeted)
         self.in_order = not self.by_ticket or not plan.several or plan.spec.ordered

@@ -36,7 +36,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     account, put = stage.run.account, partial(stage.sender.send, 0)
     get = RowIntake(stage.inboxes[0], account).get
     operator, meter = worker.operator, worker.meter
-    process = stage.failures.numbered(operator.process)
+    process = stage.failures.seeded(operator.process)
     regroups = isinstance(stage.plan.operator, Regroup)
     if regroups:
         operator.begin()
