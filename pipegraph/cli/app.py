@@ -192,7 +192,9 @@ def pack(
         ),
     ],
     target: Annotated[str, typer.Argument(help="The folder for the shards and their manifest.")],
-    format: Annotated[str, typer.Option(help="tar, parquet or mds.")] = "tar",
+    format: Annotated[
+        str, typer.Option(help="tar, parquet, mds, or another of docs/writing-shards.md.")
+    ] = "tar",
     size: Annotated[str, typer.Option(help="About how large shards are, such as '128MB'.")] = "128MB",
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one per core by default.")] = None,
     shuffle: Annotated[

@@ -19,7 +19,7 @@ MAX_FOLDERS = 13
 
 
 def tree():
-    """The dotted names in the tree, from the top to the bottom."""
+    """The dotted names in the tree, from the top to the bottom; a line ``...`` stands for what its folder has besides."""
     block = re.search(r"```text\n(pipegraph/\n.*?)```", MAP, re.S).group(1)
     found, above = [], []
     for line in block.splitlines()[1:]:
@@ -27,6 +27,11 @@ def tree():
         depth = len(indent) // 4 - 1
         above = [*above[:depth], name.rstrip("/")]
         found.append(".".join(above))
+    besides = [name for name in modules() if name not in found]
+    for place, name in reversed(list(enumerate(found))):
+        if name.endswith("...."):  # of which none imports another
+            here = [each for each in besides if each.rpartition(".")[0] == name.removesuffix("....")]
+            found[place : place + 1] = sorted(here)
     return found
 
 

@@ -14,40 +14,11 @@ import pytest
 from pipegraph.errors import DataError, ShardError
 from pipegraph.storage import LocalFile, OverlayFile
 from pipegraph.storage.folders import list_files
-from pipegraph.storage.formats import Format, Sample, TokenFormat, format_of
+from pipegraph.storage.formats import TokenFormat, format_of
 from pipegraph.storage.formats.parquetfooter import row_groups
 from pipegraph.storage.formats.unpacking import CHUNK_NBYTES, unpacked
 from pipegraph.storage.shard_files import BytesFile
-
-
-def plain(sample: Sample) -> dict[str, object]:
-    """Arrays to lists, so that samples compare."""
-    return {k: v.tolist() if isinstance(v, np.ndarray | np.generic) else v for k, v in sample.items()}
-
-
-def check(name: str, data: bytes, expected: list[dict[str, object]], form: Format | None = None) -> int:
-    """Stream, blocks of several sizes and random access all give `expected`; returns the largest blocks."""
-    form = form or format_of(name)
-    file = BytesFile(data, name)
-    assert expected == [plain(s) for s in form.samples(file)]
-    largest = 0
-    for block_nbytes in (1, 500, 5000, 1 << 30):
-        blocks = list(form.index(file, block_nbytes))
-        largest = max(largest, len(blocks))
-        assert [0, *np.cumsum([b.samples for b in blocks])][:-1] == [b.first for b in blocks]
-        got: list[dict[str, object]] = []
-        for block in blocks:
-            rows = form.read(file, block)
-            assert block.samples == len(rows)
-            backwards = [plain(rows[i]) for i in reversed(range(len(rows)))]
-            assert backwards[::-1] == [plain(s) for s in rows[:]]
-            assert plain(rows[-1]) == backwards[0]
-            with pytest.raises(IndexError):
-                rows[len(rows)]
-            got += backwards[::-1]
-        assert expected == got
-    return largest
-
+from tests.storage.reading_shards import check
 
 LINES = [{"n": i, "text": "ü" * (i % 50)} for i in range(300)]
 

@@ -8,7 +8,6 @@ import pickle
 import tarfile
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from pipegraph.errors import ShardError
 from pipegraph.storage import LocalFile
 from pipegraph.storage.formats import TokenFormat, format_of
 from pipegraph.storage.shard_files import BytesFile
-from tests.storage.reading_shards import index, memory_bounded, samples
+from tests.storage.reading_shards import index, memory_bounded, read_damaged, samples
 
 MakeTar = Callable[..., Path]
 
@@ -253,16 +252,4 @@ def shard_of(suffix: str) -> bytes:
 def test_any_damage_is_a_shard_error_or_other_samples_and_never_another_error(
     suffix: str, data: st.DataObject
 ) -> None:
-    shard = bytearray(shard_of(suffix))
-    for at, value in data.draw(
-        st.lists(st.tuples(st.integers(0, len(shard) - 1), st.integers(0, 255)), min_size=1, max_size=4)
-    ):
-        shard[at] = value
-    if data.draw(st.booleans()):
-        del shard[data.draw(st.integers(0, len(shard) - 1)) :]
-    form, file = format_of("a" + suffix), BytesFile(bytes(shard), "a" + suffix)
-    with suppress(ShardError):
-        list(form.samples(file))
-    with suppress(ShardError):
-        for block in form.index(file, 200):
-            list(form.read(file, block))
+    read_damaged("a" + suffix, shard_of(suffix), data)

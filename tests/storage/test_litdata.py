@@ -1,6 +1,5 @@
 """LitData's chunks, written here byte by byte as its writer lays them out."""
 
-import contextlib
 import io
 import json
 import pickle
@@ -21,6 +20,7 @@ from pipegraph.errors import DataError, ShardError
 from pipegraph.storage.formats import LitDataFormat, format_of, litdata
 from pipegraph.storage.formats.litdata import layout_of
 from pipegraph.storage.shard_files import BytesFile, LocalFile, ShardFile
+from tests.storage.reading_shards import read_damaged
 
 LEAF = {"type": None, "context": None, "children_spec": []}
 
@@ -326,14 +326,7 @@ def test_arrow_rows_that_lie_are_refused() -> None:
 @settings(max_examples=300)
 @given(st.data())
 def test_any_damage_of_arrow_rows_is_an_error_of_the_shard_or_other_samples(data: st.DataObject) -> None:
-    found = bytearray(arrow_chunk(PLAIN))
-    spots = st.tuples(st.integers(0, len(found) - 1), st.integers(0, 255))
-    for at, value in data.draw(st.lists(spots, min_size=1, max_size=4)):
-        found[at] = value
-    form, file = LitDataFormat(INDEX), BytesFile(bytes(found), "chunk-0-0.bin")
-    with contextlib.suppress(ShardError, DataError):
-        for block in form.index(file, 30):
-            form.read(file, block)[:]
+    read_damaged("chunk-0-0.bin", arrow_chunk(PLAIN), data, LitDataFormat(INDEX), cut=False)
 
 
 def test_an_index_is_parsed_once_for_all_blocks_and_again_when_it_changes(
@@ -396,15 +389,4 @@ def test_leaves_that_lie_are_refused(form: str, leaf: bytes) -> None:
 @settings(max_examples=200)
 @given(st.data())
 def test_any_damage_is_a_shard_error_or_other_samples_and_never_another_error(data: st.DataObject) -> None:
-    found = bytearray(chunk(rows()))
-    spots = st.tuples(st.integers(0, len(found) - 1), st.integers(0, 255))
-    for at, value in data.draw(st.lists(spots, min_size=1, max_size=4)):
-        found[at] = value
-    if data.draw(st.booleans()):
-        del found[data.draw(st.integers(0, len(found) - 1)) :]
-    form, file = LitDataFormat(INDEX), BytesFile(bytes(found), "chunk-0-0.bin")
-    try:
-        for block in form.index(file, 30):
-            form.read(file, block)[:]
-    except ShardError:
-        pass
+    read_damaged("chunk-0-0.bin", chunk(rows()), data, LitDataFormat(INDEX))

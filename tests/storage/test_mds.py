@@ -19,6 +19,7 @@ from pipegraph.errors import DataError, GraphError, ShardError
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.formats.mds import MdsFormat
 from pipegraph.storage.shard_files import BytesFile
+from tests.storage.reading_shards import read_damaged
 
 Column = tuple[str, str, int | None]
 
@@ -233,15 +234,4 @@ def test_arrays_that_lie_are_refused(value: bytes) -> None:
 @settings(max_examples=200)
 @given(st.data())
 def test_any_damage_is_a_shard_error_or_other_samples_and_never_another_error(data: st.DataObject) -> None:
-    found = bytearray(shard())
-    spots = st.tuples(st.integers(0, len(found) - 1), st.integers(0, 255))
-    for at, value in data.draw(st.lists(spots, min_size=1, max_size=4)):
-        found[at] = value
-    if data.draw(st.booleans()):
-        del found[data.draw(st.integers(0, len(found) - 1)) :]
-    form, file = format_of("a.mds"), BytesFile(bytes(found), "a.mds")
-    try:
-        for block in form.index(file, 50):
-            form.read(file, block)[:]
-    except DataError:
-        pass
+    read_damaged("a.mds", shard(), data)

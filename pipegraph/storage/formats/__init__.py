@@ -1,6 +1,6 @@
 """Shard formats, found by file name.
 
-A new format is one class (docs/formats.md) and one call of `register_format`.
+A new format is one class (docs/formats.md) and one line of `_FORMATS`, or a call of `register_format`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def register_format(format: Format) -> None:
             _formats[suffix.lower()] = format
 
 
-def known_suffixes() -> tuple[str, ...]:
-    """The registered suffixes, sorted."""
+def known_suffixes(*, holds_samples: bool = False) -> tuple[str, ...]:
+    """The registered suffixes, sorted; with ``holds_samples`` only those of files that are never one sample."""
     with _lock:
-        return tuple(sorted(_formats))
+        return tuple(sorted(s for s, form in _formats.items() if form.holds_samples or not holds_samples))
 
 
 def format_of(part: Part | str) -> Format:
@@ -61,7 +61,7 @@ def format_of(part: Part | str) -> Format:
     )
 
 
-for _format in (
+_FORMATS = (
     TarFormat(),
     ParquetFormat(),
     JsonLinesFormat(),
@@ -72,5 +72,6 @@ for _format in (
     PackedFormat(MdsFormat(), (".mds.zstd", ".mds.gz")),
     LitDataFormat(),
     PackedFormat(LitDataFormat(), (".zstd.bin",)),
-):
+)
+for _format in _FORMATS:
     register_format(_format)

@@ -62,6 +62,7 @@ class MdsFormat(Format):
     """
 
     suffixes = (".mds",)
+    holds_samples = True
     in_place = True
 
     def __init__(self, columns: Sequence[str] | None = None) -> None:

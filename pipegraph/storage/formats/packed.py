@@ -24,7 +24,7 @@ class PackedFormat(Format):
     needs_file = False
 
     def __init__(self, inner: Format, suffixes: tuple[str, ...]) -> None:
-        self.inner, self.suffixes = inner, suffixes
+        self.inner, self.suffixes, self.holds_samples = inner, suffixes, inner.holds_samples
 
     def choosing(self, columns: Sequence[str] | None, filter: Any, fill: Any = None) -> PackedFormat:
         return PackedFormat(self.inner.choosing(columns, filter, fill), self.suffixes)

@@ -57,6 +57,7 @@ class ParquetFormat(Format):
     """
 
     suffixes = (".parquet",)
+    holds_samples = True
     needs_file = False
 
     def __init__(

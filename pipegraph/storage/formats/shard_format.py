@@ -72,6 +72,9 @@ class Format(ABC):
     needs_file: bool = True
     """Whether what `read` gives reads from its file later on."""
 
+    holds_samples: bool = False
+    """Whether a file of these suffixes is always a shard, and never a sample of a folder of files."""
+
     _room: Room | None = None
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:

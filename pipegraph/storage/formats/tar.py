@@ -42,6 +42,7 @@ class TarFormat(Format):
     """
 
     suffixes = (".tar",)
+    holds_samples = True
     in_place = True
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:

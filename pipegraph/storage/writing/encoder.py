@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 from pipegraph.storage.formats.shard_format import Block
+from pipegraph.storage.manifest import PartIndex
 
 from .checksum_file import ChecksumFile
+from .field_kinds import Kinds
 
 Sample = Mapping[str, Any]
 
@@ -16,11 +18,24 @@ Sample = Mapping[str, Any]
 class Encoder(ABC):
     """Writes one shard to a file. The same samples give the same bytes.
 
+    Args:
+        kinds: of the fields; empty without columns.
+        size: about how many bytes a shard has.
+
     Attributes:
+        format: the name by which users ask for it.
+        shard_name: of a shard, by its number; its suffix is that of a registered format, which reads it.
+        has_columns: whether all samples have the same fields, of one kind each.
         samples: written so far.
     """
 
+    format: ClassVar[str]
+    shard_name: ClassVar[str]
+    has_columns: ClassVar[bool] = True
     samples: int = 0
+
+    def __init__(self, kinds: Kinds, size: int) -> None:
+        self.kinds = dict(kinds)
 
     @abstractmethod
     def encode(self, sample: Sample, number: int) -> Any:
@@ -47,7 +62,8 @@ class Encoder(ABC):
 
     @abstractmethod
     def finish(self) -> tuple[Block, ...] | None:
-        """The shard ends. Returns its blocks, or None where the shard is quickly asked for them.
+        """The shard ends. Returns its blocks, as the format's ``index`` finds them, or None to have it find them."""
 
-        Blocks are those that the format's ``index`` finds.
-        """
+    def index_json(self, shards: Iterable[PartIndex]) -> dict[str, Any] | None:
+        """The ``index.json`` beside the finished shards, where other readers of the format need one."""
+        return None

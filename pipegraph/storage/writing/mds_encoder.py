@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from pipegraph.errors import DataError
 from pipegraph.storage.formats.mds import ARRAY_DTYPES, SCALARS
 from pipegraph.storage.formats.offset_table import table_nbytes
+from pipegraph.storage.manifest import PartIndex
 
 from .checksum_file import ChecksumFile
 from .encoder import Encoder, Sample
@@ -33,14 +35,13 @@ class MdsEncoder(Encoder):
     """One column per field, in the order of their names.
 
     A shard is held in memory until it is finished, since its offsets come first.
-
-    Args:
-        kinds: of the fields.
-        size_limit: of a shard in bytes, for the index.
     """
 
-    def __init__(self, kinds: Kinds, size_limit: int) -> None:
-        self.kinds = {name: kinds[name] for name in sorted(kinds)}
+    format = "mds"
+    shard_name = "shard.{:05d}.mds"
+
+    def __init__(self, kinds: Kinds, size: int) -> None:
+        super().__init__({name: kinds[name] for name in sorted(kinds)}, size)
         encodings = [_encoding(name, kind) for name, kind in self.kinds.items()]
         self.config = {
             "column_encodings": encodings,
@@ -49,7 +50,7 @@ class MdsEncoder(Encoder):
             "compression": None,
             "format": "mds",
             "hashes": [],
-            "size_limit": size_limit,
+            "size_limit": size,
             "version": 2,
         }
         self._head = json.dumps(self.config, sort_keys=True).encode()
@@ -91,10 +92,17 @@ class MdsEncoder(Encoder):
             self._file.write(data)
         self._held = []
 
-    def index_entry(self, name: str, nbytes: int, samples: int) -> dict[str, Any]:
-        """What ``index.json`` says of a shard."""
-        raw = {"basename": name, "bytes": nbytes, "hashes": {}}
-        return {**self.config, "raw_data": raw, "samples": samples, "zip_data": None}
+    def index_json(self, shards: Iterable[PartIndex]) -> dict[str, Any]:
+        entries = [
+            {
+                **self.config,
+                "raw_data": {"basename": index.part.name, "bytes": index.part.size, "hashes": {}},
+                "samples": index.samples,
+                "zip_data": None,
+            }
+            for index in shards
+        ]
+        return {"shards": entries, "version": 2}
 
 
 def _encoding(field: str, kind: str) -> str:

@@ -26,7 +26,7 @@ from pipegraph.order.permutation import key64, permute_one
 from pipegraph.storage.manifest import Manifest, PartIndex
 from pipegraph.units import parse_bytes
 
-from .encoders import check_format, encoder_for, has_columns, index_json
+from .encoders import encoder_of
 from .field_kinds import Kinds, kinds_of
 from .pack_folder import PackFolder
 from .pack_sources import PackedStream, PackSource, source_of
@@ -79,7 +79,7 @@ def pack_shards(
             ``hf:NAME:SPLIT`` of a Hugging Face data set, a list of paths, a data set with ``__len__`` and
             ``__getitem__``, an iterable of dicts, or a function that returns one of these.
         target: the folder for the shards.
-        format: ``"tar"``, ``"parquet"`` or ``"mds"``.
+        format: one of those of docs/writing-shards.md, such as ``"tar"``, ``"parquet"`` or ``"mds"``.
         size: about how large shards are, in bytes or such as ``"128 MB"``. Tars of files never exceed it, unless a
             single sample does; for others the number of samples follows from some all over the data.
         workers: processes; by default one per core. A stream is read and written by this one.
@@ -92,7 +92,7 @@ def pack_shards(
         WorkerDiedError: a worker process was killed, or could not be started.
     """
     nbytes = parse_bytes(size, "pack: size")
-    check_format(format)
+    encoder_of(format)
     count = max(1, int(cores())) if workers is None else integer(workers, "pack: workers")
     if shuffle is not None:
         shuffle = integer(shuffle, "pack: shuffle", 0, "must be a seed, an int >= {}")
@@ -136,7 +136,8 @@ def _pack_in_parallel(
     source: PackSource, target: PackFolder, nbytes: int, workers: int, progress: Progress | None
 ) -> Manifest:
     format, seed = target.settings["format"], target.settings["shuffle"]
-    if target.kinds is None and has_columns(format):
+    kind = encoder_of(format)
+    if target.kinds is None and kind.has_columns:
         target.note_kinds(kinds_of(source.read(number) for number in _spread(len(source))))
     kinds = target.kinds or {}
     order = np.arange(len(source), dtype=np.int64)
@@ -157,8 +158,7 @@ def _pack_in_parallel(
         target.add(number, index)
         report()
     source.close()
-    encoder = encoder_for(format, kinds, nbytes)
-    return target.finish(index_json(encoder, target.finished))
+    return target.finish(kind(kinds, nbytes))
 
 
 def _spread(count: int) -> list[int]:
@@ -171,7 +171,7 @@ def planned(
     """The numbers of the samples of each shard. Depends on the source, the order and the size alone."""
     sizes = source.nbytes
     if sizes is None:
-        encoder = encoder_for(format, kinds, nbytes)
+        encoder = encoder_of(format)(kinds, nbytes)
         probes = [encoder.size(encoder.encode(source.read(n), n)) for n in _spread(len(order))]
         shards = max(1, -(-sum(probes) * len(order) // (len(probes) * nbytes)))
         return np.array_split(order, min(shards, len(order)))

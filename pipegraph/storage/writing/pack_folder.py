@@ -27,12 +27,12 @@ from pipegraph.storage.side_files import (
     unfinished_pack,
 )
 
+from .encoder import Encoder
+from .encoders import encoder_of
 from .shard_file import PARTIAL
 
 INDEX: Final = "index.json"
-"""What mosaicml-streaming wants beside MDS shards."""
-
-_NAMES: Final = {"tar": "shard-{:06d}.tar", "parquet": "shard-{:06d}.parquet", "mds": "shard.{:05d}.mds"}
+"""What mosaicml-streaming needs beside MDS shards."""
 
 
 class PackFolder(Closing):
@@ -68,7 +68,7 @@ class PackFolder(Closing):
 
     def path(self, number: int) -> str:
         """Where a shard lies when it is finished."""
-        return os.path.join(self.folder, _NAMES[self.settings["format"]].format(number))
+        return os.path.join(self.folder, encoder_of(self.settings["format"]).shard_name.format(number))
 
     def _was_completed(self) -> bool:
         path = old_if_there(self.folder, SETTINGS, OLD_SETTINGS)
@@ -184,15 +184,12 @@ class PackFolder(Closing):
         self._note({"shard": number, "index": record})
         self.finished[number] = index
 
-    def finish(self, index_json: dict[str, Any] | None = None) -> Manifest:
-        """All shards are finished: write the manifest.
-
-        Args:
-            index_json: what mosaicml-streaming wants beside MDS shards.
-        """
-        manifest = Manifest.of([self.finished[number] for number in sorted(self.finished)])
-        if index_json is not None:
-            text = json.dumps(index_json, sort_keys=True).encode()
+    def finish(self, encoder: Encoder) -> Manifest:
+        """All shards are finished: write the manifest, and what else readers of the format need."""
+        shards = [self.finished[number] for number in sorted(self.finished)]
+        manifest = Manifest.of(shards)
+        if (index := encoder.index_json(shards)) is not None:
+            text = json.dumps(index, sort_keys=True).encode()
             write_atomically(os.path.join(self.folder, INDEX), [text])
         manifest.save(os.path.join(self.folder, MANIFEST))
         Path(self.folder, OLD_MANIFEST).unlink(missing_ok=True)  # of a pack that an earlier version began

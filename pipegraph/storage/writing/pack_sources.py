@@ -17,7 +17,7 @@ import numpy as np
 from pipegraph.errors import DataError, MissingExtraError
 from pipegraph.storage.beside import refuse_missing
 from pipegraph.storage.folders import list_files
-from pipegraph.storage.formats import format_of
+from pipegraph.storage.formats import format_of, known_suffixes
 from pipegraph.storage.formats.tar import split_key
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.manifest import Manifest
@@ -27,9 +27,6 @@ from pipegraph.storage.side_files import refuse_unfinished
 
 from .encoder import Sample
 from .tar_encoder import member_nbytes
-
-SHARD_SUFFIXES: Final = (".tar", ".parquet", ".mds", ".mds.zstd", ".mds.gz")
-"""A folder of nothing but these, and what describes them, is one of shards and not one of files."""
 
 _BESIDE_SHARDS: Final = (".json", ".txt", ".md")
 _HELD_NBYTES: Final = 1 << 30
@@ -341,7 +338,8 @@ def source_of(given: Any) -> PackSource | PackedStream:
     listed = isinstance(given, list | tuple) and bool(given)
     if listed and all(isinstance(each, str | os.PathLike) for each in given):
         paths = [os.fspath(each) for each in given]
-        if all(path.endswith(SHARD_SUFFIXES) for path in paths):
+        suffixes = known_suffixes(holds_samples=True)
+        if all(path.endswith(suffixes) for path in paths):
             return ShardsSource(paths)
         return FilesSource.of_paths(paths, os.getcwd())
     if hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, Mapping):
@@ -368,10 +366,12 @@ def _named(path: str) -> PackSource:
 
 
 def _holds_shards(folder: str) -> bool:
+    """Whether it holds nothing but shards, and what describes them."""
     with os.scandir(folder) as entries:
         names = [entry.name.lower() for entry in entries if not entry.name.startswith(".")]
-    shards = [name for name in names if name.endswith(SHARD_SUFFIXES)]
-    return bool(shards) and all(name.endswith((*SHARD_SUFFIXES, *_BESIDE_SHARDS)) for name in names)
+    suffixes = known_suffixes(holds_samples=True)
+    others = [name for name in names if not name.endswith(suffixes)]
+    return len(others) < len(names) and all(name.endswith(_BESIDE_SHARDS) for name in others)
 
 
 def _datasets(what: str) -> Any:

@@ -17,7 +17,7 @@ from pipegraph.errors import LoaderClosedError
 from pipegraph.storage.manifest import PartIndex
 
 from .encoder import Sample
-from .encoders import encoder_for
+from .encoders import encoder_of
 from .field_kinds import Kinds
 from .pack_sources import PackSource
 from .shard_file import write_shard
@@ -87,7 +87,7 @@ def write_part(job: Job, path: str, numbers: Int64Array, stop: Any = None) -> Pa
     """
     source = job.source
     assert isinstance(source, PackSource)
-    encoder = encoder_for(job.format, job.kinds, job.nbytes)
+    encoder = encoder_of(job.format)(job.kinds, job.nbytes)
     return write_shard(path, encoder, _samples(source, numbers, stop))
 
 

@@ -18,19 +18,18 @@ GROUP_NBYTES: Final = 16_000_000
 
 
 class ParquetEncoder(Encoder):
-    """One column per field, in the order of the fields; values that are None are nulls, JSON is text.
+    """One column per field, in the order of the fields; values that are None are nulls, JSON is text."""
 
-    Args:
-        kinds: of the fields.
-    """
+    format = "parquet"
+    shard_name = "shard-{:06d}.parquet"
 
-    def __init__(self, kinds: Kinds) -> None:
+    def __init__(self, kinds: Kinds, size: int) -> None:
+        super().__init__(kinds, size)
         try:
             self._arrow = importlib.import_module("pyarrow")
             self._parquet = importlib.import_module("pyarrow.parquet")
         except ImportError as error:
             raise MissingExtraError("pyarrow", "shards", "writing Parquet") from error
-        self.kinds = dict(kinds)
         self._schema = self._arrow.schema([(name, self._type(name, kind)) for name, kind in kinds.items()])
 
     def _type(self, field: str, kind: str) -> Any:

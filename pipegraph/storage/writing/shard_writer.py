@@ -13,7 +13,7 @@ from pipegraph.storage.manifest import Manifest
 from pipegraph.units import parse_bytes
 
 from .encoder import Encoder
-from .encoders import check_format, encoder_for, has_columns, index_json
+from .encoders import encoder_of
 from .field_kinds import kinds_of
 from .pack_folder import PackFolder
 from .shard_file import OpenShard
@@ -40,7 +40,7 @@ class ShardWriter:
 
     Args:
         target: the folder.
-        format: ``"tar"``, ``"parquet"`` or ``"mds"``.
+        format: one of those of docs/writing-shards.md, such as ``"parquet"``.
         size: of a shard, in bytes or such as ``"128 MB"``; one that has a single larger sample is larger.
 
     Raises:
@@ -60,7 +60,7 @@ class ShardWriter:
         source: Any = None,
     ) -> None:
         self._nbytes = parse_bytes(size, "ShardWriter: size")
-        self._format = check_format(format)
+        self._kind = encoder_of(format)
         settings = {"format": format, "size": self._nbytes, "source": source, "shuffle": None}
         self._target = PackFolder(target, settings)
         self._shard: OpenShard | None = None
@@ -116,10 +116,10 @@ class ShardWriter:
 
     def _open(self, sample: Mapping[str, Any]) -> Encoder:
         kinds = self._target.kinds
-        if kinds is None and has_columns(self._format):
+        if kinds is None and self._kind.has_columns:
             kinds = kinds_of([sample])
             self._target.note_kinds(kinds)
-        self._encoder = encoder_for(self._format, kinds or {}, self._nbytes)
+        self._encoder = self._kind(kinds or {}, self._nbytes)
         return self._encoder
 
     def _finish_shard(self) -> None:
@@ -143,8 +143,9 @@ class ShardWriter:
                 self._finish_shard()
             if not self._target.finished:
                 raise DataError(f"{self._target.folder!r}: no sample was written, so there is no shard")
-            encoder = self._encoder or encoder_for(self._format, self._target.kinds or {}, self._nbytes)
-            manifest = self._target.finish(index_json(encoder, self._target.finished))
+            manifest = self._target.finish(
+                self._encoder or self._kind(self._target.kinds or {}, self._nbytes)
+            )
             self._closed = True
             return manifest
         finally:

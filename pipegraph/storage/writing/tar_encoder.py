@@ -65,6 +65,10 @@ class TarEncoder(Encoder):
     ``label`` becomes ``cls``, which readers turn back.
     """
 
+    format = "tar"
+    shard_name = "shard-{:06d}.tar"
+    has_columns = False
+
     def encode(self, sample: Sample, number: int) -> Encoded:
         key = sample.get("key")
         key = f"{number:09d}" if key is None else _text(key)
