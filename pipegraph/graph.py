@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pipegraph import graph_views
+from pipegraph.backends import backend_of
 from pipegraph.contracts import Component, FanOut, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import integer
 from pipegraph.parameters import carried, plain_parameters
 from pipegraph.policies import Policy
-from pipegraph.stage_spec import RESERVED, Backend, Edge, StageSpec
+from pipegraph.stage_spec import RESERVED, BackendName, Edge, StageSpec
 from pipegraph.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Node:
         *,
         name: str | None = None,
         workers: int | Literal["auto"] = 1,
-        backend: Backend = "thread",
+        backend: BackendName = "thread",
         capacity: int | Literal["auto"] | None = None,
         max_bytes: int | str | None = None,
         ordered: bool = True,
@@ -132,7 +133,7 @@ class Graph:
         *upstream: Node,
         name: str | None = None,
         workers: int | Literal["auto"] = 1,
-        backend: Backend = "thread",
+        backend: BackendName = "thread",
         capacity: int | Literal["auto"] | None = None,
         max_bytes: int | str | None = None,
         ordered: bool = True,
@@ -183,7 +184,7 @@ class Graph:
             operator,
             edges,
             workers,
-            backend,
+            backend_of(backend, name),
             capacity,
             max_bytes,
             ordered,

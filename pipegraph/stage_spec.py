@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipegraph.backends import BACKENDS, THREAD, StageBackend, backend_of
 from pipegraph.contracts import Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.integers import integer
 from pipegraph.policies import ErrorPolicy, Policy, check_policy, policy
 
-Backend = Literal["inline", "thread", "process", "ray"]
-BACKENDS = ("inline", "thread", "process", "ray")
+BackendName = Literal["inline", "thread", "process", "ray"]
 RESERVED = ("(output)", "consumer")
 """What states and profiles name beside stages."""
 
@@ -37,7 +37,7 @@ class StageSpec:
     operator: Operator | Source
     upstream: tuple[Edge, ...]
     workers: int = 1
-    backend: str = "thread"
+    backend: StageBackend = THREAD
     capacity: int | None = None
     max_bytes: int | None = None
     ordered: bool = True
@@ -56,10 +56,7 @@ class StageSpec:
         name = self.name
         workers = integer(self.workers, f"stage {name!r}: workers", 1, "must be >= {} or 'auto'")
         object.__setattr__(self, "workers", workers)
-        if self.backend not in BACKENDS:
-            raise GraphError(
-                f"stage {name!r}: backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}"
-            )
+        object.__setattr__(self, "backend", backend_of(self.backend, name))
         if self.capacity is not None:
             rule = "must be >= {} item or 'auto'"
             capacity = integer(self.capacity, f"stage {name!r}: capacity", 1, rule)
@@ -71,7 +68,7 @@ class StageSpec:
         if not isinstance(self.ordered, bool):
             raise GraphError(f"stage {name!r}: ordered must be True or False, got {self.ordered!r}")
         check_policy(self.on_error, name)
-        self._check_actors()
+        self._check_options()
 
     @property
     def policy(self) -> ErrorPolicy:
@@ -83,13 +80,14 @@ class StageSpec:
         """What it does once retries are used up."""
         return self.policy.last
 
-    def _check_actors(self) -> None:
-        for option, given in (("resources", self.resources), ("runtime_env", self.runtime_env)):
+    def _check_options(self) -> None:
+        for option, owner in ((option, each) for each in BACKENDS.values() for option in each.options):
+            given = getattr(self, option)
             if given is None:
                 continue
-            if self.backend != "ray":
+            if option not in self.backend.options:
                 raise GraphError(
-                    f"stage {self.name!r}: {option}= is for the actors of backend='ray', got "
+                    f"stage {self.name!r}: {option}= is for the {owner.words[1]} of backend={owner!r}, got "
                     f"backend={self.backend!r}; leave it out"
                 )
             if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):

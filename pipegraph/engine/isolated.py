@@ -107,9 +107,9 @@ class IsolatedRuntime(Runtime):
     def make_operator(self, stage: StagePlan, index: int) -> Any:
         if not isinstance(stage.operator, Elsewhere):
             return super().make_operator(stage, index)
-        assert self._processes is not None
         facts = self._sidecar_limit, self.seed, self.rank, self.world_size
-        self.sidecar = self._processes.sidecar(self.isolation.above, facts)
+        pool: Any = self._pools[stage.backend]  # of processes
+        self.sidecar = pool.sidecar(self.isolation.above, facts)
         return self.sidecar
 
     def _make_run(self, epoch: int, horizon: float, resume: Resume) -> Run:

@@ -115,7 +115,7 @@ class PassTotals:
         coreless = {name: sum(meter.waited_ns() for meter in each) for name, each in loader.meters.items()}
         processes = {}
         for name, workers in loader.workers.items():
-            if loader.plan.stages[name].backend == "process":
+            if loader.plan.stages[name].backend.measurable:
                 pids = [worker.operator.pid for worker in workers]
                 found = [scheduled(pid) or (0, 0) for pid in pids if pid is not None]
                 processes[name] = sum(ran for ran, _ in found)

@@ -155,12 +155,12 @@ class Run:
     def _pace(self, stage: StagePlan) -> Pace:
         """The bundle sizes with which a stage begins."""
         operator = stage.operator
-        if stage.backend == "inline":
+        if stage.backend.in_consumer:
             return Pace(1)
-        nbytes = max(1, self.account.limit // BUNDLES_PER_LIMIT)
-        remote, far = stage.away, stage.backend == "ray"
+        nbytes = max(1, min(self.account.limit // BUNDLES_PER_LIMIT, stage.backend.bundle_bytes))
+        cost = stage.backend.call_cost
         if not isinstance(operator, Source):
-            return Pace(max(1, stage.capacity // stage.workers), nbytes=nbytes, remote=remote, far=far)
+            return Pace(max(1, stage.capacity // stage.workers), nbytes=nbytes, cost=cost)
         group = self._loader.readers[stage.name].group if operator.random_access else 1
         rows, size, batches = stage.bundle_rows, sys.maxsize, 1
         if stage.bundle is not None:
@@ -171,7 +171,7 @@ class Run:
                 batches = rows // size  # its rows are in memory: several batches per bundle
         elif operator.draws:
             rows = 1  # the sampler may wait until the consumer has processed the previous row
-        return Pace(max(rows, group), group, size, nbytes, remote, far, batches)
+        return Pace(max(rows, group), group, size, nbytes, cost, batches)
 
     def _restore(self, resume: Resume) -> None:
         if resume.cursor is None and not resume.delivered:
@@ -282,7 +282,7 @@ class Run:
         if isinstance(stage.operator, FanIn):
             return True
         below = [name for name, _, _ in self.plan.consumers(consumer)]
-        return stage.backend == "inline" and any(self._read_in_turn(name) for name in below)
+        return stage.backend.in_consumer and any(self._read_in_turn(name) for name in below)
 
     def _producer(self, consumer: str, index: int) -> str:
         edge = self.plan.stages[consumer].upstream[index] if consumer else self.plan.output

@@ -29,6 +29,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
+from pipegraph.backends import BACKENDS, StageBackend
 from pipegraph.contracts import Source, history_of
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.loader_context import LoaderContext
@@ -47,8 +48,7 @@ from pipegraph.planning.isolation import Elsewhere
 from pipegraph.planning.plan import Plan, StagePlan
 
 if TYPE_CHECKING:
-    from pipegraph.engine.actors.cluster import Cluster
-    from pipegraph.engine.process.pool import Processes
+    from pipegraph.engine.process.pool import Pool
 
 GRACE_S = 5.0
 """Seconds that ``close`` waits for user code to return, and that a new pass waits before it logs for whom."""
@@ -62,8 +62,7 @@ class Runtime(LoaderContext):
         self.threads = WorkerThreads(plan.graph_name)
         self.staffing = Staffing(self, self.threads)
         self.pass_totals = PassTotals(self, self.staffing, self.remote_totals)
-        self._processes: Processes | None = None
-        self._actors: Cluster | None = None
+        self._pools: dict[StageBackend, Pool] = {}
         # Held by the thread that closes; a signal handler may call ``close`` again inside it.
         self._ending = concurrency.RLock()
         # Held while a thread starts workers or a run. An RLock's ``__exit__`` is C: no interrupt can skip its release.
@@ -123,7 +122,7 @@ class Runtime(LoaderContext):
         run = self._make_run(epoch, horizon, resume)
         run.activity.attach()  # the consumer
         for stage in self.plan.running:
-            if stage.backend == "inline":
+            if stage.backend.in_consumer:
                 run.pumps(stage, self.workers[stage.name][0])
         with self.threads.lock:
             if self._open_error is not None and not self.threads.closed:  # a worker failed after the start
@@ -154,14 +153,9 @@ class Runtime(LoaderContext):
 
     def _start_workers(self) -> None:
         threads = []
-        if any(stage.backend == "process" for stage in self.plan.running):
-            from pipegraph.engine.process.pool import Processes
-
-            self._processes = Processes(self.plan)
-        if any(stage.backend == "ray" for stage in self.plan.running):
-            from pipegraph.engine.actors.cluster import Cluster
-
-            self._actors = Cluster(self.plan, self._fail)
+        for backend in BACKENDS.values():
+            if backend.pool and any(stage.backend == backend for stage in self.plan.running):
+                self._pools[backend] = backend.load_pool()(self.plan, self._fail)
         operators = {
             stage.name: [self.make_operator(stage, index) for index in range(stage.workers)]
             for stage in self.plan.running
@@ -185,7 +179,7 @@ class Runtime(LoaderContext):
                 meters[planned.name] = [worker.members[member] for worker in workers[stage.name]]
         for stage in self.plan.running:
             for worker in workers[stage.name]:
-                if stage.backend == "inline":
+                if stage.backend.in_consumer:
                     self.open_operator(stage.name, worker)
                     self._opened.append((stage.name, worker))
                     continue
@@ -195,11 +189,10 @@ class Runtime(LoaderContext):
         self.workers = workers
         self.meters = meters
         self.staffing.begin()
-        # Actors join when the cluster has room for them: a stage needs only its first to begin.
         self._to_open = {
-            stage.name: 1 if stage.backend == "ray" else stage.workers
+            stage.name: 1 if stage.backend.joins_late else stage.workers
             for stage in self.plan.running
-            if stage.backend != "inline"
+            if not stage.backend.in_consumer
         }
         self.threads.launch(threads, lambda thread, error: self._note_open_error(error))
         self.threads.wait_until(
@@ -228,13 +221,12 @@ class Runtime(LoaderContext):
     def make_operator(self, stage: StagePlan, index: int) -> Any:
         if not stage.remote:
             return copy.copy(stage.operator)
-        if not stage.away:
+        if stage.backend.in_trainer:
             from pipegraph.engine.process.pool import under_deadline
 
             return under_deadline(stage, self.context(stage.name, index))
-        made = self._actors if stage.backend == "ray" else self._processes
-        assert made is not None
-        return made.operator(stage, [self.context(each.name, index) for each in (stage, *stage.followers)])
+        contexts = [self.context(each.name, index) for each in (stage, *stage.followers)]
+        return self._pools[stage.backend].operator(stage, contexts)
 
     def _worker(self, stage: StagePlan, index: int, operator: Any) -> Worker:
         """A worker with its meters."""
@@ -262,7 +254,7 @@ class Runtime(LoaderContext):
         """Body of a worker's thread."""
         worker.meter.thread_begins()
         enter_worker(self.seed, stage.name)
-        if stage.backend == "ray" and worker.index and not self._wait_for_other_stages(stage.name):
+        if stage.backend.joins_late and worker.index and not self._wait_for_other_stages(stage.name):
             return
         try:
             self.open_operator(stage.name, worker)
@@ -381,12 +373,9 @@ class Runtime(LoaderContext):
         while self._opened:
             self.close_operators(*self._opened[-1])
             self._opened.pop()  # last: what was interrupted is closed by the next call
-        if self._processes is not None:
-            self._processes.close()
-            self._processes = None
-        if self._actors is not None:
-            self._actors.close()
-            self._actors = None
+        while self._pools:
+            next(iter(self._pools.values())).close()
+            self._pools.pop(next(iter(self._pools)))
         self.workers, self.readers = {}, {}
         self.threads.run = None
         for message in warned:  # last: if warnings are errors, all else is done

@@ -286,7 +286,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, contr
         spans, facts = port.receive()
         try:
             plan: Plan = unseal(sealed_fd, spans)
-            if any(stage.backend == "process" for stage in plan.running):
+            if any(stage.backend.pool for stage in plan.running):
                 borrowed = zygote.borrow()  # before any thread starts
             serving = Serving(HostRuntime(plan, facts, port.slab))
             concurrency.Thread(

@@ -31,12 +31,12 @@ class GivenData:
 
     def __init__(self, plan: Plan, isolated: bool) -> None:
         self._sources: list[tuple[str, Source, bool]] = [
-            (stage.name, stage.operator, isolated or stage.away)
+            (stage.name, stage.operator, isolated or not stage.backend.in_trainer)
             for stage in plan.running
             if isinstance(stage.operator, Source)
         ]
         self._functions: list[tuple[str, Sequence[Any], bool]] = [
-            (stage.name, stage.operator.functions(), isolated or stage.away)
+            (stage.name, stage.operator.functions(), isolated or not stage.backend.in_trainer)
             for stage in plan.running
             if isinstance(stage.operator, Operator)
         ]

@@ -18,8 +18,6 @@ CELLS = 4
 CONSUMER = "consumer"
 """The training loop: a name that no stage may have."""
 
-WORKERS = {"thread": ("worker", "workers"), "process": ("process", "processes"), "ray": ("actor", "actors")}
-
 STYLE = """
 text { font-family: system-ui, sans-serif; font-size: 13px; fill: #566074; text-anchor: middle }
 .name { font-size: 15px; font-weight: 600; fill: #1c2333 }
@@ -79,10 +77,10 @@ def plan_svg(plan: Plan) -> str:
 
 
 def _stage(stage: StagePlan, x: float, y: float) -> str:
-    if stage.backend == "inline":
+    if stage.backend.in_consumer:
         below = "inline"
     else:
-        below = f"{stage.workers} {WORKERS[stage.backend][stage.workers > 1]}"
+        below = f"{stage.workers} {stage.backend.words[stage.workers > 1]}"
     about = "\n".join([f"{stage.name}: {type(stage.operator).__name__}", *stage.notes])
     return _box(x, y, stage.name, "box", below, about)
 
@@ -113,7 +111,7 @@ def _edge(producer: StagePlan, start: tuple[float, float], end: tuple[float, flo
     else:
         path += f"C{bend + 12:g},{y1:g} {x2 - 12:g},{y2:g} {x2:g},{y2:g}"
     line = f'<path d="{path}"/>'
-    if producer.backend == "inline":
+    if producer.backend.in_consumer:
         return line
     held = f"{producer.capacity} {producer.unit}"
     cells = "".join(

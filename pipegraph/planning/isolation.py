@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pipegraph.backends import PROCESS
 from pipegraph.contracts import Memo, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
@@ -45,10 +46,10 @@ def isolate(plan: Plan) -> Isolation:
     operators = {stage.name: stage.operator for stage in plan.running}
     staying = {n for n, op in operators.items() if isinstance(op, Operator) and (op.moves or op.fetches)}
     for stage in plan.running:
-        if stage.backend == "ray":
+        if stage.backend.on_nodes:
             raise GraphError(
-                f"isolate=True: stage {stage.name!r} has backend='ray', whose work is in other processes already; "
-                "leave out isolate=True"
+                f"isolate=True: stage {stage.name!r} has backend={stage.backend!r}, whose work is in other processes "
+                "already; leave out isolate=True"
             )
     below: dict[str, StagePlan] = {}
     edge = plan.output
@@ -102,7 +103,7 @@ def _elsewhere(stage: StagePlan) -> StagePlan:
         StageSpec(stage.name, Elsewhere(), (), capacity=capacity),
         (),
         workers=1,
-        backend="process",
+        backend=PROCESS,
         capacity=capacity,
         level=stage.level,
         unordered_above=False,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipegraph.backends import StageBackend
 from pipegraph.contracts import FanIn, History, Operator, Source, history_of
 from pipegraph.errors import StateError
 from pipegraph.html import html_table
@@ -54,7 +55,7 @@ class StagePlan:
     spec: StageSpec
     upstream: tuple[Edge, ...]
     workers: int
-    backend: str
+    backend: StageBackend
     capacity: int
     level: str
     unordered_above: bool
@@ -95,13 +96,8 @@ class StagePlan:
 
     @property
     def remote(self) -> bool:
-        """Whether its operator works elsewhere than in its workers' threads: in processes, or under a deadline."""
-        return self.away or self.spec.timeout is not None
-
-    @property
-    def away(self) -> bool:
-        """Whether its operator works outside of this process: in worker processes, or in Ray actors."""
-        return self.backend in ("process", "ray")
+        """Whether its workers call their operators through a host: in processes or actors, or under a deadline."""
+        return not self.backend.in_trainer or self.spec.timeout is not None
 
     @property
     def several(self) -> bool:
@@ -255,7 +251,7 @@ class Plan:
 
     def _crossing(self, stage: StagePlan) -> str:
         """What a stage that runs in processes or actors is given and sends back, for the printed plan."""
-        one, several = ("a Ray actor", "Ray actors") if stage.backend == "ray" else ("a process", "processes")
+        one, several = stage.backend.own_words
         where = f"{one} of its own" if stage.workers == 1 else f"{stage.workers} {several} of its own"
         if not isinstance(stage.operator, Source):
             given = f"{self.stages[stage.upstream[0].stage].unit} go there and back"
@@ -299,7 +295,7 @@ class Plan:
             if stage.bypassed is not None:
                 lines.append(f"{stage.name}: {'left out: ' if stage.within is None else ''}{stage.bypassed}")
             lines += [f"{stage.name}: {note}" for note in stage.notes]
-            if stage.away and stage.bypassed is None:
+            if not stage.backend.in_trainer and stage.bypassed is None:
                 lines.append(f"{stage.name}: {self._crossing(stage)}")
         lines.append(f"delivers: {self.output.stage}")
         if self.inelastic:

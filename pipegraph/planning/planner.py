@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from pipegraph.backends import THREAD
 from pipegraph.contracts import DEPENDENCES, STATE_METHODS, FanIn, FanOut, Memo, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import draws_from
@@ -103,11 +104,11 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
     if spec.on_error != "raise":
         _check_policy(spec, operator)
     backend = spec.backend
-    if backend in ("process", "ray"):
+    if not backend.in_trainer:
         why = _why_here(operator)
         if why is not None:
             notes.append(f"runs in a thread: {why}")
-            backend = "thread"
+            backend = THREAD
     if spec.timeout is not None:
         _check_timeout(spec, operator)
     workers = spec.workers
@@ -138,7 +139,7 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
             workers = 1
         bypassed = operator.bypass()
         notes += operator.notes()
-    if spec.backend == "inline" and workers > 1:
+    if spec.backend.in_consumer and workers > 1:
         notes.append(f"runs with 1 worker instead of {workers}: an inline stage runs in its consumer")
         workers = 1
     unordered = any(planned[edge.stage].unordered_above for edge in upstream)
@@ -158,7 +159,7 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         notes.append("with one worker it is always in order")
     # By what was asked for and not by the workers: those may change between save and load, and cursors may not.
     unordered = unordered or (not spec.ordered and (isinstance(operator, Source) or operator.shareable))
-    if backend in ("inline", "thread") and (drawn := draws_from(operator.functions())):
+    if backend.in_trainer and (drawn := draws_from(operator.functions())):
         notes.append(
             f"draws from {' and '.join(drawn)}, which all threads share: its numbers differ from run to run. Draw from "
             "a parameter rng, or use backend='process'"
@@ -203,7 +204,7 @@ def _check_timeout(spec: StageSpec, operator: Operator | Source) -> None:
     why = _why_here(operator)
     if why is not None:
         raise GraphError(f"stage {spec.name!r}: timeout= is for work on items, and {why}; leave it out")
-    if spec.backend == "inline":
+    if spec.backend.in_consumer:
         raise GraphError(
             f"stage {spec.name!r}: timeout= needs backend='thread' or 'process': an inline stage runs in the thread of "
             "its consumer, which cannot stop waiting for itself"

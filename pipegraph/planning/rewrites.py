@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from pipegraph.backends import THREAD
 from pipegraph.contracts import Memo, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.planning.plan import StagePlan
@@ -91,14 +92,16 @@ def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
     its own: the workers that process the batch's rows read them. So encoded bytes never cross between two processes.
     """
     for below in list(planned.values()):
-        if below.bypassed is not None or below.backend == "inline" or len(below.upstream) != 1:
+        if below.bypassed is not None or below.backend.in_consumer or len(below.upstream) != 1:
             continue
         batch = planned[below.upstream[0].stage]
         if not isinstance(batch.operator, Operator) or not batch.operator.collects:
             continue
         reader = planned[batch.upstream[0].stage]
         alone = all(_only_reader(s, planned, output) for s in (reader, batch))
-        same = reader.backend == "inline" or (below.away and _placement(reader) == _placement(below))
+        same = reader.backend.in_consumer or (
+            not below.backend.in_trainer and _placement(reader) == _placement(below)
+        )
         if not alone or not same or not _plain(reader, batch, below):
             continue
         assert isinstance(below.operator, Operator)
@@ -118,7 +121,7 @@ def read_away(planned: dict[str, StagePlan], output: Edge) -> None:
         return
     for name, reader in list(planned.items()):
         if (
-            reader.spec.backend != "ray"
+            not reader.spec.backend.on_nodes
             or len(reader.upstream) != 1
             or not isinstance(reader.operator, Operator)
         ):
@@ -134,7 +137,7 @@ def read_away(planned: dict[str, StagePlan], output: Edge) -> None:
         spec = replace(
             source.spec,
             workers=reader.spec.workers,
-            backend="ray",
+            backend=reader.spec.backend,
             max_bytes=reader.spec.max_bytes or source.spec.max_bytes,
             resources=reader.spec.resources,
             runtime_env=reader.spec.runtime_env,
@@ -144,7 +147,7 @@ def read_away(planned: dict[str, StagePlan], output: Edge) -> None:
             fused=both,
             spec=spec,
             workers=reader.workers,
-            backend="ray",
+            backend=reader.spec.backend,
             capacity=reader.capacity,
             level=reader.level,
         )
@@ -183,7 +186,8 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
         if below.bypassed is not None or len(below.upstream) != 1 or isinstance(below.operator, Source):
             continue
         above = planned[below.upstream[0].stage]
-        plain = above.backend == below.backend != "inline" and above.spec.ordered and below.spec.ordered
+        plain = above.backend == below.backend and not below.backend.in_consumer
+        plain = plain and above.spec.ordered and below.spec.ordered
         plain = plain and above.spec.timeout == below.spec.timeout
         if not plain or below.spec.on_error != "raise" or not isinstance(above.operator, Operator):
             continue
@@ -229,7 +233,7 @@ def fuse_processes(planned: dict[str, StagePlan], output: Edge) -> None:
         if _placement(above) != _placement(below):
             continue
         why = (
-            f"its work is done in the {'actors' if above.backend == 'ray' else 'processes'} of {above.name!r}, which "
+            f"its work is done in the {above.backend.words[1]} of {above.name!r}, which "
             f"keep what goes from one to the other; {above.workers} in all: for more, raise workers= of every stage "
             "of the run"
         )
@@ -258,7 +262,7 @@ def _placement(stage: StagePlan) -> tuple[Any, ...]:
 def _may_run_on(stage: StagePlan) -> bool:
     """Whether a stage may be part of a run of stages in one process."""
     operator = stage.operator
-    plain = stage.away and stage.bypassed is None and stage.spec.ordered
+    plain = not stage.backend.in_trainer and stage.bypassed is None and stage.spec.ordered
     plain = plain and not stage.spec.policy.retries and not stage.spec.policy.substitutes
     if isinstance(operator, Source):
         return plain and operator.random_access and operator.bundles
@@ -278,11 +282,11 @@ def part_inline(planned: dict[str, StagePlan]) -> None:
         if stage.bypassed is not None:
             continue
         above = max([nested[shortcut(edge, planned).stage] for edge in stage.upstream], default=0)
-        nested[stage.name] = above + 1 if stage.backend == "inline" else 0
+        nested[stage.name] = above + 1 if stage.backend.in_consumer else 0
         if nested[stage.name] > MAX_INLINE:
             nested[stage.name] = 0
             why = f"runs in a thread of its own: more than {MAX_INLINE} inline stages in a row would nest too deep"
-            planned[stage.name] = replace(stage, backend="thread", notes=(*stage.notes, why))
+            planned[stage.name] = replace(stage, backend=THREAD, notes=(*stage.notes, why))
 
 
 def choose_memory(planned: dict[str, StagePlan], output: Edge) -> None:
@@ -305,13 +309,15 @@ def choose_memory(planned: dict[str, StagePlan], output: Edge) -> None:
             planned[name] = replace(stage, memory=memory, notes=(*stage.notes, how))
         if not operator.slabs:
             continue
-        pins = [] if stage.away else [reader for reader in readers if _moves(reader, "pinned")]
+        pins = (
+            [] if not stage.backend.in_trainer else [reader for reader in readers if _moves(reader, "pinned")]
+        )
         if alone:
             notes = (*stage.notes, "its slabs lie in pinned memory")
             planned[name] = replace(stage, memory="pinned", notes=notes)
             for pin in pins:
                 _leave_out(pin.name, planned, f"the slabs of {name!r} are pinned already")
-        elif not stage.away and (pins or any(map(_reads_pinned, readers))):
+        elif stage.backend.in_trainer and (pins or any(map(_reads_pinned, readers))):
             notes = (*stage.notes, "its batches lie in pinned memory of torch's own")
             planned[name] = replace(stage, memory="delivered", notes=notes)
         elif any(_moves(s, "device") for s in readers):

@@ -41,10 +41,8 @@ def _possible(stage: StagePlan, planned: Mapping[str, StagePlan], asked: tuple[s
 def _why_fixed(stage: StagePlan, planned: Mapping[str, StagePlan]) -> str | None:
     """Why the number of a stage's workers cannot change while it runs."""
     operator = stage.operator
-    if stage.backend == "inline":
-        return "an inline stage runs in its consumer"
-    if stage.backend == "ray":
-        return "actors come as the cluster has room for them"
+    if stage.backend.why_fixed:
+        return stage.backend.why_fixed
     if stage.followers:
         return "its processes do the work of several stages"
     if isinstance(operator, Source):

@@ -141,7 +141,7 @@ def _cause(
 ) -> tuple[str, Cause]:
     """The stage to name, and why."""
     threads = {name: stage for name, stage in stages.items() if stage.running is not None}
-    in_threads = {name: stage for name, stage in threads.items() if stage.backend == "thread"}
+    in_threads = {name: stage for name, stage in threads.items() if stage.backend.in_trainer}
     suspect = bottleneck
     if bottleneck == CONSUMER and in_threads:
         # Training is late as well where a stage holds the lock; that stage never waits for room then.
@@ -212,7 +212,7 @@ def _edge_waits(plan: Plan, totals: Totals) -> Waits:
     for stage in plan.running:
         for index in range(len(stage.upstream)):
             add(stage.name, index)
-        if stage.backend == "inline":
+        if stage.backend.in_consumer:
             inputs = sum(waits[stage.name, index][0] for index in range(len(stage.upstream)))
             outputs = sum(totals["put", *edge] for edge, name in producers.items() if name == stage.name)
             driving[stage.name] = totals["busy", stage.name] + inputs + outputs
@@ -230,7 +230,7 @@ def _edges(plan: Plan, waits: Waits, totals: Totals, elapsed_ns: int) -> list[Ed
             consumer or CONSUMER,
             _share(waits[consumer, index][0], worked(consumer) if consumer else elapsed_ns),
             _share(waits[consumer, index][1], worked(producer)),
-            plan.stages[producer].backend == "inline",
+            plan.stages[producer].backend.in_consumer,
         )
         for (consumer, index), producer in _producers(plan).items()
     ]
@@ -292,7 +292,7 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
     ran = totals["cpu", name] + counts.child_ns
     return replace(
         found,
-        running=None if stage.backend == "inline" else _share(ran, worked_ns),
+        running=None if stage.backend.in_consumer else _share(ran, worked_ns),
         coreless=_share(counts.coreless_ns, worked_ns),
         starved=_share(starved, worked_ns),
         blocked=_share(blocked, worked_ns),

@@ -130,7 +130,7 @@ def _changes(profile: Profile) -> list[Change]:
     for name, stage in profile.stages.items():
         if not stage.workers:
             continue
-        if stage.backend != "inline":
+        if not stage.backend.in_consumer:
             more = f"{stage.workers + 1} workers"
             found.append(Change(name, more, profile.what_if(name, workers=stage.workers + 1)))
         found.append(Change(name, "half its cost", profile.what_if(name, cost=0.5)))

@@ -123,7 +123,7 @@ def _suggestion(profile: Profile) -> str:
     stage = profile.stages[profile.bottleneck]
     if stage.within is not None:
         stage = profile.stages[stage.within]
-    if profile.cause not in ("stage", "storage") or stage.backend == "inline":
+    if profile.cause not in ("stage", "storage") or stage.backend.in_consumer:
         return ""
     more = profile.what_if(profile.bottleneck, workers=stage.workers + 1)
     if more.gain < WORTH:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pipegraph.backends import THREAD, StageBackend
 from pipegraph.engine.stage.budgets import Quarantined
 
 from .bottleneck import STARTING, Cause
@@ -65,7 +66,7 @@ class StageProfile:
     busy: float = 0.0
     running: float | None = None
     coreless: float = 0.0
-    backend: str = "thread"
+    backend: StageBackend = THREAD
     starved: float = 0.0
     blocked: float = 0.0
     failed: int = 0

@@ -67,7 +67,7 @@ def demands(profile: Profile) -> dict[str, Demand]:
     for name, stage in profile.stages.items():
         if not stage.workers:
             continue
-        inline = stage.backend == "inline"
+        inline = stage.backend.in_consumer
         waits = 0.0 if stage.items == 0 else max(0.0, 1 - stage.starved - stage.blocked)
         busy = run_busy(profile.stages, name)
         occupied = busy if inline else max(busy, min(waits, busy * OVERHEAD))
@@ -77,7 +77,7 @@ def demands(profile: Profile) -> dict[str, Demand]:
             core_s=(stage.busy if inline else stage.running or 0.0) * stage.workers * per_chunk,
             workers=0 if inline else stage.workers,
             feeds=tuple(feeds.get(name, ())),
-            locked=stage.backend not in ("process", "ray"),
+            locked=stage.backend.in_trainer,
         )
     found[CONSUMER] = Demand(profile.step_s, profile.step_s, 0.0, 1, ())
     return found

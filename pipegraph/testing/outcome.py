@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipegraph.backends import BACKENDS
 from pipegraph.chunk import Chunk
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
@@ -134,12 +135,12 @@ def _some(counter: Counter[Any]) -> str:
 def placed(graph: Graph, backend: str, workers: int, capacity: int | None = None) -> Graph:
     """The graph with every stage placed alike."""
     for name, spec in graph.stages.items():
+        without: Any = dict.fromkeys(set(spec.backend.options) - set(BACKENDS[backend].options))
         graph.stages[name] = replace(
             spec,
-            backend=backend,
+            backend=BACKENDS[backend],
             workers=workers,
             capacity=spec.capacity if capacity is None else capacity,
-            resources=spec.resources if backend == "ray" else None,
-            runtime_env=spec.runtime_env if backend == "ray" else None,
+            **without,
         )
     return graph

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipegraph.backends import BACKENDS
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Operator, Source
 from pipegraph.graph import Graph
@@ -60,7 +61,7 @@ def assert_same_everywhere(
     for backend, count, capacity in places:
         found = _run(placed(make_graph(), backend, count, capacity), epochs, loader_options)
         for epoch, (one, other) in enumerate(zip(reference, found, strict=True)):
-            workers_word = "workers" if backend == "thread" else "processes"
+            workers_word = BACKENDS[backend].words[1]
             what = f"epoch {epoch} with {count} {workers_word} per stage, capacity {capacity or 'as given'}"
             assert one.error == other.error, f"{what}: raised {other.error}, inline {one.error}"
             if one.error is None or ordered:

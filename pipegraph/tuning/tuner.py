@@ -151,7 +151,6 @@ def facts_of(
         running = (seen.running or 0.0) / seen.busy if seen.busy else 0.0
         coreless = seen.coreless / seen.busy if seen.busy else 0.0
         busy = seen.busy * seen.workers
-        thread = planned.backend == "thread"
         stages[name] = Work(
             name,
             need.seconds,
@@ -160,14 +159,14 @@ def facts_of(
             workers="workers" in planned.tuned,
             capacity="capacity" in planned.tuned,
             computes=running + coreless > COMPUTES,
-            locked=thread
+            locked=planned.backend.in_trainer
             and found.wake_s > LATE_S
             and (
                 (running > HOLDS and coreless < 1 - HOLDS and busy > HOLDS)
                 or (found.cause == "lock" and found.bottleneck == name)
             ),
-            process=planned.backend == "process",
-            inline=planned.backend == "inline",
+            process=planned.backend.measurable,
+            inline=planned.backend.in_consumer,
             least=(places_per_worker(planned), planned.capacity),
             item_bytes=seen.nbytes // seen.items if seen.items else 0,
             pinned=planned.memory == "pinned",
@@ -206,7 +205,7 @@ def _process_bytes(runtime: Runtime) -> int:
     """The most memory of its own that a worker process has now."""
     most = 0
     for name, workers in list(runtime.workers.items()):
-        if runtime.plan.stages[name].backend == "process":
+        if runtime.plan.stages[name].backend.measurable:
             for worker in workers:
                 pid = getattr(worker.operator, "pid", None)
                 try:

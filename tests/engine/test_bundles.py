@@ -424,7 +424,7 @@ def test_rows_of_a_mapped_file_are_packed_too(tmp_path):
 
 
 def test_bundles_that_go_to_a_process_may_take_longer():
-    here, remote = Pace(64), Pace(64, remote=True)
+    here, remote = Pace(64), Pace(64, cost=10)
     for pace in (here, remote):
         for _ in range(8):
             pace.note(pace.rows(), 1_000_000 * pace.rows(), 0)

@@ -3,6 +3,7 @@
 import pytest
 
 import pipegraph as pg
+from pipegraph.backends import INLINE
 from pipegraph.errors import GraphError
 from pipegraph.profile import CONSUMER, ChannelProfile
 
@@ -57,7 +58,7 @@ def test_a_cache_spares_the_stages_above_it_that_feed_nothing_else():
 def test_inline_stages_take_the_time_of_whoever_drives_them():
     found = pipeline({"read": (0.010, 1), "inline": (0.006, 1)}, step_s=0.004)
     stages = dict(found.stages)
-    stages["inline"] = pg.StageProfile(items=100, samples=100, busy=0.6, workers=1, backend="inline")
+    stages["inline"] = pg.StageProfile(items=100, samples=100, busy=0.6, workers=1, backend=INLINE)
     found = pg.Profile(
         **{**{name: getattr(found, name) for name in found.__dataclass_fields__}, "stages": stages}
     )

@@ -8,13 +8,13 @@ from typing import Any
 from pipegraph.contracts import Context
 from pipegraph.engine.actors.room import NAMED, unknown
 from pipegraph.engine.process.contract import Host
-from pipegraph.engine.process.pool import RemoteStages
+from pipegraph.engine.process.pool import Pool
 from pipegraph.engine.process.sealed import cannot_be_sent
 from pipegraph.errors import GraphError, MissingExtraError, WorkerDiedError
 from pipegraph.planning.plan import Plan, StagePlan
 
 
-class Cluster(RemoteStages):
+class Cluster(Pool):
     """Actors on the Ray cluster to which this process is connected.
 
     Args:
@@ -43,7 +43,7 @@ class Cluster(RemoteStages):
             )
         from pipegraph.engine.actors.connection import Connection
 
-        stages = [stage for stage in plan.running if stage.backend == "ray"]
+        stages = [stage for stage in plan.running if stage.backend.on_nodes]
         later = ray._private.state.state.get_max_resources_from_cluster_config()  # of nodes that may be added
         nodes = [*(node["Resources"] for node in ray.nodes() if node["Alive"]), later or {}]
         for stage in stages:

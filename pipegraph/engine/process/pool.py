@@ -16,7 +16,7 @@ from pipegraph.engine.process.remote_run import MapRun, SourceRun
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.sidecar import Sidecar
 from pipegraph.engine.process.thread_host import ThreadHost
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, WorkerDiedError
 from pipegraph.machine import lacking_for_processes
 from pipegraph.planning.plan import Plan, StagePlan
 
@@ -29,7 +29,7 @@ def under_deadline(stage: StagePlan, context: Context) -> Any:
     return remote(copy.copy(stage.operator), host, stage.name, timeout_s)
 
 
-class RemoteStages(ABC):
+class Pool(ABC):
     """Makes the proxies of the stages of a plan that run elsewhere."""
 
     def __init__(self, plan: Plan) -> None:
@@ -52,6 +52,10 @@ class RemoteStages(ABC):
             return remote(copy.copy(operator), host, stage.name, stage.spec.timeout)
         kind = SourceRun if isinstance(operator, Source) else MapRun
         return kind(host, copy.copy(operator), stage.name, stage.spec.timeout)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Called after every worker has closed its own host."""
 
     @abstractmethod
     def _send(self, run: Sequence[StagePlan]) -> Any:
@@ -77,14 +81,14 @@ class RemoteStages(ABC):
         return [each.name for each in (stage, *stage.followers)].index(stage.judged)
 
 
-class Processes(RemoteStages):
+class Processes(Pool):
     """The worker processes of one loader. Made before the loader has threads, so that the zygote can be forked.
 
     Raises:
         GraphError: this system lacks what worker processes need.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, fail: Callable[[WorkerDiedError], None]) -> None:
         super().__init__(plan)
         missing = lacking_for_processes()
         if missing:

@@ -17,12 +17,9 @@ from pipegraph.engine.process.contract import Call
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
 
-QUICK_NS = 100_000_000
-"""Items at longer intervals are not taken ahead: the wait is short compared to them, and at the end of an epoch idle
-workers should get them."""
-
-RAY_FACTOR = 10
-"""The factor by which this limit is larger for a Ray actor: calls to it, over a network, take that much longer."""
+QUICK_NS = 10_000_000
+"""Items at longer intervals, times the cost of a call, are not taken ahead: the wait is short compared to them, and at
+the end of an epoch idle workers should get them."""
 
 Taken = tuple[int, Any, int | None]
 """Ticket, item and the bytes reserved for it; None if they are not reserved yet."""
@@ -47,7 +44,7 @@ class Ahead:
         self._worker = worker
         self._rows = rows
         self._call = call
-        self._quick_ns = QUICK_NS * (RAY_FACTOR if stage.plan.backend == "ray" else 1)
+        self._quick_ns = QUICK_NS * stage.plan.backend.call_cost
         self._taken: Taken | None = None
         self._asked_ns = 0
 

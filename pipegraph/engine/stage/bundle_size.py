@@ -11,22 +11,13 @@ import sys
 from itertools import pairwise
 
 from pipegraph import concurrency
+from pipegraph.backends import THREAD
 
 BUNDLE_NS = 1_000_000
 """After a bundle that took less, the next may be twice as large: the hand-over costs 1 % of this."""
 
 LONG_NS = 8 * BUNDLE_NS
 """A bundle that took more was too large. Not 2 * BUNDLE_NS, because a wait for the interpreter lock takes 5 ms."""
-
-REMOTE = 10
-"""The factor by which these times are longer for a process: the round trip costs that much more."""
-
-BUNDLE_BYTES = 1 << 20
-"""Bytes of a bundle: with rows this large, the hand-over is negligible."""
-
-
-FAR, FAR_BYTES = 50, 8 * BUNDLE_BYTES
-"""The same for a Ray actor: a call costs all participants one or two milliseconds, as much as writing megabytes."""
 
 LIGHT_ROW_BYTES = 32 << 10
 """Rows up to this size are packed where they are made: an extra copy costs less than keeping separate objects."""
@@ -41,8 +32,7 @@ class Pace:
         size: rows of a batch, if known: a bundle then ends where a batch ends.
         batches: maximum number of such batches in a bundle.
         nbytes: maximum number of bytes in a bundle.
-        remote: whether the stage's workers are processes.
-        far: whether these are Ray actors.
+        cost: of a call, as a multiple of a hand-over between threads: these times are as much longer.
     """
 
     def __init__(
@@ -50,18 +40,17 @@ class Pace:
         max_rows: int,
         min_rows: int = 1,
         size: int = sys.maxsize,
-        nbytes: int = BUNDLE_BYTES,
-        remote: bool = False,
-        far: bool = False,
+        nbytes: int = THREAD.bundle_bytes,
+        cost: int = 1,
         batches: int = 1,
     ) -> None:
         self._batch = size
         size *= batches
-        self._times = FAR if far else REMOTE if remote else 1
+        self._cost = cost
         self.max_rows = max(1, min(max_rows, size))
         self.min_rows = min(min_rows, self.max_rows)
         self.size = size
-        self.nbytes = min(nbytes, FAR_BYTES if far else BUNDLE_BYTES)
+        self.nbytes = nbytes
         self._lock = concurrency.Lock()
         self._quick = self.min_rows  # rows that took less than the limit
         self._rows = self.min_rows
@@ -85,11 +74,11 @@ class Pace:
         if self.max_rows == 1:
             return
         with self._lock:
-            if spent_ns < BUNDLE_NS * self._times:
+            if spent_ns < BUNDLE_NS * self._cost:
                 if self._quick >= self.max_rows and nbytes <= rows * self._heaviest:
                     return
                 self._quick = max(self._quick, min(self.max_rows, 2 * rows))
-            elif spent_ns > LONG_NS * self._times:
+            elif spent_ns > LONG_NS * self._cost:
                 self._quick = min(self._quick, max(self.min_rows, rows // 4))
             self._heaviest = max(self._heaviest, nbytes // rows)
             lightest = self.nbytes // self._heaviest if self._heaviest else self.max_rows

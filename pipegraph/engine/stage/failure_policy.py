@@ -31,7 +31,7 @@ def is_interrupt(stage: StageContext, error: BaseException) -> bool:
     """Whether it is a Ctrl-C that came while an inline stage ran in the main thread, not an error of the stage."""
     return (
         isinstance(error, KeyboardInterrupt)
-        and stage.plan.backend == "inline"
+        and stage.plan.backend.in_consumer
         and concurrency.current_thread() is concurrency.main_thread()
     )
 

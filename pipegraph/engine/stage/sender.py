@@ -39,7 +39,7 @@ class Sender:
         self.stage = stage
         self.failures = failures
         self.channels = channels
-        self._process = 0 if stage.plan.backend == "inline" else os.getpid()
+        self._process = 0 if stage.plan.backend.in_consumer else os.getpid()
         self.offers: list[weakref.WeakMethod[Callable[[int], None]]] = []
         """By worker, a function that sends the finished rows of its unit in work. Owned by the workers' loops."""
         if len(channels) == 1:

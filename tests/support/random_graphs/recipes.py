@@ -17,7 +17,7 @@ from pipegraph.contracts import Operator, Source
 from pipegraph.graph import Graph, Node
 from pipegraph.order import StridedOrder
 from pipegraph.policies import Policy, Retry, Skip
-from pipegraph.stage_spec import Backend
+from pipegraph.stage_spec import BackendName
 from random_graphs.own_operators import ROUTES, Backwards, Counted, InSequence, InTurn, Shuffled
 from random_graphs.stage_functions import (
     Flaky,
@@ -52,7 +52,7 @@ class Step:
     delay: int = 0
     workers: int = 1
     capacity: int = 1
-    backend: Backend = "thread"
+    backend: BackendName = "thread"
     ordered: bool = True
     policy: Policy = "raise"
     wide: bool = False
@@ -83,7 +83,7 @@ class Recipe:
             ups = [
                 nodes[up][output] if self.steps[up].kind in SPLITS else nodes[up] for up, output in step.ups
             ]
-            backends: tuple[Backend, ...] = ("thread", "thread", "inline")
+            backends: tuple[BackendName, ...] = ("thread", "thread", "inline")
             nodes.append(
                 graph.add(
                     _operator(step),

@@ -254,7 +254,7 @@ class FakeSidecar:
             return self._tell("ask", what, *args)
 
 
-class FakeProcesses(pool.RemoteStages):
+class FakeProcesses(pool.Pool):
     """In place of ``Processes``.
 
     Attributes:
@@ -263,6 +263,9 @@ class FakeProcesses(pool.RemoteStages):
 
     draw = random.Random(0)
     deaths = 0
+
+    def __init__(self, plan: Any, fail: Any) -> None:
+        super().__init__(plan)
 
     def _send(self, run: Sequence[Any]) -> bytes:
         return pickle.dumps([each.operator for each in run])

@@ -1,0 +1,96 @@
+"""The backends, each declared once: its name, and the facts that planner, engine, profile and tuner ask for.
+
+Nothing compares a backend with a name: what differs between backends is a fact here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from pipegraph.errors import GraphError
+
+
+class StageBackend(str):
+    """A backend, by its name.
+
+    Attributes:
+        in_consumer: it has no workers: the thread that takes its output does the work.
+        in_trainer: the work is done in the trainer's process, and shares its GIL, memory, generators and devices.
+        measurable: its workers are processes of this machine, whose CPU time and memory can be read.
+        on_nodes: its workers may be on other machines, and see what these see.
+        joins_late: workers start as there is room for them: a stage begins with its first.
+        why_fixed: why the number of workers cannot change while a stage runs; "" if it can.
+        call_cost: cost of a call to a worker, as a multiple of a hand-over between threads. Bundles and the limit of
+            look-ahead grow with it.
+        bundle_bytes: bytes of a bundle that are worth a call.
+        options: options of a stage that this backend alone takes.
+        words: one worker and several, in messages.
+        own_words: the same with an article and in full, for a plan.
+        pool: ``module:class`` of what makes the hosts of its workers; "" if their operators run in the trainer.
+    """
+
+    in_consumer = False
+    in_trainer = False
+    measurable = False
+    on_nodes = False
+    joins_late = False
+    why_fixed = ""
+    call_cost = 1
+    bundle_bytes = 1 << 20
+    options: tuple[str, ...] = ()
+    words = ("worker", "workers")
+    own_words = ("a thread", "threads")
+    pool = ""
+
+    def load_pool(self) -> Any:
+        """The class named by ``pool``."""
+        module, _, name = self.pool.partition(":")
+        return getattr(import_module(module), name)
+
+
+class _Inline(StageBackend):
+    in_consumer = in_trainer = True
+    why_fixed = "an inline stage runs in its consumer"
+
+
+class _Thread(StageBackend):
+    in_trainer = True
+
+
+class _Process(StageBackend):
+    measurable = True
+    call_cost = 10
+    words = ("process", "processes")
+    own_words = ("a process", "processes")
+    pool = "pipegraph.engine.process.pool:Processes"
+
+
+class _Ray(StageBackend):
+    on_nodes = True
+    joins_late = True
+    why_fixed = "actors come as the cluster has room for them"
+    call_cost = 50  # one or two milliseconds for all participants, as much as writing megabytes
+    bundle_bytes = 8 << 20
+    options = ("resources", "runtime_env")
+    words = ("actor", "actors")
+    own_words = ("a Ray actor", "Ray actors")
+    pool = "pipegraph.engine.actors.cluster:Cluster"
+
+
+INLINE, THREAD, PROCESS, RAY = _Inline("inline"), _Thread("thread"), _Process("process"), _Ray("ray")
+
+BACKENDS: dict[str, StageBackend] = {each: each for each in (INLINE, THREAD, PROCESS, RAY)}
+"""All backends by name; pools are made in this order."""
+
+
+def backend_of(name: str, stage: str) -> StageBackend:
+    """A backend by its name.
+
+    Raises:
+        GraphError: there is none of this name.
+    """
+    found = BACKENDS.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise GraphError(f"stage {stage!r}: backend must be one of {', '.join(BACKENDS)}, got {name!r}")
+    return found
