@@ -49,16 +49,16 @@ class StageBackend(str):
         return getattr(import_module(module), name)
 
 
-class _Inline(StageBackend):
+class _InlineBackend(StageBackend):
     in_consumer = in_trainer = True
     why_fixed = "an inline stage runs in its consumer"
 
 
-class _Thread(StageBackend):
+class _ThreadBackend(StageBackend):
     in_trainer = True
 
 
-class _Process(StageBackend):
+class _ProcessBackend(StageBackend):
     measurable = True
     call_cost = 10
     words = ("process", "processes")
@@ -66,7 +66,7 @@ class _Process(StageBackend):
     pool = "pipegraph.engine.process.pool:Processes"
 
 
-class _Ray(StageBackend):
+class _RayBackend(StageBackend):
     on_nodes = True
     joins_late = True
     why_fixed = "actors come as the cluster has room for them"
@@ -78,7 +78,12 @@ class _Ray(StageBackend):
     pool = "pipegraph.engine.actors.cluster:Cluster"
 
 
-INLINE, THREAD, PROCESS, RAY = _Inline("inline"), _Thread("thread"), _Process("process"), _Ray("ray")
+INLINE, THREAD, PROCESS, RAY = (
+    _InlineBackend("inline"),
+    _ThreadBackend("thread"),
+    _ProcessBackend("process"),
+    _RayBackend("ray"),
+)
 
 BACKENDS: dict[str, StageBackend] = {each: each for each in (INLINE, THREAD, PROCESS, RAY)}
 """All backends by name; pools are made in this order."""
