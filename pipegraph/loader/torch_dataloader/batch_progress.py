@@ -12,14 +12,14 @@ import base64
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from numbers import Integral
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
+from torch.utils.data import DistributedSampler, SequentialSampler
 
 from pipegraph.errors import PipegraphWarning, StateError
 
@@ -164,97 +164,63 @@ class BatchProgress:
         )
 
 
+@dataclass
 class Indices:
-    """The indices of one epoch, drawn from a sampler; notes the random state that they are drawn from.
+    """The indices of one epoch behind those delivered, drawn from a sampler; notes the random state that it had.
 
-    Args:
+    Attributes:
         sampler: a loader's ``batch_sampler``, or its ``sampler``.
         progress: where the state is noted; one that was restored says where to begin.
     """
 
-    def __init__(self, sampler: Any, progress: BatchProgress) -> None:
-        self._sampler = sampler
-        self._progress = progress
-        self._drawn: Iterator[Any] | None = None
-
-    def __iter__(self) -> Indices:
-        return self
-
-    def begin(self) -> None:
-        """Draw the order now, and not with the first index."""
-        first = list(islice(self, 1))
-        assert self._drawn is not None
-        self._drawn = chain(first, self._drawn)
-
-    def __next__(self) -> Any:
-        if self._drawn is None:
-            progress = self._progress
-            restore_epoch(self._sampler, progress.order)
-            restore_random_state(self._sampler, progress.order)
-            with global_generator(progress.order.get("global")):
-                order = progress.order or random_state(self._sampler)
-                if "sampler" in order and (progress.order or progress.before):
-                    drawn = _put_back(self._sampler, order, progress.batches)
-                else:
-                    drawn = _behind(self._sampler, progress.batches)
-                self._drawn = progress.remaining.of(drawn)
-                progress.order = order
-                first = next(self._drawn)  # most samplers draw the whole order here
-                if "sampler" in order and "first" not in order:
-                    progress.order = {**order, "first": _plain(first)}
-                return first
-        return next(self._drawn)
-
-
-@dataclass
-class IndicesAnew:
-    """:class:`Indices`, each time that it is iterated."""
-
     sampler: Any
     progress: BatchProgress
-
-    def __iter__(self) -> Indices:
-        return Indices(self.sampler, self.progress)
 
     def __len__(self) -> int:
         return len(self.sampler)
 
-
-def _behind(sampler: Any, batches: int) -> Iterator[Any]:
-    """What a sampler gives behind some batches."""
-    if not batches:
-        return iter(sampler)
-    if type(sampler) is BatchSampler:
-        inner = _Behind(sampler.sampler, batches * sampler.batch_size)
-        return iter(BatchSampler(inner, sampler.batch_size, sampler.drop_last))
-    return iter(_Behind(sampler, batches))
+    def __iter__(self) -> Iterator[Any]:
+        progress, sampler = self.progress, self.sampler
+        restore_epoch(sampler, progress.order)
+        restore_random_state(sampler, progress.order)
+        with global_generator(progress.order.get("global")):
+            order = progress.order or random_state(sampler)
+            if "sampler" in order and (progress.order or progress.before):
+                drawn = _put_back(sampler, order, progress.batches)
+            else:
+                drawn = islice(iter(sampler), progress.batches, None)
+            drawn = progress.remaining.of(drawn)
+            progress.order = order
+            first = list(islice(drawn, 1))  # most samplers draw the whole order here
+            if first and "sampler" in order and "first" not in order:
+                progress.order = {**order, "first": _plain(first[0])}
+        yield from first
+        yield from drawn
 
 
 def _put_back(sampler: Any, order: dict[str, Any], batches: int) -> Iterator[Any]:
-    """As :func:`_behind`, of a sampler that was put back to its state at the epoch's start.
+    """The indices behind some batches, of a sampler that was put back to its state at the epoch's start.
 
-    That may say where it stood in the epoch before, as torchdata's samplers do: then it continues there, and what it
-    gives when it is iterated again is the order. ``order["first"]`` says with what that begins.
+    That state may be of the end of the epoch before, as torchdata's samplers have it: then the sampler first finishes
+    that one, and its next iteration is the order. ``order["first"]`` is the first index of it.
 
     Raises:
-        StateError: it begins with something else.
+        StateError: it begins with another.
     """
-    generators = {name: order[name] for name in ("generator",) if name in order}
+    expected = order.get("first")
     for _ in range(2):
         drawn = iter(sampler)
         first = list(islice(drawn, 1))
         plain = _plain(first[0]) if first else None
-        expected = order.get("first")
         if first and expected in (plain, None):
             order["first"] = plain
             return islice(chain(first, drawn), batches, None)
-        restore_random_state(sampler, generators)
+        restore_random_state(sampler, {name: order[name] for name in ("generator",) if name in order})
     if expected is not None:
-        while not keeps_state(sampler):  # a BatchSampler's
-            sampler = within(sampler)
+        kind = next(type(each).__qualname__ for each in _nested(sampler) if keeps_state(each))
         raise StateError(
-            f"the sampler of this pg.DataLoader, a {type(sampler).__qualname__}, begins with {plain} where the state "
-            f"has {expected}: its load_state_dict must put it to where it draws the same indices again"
+            f"the sampler of this pg.DataLoader, a {kind}, begins with {plain} where the state has {expected}: its "
+            "load_state_dict must put it to where it draws the same indices again"
         )
     return iter(())
 
@@ -267,44 +233,31 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else value if isinstance(value, str) else None
 
 
-class _Behind:
-    """A sampler without its first indices."""
-
-    def __init__(self, sampler: Iterable[Any], count: int) -> None:
-        self._sampler = sampler
-        self._count = count
-
-    def __iter__(self) -> Iterator[Any]:
-        if type(self._sampler) is SequentialSampler:
-            return iter(range(self._count, len(self._sampler)))
-        return islice(iter(self._sampler), self._count, None)
-
-
 def keeps_state(thing: Any) -> bool:
-    """Whether it says where it stands, and can be put there. A network's ``state_dict`` is another matter."""
+    """Whether it has a state and can be restored. A network's ``state_dict`` is another matter."""
     methods = getattr(thing, "state_dict", None), getattr(thing, "load_state_dict", None)
     return all(map(callable, methods)) and not isinstance(thing, torch.nn.Module)
 
 
-def within(sampler: Any) -> Any:
-    """The sampler that this one takes its indices from; Accelerate's take batches of them."""
-    return getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
+def _nested(sampler: Any) -> Iterator[Any]:
+    """A sampler, and those from which it takes its indices; Accelerate's take batches."""
+    while sampler is not None:
+        yield sampler
+        sampler = getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
 
 
 def random_state(sampler: Any) -> dict[str, Any]:
     """What a sampler would draw its order from now: its generator, its own state, or the global generator."""
     found: dict[str, Any] = {}
     epoch: dict[str, int] = {}
-    plain = False
-    while sampler is not None:
-        if keeps_state(sampler):
-            found["sampler"] = copy.deepcopy(sampler.state_dict())
-        if isinstance(getattr(sampler, "generator", None), torch.Generator):
-            found["generator"] = text_of(sampler.generator.get_state())
-        if _has_epoch(sampler):
-            epoch = {"epoch": sampler.epoch}
-        plain = type(sampler) in (SequentialSampler, DistributedSampler, list, tuple, range)
-        sampler = within(sampler)
+    for each in _nested(sampler):
+        if keeps_state(each):
+            found["sampler"] = copy.deepcopy(each.state_dict())
+        if isinstance(getattr(each, "generator", None), torch.Generator):
+            found["generator"] = text_of(each.generator.get_state())
+        if _has_epoch(each):
+            epoch = {"epoch": each.epoch}
+        plain = type(each) in (SequentialSampler, DistributedSampler, list, tuple, range)
     if not found and not plain:
         found = {"global": text_of(torch.get_rng_state())}
     return found | epoch or {"none": ""}
@@ -312,11 +265,10 @@ def random_state(sampler: Any) -> dict[str, Any]:
 
 def replicas_of(sampler: Any) -> int | None:
     """Among how many ranks a sampler splits the samples; None if it does not say."""
-    while sampler is not None:
+    for each in _nested(sampler):
         for name in ("num_replicas", "num_processes"):  # Accelerate's is the latter
-            if type(found := getattr(sampler, name, None)) is int:
+            if type(found := getattr(each, name, None)) is int:
                 return found
-        sampler = within(sampler)
     return None
 
 
@@ -325,39 +277,36 @@ def _has_epoch(sampler: Any) -> bool:
 
 
 def restore_epoch(sampler: Any, order: dict[str, Any]) -> None:
-    """Set a sampler to the epoch that a state is of: a script whose checkpoint says ``epoch + 1`` sets another.
+    """Set a sampler to the epoch of a state: a script whose checkpoint says ``epoch + 1`` sets another.
 
-    With that one the sampler would draw another order, of which the batches that are left out are not those that
-    were delivered.
+    In that one its order would be another, of which the batches that are left out are not those that were delivered.
     """
-    while sampler is not None and "epoch" in order:
-        if _has_epoch(sampler) and sampler.epoch != order["epoch"]:
+    for each in _nested(sampler) if "epoch" in order else ():
+        if _has_epoch(each) and each.epoch != order["epoch"]:
             warnings.warn(
                 f"the state of this pg.DataLoader is of the middle of epoch {order['epoch']} and its sampler was set "
-                f"to epoch {sampler.epoch}: the rest of epoch {order['epoch']} is delivered. A checkpoint that is "
+                f"to epoch {each.epoch}: the rest of epoch {order['epoch']} is delivered. A checkpoint that is "
                 "saved within an epoch keeps `epoch`, and not `epoch + 1`",
                 stacklevel=2,
             )
-            sampler.set_epoch(order["epoch"])
-        sampler = within(sampler)
+            each.set_epoch(order["epoch"])
 
 
 def restore_random_state(sampler: Any, order: dict[str, Any]) -> None:
-    """Put a sampler's own generator and state to where they stood."""
-    while sampler is not None:
-        if "sampler" in order and keeps_state(sampler):
-            sampler.load_state_dict(copy.deepcopy(order["sampler"]))
-        if "generator" in order and isinstance(getattr(sampler, "generator", None), torch.Generator):
-            sampler.generator.set_state(tensor_of(order["generator"]))
-        sampler = within(sampler)
+    """Restore a sampler's own generator and state."""
+    for each in _nested(sampler):
+        if "sampler" in order and keeps_state(each):
+            each.load_state_dict(copy.deepcopy(order["sampler"]))
+        if "generator" in order and isinstance(getattr(each, "generator", None), torch.Generator):
+            each.generator.set_state(tensor_of(order["generator"]))
 
 
 @contextlib.contextmanager
 def global_generator(text: str | None) -> Iterator[None]:
-    """For so long torch's global generator stands where it stood then.
+    """Give torch's global generator an earlier state within the block; None leaves it as it is.
 
-    Behind it, it has moved on by one number, as if that had been drawn from it: in a script that seeds itself at its
-    start the next epoch would have the same order otherwise.
+    Afterwards one number is drawn from it: else the next epoch of a script that seeds itself at its start would have
+    the same order.
     """
     if text is None:
         yield

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from typing import Any, final
 
 import torch
@@ -63,36 +63,36 @@ class Failed:
 @final
 @dataclass(eq=False)
 class Stateful:
-    """A batch, and where its worker's copy of the data set stands behind it."""
+    """A batch, and the state of its worker's copy of the dataset behind it."""
 
     worker: int
     data: Any
     state: Any
 
 
+@dataclass(eq=False)
 class _Batches(Source):
     """What the two sources share.
 
-    Args:
-        worker: as whom a process fetches; None fetches in threads, each with a copy of the data set.
+    Attributes:
+        worker: as whom a process fetches; None fetches in threads, each with a copy of the dataset.
         resume: of each worker, batches delivered and the state behind them; empty where copies have no states.
     """
 
+    fetching: Fetching
+    worker: DatasetWorker | None
+    resume: Sequence[tuple[int, Any]]
+
+    default_name = "batches"
     own_numbers = True
     begins_at_start = True
     level = "batch"
     elastic = False
     sent_as = "batches"
 
-    def __init__(
-        self, fetching: Fetching, worker: DatasetWorker | None, resume: Sequence[tuple[int, Any]] = ()
-    ) -> None:
-        self.fetching = fetching
-        self.worker = worker
-        self.resume = resume
-        self._context = Context("")
-        self._draws = Draws()
-        self._ready = False
+    _context = Context("")
+    _draws = Draws()
+    _ready = False
 
     def config(self) -> dict[str, Any]:
         return self.fetching.config()
@@ -118,55 +118,45 @@ class _Batches(Source):
         self._ready = True
 
 
+@dataclass(eq=False)
 class MapBatches(_Batches):
-    """Batches of a map-style data set; ``count`` in an epoch, None if that is not known."""
+    """Batches of a map-style dataset, for one of ``shares`` stages that fetch in turn.
 
-    default_name = "batches"
+    Attributes:
+        batches: in an epoch; None if that is not known.
+    """
+
+    feed: WorkerIndices
+    batches: int | None
+    shares: int = 1
+    share: int = 0
+    _fetcher: Any = field(default=None, init=False)
+
     random_access = True
     draws = True
     waits = True
 
-    def __init__(
-        self,
-        fetching: Fetching,
-        worker: DatasetWorker | None,
-        feed: WorkerIndices,
-        count: int | None,
-        resume: Sequence[tuple[int, Any]] = (),
-    ) -> None:
-        super().__init__(fetching, worker, resume)
-        self.feed = feed
-        self._shares, self._share = 1, 0
-        self._count = count
-        self._fetcher: Any = None
-
-    def split(self, shares: int, share: int) -> MapBatches:
-        """For one of as many stages that fetch in turn."""
-        made = copy.copy(self)
-        made._shares, made._share = shares, share
-        return made
-
     def has_length(self) -> bool:
-        return self._count is not None
+        return self.batches is not None
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
-        return None if self._count is None else len(range(self._share, self._count, self._shares))
+        return None if self.batches is None else len(range(self.share, self.batches, self.shares))
 
     def begin_run(self, epoch: int, history: History) -> None:
         super().begin_run(epoch, history)
         self.feed.begin()
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[Drawn]:
-        for step, index in enumerate(self.feed.indices_of(epoch, self._share)):
+        for step, index in enumerate(self.feed.indices_of(epoch, self.share)):
             if step >= start:
                 yield Drawn(self._position(step), index)
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
-        return [self._position(step) for step in steps]
+        return map(self._position, steps)
 
     def _position(self, step: int) -> int:
         """A batch's number in its epoch, also in a resumed one: random numbers are drawn by it."""
-        return self.feed.remaining.number(step * self._shares + self._share)
+        return self.feed.remaining.number(step * self.shares + self.share)
 
     def cancel(self) -> None:
         self.feed.cancel()
@@ -174,34 +164,10 @@ class MapBatches(_Batches):
     def uncancel(self) -> None:
         self.feed.uncancel()
 
-    def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
-        return [drawn.index for drawn in positions]
-
-    def index_of(self, position: Any, epoch: int) -> Any:
-        return position.index
-
-    def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
-        for index in islice(indices, start, None):
-            found.append(self._fetch(index))  # noqa: PERF401 (one may fail)
-
     def read(self, position: Any, epoch: int) -> Any:
-        if self.worker is not None:  # its numbers are the process's, as torch's are
-            return self._fetch(position.index)
-        self._draws.one(epoch, (self._context.stage, position.position))
-        if self.fetching.collates and not getattr(self.fetching.dataset, "__getitems__", None):
-            return self._fetch(position.index, epoch, position.position)
-        return self._fetch(position.index)
-
-    def _fetch(self, index: Any, epoch: int = 0, position: int | None = None) -> Any:
         try:
             self._set_up()
-            if position is not None:
-                return self._fetch_rows(index, epoch, position)
-            if self._fetcher is None:
-                if self.resume:
-                    restore_copy(self.fetching.dataset, self.resume[self.number][1])
-                self._fetcher = self.fetching.fetcher(_DatasetKind.Map)
-            data = self._fetcher.fetch(index)
+            data = self._fetch(position.index, epoch, position.position)
         except Exception as error:
             if not self.fetching.carries:
                 raise
@@ -210,42 +176,41 @@ class MapBatches(_Batches):
             return data
         return Stateful(self.number, data, where_copy(self.fetching.dataset))
 
-    def _fetch_rows(self, index: Sequence[Any], epoch: int, position: int) -> Any:
-        """Each sample with its own random numbers."""
+    def _fetch(self, index: Any, epoch: int, position: int) -> Any:
         stage, draws, dataset = self._context.stage, self._draws, self.fetching.dataset
-        rows: list[Any] = []
-        lineages = [(stage, position, row) for row in range(len(index))]
-        for each in draws.rows(epoch, lineages, rows, 0, index):
-            rows.append(dataset[each])  # noqa: PERF401 (its length says which row is in work)
-        draws.one(epoch, (stage, position))
-        return self.fetching.collate(rows)
+        if self.worker is None:  # a process's numbers are its own, as those of torch's workers are
+            draws.one(epoch, (stage, position))
+            if self.fetching.collates and not getattr(dataset, "__getitems__", None):
+                rows: list[Any] = []
+                lineages = [(stage, position, row) for row in range(len(index))]
+                for each in draws.rows(epoch, lineages, rows, 0, index):
+                    rows.append(dataset[each])  # noqa: PERF401 (its length says which row is in work)
+                draws.one(epoch, (stage, position))
+                return self.fetching.collate(rows)
+        if self._fetcher is None:
+            if self.resume:
+                restore_copy(dataset, self.resume[self.number][1])
+            self._fetcher = self.fetching.fetcher(_DatasetKind.Map)
+        return self._fetcher.fetch(index)
 
 
 class IterableBatches(_Batches):
     """Batches of an ``IterableDataset``, whose copies in the workers are each read by themselves."""
 
-    default_name = "batches"
-
-    def _draw_for(self, epoch: int, step: int) -> None:
-        """A batch draws numbers of its own in a thread; those in a process are the worker's, as torch's are."""
-        if self.worker is None:
-            self._draws.one(epoch, (self._context.stage, step))
-
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
+        number, carries = self.number, self.fetching.carries
         self._draw_for(epoch, 0)
-        number = self.number
         try:
             self._set_up()
             done, state = self.resume[number] if self.resume and epoch == 0 else (0, None)
             fetcher = begun(self.fetching, done, state)
         except Exception as error:
-            if not self.fetching.carries:
+            if not carries:
                 raise
             yield 0, Failed(error)
             return
         index = None if self.fetching.size is None else [None] * self.fetching.size
-        step = 0
-        while True:
+        for step in count():
             self._draw_for(epoch, done + step)  # of a resumed epoch too
             data: Any
             try:
@@ -253,12 +218,16 @@ class IterableBatches(_Batches):
             except StopIteration:
                 return
             except Exception as error:
-                if not self.fetching.carries:
+                if not carries:
                     raise
                 data = Failed(error)
             if step >= start:
-                yield step, Stateful(number, data, where(fetcher)) if self.fetching.carries else data
-            step += 1
+                yield step, Stateful(number, data, where(fetcher)) if carries else data
+
+    def _draw_for(self, epoch: int, step: int) -> None:
+        """A batch draws numbers of its own in a thread; those in a process are the worker's, as torch's are."""
+        if self.worker is None:
+            self._draws.one(epoch, (self._context.stage, step))
 
 
 def begun(fetching: Fetching, done: int, state: Any) -> Any:

@@ -6,11 +6,12 @@ import copy
 import os
 import random
 import signal
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,14 +115,14 @@ def own_copy(dataset: Any) -> Any:
 
 
 class WorkerProcess:
-    """A worker's process, as scripts find it in ``_workers`` of torch's iterators.
-
-    It refers to the process by number and start time and keeps nothing alive.
-    """
+    """A worker's process, as scripts find it in ``_workers`` of torch's iterators. It keeps nothing alive."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._started = _start_time(pid)
+        self._end: list[int] = []  # a descriptor that is readable from the process's end on
+        with suppress(ProcessLookupError):  # it has ended already
+            self._end.append(os.pidfd_open(pid))
+            weakref.finalize(self, os.close, *self._end)
 
     @staticmethod
     def all_of(loader: Loader) -> list[WorkerProcess]:
@@ -132,7 +133,7 @@ class WorkerProcess:
         return [WorkerProcess(pid) for each in operators if (pid := getattr(each, "pid", None)) is not None]
 
     def is_alive(self) -> bool:
-        return self._started is not None and _start_time(self.pid) == self._started
+        return wait(self._end, 0) != self._end
 
     @property
     def exitcode(self) -> int | None:
@@ -141,26 +142,9 @@ class WorkerProcess:
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has ended, or until the timeout in seconds."""
-        try:
-            ended = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return
-        try:
-            if self.is_alive():
-                wait([ended], timeout)
-        finally:
-            os.close(ended)
+        if self._end:
+            wait(self._end, timeout)
 
     def terminate(self) -> None:
         if self.is_alive():
-            os.kill(self.pid, signal.SIGTERM)
-
-
-def _start_time(pid: int) -> str | None:
-    """Of a process that has not ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else fields[19]
+            signal.pidfd_send_signal(self._end[0], signal.SIGTERM)

@@ -1,7 +1,7 @@
 """Deals batch indices to the workers in turn.
 
 In a ``DataLoader`` the consumer's thread draws them, as torch's does, so that samplers are called there and as far
-ahead; a graph that is used by itself draws them when its workers want more.
+ahead; in a graph that is used by itself, the thread of whichever worker needs one first.
 """
 
 from __future__ import annotations
@@ -14,77 +14,63 @@ from pipegraph import concurrency
 from pipegraph.engine.activity import Cancelled
 from pipegraph.loader.torch_dataloader.batch_progress import Remaining
 
+_END = object()
+
 
 class IndexFeed:
-    """Indices that one thread puts and the threads of ``shares`` workers take, dealt in turn. Thread-safe."""
+    """Indices that one thread puts, dealt in turn to ``shares`` workers, whose threads take them."""
 
     def __init__(self, shares: int) -> None:
-        self._changed = concurrency.Condition()
         self._count = shares
         self._cancelled = False
-        self._shares: list[deque[Any]] = []
-        self._next = 0
-        self._ended: list[bool] = [False]
-        self.restart()
+        self._shares: list[concurrency.SimpleQueue[Any]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         return IndexFeed, (self._count,)  # a worker's process is sent its indices one by one
 
-    def restart(self, first: int = 0, remaining: Remaining = Remaining()) -> None:  # noqa: B008 (frozen)
-        """The indices of another epoch's ``remaining`` batches follow, for share ``first`` first; consumers of those
-        before get no more."""
-        with self._changed:
-            self.remaining = remaining
-            self._shares = [deque() for _ in range(self._count)]
-            self._ended = [False]
-            self._next = first
+    def restart(self, first: int, remaining: Remaining) -> None:
+        """The indices of another epoch's ``remaining`` batches follow, for share ``first`` first; the epoch before has
+        no more."""
+        self.end()
+        self.remaining = remaining
+        self._shares = [concurrency.SimpleQueue() for _ in range(self._count)]
+        self._turn = first
 
     def put(self, index: Any) -> None:
-        with self._changed:
-            self._shares[self._next].append(index)
-            self._next = (self._next + 1) % self._count
-            self._changed.notify_all()
+        self._shares[self._turn].put(index)
+        self._turn = (self._turn + 1) % self._count
 
     def end(self) -> None:
-        """The epoch has no more indices."""
-        with self._changed:
-            self._ended[0] = True
-            self._changed.notify_all()
+        """The epoch has no more indices; thread-safe."""
+        for share in self._shares:
+            share.put(_END)
 
     def begin(self) -> None:
         """A run begins, in which nobody has read anything yet; :meth:`restart` was called."""
 
     def indices_of(self, epoch: int, worker: int) -> Iterator[Any]:
         """The indices of one worker, in their order; may block."""
-        with self._changed:
-            share, ended = self._shares[worker], self._ended
-        while True:
-            with self._changed:
-                while not share and not ended[0] and not self._cancelled:
-                    self._changed.wait()
-                if self._cancelled:
-                    raise Cancelled
-                if not share:
-                    return
-                index = share.popleft()
+        share = self._shares[worker]
+        while not self._cancelled and (index := share.get()) is not _END:
             yield index
+        if self._cancelled:
+            raise Cancelled
 
     def cancel(self) -> None:
         """End an ``indices_of`` that blocks with ``Cancelled``; thread-safe."""
-        with self._changed:
-            self._cancelled = True
-            self._changed.notify_all()
+        self._cancelled = True
+        self.end()
 
     def uncancel(self) -> None:
-        with self._changed:
-            self._cancelled = False
+        self._cancelled = False
 
 
 class DrawnIndices:
     """Indices drawn from a sampler, anew for each epoch, by whichever worker's thread wants one first. Thread-safe."""
 
+    remaining = Remaining()
+
     def __init__(self, sampler: Iterable[Any], shares: int) -> None:
-        self.remaining = Remaining()
         self._sampler: Any = sampler
         self._count = shares
         self._lock = concurrency.Lock()
@@ -120,8 +106,7 @@ class DrawnIndices:
     def cancel(self) -> None:
         """It never blocks."""
 
-    def uncancel(self) -> None:
-        """It never blocks."""
+    uncancel = cancel
 
 
 WorkerIndices = IndexFeed | DrawnIndices

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
-from torch.utils.data import IterableDataset, _DatasetKind
+from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _MultiProcessingDataLoaderIter,
@@ -20,7 +22,7 @@ from pipegraph.device import current_device
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
-from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress, Indices, IndicesAnew, keeps_state
+from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress, Indices, keeps_state
 from pipegraph.loader.torch_dataloader.batch_sources import (
     STAGE,
     Failed,
@@ -38,89 +40,120 @@ from pipegraph.loader.torch_dataloader.batch_sources import (
 )
 from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker, WorkerProcess
 from pipegraph.loader.torch_dataloader.index_feed import IndexFeed, WorkerIndices
-from pipegraph.loader.torch_dataloader.resumable import ResumableDataLoader
 
 
 def next_worker(progress: BatchProgress, iterable: bool, workers: int) -> int:
     return progress.turn if iterable else progress.batches % workers
 
 
-class Pipeline:
-    """The graph of a loader's pass."""
+def shares_of(loader: Any) -> int:
+    """How many stages fetch in turn: one per process, unless batches come as they are ready."""
+    in_turn = loader.in_order or loader._dataset_kind == _DatasetKind.Iterable
+    return max(1, loader.num_workers) if loader.workers == "process" and in_turn else 1
 
-    def __init__(self, loader: ResumableDataLoader[Any], dataset: Any, base_seed: int, carries: bool) -> None:
-        self._loader = loader
-        self._base_seed = base_seed
-        self._iterable = loader._dataset_kind == _DatasetKind.Iterable
-        self._fetching = Fetching(
-            dataset, loader.collate_fn, loader._auto_collation, loader.batch_size, loader.drop_last, carries
+
+def pipeline(
+    loader: Any,
+    feed: WorkerIndices,
+    base_seed: int = 0,
+    progress: BatchProgress | None = None,
+    pin: Callable[[Any], Any] | None = None,
+) -> Graph:
+    """The graph of a pass, whose errors come in their batch's place; without ``progress`` one to build on."""
+    count, shares = max(1, loader.num_workers), shares_of(loader)
+    iterable = loader._dataset_kind == _DatasetKind.Iterable
+    processes = loader.workers == "process" and loader.num_workers > 0
+    backend: Any = "process" if processes else "thread" if loader.num_workers else "inline"
+    ahead = loader.prefetch_factor or 1
+    fetching = Fetching(
+        loader.dataset,
+        loader.collate_fn,
+        loader._auto_collation,
+        loader.batch_size,
+        loader.drop_last,
+        carries=progress is not None,
+    )
+    worker = DatasetWorker(0, count, base_seed, loader.worker_init_fn) if processes else None
+    resume = progress.copies.copy() if progress else ()
+    try:
+        batches: int | None = len(loader)
+    except (TypeError, NotImplementedError):
+        batches = None
+    graph = Graph("dataloader", seed=base_seed)
+    nodes = []
+    for share in range(shares):
+        # Stages in turn have a worker each, a stage alone has them all; an iterable is read by one thread.
+        workers = 1 if shares > 1 or iterable else count
+        made = (
+            IterableBatches(fetching, worker, resume)
+            if iterable
+            else MapBatches(fetching, worker, resume, feed, batches, shares, share)
         )
-        processes = loader.workers == "process" and loader.num_workers > 0
-        self._backend = "process" if processes else "thread" if loader.num_workers else "inline"
-        count = max(1, loader.num_workers)
-        self._workers = count
-        in_turn = processes and count > 1 and (loader.in_order or self._iterable)
-        self.shares = count if in_turn else 1
-        self._worker = DatasetWorker(0, count, base_seed, loader.worker_init_fn) if processes else None
-
-    def graph(
-        self, feed: WorkerIndices, pin: str | None, pins: bool = False, progress: BatchProgress | None = None
-    ) -> Graph:
-        loader = self._loader
-        graph = Graph("dataloader", seed=self._base_seed)
-        source: MapBatches | IterableBatches
-        resume = progress.copies.copy() if progress else ()
-        if self._iterable:
-            source = IterableBatches(self._fetching, self._worker, resume)
-        else:
-            try:
-                count: int | None = len(loader)
-            except (TypeError, NotImplementedError):
-                count = None
-            source = MapBatches(self._fetching, self._worker, feed, count, resume)
-        options: dict[str, Any] = {
-            "backend": self._backend,
-            "timeout": loader.timeout or None if self._backend == "process" else None,
-        }
-        ahead = loader.prefetch_factor or 1
-        if self.shares == 1:
-            workers = 1 if self._iterable else self._workers
-            node = graph.add(
-                source,
-                name="batches",
-                workers=workers,
-                ordered=loader.in_order,
-                capacity=max(1, ahead * workers),
-                **options,
-            )
-        else:
-            nodes = []
-            for share in range(self.shares):
-                each = source.split(self.shares, share) if isinstance(source, MapBatches) else source
-                nodes.append(graph.add(each, name=STAGE.format(share), capacity=max(1, ahead), **options))
-            node = graph.add(
-                InTurn(next_worker(progress, self._iterable, self.shares) if progress else 0),
-                *nodes,
-                name="batches",
-                capacity=1,
-            )
-        if pins:
-            node.then(partial(pinned, current_device(), pin), name="pin", capacity=1)
-        return graph
+        node = graph.add(
+            made,
+            name=STAGE.format(share) if shares > 1 else "batches",
+            backend=backend,
+            timeout=(loader.timeout or None) if processes else None,
+            workers=workers,
+            ordered=loader.in_order or shares > 1,
+            capacity=ahead * workers,
+        )
+        nodes.append(node)
+    if shares > 1:
+        first = next_worker(progress, iterable, shares) if progress else 0
+        node = graph.add(InTurn(first), *nodes, name="batches", capacity=1)
+    if pin is not None:
+        node.then(pin, name="pin", capacity=1)
+    return graph
 
 
-class Inline(_SingleProcessDataLoaderIter):
+class Noting(_BaseDataLoaderIter):
+    """One of torch's iterators, which begins where the loader's state says, and notes there what it delivers."""
+
+    _progress: BatchProgress
+    _sampler: Any
+    _next_in_torch: Any
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What torch's iterator draws indices from, in each pass."""
+        if self._dataset_kind == _DatasetKind.Iterable:
+            return self._sampler
+        return Indices(self._sampler, self._progress)
+
+    @_index_sampler.setter
+    def _index_sampler(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def _begin_another(self, loader: Any) -> None:
+        """A pass with the workers of the one before."""
+        base_seed = self._progress.base_seed
+        self._progress = loader._next_progress()
+        self._progress.base_seed = base_seed
+
+    def _next_data(self) -> Any:
+        try:
+            return self._next_in_torch()
+        except StopIteration:
+            self._progress.finished = True
+            raise
+
+
+class Inline(Noting, _SingleProcessDataLoaderIter):
     """``num_workers=0``: torch's own loop, in the consumer's thread, with a state."""
 
-    def __init__(self, loader: ResumableDataLoader[Any]) -> None:
+    _next_in_torch = _SingleProcessDataLoaderIter._next_data
+
+    def __init__(self, loader: Any) -> None:
         self._progress = progress = loader._next_progress()
         super().__init__(loader)
         progress.base_seed = int(self._base_seed)
         done, state = progress.copies[0] if progress.copies else (0, None)
         if self._dataset_kind == _DatasetKind.Map:
-            self._sampler_iter = indices = Indices(self._index_sampler, progress)
             if progress.copies or loader._random is not None:
-                indices.begin()  # before the data set says or sets how the global generator stands
+                # Draw the order now, before the dataset's state tells or sets that of the global generator.
+                first = list(islice(self._sampler_iter, 1))
+                self._sampler_iter = chain(first, self._sampler_iter)
             if progress.copies:
                 restore_copy(self._dataset, state)
                 progress.copies[0] = (done, where_copy(self._dataset))
@@ -130,50 +163,43 @@ class Inline(_SingleProcessDataLoaderIter):
                 self._dataset, self._collate_fn, self._auto_collation, loader.batch_size, self._drop_last
             )
             self._dataset_fetcher = begun(fetching, done, state)
-        # Not as the data set says, which may still tell of where its last pass ended.
+        # Not as the dataset says, which may still tell where its last pass ended.
         elif keeps_state(self._dataset_fetcher.dataset_iter):
             progress.copies[0] = (0, where(self._dataset_fetcher))
 
-    _fetched: Any = _SingleProcessDataLoaderIter._next_data
-
     def _next_data(self) -> Any:
-        progress = self._progress
-        try:
-            data = self._fetched()
-        except StopIteration:
-            progress.finished = True
-            raise
-        progress.deliver()
-        if progress.copies:
+        data = super()._next_data()
+        self._progress.deliver()
+        if self._progress.copies:
             iterable = self._dataset_kind == _DatasetKind.Iterable
-            progress.deliver_of(0, where(self._dataset_fetcher) if iterable else where_copy(self._dataset))
+            state = where(self._dataset_fetcher) if iterable else where_copy(self._dataset)
+            self._progress.deliver_of(0, state)
         return data
 
 
-class Pipelined(_BaseDataLoaderIter):
+class Pipelined(Noting):
     """Passes over one running pipeline; what is the same as in torch stands in ``_MultiProcessingDataLoaderIter``."""
 
     _running: Loader
     _passing: Iterator[Any]
 
-    def __init__(self, loader: ResumableDataLoader[Any]) -> None:
+    def __init__(self, loader: Any) -> None:
         self._progress = progress = loader._next_progress()
-        stands = loader._base_state()
+        before = loader._base_state()
         super().__init__(loader)
         if progress.before and progress.base_seed is not None:  # persistent workers kept their base seed
-            loader._put_base_state(stands)
+            loader._put_base_state(before)
         base_seed = int(self._base_seed) if progress.base_seed is None else progress.base_seed
         self._base_seed = progress.base_seed = base_seed
         self._ahead = (loader.prefetch_factor or 1) * loader.num_workers
         self._indexed = self._dataset_kind == _DatasetKind.Map
-        pipeline = Pipeline(loader, self._dataset, base_seed, carries=True)
-        self._shares = pipeline.shares
         self._in_order = loader.in_order or not self._indexed
+        self._shares = shares_of(loader)
         self._feed = IndexFeed(self._shares)
-        graph = pipeline.graph(self._feed, self._pin_memory_device, self._pin_memory, progress)
-        self._running = graph.loader(rank=0, world_size=1)
+        pin = partial(pinned, current_device(), self._pin_memory_device) if self._pin_memory else None
+        self._running = pipeline(loader, self._feed, base_seed, progress, pin).loader(rank=0, world_size=1)
         self._epoch = 0
-        self._begin(loader)
+        self._begin()
         self._workers = WorkerProcess.all_of(self._running)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -184,14 +210,12 @@ class Pipelined(_BaseDataLoaderIter):
             with contextlib.suppress(Exception):
                 for _ in self._passing:
                     pass
+        self._begin_another(loader)
         super()._reset(loader, first_iter)
-        base_seed = self._progress.base_seed
-        self._progress = loader._next_progress()
-        self._progress.base_seed = base_seed
         self._epoch += 1
-        self._begin(loader)
+        self._begin()
 
-    def _begin(self, loader: ResumableDataLoader[Any]) -> None:
+    def _begin(self) -> None:
         self._over = False
         self._feed.restart(
             next_worker(self._progress, not self._indexed, self._shares), self._progress.remaining
@@ -199,7 +223,6 @@ class Pipelined(_BaseDataLoaderIter):
         self._running.set_epoch(self._epoch)
         self._passing = self._running.chunks()
         if self._indexed:
-            self._sampler_iter = Indices(self._index_sampler, self._progress)
             for _ in range(self._ahead):
                 self._draw()
 
@@ -211,12 +234,10 @@ class Pipelined(_BaseDataLoaderIter):
                 self._over = True
                 self._feed.end()
 
-    def _next_data(self) -> Any:
-        progress = self._progress
+    def _next_in_torch(self) -> Any:
         try:
-            chunk = next(self._passing)
+            return next(self._passing)
         except StopIteration:
-            progress.finished = True
             if not self._persistent_workers:
                 self._running.close()
             raise
@@ -228,6 +249,9 @@ class Pipelined(_BaseDataLoaderIter):
                 raise reworded from error
             finally:
                 del reworded  # its traceback refers to this frame, which holds the workers
+
+    def _next_data(self) -> Any:
+        progress, chunk = self._progress, super()._next_data()
         if self._indexed:
             self._draw()
         data = chunk.data
@@ -259,48 +283,27 @@ class Pipelined(_BaseDataLoaderIter):
         return error
 
 
-class Inherited(_MultiProcessingDataLoaderIter):
+class Inherited(Noting, _MultiProcessingDataLoaderIter):
     """Torch's own workers, which are forks of this process and inherit what cannot be sent, with a state."""
 
-    _sampler: Any
-    _copied: Any
+    _next_in_torch = _MultiProcessingDataLoaderIter._next_data
+    _got: Any = _MultiProcessingDataLoaderIter._get_data
+    _processed: Any = _MultiProcessingDataLoaderIter._process_data
 
-    def __init__(self, loader: ResumableDataLoader[Any]) -> None:
-        self._progress = loader._next_progress()
-        self._batch_size = loader.batch_size or 1
+    def __init__(self, loader: Any) -> None:
+        self._progress = progress = loader._next_progress()
+        self._iterable = loader._dataset_kind == _DatasetKind.Iterable
+        done = [batches for batches, _ in progress.copies]
+        if self._iterable and any(done):
+            loader = copy.copy(loader)
+            vars(loader)["dataset"] = ReadAgain(loader.dataset, done, loader.batch_size or 1)
         super().__init__(loader)
-        self._progress.base_seed = int(self._base_seed)
-
-    @property
-    def _index_sampler(self) -> Any:
-        """What torch's iterator draws indices from."""
-        if isinstance(self._copied, IterableDataset):
-            return self._sampler
-        return IndicesAnew(self._sampler, self._progress)
-
-    @_index_sampler.setter
-    def _index_sampler(self, sampler: Any) -> None:
-        self._sampler = sampler
-
-    @property
-    def _dataset(self) -> Any:
-        """What torch's iterator gives to the workers."""
-        done = [batches for batches, _ in self._progress.copies]
-        if not any(done) or not isinstance(self._copied, IterableDataset):
-            return self._copied
-        return ReadAgain(self._copied, done, self._batch_size)
-
-    @_dataset.setter
-    def _dataset(self, dataset: Any) -> None:
-        self._copied = dataset
+        progress.base_seed = int(self._base_seed)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
-            base_seed = self._progress.base_seed
-            self._progress = loader._next_progress()
-            self._progress.base_seed = base_seed
-        iterable = self._dataset_kind == _DatasetKind.Iterable
-        self._turn = next_worker(self._progress, iterable, self._num_workers)
+            self._begin_another(loader)
+        self._turn = next_worker(self._progress, self._iterable, self._num_workers)
         self._remaining = self._progress.remaining  # as the pass begins
         super()._reset(loader, first_iter)
 
@@ -310,27 +313,15 @@ class Inherited(_MultiProcessingDataLoaderIter):
         self._turn = 0
         super()._try_put_index()
 
-    _received: Any = _MultiProcessingDataLoaderIter._next_data
-    _got: Any = _MultiProcessingDataLoaderIter._get_data
-    _processed: Any = _MultiProcessingDataLoaderIter._process_data
-
-    def _next_data(self) -> Any:
-        try:
-            return self._received()
-        except StopIteration:
-            self._progress.finished = True
-            raise
-
     def _get_data(self) -> Any:
         found = self._got()
         self._step = found[0]
         return found
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
-        iterable = self._dataset_kind == _DatasetKind.Iterable
         # Out of order, what was received last is processed at once.
-        ordered = self._in_order or iterable
+        ordered = self._in_order or self._iterable
         self._progress.deliver(None if ordered else self._remaining.number(self._step))
-        if iterable:
+        if self._iterable:
             self._progress.deliver_of(worker_idx, None)
         return self._processed(data, worker_idx)
