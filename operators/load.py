@@ -180,6 +180,8 @@ class Load(_Reads):
     ) -> None:
         if fill is not None and not isinstance(fill, Mapping):
             raise GraphError(f"Load: fill must be a mapping from column to value, got {fill!r}")
+        if cache is not None and not isinstance(cache, NodeCache):
+            raise GraphError(f"Load: cache must be a pg.NodeCache(folder, limit), got {cache!r}")
         super().__init__(cache, preload, Choice(chosen_columns(columns, "Load"), filter, fill))
 
     def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
@@ -251,7 +253,9 @@ class Load(_Reads):
 
 
 def _opened_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe that nobody writes to would hold the worker for ever
+    return os.open(
+        path, flags | getattr(os, "O_NONBLOCK", 0)
+    )  # a pipe that nobody writes to would hold the worker for ever
 
 
 def read_file(path: Any) -> bytes:

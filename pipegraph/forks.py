@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from pipegraph import concurrency
@@ -42,4 +43,10 @@ def _after_fork() -> None:
         owner._forked()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+def in_child(repair: Callable[[], None]) -> None:
+    """Call ``repair`` in every forked child, for as long as this process lives."""
+    if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+        os.register_at_fork(after_in_child=repair)
+
+
+in_child(_after_fork)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -64,6 +63,10 @@ def scheduled(process: int | str = "self", thread: int | None = None) -> tuple[i
 
 def open_files_limit() -> int:
     """Files that this process may have open at once (``ulimit -n``)."""
+    try:
+        import resource
+    except ImportError:
+        return 512  # Windows: what its C library opens by default
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1 << 20 if limit == resource.RLIM_INFINITY else limit
 

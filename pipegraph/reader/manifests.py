@@ -302,7 +302,7 @@ def local_manifest(parts: Sequence[Part], stopping: Stopping | None = None) -> M
     path = folder / f"{stamp.hexdigest()}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         warnings.warn(
             f"ShardSelect: the index of the shards cannot be kept in {os.fspath(folder)!r} ({error.strerror}), so each "

@@ -6,7 +6,6 @@ wait for that: what came was checked, and lies in the kernel's memory. Nobody el
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections import deque
 from typing import Final
@@ -15,7 +14,7 @@ from pipegraph import concurrency
 from pipegraph.errors import LoaderClosedError
 
 from .entries import CachedFile, Fate
-from .filelock import is_at
+from .filelock import LOCK_SH, flock, is_at
 from .manifest import sync_folder
 
 MAX_PENDING: Final = 8
@@ -40,7 +39,7 @@ class _Commit:
                 os.unlink(self.partial)
         # Readers of this process hold duplicates, and with them this lock, until they are closed.
         # Becoming shared is not atomic: an eviction may come between; readers keep the file all the same.
-        fcntl.flock(self.fd, fcntl.LOCK_SH)
+        flock(self.fd, LOCK_SH)
 
 
 class Commits:

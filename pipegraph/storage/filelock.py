@@ -7,11 +7,20 @@ ever left locked. Locks belong to the open file, so threads exclude each other t
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 
 from pipegraph import concurrency
 from pipegraph.errors import LoaderClosedError
+
+try:
+    from fcntl import LOCK_EX as LOCK_EX, LOCK_NB as LOCK_NB, LOCK_SH as LOCK_SH, flock as flock
+except ImportError:  # Windows: as on a file system without locks
+    LOCK_SH, LOCK_EX, LOCK_NB = 1, 2, 4
+
+    def flock(fd: int, operation: int) -> None:
+        """Refuses: there are no such locks."""
+        raise OSError(errno.ENOSYS, "this system has no flock")
+
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 """What file systems without locks answer, such as Lustre mounted without ``flock`` and some NFS."""
@@ -20,7 +29,7 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 def exclusive(fd: int) -> bool:
     """Wait for the exclusive lock; False where the file system has none."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        flock(fd, LOCK_EX)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
@@ -31,7 +40,7 @@ def exclusive(fd: int) -> bool:
 def try_exclusive(fd: int) -> bool:
     """Take the exclusive lock if that is possible at once. A shared one held before is given up."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flock(fd, LOCK_EX | LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -62,7 +71,7 @@ class LockWaits:
                 as the lock comes, and must not be used.
         """
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            flock(fd, LOCK_SH | LOCK_NB)
             return
         except BlockingIOError:
             pass
@@ -93,7 +102,7 @@ class _Wait:
     def run(self) -> None:
         error = None
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_SH)
+            flock(self._fd, LOCK_SH)
         except OSError as caught:
             error = caught
         with self._changed:

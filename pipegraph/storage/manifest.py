@@ -393,6 +393,8 @@ def write_atomically(path: str, pieces: Iterable[bytes]) -> None:
 
 def sync_folder(folder: str) -> None:
     """Make renames in a folder durable."""
+    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no folders
+        return
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

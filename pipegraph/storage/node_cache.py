@@ -14,7 +14,6 @@ Invariants, at every moment and whichever process is killed:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
 from collections import Counter
@@ -30,7 +29,7 @@ from .checksum import file_crc32c
 from .commits import Commits
 from .entries import Cacheable, CachedFile, CacheStats, Download
 from .eviction import NextUse
-from .filelock import NO_LOCKS, LockWaits, is_at, try_exclusive
+from .filelock import LOCK_SH, NO_LOCKS, LockWaits, flock, is_at, try_exclusive
 from .space import Space
 
 # One, and three more after bytes that do not match: at one bad transfer in five, two in
@@ -112,12 +111,12 @@ class NodeCache(Closing):
             if file := self._commits.open(what.name):
                 return file
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = os.open(path, os.O_RDONLY)
             except FileNotFoundError:
                 return None
             try:
                 # Waits at most for an eviction's unlink or a download's rename.
-                fcntl.flock(fd, fcntl.LOCK_SH)
+                flock(fd, LOCK_SH)
                 if not is_at(fd, path):
                     os.close(fd)
                     continue
@@ -207,7 +206,7 @@ class NodeCache(Closing):
         with self._lock:
             if self._closed:
                 raise LoaderClosedError("the node cache is closed")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             if not try_exclusive(fd):
                 # Shared, not exclusive: many waiters then get it at once, and none

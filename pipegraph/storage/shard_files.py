@@ -11,8 +11,23 @@ import os
 from abc import ABC, abstractmethod
 from typing import Final, final
 
+from pipegraph import concurrency
 from pipegraph.closing import Closing
 from pipegraph.errors import ShardError
+
+_BINARY = getattr(os, "O_BINARY", 0)
+
+if hasattr(os, "pread"):
+    pread = os.pread
+else:  # Windows, where threads take turns at the position of the open file
+    _turn = concurrency.Lock()
+
+    def pread(fd: int, nbytes: int, offset: int, /) -> bytes:
+        """Bytes from an offset."""
+        with _turn:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.read(fd, nbytes)
+
 
 # One pread of this size keeps both the page-cache copy and the slices taken
 # from it in a core's L2. Measured in benchmarks/tar_streaming.py.
@@ -79,7 +94,7 @@ class LocalFile(ShardFile):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._take(os.open(path, os.O_RDONLY | os.O_CLOEXEC), os.fspath(path))
+        self._take(os.open(path, os.O_RDONLY | _BINARY), os.fspath(path))
 
     @classmethod
     def of(cls, fd: int, name: str) -> LocalFile:
@@ -94,7 +109,7 @@ class LocalFile(ShardFile):
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         self.check_range(offset, nbytes)
-        data = os.pread(self._fd, nbytes, offset)
+        data = pread(self._fd, nbytes, offset)
         if len(data) != nbytes:
             data = self._rest(data, offset, nbytes)
         return data
@@ -107,7 +122,7 @@ class LocalFile(ShardFile):
         # One pread gives at most 2 GiB - 4 KiB on Linux.
         pieces, have = [data], len(data)
         while have < nbytes and pieces[-1]:
-            pieces.append(os.pread(self._fd, nbytes - have, offset + have))
+            pieces.append(pread(self._fd, nbytes - have, offset + have))
             have += len(pieces[-1])
         if have != nbytes:
             raise ShardError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import math
 import os
 from collections.abc import Collection, Iterator
@@ -17,7 +16,7 @@ from pipegraph.units import format_bytes
 
 from .entries import Cacheable, place_of
 from .eviction import CacheEntry, NextUse, eviction_order
-from .filelock import is_at, try_exclusive
+from .filelock import LOCK_EX, flock, is_at, try_exclusive
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a disk says that takes no more of this user's bytes: it is full, or the user's quota is."""
@@ -58,9 +57,9 @@ class Space:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Of all processes, only this thread makes room and reserves it."""
-        fd = os.open(os.path.join(self.folder, "space.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(os.path.join(self.folder, "space.lock"), os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            flock(fd, LOCK_EX)
             yield
         finally:
             os.close(fd)
@@ -117,7 +116,8 @@ class Space:
                     need -= gone
                 try:
                     # The file's full length is reserved, so that others see it as used.
-                    os.posix_fallocate(fd, 0, max(1, what.nbytes))
+                    if hasattr(os, "posix_fallocate"):  # not on macOS, where a full disk is noticed later
+                        os.posix_fallocate(fd, 0, max(1, what.nbytes))
                     os.ftruncate(fd, what.nbytes)
                     return None
                 except OSError as error:
@@ -164,7 +164,7 @@ class Space:
     def remove(self, path: str) -> bool:
         """Unlink a file unless someone holds its lock."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
             return False
         try:

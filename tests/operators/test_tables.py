@@ -366,3 +366,10 @@ def test_a_table_with_both_kinds_of_nulls_names_both_fillings() -> None:
 def test_a_filling_of_another_kind_is_refused(column: Any, fill: Any) -> None:
     with pytest.raises(GraphError, match=r"fill={'x': .*} is no value of type"):
         ops.FromTable(pa.table({"x": column}), fill={"x": fill})
+
+
+def test_a_cache_that_is_a_folders_name_is_refused_with_the_class_to_use() -> None:
+    with pytest.raises(
+        GraphError, match=r"Load: cache must be a pg\.NodeCache\(folder, limit\), got 'cache'"
+    ):
+        ops.Load(cache="cache")  # type: ignore[arg-type]

@@ -281,7 +281,7 @@ def _after_fork() -> None:
     _keepers.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+forks.in_child(_after_fork)
 
 
 def may_fork() -> bool:

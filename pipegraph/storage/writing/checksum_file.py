@@ -21,7 +21,7 @@ class ChecksumFile(io.RawIOBase):
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         self._extend = crc32c_extend()
         self._pieces: list[bytes] = []
         self._held = 0

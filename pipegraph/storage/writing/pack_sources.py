@@ -162,7 +162,7 @@ class FilesSource(PackSource):
 
 def _content(path: str, nbytes: int) -> bytes:
     """All of a file that was listed with this size."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         data = os.read(fd, nbytes + 1)
         while nbytes > len(data) and (more := os.read(fd, nbytes + 1 - len(data))):
