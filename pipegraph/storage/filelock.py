@@ -13,17 +13,20 @@ from pipegraph import concurrency
 from pipegraph.errors import LoaderClosedError
 
 try:
-    from fcntl import LOCK_EX as LOCK_EX, LOCK_NB as LOCK_NB, LOCK_SH as LOCK_SH, flock as flock
-except ImportError:  # Windows: as on a file system without locks
-    LOCK_SH, LOCK_EX, LOCK_NB = 1, 2, 4
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
-    def flock(fd: int, operation: int) -> None:
-        """Refuses: there are no such locks."""
-        raise OSError(errno.ENOSYS, "this system has no flock")
-
-
+LOCK_SH, LOCK_EX, LOCK_NB = 1, 2, 4
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 """What file systems without locks answer, such as Lustre mounted without ``flock`` and some NFS."""
+
+
+def flock(fd: int, operation: int) -> None:
+    """``flock``; where the system has none, the error of a file system without locks."""
+    if fcntl is None:
+        raise OSError(errno.ENOSYS, "this system has no flock")
+    fcntl.flock(fd, operation)
 
 
 def exclusive(fd: int) -> bool:
