@@ -40,7 +40,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PASSED, FAILED, NO_DEVICE = 0, 1, 2
 
 NEEDED = {
-    "optree": "optree",
     "typing_extensions": "typing_extensions",
     "pytest": "pytest",
     "_pytest": "pytest",

@@ -1,8 +1,4 @@
-"""Mapping over nested containers: tuples, named tuples, dataclasses, dicts, lists (on optree).
-
-Scalars, plain dicts and flat sequences, which are nearly everything that travels, are handled
-here without a detour; the rest is optree's.
-"""
+"""Nested containers (tuples, named tuples, dataclasses, mappings, lists): their leaves, copies and bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +16,8 @@ from pipegraph.estimates import estimate, is_unknown, of_objects
 ATOMS = frozenset(
     {int, float, bool, complex, type(None), np.float32, np.float64, np.int64, np.int32, np.bool_}
 )
-
+_PLAIN = ATOMS | {str, bytes, np.ndarray, torch.Tensor}
+"""Types of nearly all leaves."""
 
 LONG_TEXT = 64
 """Characters from which on text inside a sample counts: shorter ones, such as keys, are no more than the objects around
@@ -79,55 +76,31 @@ def entries(data: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
+def _below(data: Any) -> Collection[Any] | None:
+    """The entries of a container; None for a leaf."""
+    if isinstance(data, Mapping):
+        return data.values()
+    if isinstance(data, list | tuple):
+        return data
+    if is_dataclass_value(data):
+        return [getattr(data, field.name) for field in dataclasses.fields(data)]
+    return None
+
+
 def leaves(data: Any) -> Iterator[Any]:
     """The leaves of a tree, containers in their own order."""
-    kind = type(data)
-    if kind in ATOMS or kind is np.ndarray or kind is torch.Tensor or kind is bytes or kind is str:
+    if type(data) in _PLAIN or (below := _below(data)) is None:
         yield data
-    elif isinstance(data, Mapping):
-        for value in data.values():
-            yield from leaves(value)
-    elif isinstance(data, list | tuple):
-        for value in data:
-            yield from leaves(value)
-    elif is_dataclass_value(data):
-        for field in dataclasses.fields(data):
-            yield from leaves(getattr(data, field.name))
     else:
-        yield data
+        for value in below:
+            yield from leaves(value)
 
 
-def map_leaves(function: Callable[..., Any], data: Any, *others: Any) -> Any:
-    """A tree of the same shape with ``function`` applied to each leaf (of all trees, side by side).
-
-    Raises:
-        ValueError: the trees have different shapes.
-    """
-    if type(data) is dict and not others:
-        return {key: map_leaves(function, value) for key, value in data.items()}
-    if is_dataclass_value(data):
-        values = {
-            field.name: map_leaves(
-                function, getattr(data, field.name), *(getattr(o, field.name) for o in others)
-            )
-            for field in dataclasses.fields(data)
-        }
-        return with_fields(data, values)
-    if isinstance(data, dict | list | tuple):
-        import optree
-
-        tree: Any = data
-        return optree.tree_map(
-            lambda *items: map_leaves(function, *items) if is_dataclass_value(items[0]) else function(*items),
-            tree,
-            *others,
-            none_is_leaf=True,
-        )
-    if isinstance(data, Mapping):
-        return rebuilt(
-            data, [map_leaves(function, data[key], *(other[key] for other in others)) for key in data]
-        )
-    return function(data, *others)
+def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
+    """A tree of the same shape with ``function`` applied to each leaf."""
+    if type(data) in _PLAIN or (below := _below(data)) is None:
+        return function(data)
+    return rebuilt(data, [map_leaves(function, value) for value in below])
 
 
 def own_memory(leaf: Any) -> Any:
@@ -140,7 +113,7 @@ def own_memory(leaf: Any) -> Any:
 def copy_containers(data: Any) -> Any:
     """A shallow copy of the containers; arrays and tensors are shared with the original."""
     kind = type(data)
-    if kind in ATOMS or kind is str or kind is bytes or kind is np.ndarray or kind is torch.Tensor:
+    if kind in _PLAIN:
         return data
     if kind is dict:
         return {key: copy_containers(value) for key, value in data.items()}
@@ -289,10 +262,15 @@ def _weight(data: Any) -> int:
 
 def _sparse_nbytes(data: torch.Tensor) -> int:
     """Bytes of the values and the indices of a sparse tensor, which has no ``nbytes`` of its own."""
-    if data.layout == torch.sparse_coo:
-        return data._values().nbytes + data._indices().nbytes
-    if data.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return data.values().nbytes + data.crow_indices().nbytes + data.col_indices().nbytes
-    if data.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return data.values().nbytes + data.ccol_indices().nbytes + data.row_indices().nbytes
-    return data.numel() * data.element_size()
+    parts = _SPARSE.get(data.layout)
+    return (
+        sum(getattr(data, part)().nbytes for part in parts) if parts else data.numel() * data.element_size()
+    )
+
+
+_BY_ROW, _BY_COLUMN = ("values", "crow_indices", "col_indices"), ("values", "ccol_indices", "row_indices")
+_SPARSE = {
+    torch.sparse_coo: ("_values", "_indices"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), _BY_ROW),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), _BY_COLUMN),
+}

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from pipegraph.errors import ShardError, StoreError
 
 from .failures import ClosedEarly, Stalled, WrongRange, is_passing, plain, unanswered_plain
-from .retries import Backoff, Hedge, Stall, jitter
+from .retries import Backoff, Hedge, jitter
 from .urls import safe_url
 from .versions import ObjectInfo, Versions
 
 T = TypeVar("T")
 
-# How often progress is looked at.
+# A connection that does not deliver so much within the grace is stalled, however long the transfer.
 _CHUNK_NBYTES: Final = 256 << 10
 
 
@@ -77,76 +76,71 @@ class Requests:
 
     async def _whole(self, store: Any, path: str, url: str, offset: int, nbytes: int) -> bytes:
         """One range, over as many connections as it takes."""
-        transfer = _Transfer(offset, nbytes)
-        loop = asyncio.get_running_loop()
-        begun, failures = loop.time(), 0
-        while transfer.came < nbytes:
-            had = transfer.came
-            try:
-                await self._receive(store, path, url, transfer)
-                continue
-            except Exception as error:
-                failures = 1 if transfer.came > had else failures + 1
-                delay = await self._delay(url, error, failures, loop.time() - begun, nbytes)
-                if delay is None:
-                    got = f" ({transfer.came} of {nbytes} bytes from {offset} came)"
-                    raise plain(error, url, got) from None
-            await asyncio.sleep(delay)
-        return transfer.data.getvalue()
+        # `getvalue` gives its buffer away without a copy, which at this size would hold the GIL for milliseconds.
+        data = io.BytesIO()
+        await self.retried(
+            url, nbytes, lambda: self._receive(store, path, url, offset, nbytes, data), offset, data
+        )
+        return data.getvalue()
 
-    async def _receive(self, store: Any, path: str, url: str, transfer: _Transfer) -> None:
-        """Append what one connection delivers."""
-        loop = asyncio.get_running_loop()
-        stall = Stall(loop.time(), grace_s=self._grace, min_rate=self._retry.min_rate)
-        start, stop = transfer.offset, transfer.offset + transfer.nbytes
-        asked = (start + transfer.came, stop)
-        self._count(requests=1)
-
-        async def within(wait: Any) -> Any:
-            # Not `asyncio.wait_for`: before Python 3.12 it swallows a cancellation that comes together with the
-            # answer, and a client that is closed would continue asking.
-            try:
-                async with asyncio.timeout(stall.remaining(loop.time())):
-                    return await wait
-            except TimeoutError:
-                self._count(stalled=1)
-                raise Stalled from None
-
-        answer = await within(self._obstore.get_async(store, path, options={"range": asked}))
+    async def _receive(
+        self, store: Any, path: str, url: str, offset: int, nbytes: int, data: io.BytesIO
+    ) -> None:
+        """Append what one connection delivers; behind what an earlier one did."""
+        asked = (offset + data.tell(), offset + nbytes)
+        answer = await self._in_time(self._obstore.get_async(store, path, options={"range": asked}))
         self._versions.answered(url, ObjectInfo.of(answer.meta))
-        if answer.meta["size"] < stop:
+        if answer.meta["size"] < asked[1]:
             raise ShardError(
-                f"{safe_url(url)}: bytes {start}..{stop} asked for, but the object has "
+                f"{safe_url(url)}: bytes {offset}..{asked[1]} asked for, but the object has "
                 f"{answer.meta['size']}; it is truncated or its index belongs to another object"
             )
         if tuple(answer.range) != asked:
             raise WrongRange
         chunks = aiter(answer.stream(min_chunk_size=_CHUNK_NBYTES))
-        while transfer.came < transfer.nbytes:
-            try:
-                chunk = await within(anext(chunks))
-            except StopAsyncIteration:
-                raise ClosedEarly from None
-            stall.received(loop.time(), len(chunk))
-            transfer.data.write(memoryview(chunk)[: transfer.nbytes - transfer.came])
+        while data.tell() < nbytes:
+            chunk = await self._in_time(anext(chunks, None))
+            if chunk is None:
+                raise ClosedEarly
+            data.write(memoryview(chunk)[: nbytes - data.tell()])
 
-    async def retried(self, url: str, nbytes: int, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """A small request, as often as it takes.
+    async def _in_time(self, wait: Any) -> Any:
+        # Not `asyncio.wait_for`: before Python 3.12 it swallows a cancellation that comes together with the
+        # answer, and a client that is closed would continue asking.
+        try:
+            async with asyncio.timeout(self._grace):
+                return await wait
+        except TimeoutError:
+            self._count(stalled=1)
+            raise Stalled from None
+
+    async def retried(
+        self,
+        url: str,
+        nbytes: int,
+        ask: Callable[[], Coroutine[Any, Any, T]],
+        offset: int = 0,
+        data: io.BytesIO | None = None,
+    ) -> T:
+        """A request, as often as it takes.
 
         Args:
             nbytes: that it moves, for the deadline.
+            offset, data: of a range, and what has come of it; failures before the last progress do not count.
         """
         loop = asyncio.get_running_loop()
-        begun, failures = loop.time(), 0
+        begun, failures, came = loop.time(), 0, 0
         while True:
             try:
                 self._count(requests=1)
                 return await ask()
             except Exception as error:
-                failures += 1
+                had, came = came, 0 if data is None else data.tell()
+                failures = 1 if came > had else failures + 1
                 delay = await self._delay(url, error, failures, loop.time() - begun, nbytes)
                 if delay is None:
-                    raise plain(error, url, "") from None
+                    got = "" if data is None else f" ({came} of {nbytes} bytes from {offset} came)"
+                    raise plain(error, url, got) from None
             await asyncio.sleep(delay)
 
     async def _delay(
@@ -177,17 +171,3 @@ async def _speaks_tls(host: str, port: int, timeout_s: float) -> bool:
         return False
     writer.transport.abort()
     return True
-
-
-@dataclass
-class _Transfer:
-    offset: int
-    nbytes: int
-    # `getvalue` gives its buffer away without a copy, which at this size would hold the interpreter's lock for
-    # milliseconds.
-    data: io.BytesIO = field(default_factory=io.BytesIO)
-
-    @property
-    def came(self) -> int:
-        """Bytes so far."""
-        return self.data.tell()

@@ -1,4 +1,4 @@
-"""When to retry, to hedge and to drop a connection. Pure.
+"""When to retry and to hedge. Pure.
 
 Times are seconds on any clock that only grows; callers pass them in.
 """
@@ -22,7 +22,7 @@ class Backoff:
         deadline_s: after this no further try begins, for a transfer without bytes;
             each byte adds its time at `min_rate`.
         first_s, max_s: bound of the first and of any delay.
-        min_rate: bytes per second, as in `Stall`.
+        min_rate: bytes per second.
     """
 
     deadline_s: float = 120.0
@@ -43,29 +43,6 @@ class Backoff:
         delay = draw * bound
         deadline = self.deadline_s + nbytes / self.min_rate
         return delay if elapsed_s + delay < deadline else None
-
-
-class Stall:
-    """Decides when a transfer has become too slow, whatever its length.
-
-    A transfer starts with `grace_s` of credit and earns one second more for each `min_rate`
-    bytes, up to `grace_s` again. So a slow but steady transfer continues for
-    ever, and one that stops is noticed after `grace_s`.
-
-    Args:
-        now: time at the start.
-    """
-
-    def __init__(self, now: float, *, grace_s: float = 10.0, min_rate: float = 64_000.0) -> None:
-        self._grace, self._rate = grace_s, min_rate
-        self._until = now + grace_s
-
-    def received(self, now: float, nbytes: int) -> None:
-        self._until = min(self._until + nbytes / self._rate, now + self._grace)
-
-    def remaining(self, now: float) -> float:
-        """Seconds until the transfer counts as stalled if nothing more comes; 0 if it does now."""
-        return max(0.0, self._until - now)
 
 
 class Hedge:

@@ -1,9 +1,8 @@
 """Decisions of the store client, with time passed in."""
 
 import pytest
-from hypothesis import given, strategies as st
 
-from pipegraph.storage.retries import Backoff, Hedge, Stall
+from pipegraph.storage.retries import Backoff, Hedge
 
 
 def test_delays_double_up_to_a_bound_and_are_drawn_from_zero_on() -> None:
@@ -23,36 +22,6 @@ def test_a_long_transfer_has_the_time_its_bytes_need() -> None:
     retry = Backoff(deadline_s=10, min_rate=1000)
     assert retry.delay(1, 100, 0, 0) is None
     assert retry.delay(1, 100, 100_000, 0) == 0
-
-
-def test_a_transfer_without_bytes_stalls_after_the_grace() -> None:
-    stall = Stall(100.0, grace_s=10, min_rate=1000)
-    assert stall.remaining(100.0) == 10
-    assert stall.remaining(109.0) == 1
-    assert stall.remaining(111.0) == 0
-
-
-@given(st.floats(1.01, 50), st.integers(1, 2000))
-def test_a_steady_transfer_above_the_rate_never_stalls_however_long_it_takes(rate: float, steps: int) -> None:
-    stall = Stall(0.0, grace_s=2, min_rate=1000)
-    for second in range(1, steps):
-        assert stall.remaining(float(second)) > 0
-        stall.received(float(second), int(1000 * rate))
-
-
-def test_a_transfer_below_the_rate_stalls_although_bytes_keep_coming() -> None:
-    stall = Stall(0.0, grace_s=10, min_rate=1000)
-    second = 0
-    while stall.remaining(float(second)) > 0:
-        second += 1
-        stall.received(float(second), 500)
-    assert second == 20  # ten seconds of grace, used up at half a second per second
-
-
-def test_credit_does_not_pile_up_over_the_grace() -> None:
-    stall = Stall(0.0, grace_s=10, min_rate=1000)
-    stall.received(1.0, 10**9)
-    assert stall.remaining(1.0) == 10
 
 
 def test_nothing_is_asked_twice_before_the_usual_time_is_known() -> None:
