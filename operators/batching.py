@@ -18,9 +18,9 @@ from pipegraph.errors import DataError, GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.integers import amount, integer
-from pipegraph.operators.collate import ByField, collate as stack, only_fills
-from pipegraph.operators.columns import batch_of, pack
-from pipegraph.operators.padding import Pad
+from pipegraph.operators.collate import batch_of, collate as stack
+from pipegraph.operators.columns import pack
+from pipegraph.operators.padding import ByField, Pad, only_fills
 from pipegraph.parameters import function_name, not_awaited, plain_function
 from pipegraph.tree import map_leaves, own_memory
 

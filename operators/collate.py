@@ -17,67 +17,214 @@ other objects, and the dtype of the first sample.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import chain
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 
 from pipegraph.errors import DataError
+from pipegraph.operators.columns import SCALARS, Columns, columns_of, dtype_of, is_a_tuple, joined_name
 from pipegraph.operators.padding import Pad
-from pipegraph.tree import is_dataclass_value, is_namedtuple, rebuilt, with_fields
+from pipegraph.tree import is_dataclass_value, is_namedtuple, rebuilt
 
-SCALARS: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64}
-ARRAYS = frozenset({np.ndarray, np.memmap})
 _NUMERIC = "biufc"
-_AS_IN_TORCH = frozenset(map(np.dtype, "?bBhHiIlLqQefdFD"))
-"""Not those of another byte order, nor the long ones."""
-_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Torch copies these several times faster as their signed twins."""
 
 
-def collate(items: Sequence[Any], pad: Any = None, field: str = "") -> Any:
+def collate(items: Sequence[Any], rules: Any = None, field: str = "") -> Any:
     """The batch of some samples; see the module docstring.
 
     Args:
         items: samples of one shape of tree, at least one.
-        pad: what fills arrays and lists of numbers up to the largest of the batch, a value or a ``Pad``; None makes
+        rules: what fills arrays and lists of numbers up to the largest of the batch, a value or a ``Pad``; None makes
             arrays of several shapes an error and leaves lists as they are. A mapping gives one per field name, or a
             function that makes the field of the list of its values.
         field: where in the sample this is, for messages.
 
     Raises:
-        DataError: arrays of different shapes without ``pad``, or samples of different kinds or fields; ``pad`` names
+        DataError: arrays of different shapes without padding, or samples of different kinds or fields; ``rules`` name
             a field that they do not have.
     """
-    if not field and isinstance(pad, Mapping):
-        _check_names(items[0], pad)
-    filling = _pad_of(pad, field)
-    if isinstance(filling, Pad):
-        if _is_ragged(items[0]):
-            if not field:
-                _check_place(items[0], pad, field)
-            return _sized(items, filling, field)
-        filling = filling.value
-    if callable(filling):
-        return filling(list(items))
-    alike = stacked_at_once(items)
-    if alike is not None:
-        return alike
+    return batch_of([_columns(items, rules, field)], rules, field)
+
+
+def batch_of(parts: Sequence[Columns], rules: Any, field: str = "", named: bool = False) -> Any:
+    """As :func:`collate`, of the samples of several parts, laid end to end.
+
+    Args:
+        named: whether this is a field of a dict.
+    """
+    rule = None
+    if rules is not None:
+        if not field and isinstance(rules, Mapping):
+            _check_names(parts[0], rules)
+        rule = _rule(rules, field)
+        if callable(rule):
+            return rule(_rows(parts))
+    if len(parts) > 1 and not _fit(parts):
+        parts = [_columns(_rows(parts), rules, field)]
+    first = parts[0]
+    if isinstance(first.data, dict):
+        return _batch_of_fields(parts, rules, field)
+    made = _end_to_end(parts)
+    if made is None:
+        made = _batch_of_values(_rows(parts), rule.value if isinstance(rule, Pad) else rule, field)
+    if rule.__class__ is not Pad or not isinstance(made, torch.Tensor) or made.dim() < 2:
+        return made
+    if (rule.mask or rule.lengths) and not named:
+        raise DataError(
+            f"{_where(field)}: Pad(mask=..., lengths=...) adds fields, and here there is no dict to add them to; make "
+            "the samples dicts with a Map before Batch"
+        )
+    longest = made.shape[1]
+    size = rule.size(longest, field)
+    if size == longest:
+        return made
+    grown = _full(made, (len(made), size, *made.shape[2:]), rule.value, field)
+    grown[:, :longest] = made
+    return grown
+
+
+def _columns(items: Sequence[Any], rules: Any, field: str) -> Columns:
+    named = isinstance(rules, Mapping)
+    return columns_of(items, (lambda name: callable(rules.get(name))) if named else None, field)
+
+
+def _rows(parts: Sequence[Columns]) -> list[Any]:
+    return [row for part in parts for row in part.rows()]
+
+
+def _where(field: str) -> str:
+    return f"field {field!r}" if field else "the samples"
+
+
+def _named(item: Any) -> str:
+    dtype = f" of {item.dtype}" if isinstance(item, np.ndarray | torch.Tensor) else ""
+    return f"{type(item).__name__}{dtype}"
+
+
+# -- rules by field ----------------------------------------------------------------------------------
+
+
+def _rule(rules: Any, field: str) -> Any:
+    return rules.get(field) if isinstance(rules, Mapping) else rules
+
+
+def _check_names(samples: Columns, rules: Mapping[Any, Any]) -> None:
+    """Raises DataError where a rule is for a field that the samples do not have."""
+    there = set(_names(samples))
+    unknown = next((name for name in rules if name not in there), None)
+    if unknown is not None:
+        option = "collate" if callable(rules[unknown]) else "pad"
+        raise DataError(
+            f"Batch: {option} names the field {unknown!r}, which the samples do not have; they have "
+            f"{', '.join(map(repr, sorted(there - {''}))) or 'none'}"
+        )
+
+
+def _names(column: Columns, field: str = "") -> Iterator[str]:
+    """Of the samples ("") and their fields, at any depth."""
+    yield field
+    if isinstance(column.data, dict):
+        for name, below in column.data.items():
+            yield from _names(below, joined_name(field, name))
+
+
+# -- columns to a batch ------------------------------------------------------------------------------
+
+
+def _fit(parts: Sequence[Columns]) -> bool:
+    """Whether parts can be laid end to end."""
+    kind, first = parts[0].kind, parts[0].data
+    if kind is None or any(part.kind is not kind for part in parts):
+        return False
+    if isinstance(first, dict):
+        return all(part.data.keys() == first.keys() for part in parts)
+    if isinstance(first, list):
+        return True
+    return all(part.data.dtype == first.dtype and part.data.shape[1:] == first.shape[1:] for part in parts)
+
+
+def _batch_of_fields(parts: Sequence[Columns], rules: Any, field: str) -> Any:
+    """Containers of the kind of the samples', with a column for each of their fields."""
+    first = parts[0]
+    like = () if first.kind is tuple else {} if first.items is None else first.items[0]
+    named = isinstance(like, Mapping)
+    made: dict[Any, Any] = {}
+    beside: dict[Any, Any] = {}
+    for name in first.data:
+        columns, within = [part.data[name] for part in parts], joined_name(field, name)
+        made[name] = value = batch_of(columns, rules, within, named)
+        rule = None if rules is None else _rule(rules, within)
+        if named and rule.__class__ is Pad and isinstance(value, torch.Tensor) and value.dim() > 1:
+            added = rule.fields(str(name), [len(each) for each in _rows(columns)], value.shape[1])
+            taken = next((each for each in added if each in first.data or each in beside), None)
+            if taken is not None:
+                raise DataError(
+                    f"{_where(joined_name(field, taken))}: there is such a field already; give Pad(mask=..., "
+                    f"lengths=...) of {name!r} other names"
+                )
+            beside |= added
+    if is_a_tuple(like):
+        return tuple(made.values())
+    if beside or (named and first.items is not None and len(set(map(type, first.items))) > 1):
+        return made | beside
+    return rebuilt(like, list(made.values())) if first.items is not None else made
+
+
+def _end_to_end(parts: Sequence[Columns]) -> Any:
+    """The tensor or the list of parts that fit; None where there is no such tensor."""
+    first, fresh = parts[0].data, len(parts) == 1 and parts[0].items is not None
+    if parts[0].kind is None:
+        return None
+    if isinstance(first, list):
+        return first if fresh else [item for part in parts for item in part.data]
+    # A part of a larger array would keep the rest of it for as long as the batch lives.
+    if isinstance(first, np.ndarray):
+        try:
+            whole = fresh or (len(parts) == 1 and _has_its_own_memory(first))
+            return torch.from_numpy(first if whole else np.concatenate([part.data for part in parts]))
+        except TypeError:  # unsigned long long, which NumPy holds for equal to unsigned long
+            return None
+    if fresh or (len(parts) == 1 and first.nbytes == first.untyped_storage().nbytes()):
+        return first
+    dtype = first.dtype
+    signed = _SIGNED.get(dtype, dtype)
+    return torch.cat([part.data.view(signed) for part in parts]).view(dtype)
+
+
+def _has_its_own_memory(array: np.ndarray) -> bool:
+    """Whether nothing but the array lies in the memory that it keeps; torch wants to write it, too."""
+    base = array.base
+    return array.flags.writeable and (base is None or memoryview(base).nbytes == array.nbytes)  # type: ignore[arg-type]
+
+
+# -- values that are not alike -----------------------------------------------------------------------
+
+
+def _batch_of_values(items: Sequence[Any], pad: Any, field: str) -> Any:
     kind = _kind_of_all(items, field)
     if kind == "number":
-        return _stack(_tensors(items, field), filling, field)
+        return _stack(_tensors(items, field), pad, field)
+    if kind == "list" and pad is not None:
+        return _padded_lists(items, pad, field)
     if kind == "mapping":
-        return _collate_mapping(items, items[0], pad, field)
+        number, item = next((n, item) for n, item in enumerate(items) if item.keys() != items[0].keys())
+        odd = sorted(map(str, item.keys() ^ items[0].keys()))
+        raise DataError(
+            f"samples of one batch must have the same fields: sample {number} and sample 0 differ in "
+            f"{', '.join(odd)}; give all samples the same fields with a Map before Batch"
+        )
     if kind == "tuple":
-        return _collate_tuples(items, pad, field)
-    if kind == "list":
-        return list(items) if filling is None else _padded_lists(items, filling, field)
-    if isinstance(kind, type):
-        return _collate_records(items, items[0], pad, field)
+        odd_length = next(len(item) for item in items if len(item) != len(items[0]))
+        raise DataError(
+            f"{_where(field)}: tuples of {len(items[0])} and {odd_length} entries do not make one batch: what varies "
+            "in length must be a list; or use Batch(..., collate=list)"
+        )
     return list(items)
 
 
@@ -120,204 +267,7 @@ def _kind_of(item: Any) -> Any:
         return "mapping"
     if is_namedtuple(item) or is_dataclass_value(item):
         return type(item)
-    if isinstance(item, tuple):
-        return "tuple"
-    return "list" if isinstance(item, list) else "other"
-
-
-def _where(field: str) -> str:
-    return f"field {field!r}" if field else "the samples"
-
-
-def _named(item: Any) -> str:
-    dtype = f" of {item.dtype}" if isinstance(item, np.ndarray | torch.Tensor) else ""
-    return f"{type(item).__name__}{dtype}"
-
-
-def _join(field: str, name: Any) -> str:
-    return f"{field}.{name}" if field else str(name)
-
-
-class ByField(dict[Any, Any]):
-    """What fills each field, or makes it; all others are filled with ``otherwise``."""
-
-    def __init__(self, named: Mapping[Any, Any], otherwise: Any = None) -> None:
-        super().__init__(named)
-        self._otherwise = otherwise
-
-    def get(self, name: Any, default: Any = None) -> Any:
-        return super().get(name, self._otherwise)
-
-
-def _pad_of(pad: Any, field: str) -> Any:
-    return pad.get(field) if isinstance(pad, Mapping) else pad
-
-
-def _check_names(item: Any, pad: Mapping[Any, Any]) -> None:
-    """Raises DataError where a padding is for a field that the samples do not have."""
-    there = set(_names(item))
-    unknown = next((name for name in pad if name not in there), None)
-    if unknown is not None:
-        option = "collate" if callable(pad[unknown]) else "pad"
-        raise DataError(
-            f"Batch: {option} names the field {unknown!r}, which the samples do not have; they have "
-            f"{', '.join(map(repr, sorted(there - {''}))) or 'none'}"
-        )
-
-
-def _names(item: Any, field: str = "") -> Iterator[str]:
-    """Of a sample ("") and its fields, at any depth, as :func:`_join` writes them."""
-    yield field
-    kind = _kind_of(item)
-    inside: Iterable[tuple[Any, Any]] = item.items() if kind == "mapping" else ()
-    if kind == "tuple":
-        inside = enumerate(item)
-    elif isinstance(kind, type):
-        inside = [(name, getattr(item, name)) for name in _fields_of(item)]
-    for name, value in inside:
-        yield from _names(value, _join(field, name))
-
-
-def _fields_of(record: Any) -> Sequence[str]:
-    return record._fields if is_namedtuple(record) else [f.name for f in dataclasses.fields(record)]
-
-
-def _sized(items: Sequence[Any], filling: Pad, field: str) -> torch.Tensor:
-    """As :func:`collate`, the first dimension of the size that ``filling`` says."""
-    made: torch.Tensor = collate(items, {field: filling.value}, field)
-    longest = made.shape[1]
-    size = filling.size(longest, field)
-    if size == longest:
-        return made
-    grown = _full(made, (len(items), size, *made.shape[2:]), filling.value, field)
-    grown[:, :longest] = made
-    return grown
-
-
-def _is_ragged(item: Any) -> bool:
-    """Whether a sample's value may be of another length than its neighbour's."""
-    return isinstance(item, list) or (isinstance(item, np.ndarray | torch.Tensor) and item.ndim > 0)
-
-
-def only_fills(pad: Any) -> bool:
-    """Whether equal sizes stay as they are, and no field is added."""
-    found = pad.values() if isinstance(pad, Mapping) else [pad]
-    return all(each.plain for each in found if isinstance(each, Pad))
-
-
-def _check_place(item: Any, pad: Any, field: str) -> None:
-    """Raises DataError where mask and lengths have no dict to go to."""
-    filling = _pad_of(pad, field)
-    if isinstance(filling, Pad) and (filling.mask or filling.lengths) and _is_ragged(item):
-        raise DataError(
-            f"{_where(field)}: Pad(mask=..., lengths=...) adds fields, and here there is no dict to add them to; make "
-            "the samples dicts with a Map before Batch"
-        )
-
-
-# -- containers with the same fields in every sample -------------------------------------------------
-
-
-def _collate_mapping(items: Sequence[Any], first: Mapping[Any, Any], pad: Any, field: str) -> Any:
-    for number, item in enumerate(items):
-        if item.keys() != first.keys():
-            odd = sorted(map(str, item.keys() ^ first.keys()))
-            raise DataError(
-                f"samples of one batch must have the same fields: sample {number} and sample 0 differ in "
-                f"{', '.join(odd)}; give all samples the same fields with a Map before Batch"
-            )
-    made = {key: collate([item[key] for item in items], pad, _join(field, key)) for key in first}
-    beside = _beside(items, made, pad, field)
-    if beside:
-        return {**made, **beside}
-    alike = all(type(item) is type(first) for item in items)
-    return rebuilt(first, list(made.values())) if alike else made
-
-
-def _beside(items: Sequence[Any], made: Mapping[Any, Any], pad: Any, field: str) -> dict[Any, Any]:
-    """Masks and lengths of the fields of a batch."""
-    found: dict[Any, Any] = {}
-    for key, value in made.items():
-        filling = _pad_of(pad, _join(field, key))
-        if not isinstance(filling, Pad) or not _is_ragged(items[0][key]):
-            continue
-        lengths = [len(item[key]) for item in items]
-        for name, tensor in filling.fields(str(key), lengths, value.shape[1]).items():
-            if name in made or name in found:
-                raise DataError(
-                    f"{_where(_join(field, name))}: there is such a field already; give Pad(mask=..., lengths=...) "
-                    f"of {key!r} other names"
-                )
-            found[name] = tensor
-    return found
-
-
-def _collate_tuples(items: Sequence[tuple[Any, ...]], pad: Any, field: str) -> tuple[Any, ...]:
-    odd = next((item for item in items if len(item) != len(items[0])), None)
-    if odd is not None:
-        raise DataError(
-            f"{_where(field)}: tuples of {len(items[0])} and {len(odd)} entries do not make one batch: what varies in "
-            "length must be a list; or use Batch(..., collate=list)"
-        )
-    for place, value in enumerate(items[0]):
-        _check_place(value, pad, _join(field, place))
-    return tuple([collate(c, pad, _join(field, i)) for i, c in enumerate(zip(*items, strict=True))])
-
-
-def _collate_records(items: Sequence[Any], first: Any, pad: Any, field: str) -> Any:
-    names = _fields_of(first)
-    for name in names:
-        _check_place(getattr(first, name), pad, _join(field, name))
-    made = {n: collate([getattr(item, n) for item in items], pad, _join(field, n)) for n in names}
-    return type(first)(*made.values()) if is_namedtuple(first) else with_fields(first, made)
-
-
-# -- numbers -----------------------------------------------------------------------------------------
-
-
-def stacked_at_once(items: Sequence[Any]) -> torch.Tensor | None:
-    """Samples that are all alike, in one call each and no object per sample; None where they are not.
-
-    What that call does not take, the long way finds out, and says where.
-    """
-    if items[0].__class__ is torch.Tensor:
-        return stacked_tensors(items)
-    array = array_of_all(items)
-    try:
-        return None if array is None else torch.from_numpy(array)
-    except TypeError:  # unsigned long long, which NumPy holds for equal to unsigned long
-        return None
-
-
-def stacked_tensors(items: Sequence[Any]) -> torch.Tensor | None:
-    """As :func:`stacked_at_once`, of tensors."""
-    try:
-        if len(set(map(_dtype, items))) > 1:
-            return None
-        stacked = torch.stack(items if isinstance(items, list) else list(items))
-    except (AttributeError, TypeError, ValueError, RuntimeError):
-        return None
-    return stacked if stacked.__class__ is torch.Tensor else None
-
-
-def array_of_all(items: Sequence[Any]) -> np.ndarray | None:
-    """As :func:`stacked_at_once`, of arrays or numbers, as an array of its own memory (samples, ...)."""
-    kinds = set(map(type, items))
-    kind = kinds.pop()
-    if kinds:
-        return None
-    try:
-        if kind in ARRAYS:
-            shapes, dtypes = set(map(_shape, items)), set(map(_dtype, items))
-            if len(shapes) > 1 or len(dtypes) > 1 or dtypes.pop() not in _AS_IN_TORCH:
-                return None
-            shape = shapes.pop()
-            return np.concatenate(items).reshape(len(items), *shape) if shape else np.array(items)
-        if kind in SCALARS:
-            return np.fromiter(items, SCALARS[kind], len(items))
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        pass
-    return None
+    return "tuple" if isinstance(item, tuple) else "list" if isinstance(item, list) else "other"
 
 
 def _tensors(items: Sequence[Any], field: str) -> list[torch.Tensor]:
@@ -345,7 +295,7 @@ def _tensor(item: Any) -> torch.Tensor:
 
 def _promoted(tensors: list[torch.Tensor], field: str) -> list[torch.Tensor]:
     """The tensors in the one dtype that holds them all, as torch promotes."""
-    dtypes = set(map(_dtype, tensors))
+    dtypes = set(map(dtype_of, tensors))
     if len(dtypes) == 1:
         return tensors
     try:

@@ -1,42 +1,47 @@
-"""Rows kept together as columns until they are a batch: each field of several samples in one array.
+"""Samples as columns: each field of several samples in one array. The one way in which samples become a batch.
 
 The stage that makes rows packs them at once, in the thread that made them: then one array travels instead of a
-thousand small objects, and is counted as one buffer. A batch is what such parts make laid end to end, exactly as
-if all its rows had been collated one by one; rows that do not fit together are taken apart again for ``collate``
-to judge. Pure.
+thousand small objects, and is counted as one buffer. What ``Batch`` was given as rows it packs itself;
+``pipegraph.operators.collate`` makes the batch of the columns. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 
-from pipegraph.operators.collate import ARRAYS, SCALARS, array_of_all, collate, stacked_tensors
-from pipegraph.tree import buffers
+from pipegraph.tree import buffers, is_dataclass_value, is_namedtuple
 
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Torch copies these several times faster as their signed twins."""
+SCALARS: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64}
+ARRAYS = frozenset({np.ndarray, np.memmap})
+_AS_IN_TORCH = frozenset(map(np.dtype, "?bBhHiIlLqQefdFD"))
+"""Not those of another byte order, nor the long ones."""
+_TEXTS = frozenset({bytes, str})
+_shape, dtype_of = attrgetter("shape"), attrgetter("dtype")
 
 
 class Columns:
-    """Several samples of one kind.
+    """Several samples.
 
     Attributes:
-        kind: the type of each sample.
+        kind: the type of each sample; None for samples that have no columns, which are kept as they are.
         data: for tensors a tensor (samples, ...); for arrays and numbers an array: to cut and to free a tensor gives
-            up the interpreter lock, and with it the turn. For bytes and str a list, for dicts and tuples a dict or
-            tuple of columns.
+            up the GIL, and with it the turn. For bytes and str a list, for containers a dict of columns by name or
+            place.
+        items: the samples; None where only the columns are kept, of plain dicts and tuples.
     """
 
-    __slots__ = ("data", "kind")
+    __slots__ = ("data", "items", "kind")
 
-    def __init__(self, kind: type, data: Any) -> None:
+    def __init__(self, kind: type | None, data: Any, items: Sequence[Any] | None = None) -> None:
         self.kind = kind
         self.data = data
+        self.items = items
 
     @property
     def parts(self) -> list[Columns]:
@@ -45,123 +50,150 @@ class Columns:
 
     def part(self, start: int, stop: int) -> Columns:
         """Samples ``start`` to ``stop``, in the same memory."""
-        if self.kind is dict:
-            return Columns(dict, {name: column.part(start, stop) for name, column in self.data.items()})
-        if self.kind is tuple:
-            return Columns(tuple, tuple([column.part(start, stop) for column in self.data]))
-        return Columns(self.kind, self.data[start:stop])
+        data = self.data
+        if isinstance(data, dict):
+            return Columns(self.kind, {name: column.part(start, stop) for name, column in data.items()})
+        return Columns(self.kind, data[start:stop])
 
-    def tree(self) -> Any:
-        """The same as a tree of arrays, tensors and lists."""
-        if self.kind is dict:
-            return {name: column.tree() for name, column in self.data.items()}
-        return tuple([column.tree() for column in self.data]) if self.kind is tuple else self.data
+    def leaves(self) -> Iterator[Any]:
+        """Its arrays, tensors and lists."""
+        if isinstance(self.data, dict):
+            for column in self.data.values():
+                yield from column.leaves()
+        else:
+            yield self.data
 
     def buffers(self) -> tuple[tuple[int, int], ...]:
         """The buffers under it; those of bytes count together. An array counts as the tensor that is made of it."""
-        if isinstance(self.data, np.ndarray):
-            return ((self.data.__array_interface__["data"][0], self.data.nbytes),) if self.data.nbytes else ()
-        if self.kind is dict:
-            return tuple(chain.from_iterable([column.buffers() for column in self.data.values()]))
-        if self.kind is tuple:
-            return tuple(chain.from_iterable([column.buffers() for column in self.data]))
-        return buffers(self.data)
+        found: list[tuple[int, int]] = []
+        for leaf in self.leaves():
+            if not isinstance(leaf, np.ndarray):
+                found += buffers(leaf)
+            elif leaf.nbytes:
+                found.append((leaf.__array_interface__["data"][0], leaf.nbytes))
+        return tuple(found)
 
     def rows(self) -> list[Any]:
         """The samples again."""
-        if self.kind is dict:
-            columns = zip(*(column.rows() for column in self.data.values()), strict=True)
-            return [dict(zip(self.data, values, strict=True)) for values in columns]
-        if self.kind is tuple:
-            return list(zip(*(column.rows() for column in self.data), strict=True))
+        data = self.data
+        if self.items is not None:
+            return list(self.items)
+        if isinstance(data, dict):
+            rows = list(zip(*[column.rows() for column in data.values()], strict=True))
+            return rows if self.kind is tuple else [dict(zip(data, row, strict=True)) for row in rows]
         if self.kind is np.ndarray:
-            return [self.data[index, ...] for index in range(len(self.data))]
+            return [data[index, ...] for index in range(len(data))]
         if self.kind is torch.Tensor:
-            return list(self.data.unbind())
-        return self.data.tolist() if self.kind in SCALARS else list(self.data)
+            return list(data.unbind())
+        return data.tolist() if self.kind in SCALARS else list(data)
+
+
+class _NoColumns(Exception):
+    """Samples that cannot be taken apart and put together again."""
 
 
 def pack(items: Sequence[Any]) -> Columns | None:
-    """Samples as columns; None where they are not all of one kind, or have no columns."""
-    kind = type(items[0])
-    if kind is torch.Tensor:
-        stacked = stacked_tensors(items)
-        if stacked is None or stacked.layout is not torch.strided:  # no part of it is a view
-            return None
-        return Columns(kind, stacked)
-    if kind in ARRAYS or kind in SCALARS:
-        array = array_of_all(items)
-        return None if array is None else Columns(np.ndarray if kind in ARRAYS else kind, array)
-    if kind is not dict and kind is not tuple and kind is not bytes and kind is not str:
-        return None
-    if len(set(map(type, items))) > 1:
-        return None
-    if kind is bytes or kind is str:
-        return Columns(kind, list(items))
-    first = items[0]
-    if kind is tuple:
-        if not first or any(len(item) != len(first) for item in items):
-            return None
-        found = [pack(column) for column in zip(*items, strict=True)]
-        return None if None in found else Columns(tuple, tuple(found))
-    if not first or any(item.keys() != first.keys() for item in items):
-        return None
-    fields: dict[Any, Columns] = {}
-    for name in first:
-        column = pack([item[name] for item in items])
-        if column is None:
-            return None
-        fields[name] = column
-    return Columns(dict, fields)
-
-
-class _NotAlikeError(Exception):
-    """Parts that do not fit together."""
-
-
-def batch_of(parts: Sequence[Columns], pad: Any) -> Any:
-    """What ``collate`` makes of the samples of all parts.
-
-    Raises:
-        DataError: as ``collate`` does.
-    """
+    """Samples as columns alone; None where they are not all of one kind, or have no columns."""
     try:
-        return _end_to_end(parts)
-    except _NotAlikeError:
-        return collate([row for part in parts for row in part.rows()], pad)
+        return columns_of(items, alone=True)
+    except _NoColumns:
+        return None
 
 
-def _end_to_end(parts: Sequence[Columns]) -> Any:
-    kind, first = parts[0].kind, parts[0].data
-    if any(part.kind is not kind for part in parts):
-        raise _NotAlikeError
-    if kind is dict:
-        if any(part.data.keys() != first.keys() for part in parts):
-            raise _NotAlikeError
-        return {name: _end_to_end([part.data[name] for part in parts]) for name in first}
-    if kind is tuple:
-        if any(len(part.data) != len(first) for part in parts):
-            raise _NotAlikeError
-        return tuple([_end_to_end(columns) for columns in zip(*(part.data for part in parts), strict=True)])
-    if not isinstance(first, torch.Tensor | np.ndarray):
-        return [item for part in parts for item in part.data]
-    if any(part.data.dtype != first.dtype or part.data.shape[1:] != first.shape[1:] for part in parts):
-        raise _NotAlikeError
-    # A part of a larger array would keep the rest of it for as long as the batch lives.
-    if isinstance(first, np.ndarray):
-        whole = len(parts) == 1 and _has_its_own_memory(first)
-        try:
-            return torch.from_numpy(first if whole else np.concatenate([part.data for part in parts]))
-        except TypeError as error:
-            raise _NotAlikeError from error
-    if len(parts) == 1 and first.nbytes == first.untyped_storage().nbytes():
-        return first
-    dtype = first.dtype
-    signed = _SIGNED.get(dtype, dtype)
-    return torch.cat([part.data.view(signed) for part in parts]).view(dtype)
+def columns_of(
+    items: Sequence[Any], kept: Callable[[str], bool] | None = None, field: str = "", alone: bool = False
+) -> Columns:
+    """Samples as columns; fields in which they are not alike, and those that have no columns, are kept.
+
+    Args:
+        kept: of a field's name, whether its values are not to be looked into.
+        field: where in the sample this is.
+        alone: without the samples; raises ``_NoColumns`` where anything would have to be kept.
+    """
+    first = items[0]
+    kind: Any = type(first)
+    data: Any = None
+    if kept is None or not kept(field):
+        if kind is torch.Tensor:
+            data = _stacked(items)
+            if alone and data is not None and data.layout is not torch.strided:  # no part of it is a view
+                data = None
+        elif kind in SCALARS or kind in ARRAYS:
+            data = _array(items)
+            kind = np.ndarray if kind in ARRAYS else kind
+        elif kind in _TEXTS:
+            data = list(items) if len(set(map(type, items))) == 1 else None
+        else:
+            values = _values(items, alone)
+            if values is not None:
+                data = {
+                    name: columns_of(column, kept, joined_name(field, name), alone)
+                    for name, column in values.items()
+                }
+    if not alone:
+        return Columns(None if data is None else kind, data, items)
+    if data is None:
+        raise _NoColumns
+    return Columns(kind, data)
 
 
-def _has_its_own_memory(array: np.ndarray) -> bool:
-    """Whether nothing but the array lies in the memory that it keeps; torch wants to write it, too."""
-    base = array.base
-    return array.flags.writeable and (base is None or memoryview(base).nbytes == array.nbytes)  # type: ignore[arg-type]
+def joined_name(field: str, name: Any) -> str:
+    """The name of a field within a field."""
+    return f"{field}.{name}" if field else str(name)
+
+
+def _values(items: Sequence[Any], plain: bool) -> dict[Any, Sequence[Any]] | None:
+    """The values of each field of containers that have the same fields; None of anything else."""
+    first = items[0]
+    kind = type(first)
+    one_type = len(set(map(type, items))) == 1
+    if (kind is dict and one_type) or (not plain and isinstance(first, Mapping)):
+        keys = first.keys()
+        if not (one_type or all(isinstance(item, Mapping) for item in items)):
+            return None
+        if any(item.keys() != keys for item in items) or (plain and not keys):
+            return None
+        return {name: [item[name] for item in items] for name in first}
+    if kind is tuple or (not plain and is_a_tuple(first)):
+        if not (one_type or all(map(is_a_tuple, items))) or (plain and not (first and one_type)):
+            return None
+        same = len(set(map(len, items))) == 1
+        return dict(enumerate(zip(*items, strict=True))) if same else None
+    if plain or not one_type or not (is_namedtuple(first) or is_dataclass_value(first)):
+        return None
+    names = first._fields if is_namedtuple(first) else [each.name for each in fields(first)]
+    return {name: [getattr(item, name) for item in items] for name in names}
+
+
+def is_a_tuple(item: Any) -> bool:
+    """Whether it is a tuple without names."""
+    return isinstance(item, tuple) and not is_namedtuple(item)
+
+
+def _stacked(items: Sequence[Any]) -> torch.Tensor | None:
+    """Tensors that are all alike, in one call and no object per sample; None where they are not."""
+    try:
+        if len(set(map(dtype_of, items))) > 1:
+            return None
+        stacked = torch.stack(items if isinstance(items, list) else list(items))
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return None
+    return stacked if stacked.__class__ is torch.Tensor else None
+
+
+def _array(items: Sequence[Any]) -> np.ndarray | None:
+    """As :func:`_stacked`, of arrays or numbers, as an array of its own memory (samples, ...)."""
+    kinds = set(map(type, items))
+    kind = kinds.pop()
+    if kinds:
+        return None
+    try:
+        if kind in SCALARS:
+            return np.fromiter(items, SCALARS[kind], len(items))
+        shapes, dtypes = set(map(_shape, items)), set(map(dtype_of, items))
+        if len(shapes) > 1 or len(dtypes) > 1 or dtypes.pop() not in _AS_IN_TORCH:
+            return None
+        shape = shapes.pop()
+        return np.concatenate(items).reshape(len(items), *shape) if shape else np.array(items)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None

@@ -14,7 +14,7 @@ from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.contracts import Regroup
 from pipegraph.errors import DataError, GraphError
 from pipegraph.integers import integer
-from pipegraph.operators.collate import SCALARS
+from pipegraph.operators.columns import SCALARS
 from pipegraph.operators.sequence_rows import BestFit, Document, DocumentSegment, EndToEnd, FullRows
 
 TOKENS = "tokens"

@@ -1,7 +1,8 @@
-"""Pad: fills ragged fields and returns their lengths or masks."""
+"""Pad: fills ragged fields and returns their lengths or masks; and what is given for each field."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -85,3 +86,20 @@ class Pad:
         if self.lengths:
             made[self.lengths if isinstance(self.lengths, str) else f"{name}_length"] = counts
         return made
+
+
+class ByField(dict[Any, Any]):
+    """What fills each field, or makes it; all others are filled with ``otherwise``."""
+
+    def __init__(self, named: Mapping[Any, Any], otherwise: Any = None) -> None:
+        super().__init__(named)
+        self._otherwise = otherwise
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        return super().get(name, self._otherwise)
+
+
+def only_fills(pad: Any) -> bool:
+    """Whether equal sizes stay as they are, and no field is added."""
+    found = pad.values() if isinstance(pad, Mapping) else [pad]
+    return all(each.plain for each in found if isinstance(each, Pad))

@@ -20,8 +20,8 @@ from pipegraph.engine.contents import LIGHT_BYTES
 from pipegraph.engine.stage import bundle_size as pacing
 from pipegraph.engine.stage.bundle_size import Pace
 from pipegraph.engine.stage.unit import Unit
-from pipegraph.operators.collate import collate
-from pipegraph.operators.columns import batch_of, pack
+from pipegraph.operators.collate import batch_of, collate
+from pipegraph.operators.columns import pack
 
 
 def bundle(count, before=0, nbytes=0, epoch=0):

@@ -14,7 +14,8 @@ import torch
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError
-from pipegraph.operators.collate import collate
+from pipegraph.operators.collate import batch_of, collate
+from pipegraph.operators.columns import pack
 
 
 def kind(batch: Any) -> Any:
@@ -262,3 +263,12 @@ def test_a_padding_that_the_dtype_cannot_hold_is_refused_and_not_changed(
     items = [{"x": np.ones(n, dtype)} for n in (1, 2)]
     with pytest.raises(DataError, match=f"field 'x': pad=.* does not fit {dtype}, the dtype of the values"):
         batches(items, pad={"x": ops.Pad(pad, to=to)})
+
+
+def test_a_padding_for_a_field_that_no_sample_has_is_refused_of_packed_rows_too() -> None:
+    packed = pack([{"ids": np.arange(3)}] * 2)
+    assert packed is not None
+    with pytest.raises(
+        DataError, match="pad names the field 'idz', which the samples do not have; they have 'ids'"
+    ):
+        batch_of([packed], {"idz": 0})

@@ -21,7 +21,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Drawn
 from pipegraph.engine.process.exceptions import Carried
 from pipegraph.global_generators import Draws, drawing
-from pipegraph.tree import buffers, leaves
+from pipegraph.tree import buffers
 
 PAGE = 32
 """Bytes of the page: row in work, its start time (``monotonic_ns``), number of the fused stage."""
@@ -187,7 +187,7 @@ class ProcessWorker:
         if self._pack is None or len(made) < 2 or sum([n for _, n in buffers(made[0])]) > PACKED_BYTES:
             return list(made)
         packed = self._pack(made)
-        if packed is None or any(map(_needs_grad, leaves(packed.tree()))):
+        if packed is None or any(map(_needs_grad, packed.leaves())):
             return list(made)
         return packed
 
