@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 
 from pipegraph.batches import noted, resolved, take_row
-from pipegraph.bundle import Bundle, joined
+from pipegraph.bundle import Bundle, joined, samples_of
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Regroup, Source
 from pipegraph.errors import DataError, GraphError
@@ -67,11 +67,8 @@ class Batch(Regroup):
         limit: float | None = None,
         pad: Any = None,
     ) -> None:
-        given = [
-            name
-            for name, value in (("size", size), ("global_size", global_size), ("cost", cost))
-            if value is not None
-        ]
+        ways = {"size": size, "global_size": global_size, "cost": cost}
+        given = [name for name, value in ways.items() if value is not None]
         if len(given) != 1:
             raise GraphError(
                 f"Batch: give exactly one of size, global_size or cost with limit, got {given or 'none'}"
@@ -108,27 +105,20 @@ class Batch(Regroup):
         self._transposes = collate is torch.utils.data.default_collate
         self._group_of: Callable[[Any], Any] | None = None
         self._group: Any = None
-        self._open: list[Chunk] = []
-        self._bundles: list[Bundle] = []
-        self._held = 0  # samples in them
-        self._sum = 0.0
         self._draws = Draws()
+        self.begin()
 
     def config(self) -> dict[str, Any]:
         return {
             "size": self.size,
             "global_size": self.global_size,
             "drop_last": self.drop_last,
-            "collate": self._collate_name(),
-            "cost": None if self.cost is None else function_name(self.cost),
+            "collate": {str(name): function_name(each) for name, each in self._fields.items()}
+            or _name(self.collate),
+            "cost": _name(self.cost),
             "limit": self.limit,
             "pad": repr(self.pad),
         }
-
-    def _collate_name(self) -> Any:
-        if self._fields:
-            return {str(name): function_name(each) for name, each in self._fields.items()}
-        return None if self.collate is None else function_name(self.collate)
 
     def functions(self) -> Sequence[Callable[..., Any]]:
         return [each for each in (self.collate, *self._fields.values(), self.cost) if each is not None]
@@ -172,77 +162,69 @@ class Batch(Regroup):
         return self.length_for(n, 1)
 
     def begin(self) -> None:
-        self._open, self._bundles, self._held, self._sum = [], [], 0, 0.0
+        self._open: list[Chunk] = []
+        self._held = 0  # samples in them
+        self._sum = 0.0
 
     def fills(self, rows: int) -> bool:
-        return self._held + rows >= self.group_size()
+        return self.size is None or self._held + rows >= self.size
+
+    def emits_next(self) -> bool:
+        return self.cost is not None or self.fills(1)
 
     def missing(self) -> int:
         assert self.size is not None
         return self.size - self._held
 
     def take_bundle(self, bundle: Bundle) -> Sequence[Chunk]:
-        self._bundles.append(bundle)
-        self._held += bundle.count
-        if self._held != self.size:
-            return ()
-        bundles, self._bundles, self._held = self._bundles, [], 0
-        return [self._join(bundles)]
+        return self._add(bundle, bundle.count)
+
+    def _add(self, chunk: Chunk, rows: int) -> Sequence[Chunk]:
+        self._open.append(chunk)
+        self._held += rows
+        return self._close() if self._held == self.size else ()
 
     def packing(self) -> Callable[[list[Any]], Any] | None:
         return pack if self.collate is None and not self._fields and only_fills(self.pad) else None
 
-    def _join(self, bundles: list[Bundle]) -> Chunk:
-        batch = joined(bundles)
-        self.failing = (batch,)
-        if all(bundle.packed is not None for bundle in bundles):
-            batch.data = batch_of([part for bundle in bundles for part in bundle.packed.parts], self.pad)
-        else:
-            items = [item for bundle in bundles for item in bundle.items()]
-            batch.data = self._collated(items, batch)
-            batch.layout = noted(batch.data, items, self._transposes)
-        self.failing = ()
-        return batch
-
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
-        open_chunks = self._open
         if self.cost is None:
-            open_chunks.append(chunk)
-            return self._close() if len(open_chunks) == self.size else ()
+            return self._add(chunk, 1)
         cost = amount(self.cost(chunk.data), "Batch: cost(sample)")
         assert self.limit is not None
         if cost > self.limit:
             raise DataError(f"Batch: one sample costs {cost}, more than limit={self.limit}")
         group = None if self._group_of is None else self._group_of(chunk.data)
         same, self._group = group == self._group, group
-        if (same and self._sum + cost <= self.limit) or not open_chunks:
-            open_chunks.append(chunk)
+        chunks = self._open
+        if (same and self._sum + cost <= self.limit) or not chunks:
+            chunks.append(chunk)
             self._sum += cost
             return ()
         self._open, self._sum = [chunk], cost  # before the batch is made, which may fail
-        return self._make(open_chunks)
-
-    def emits_next(self) -> bool:
-        return self.cost is not None or self.size is None or len(self._open) + 1 >= self.size
+        return [self._made_of(chunks)]
 
     def flush(self) -> Iterable[Chunk]:
         if self.drop_last and self.cost is None:
-            self._open, self._bundles, self._held = [], [], 0
-        if self._bundles:
-            bundles, self._bundles, self._held = self._bundles, [], 0
-            return [self._join(bundles)]
+            self.begin()
         return self._close() if self._open else ()
 
     def _close(self) -> list[Chunk]:
-        chunks, self._open, self._sum = self._open, [], 0.0
-        return self._make(chunks)
+        chunks = self._open
+        self.begin()
+        return [self._made_of(chunks)]
 
-    def _make(self, chunks: list[Chunk]) -> list[Chunk]:
-        items = [chunk.data for chunk in chunks]
-        self.failing = chunks
-        data = self._collated(items, chunks[0])
+    def _made_of(self, chunks: list[Chunk]) -> Chunk:
+        batch = joined(chunks)
+        self.failing = (batch,)
+        if all(chunk.__class__ is Bundle and chunk.packed is not None for chunk in chunks):
+            batch.data = batch_of([part for chunk in chunks for part in chunk.packed.parts], self.pad)
+        else:
+            items = [item for chunk in chunks for item in samples_of(chunk)]
+            batch.data = self._collated(items, batch)
+            batch.layout = noted(batch.data, items, self._transposes)
         self.failing = ()
-        return [Chunk.group(chunks, data, transposed=self._transposes)]
+        return batch
 
     def _collated(self, items: list[Any], first: Chunk) -> Any:
         if self.collate is None and not self._fields:
@@ -252,6 +234,10 @@ class Batch(Regroup):
         if made.__class__ is CoroutineType:
             raise not_awaited(made)
         return made
+
+
+def _name(function: Any) -> str | None:
+    return None if function is None else function_name(function)
 
 
 def _named_twice(pad: Any, fields: Mapping[Any, Any]) -> bool:

@@ -220,11 +220,19 @@ def named(data: list[Any], names: list[Any] | None) -> list[Any] | None:
     return found
 
 
-def joined(bundles: Sequence[Bundle]) -> Chunk:
-    """One chunk, without data yet, for the samples of consecutive bundles.
+def samples_of(chunk: Chunk) -> list[Any]:
+    """The samples of a bundle, or of a chunk."""
+    return chunk.items() if isinstance(chunk, Bundle) else [chunk.data]
+
+
+def joined(chunks: Sequence[Chunk]) -> Chunk:
+    """One chunk, without data yet, for the samples of consecutive bundles and chunks.
 
     Lineages, keys and cursors are as in :meth:`Chunk.group`.
     """
+    if not any(isinstance(chunk, Bundle) for chunk in chunks):
+        return Chunk.group(chunks, None)
+    bundles = [chunk if isinstance(chunk, Bundle) else Bundle.of([chunk]) for chunk in chunks]
     first = bundles[0]
     rows: Sequence[Lineage] = first.lineages
     if len(bundles) > 1:
