@@ -59,7 +59,7 @@ class StageActor:
         self._worker: ProcessWorker | None = None
         self._thread = 0
 
-    def start(self, sealed: Received, contexts: Sequence[Context], pack: Any, judged: int) -> Parcel:
+    def start(self, sealed: Received, contexts: Sequence[Context], pack: Any, single: bool) -> Parcel:
         """Open the operators; returns the exception, if one is raised."""
         torch.set_num_threads(1)
         if "cv2" in sys.modules:
@@ -69,7 +69,7 @@ class StageActor:
         self._thread = concurrency.get_ident()
         try:
             operators = sealed.shared()
-            self._worker = opened_worker(self._progress, operators, contexts, pack, judged, self._counts)
+            self._worker = opened_worker(self._progress, operators, contexts, pack, single, self._counts)
         except BaseException as error:
             if isinstance(error, ModuleNotFoundError):
                 error.add_note(

@@ -76,7 +76,7 @@ class ActorHost:
         options: of the actor, as Ray takes them.
         sealed: a reference to the parcel of the operators.
         contexts: with which the operators are opened; the first one's ``stopping`` cancels a start.
-        given: further data for the actor: how the next ``Batch`` packs rows, and which stage has a policy.
+        given: further data for the actor: how the next ``Batch`` packs rows, and whether a stage has a policy.
         timeout_s: limit for one row; None: no limit.
         connection: to the cluster.
     """
@@ -91,7 +91,7 @@ class ActorHost:
         options: dict[str, Any],
         sealed: Any,
         contexts: Sequence[Context],
-        given: tuple[Callable[[list[Any]], Any] | None, int],
+        given: tuple[Callable[[list[Any]], Any] | None, bool],
         timeout_s: float | None,
         connection: Connection,
     ) -> None:

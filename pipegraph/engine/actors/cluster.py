@@ -76,7 +76,7 @@ class Cluster(Pool):
 
         spec = stage.spec
         options = actor_options(spec.resources or {}, spec.runtime_env, spec.timeout is not None)
-        given = self._packing(stage), self._judged(stage)
+        given = self._packing(stage), stage.spec.on_error != "raise"
         return ActorHost(options, sent, contexts, given, spec.timeout, self._connection)
 
     def close(self) -> None:

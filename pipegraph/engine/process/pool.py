@@ -12,7 +12,7 @@ from pipegraph.engine.process import zygote
 from pipegraph.engine.process.contract import Host
 from pipegraph.engine.process.process_host import ProcessHost
 from pipegraph.engine.process.remote_kinds import remote
-from pipegraph.engine.process.remote_run import MapRun, SourceRun
+from pipegraph.engine.process.remote_run import RemoteRun, SourceRun
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.sidecar import Sidecar
 from pipegraph.engine.process.thread_host import ThreadHost
@@ -50,7 +50,7 @@ class Pool(ABC):
         host = self._host(stage, contexts, self._sent[name])
         if alone:
             return remote(copy.copy(operator), host, stage.name, stage.spec.timeout)
-        kind = SourceRun if isinstance(operator, Source) else MapRun
+        kind = SourceRun if isinstance(operator, Source) else RemoteRun
         return kind(host, copy.copy(operator), stage.name, stage.spec.timeout)
 
     @abstractmethod
@@ -72,13 +72,6 @@ class Pool(ABC):
             return None
         assert isinstance(below[0].operator, Regroup)
         return below[0].operator.packing()
-
-    @staticmethod
-    def _judged(stage: StagePlan) -> int:
-        """The number of the fused stage whose policy continues after a failure; -1 if there is none."""
-        if stage.spec.on_error == "raise":
-            return -1
-        return [each.name for each in (stage, *stage.followers)].index(stage.judged)
 
 
 class Processes(Pool):
@@ -116,7 +109,7 @@ class Processes(Pool):
         def count(member: int, name: str, n: int) -> None:
             contexts[member].count(name, n)
 
-        given = contexts[0], self._packing(stage), contexts[1:], self._judged(stage)
+        given = contexts[0], self._packing(stage), contexts[1:], stage.spec.on_error != "raise"
         return ProcessHost(self._zygote, sent, contexts[0], given, stage.spec.timeout, count)
 
     def sidecar(self, plan: Plan, facts: tuple[int, int, int, int]) -> Sidecar:

@@ -133,6 +133,7 @@ class ProcessWorker:
         self._draws = Draws(context.seed, context.stage)
         self._stage = context.stage
         self._own = operator.own_numbers
+        self._report = getattr(operator, "report", lambda: None)
         self._pack = pack
         self._batch: Any = None
         self._items: Iterator[Any] = iter(())
@@ -150,21 +151,25 @@ class ProcessWorker:
 
     # -- one-to-one ----------------------------------------------------------------------------
 
-    def process(self, chunk: Chunk) -> Any:
+    def process(self, chunk: Chunk) -> tuple[Any, Carried | None, Any]:
+        """``(result, its error, the report of fused stages)``."""
         self._draws.one(chunk.epoch, chunk.lineages[0])
-        return self._operator.process(chunk)
+        try:
+            return self._operator.process(chunk), None, self._report()
+        except Exception as error:
+            return None, self._carry(error), self._report()
 
-    def work(self, bundle: Bundle, start: int, stop: int) -> tuple[Any, Carried | None]:
-        """Do rows of a bundle: ``(results, the error that ended it)``."""
+    def work(self, bundle: Bundle, start: int, stop: int) -> tuple[Any, Carried | None, Any]:
+        """Do rows of a bundle: ``(results, the error that ended it, the report of fused stages)``."""
         made = self._made = Made(self._page, start)
         rows = bundle if stop == len(bundle.lineages) else bundle.part(0, stop)
         try:
             self._operator.work_into(made, rows, start)
         except Exception as error:
-            return list(made), self._carry(error)
-        return self._packed(made), None
+            return list(made), self._carry(error), self._report()
+        return self._packed(made), None, self._report()
 
-    def read(self, indices: list[Any], start: int, stop: int) -> tuple[Any, Carried | None]:
+    def read(self, indices: list[Any], start: int, stop: int) -> tuple[Any, Carried | None, Any]:
         made = self._made = Made(self._page, start)
         try:
             if self._operator.reads_many:
@@ -172,8 +177,8 @@ class ProcessWorker:
             else:
                 self._read(made, indices[start:stop])
         except Exception as error:
-            return list(made), self._carry(error)
-        return self._packed(made), None
+            return list(made), self._carry(error), None
+        return self._packed(made), None, None
 
     def _read(self, made: list[Any], places: list[Any]) -> None:
         for place, epoch in places:

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from pipegraph.contracts import Context
+from pipegraph.engine.process.composed import Composed
 from pipegraph.engine.process.exceptions import Carried
-from pipegraph.engine.process.run_worker import RunWorker
 from pipegraph.engine.process.sealed import unseal
 from pipegraph.engine.process.wire import Port, Unreadable
 from pipegraph.engine.process.worker import ANSWERED, NOTHING, OperatorCounts, Page, ProcessWorker
@@ -31,18 +31,16 @@ def opened_worker(
     operators: Sequence[Any],
     contexts: Sequence[Context],
     pack: Any,
-    judged: int,
+    single: bool,
     counts: OperatorCounts,
     allocate: Callable[[int], Any] | None = None,
 ) -> ProcessWorker:
-    """A worker for one stage or for several fused ones, opened; see ``ProcessWorker`` and ``RunWorker``."""
+    """A worker for one stage or for several fused ones, opened; see ``ProcessWorker`` and ``Composed``."""
     for member, each in enumerate(contexts):
         each.count, each.allocate = partial(counts.add, member), allocate
         each.share = partial(_share, {})
-    if len(operators) == 1:
-        return ProcessWorker(page, operators[0], contexts[0], Carried, pack)
-    followers = list(zip(operators[1:], contexts[1:], strict=True))
-    return RunWorker(page, operators[0], contexts[0], Carried, pack, followers, judged)
+    operator = operators[0] if len(operators) == 1 else Composed(operators, contexts, page, single)
+    return ProcessWorker(page, operator, contexts[0], Carried, pack)
 
 
 def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> None:
@@ -51,13 +49,13 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
     faulthandler.enable(stack_fd)  # for faults, and SIGABRT, with which the trainer ends a hanging process
     port, page = Port(sock), Page(page_fd)
     try:
-        spans, (context, pack, others, judged) = port.receive()
+        spans, (context, pack, others, single) = port.receive()
         own_process()
         enter_worker(context.seed, context.stage)
         try:
             counts = OperatorCounts()
             operators, contexts = unseal(sealed_fd, spans), (context, *others)
-            worker = opened_worker(page, operators, contexts, pack, judged, counts, port.slab)
+            worker = opened_worker(page, operators, contexts, pack, single, counts, port.slab)
         except BaseException as error:
             _answer(port, Carried(error), {})
             return

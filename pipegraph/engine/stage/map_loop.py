@@ -312,18 +312,8 @@ class _RunUnit(_MapUnit):
         self.operator.fill(given)
         return given
 
-    def call_with(self, given: Any) -> Call:
-        return "run", given, 0
-
-    def begin_bundle_with(self, bundle: Bundle, given: Any) -> None:
-        self._given = given
-        self.operator.begin_bundle()
-
     def extend(self, made: list[Any], stop: int) -> None:
-        bundle = self.bundle
-        if self._given is None:
-            self._given = self.give(bundle)
         try:
-            self.operator.run_into(made, self._given, stop)
+            self.operator.work_into(made, self._given, len(made), stop)
         finally:
-            bundle.names = self._given.names
+            self.bundle.names = self._given.names
