@@ -58,6 +58,11 @@ class Durations:
         for key, count in zip(keys.tolist(), times.tolist(), strict=True):
             self._sketch.add(self._mapping.value(key), count)
 
+    @property
+    def mean_s(self) -> float:
+        """Their mean in seconds, within the accuracy; 0.0 where there is none."""
+        return float(self._sketch.avg) / 1e9 if self._sketch.count else 0.0
+
     def merge(self, other: Durations) -> None:
         """Count those of another too."""
         self._sketch.merge(other._sketch)
@@ -100,9 +105,9 @@ class Stopwatch:
 
     __slots__ = ("_counted", "_lock", "_none", "_none_counted", "noted")
 
-    def __init__(self) -> None:
+    def __init__(self, counted: Durations | None = None) -> None:
         self._lock = concurrency.RLock()  # a signal handler may ask inside
-        self._counted: Durations | None = None
+        self._counted = counted
         self._none = self._none_counted = 0
         self.noted: list[int] = []
         """The thread appends nanoseconds, and calls :meth:`count` when there are :data:`BATCH` of them."""

@@ -53,6 +53,22 @@ def format_duration(seconds: float) -> str:
     raise AssertionError
 
 
+def format_share(share: float) -> str:
+    """``0.123`` as ``"12 %"``; below ten per cent with a decimal."""
+    percent = 100 * share
+    return f"{percent:.0f} %" if percent >= 9.95 or percent < 0.05 else f"{percent:.1f} %"
+
+
+def format_count(number: float) -> str:
+    """``1234`` as ``"1,234"``, from a hundred million on in millions."""
+    return f"{number:,.0f}" if number < 10**8 else f"{number / 1e6:,.0f} M"
+
+
+def format_rate(rate: float) -> str:
+    """``12.34`` as ``"12.3"``; from a thousand on whole."""
+    return f"{rate:,.1f}" if rate < 1000 else f"{rate:,.0f}"
+
+
 def shorten(text: str, limit: int) -> str:
     """A text in one line, cut to a maximum number of characters."""
     text = " ".join(text.split())

@@ -13,12 +13,12 @@ from typing import Any
 
 from pipegraph.contracts import Source
 from pipegraph.engine.meter import Meter
-from pipegraph.engine.pass_totals import Totals
 from pipegraph.engine.process.sidecar import Sidecar
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
+from pipegraph.measurements import Totals
 from pipegraph.planning.isolation import Elsewhere, Isolation
 from pipegraph.planning.plan import StagePlan
 
@@ -135,9 +135,9 @@ class IsolatedRuntime(Runtime):
         found = None if self.sidecar is None else self.sidecar.ask("profile")
         if found is None:
             return self._totals_of(run)
-        number, totals, meters, grown, counters, self._reports = found
-        for name, values in meters.items():
-            self.meters[name] = [Meter.of(values)]
+        number, totals, life, durations, grown, counters, self._reports = found
+        for name, took in durations.items():
+            self.meters[name] = [Meter.of({key[0]: n for key, n in life.items() if key[1:] == (name,)}, took)]
         self.grown.update(grown)
         self.counters.update(counters)
         self._last = number, totals

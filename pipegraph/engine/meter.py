@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
-from pipegraph.durations import BATCH, Stopwatch
+from pipegraph.durations import BATCH, Durations, Stopwatch
 from pipegraph.engine.activity import count_wakes
 from pipegraph.engine.tracing import Tracer
 from pipegraph.machine import scheduled
+from pipegraph.measurements import COUNTERS
+
+PLAIN = tuple(name for name in COUNTERS if name != "busy_ns")
 
 
 class Meter:
     """The counters of one worker, which alone writes them; what other threads read may be one item behind."""
 
-    __slots__ = (
-        "_busy_ns _clock _cpu_ns _noted _stage _thread _tracer _waited_ns calls dropped failed items "
-        "late_ns nbytes retried samples wakes watch"
-    ).split()
+    __slots__ = (*PLAIN, *"_busy_ns _clock _coreless_ns _cpu_ns _noted _stage _thread _tracer watch".split())
 
-    def __init__(self, stage: str = "", tracer: Tracer | None = None) -> None:
+    if TYPE_CHECKING:  # a counter per declaration in ``measurements``
+
+        def __getattr__(self, name: str) -> int: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    def __init__(self, stage: str = "", tracer: Tracer | None = None, watch: Stopwatch | None = None) -> None:
         self._stage = stage
-        self._tracer = tracer or Tracer()
+        self._tracer: Tracer = tracer or Tracer()
         self._clock: int | None = None  # the thread's CPU clock, read only on request: items pay nothing
-        self._cpu_ns = 0
         self._thread = 0  # the system's thread id, to ask the scheduler for time spent without a core
-        self._waited_ns = 0
-        self._busy_ns = 0
-        self.watch = Stopwatch()
-        self._noted = self.watch.noted
-        self.calls = 0
-        self.items = 0
-        self.samples = 0
-        self.nbytes = 0
-        self.dropped = 0
-        self.failed = 0
-        self.retried = 0
-        self.wakes = 0
-        self.late_ns = 0
+        self._cpu_ns = self._coreless_ns = self._busy_ns = 0
+        self.watch: Stopwatch = watch or Stopwatch()
+        self._noted: list[int] = self.watch.noted
+        for name in PLAIN:
+            setattr(self, name, 0)
 
     @property
     def busy_ns(self) -> int:
-        """Total nanoseconds of work; it grows by the duration of each call."""
+        """Total nanoseconds of work; it grows by the duration of each piece."""
         return self._busy_ns
 
     @busy_ns.setter
@@ -57,21 +53,12 @@ class Meter:
         if len(noted) >= BATCH:
             self.watch.count()
 
-    def values(self) -> tuple[int, ...]:
-        """All counters, as :meth:`of` takes them."""
-        return (
-            *(self.busy_ns, self.calls, self.items, self.samples, self.nbytes),
-            *(self.dropped, self.failed, self.retried, self.cpu_ns(), self.waited_ns()),
-            *(self.wakes, self.late_ns),
-        )
-
     @staticmethod
-    def of(values: Sequence[int]) -> Meter:
-        """A meter with these counters."""
-        meter = Meter()
-        meter._busy_ns, meter.calls, meter.items, meter.samples, meter.nbytes = values[:5]
-        meter.dropped, meter.failed, meter.retried, meter._cpu_ns, meter._waited_ns = values[5:10]
-        meter.wakes, meter.late_ns = values[10:]
+    def of(counts: Mapping[str, int], durations: Durations) -> Meter:
+        """A meter in another process, as it was last reported."""
+        meter = Meter(watch=Stopwatch(durations))
+        for name, value in counts.items():
+            setattr(meter, name if name in PLAIN else f"_{name}", value)
         return meter
 
     def thread_begins(self) -> None:
@@ -86,9 +73,9 @@ class Meter:
 
     def thread_ends(self) -> None:
         """Called by the worker's thread before it ends, and its clock with it."""
-        ran, waited = self.cpu_ns(), self.waited_ns()
+        ran, waited = self.cpu_ns(), self.coreless_ns()
         self._clock, self._thread = None, 0
-        self._cpu_ns, self._waited_ns = ran, waited
+        self._cpu_ns, self._coreless_ns = ran, waited
 
     def cpu_ns(self) -> int:
         """How long the thread has run on a core so far; 0 if not known."""
@@ -100,11 +87,11 @@ class Meter:
                 pass
         return self._cpu_ns
 
-    def waited_ns(self) -> int:
+    def coreless_ns(self) -> int:
         """How long the thread has been ready to run without a core so far; 0 if not known."""
         thread = self._thread
         found = scheduled(thread=thread) if thread else None
-        return self._waited_ns if found is None else self._waited_ns + found[1]
+        return self._coreless_ns if found is None else self._coreless_ns + found[1]
 
 
 class FirstMeter(Meter):
@@ -114,7 +101,7 @@ class FirstMeter(Meter):
 
     def __init__(self, stage: str, tracer: Tracer, run: Any) -> None:
         super().__init__(stage, tracer)
-        self._run = run
+        self._run: Any = run
 
     @property
     def busy_ns(self) -> int:

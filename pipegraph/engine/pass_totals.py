@@ -1,4 +1,4 @@
-"""Counters of a loader, summed over its passes.
+"""What a loader has counted, over its life and over its passes.
 
 Workers' meters live as long as the loader, channels as long as a run, and the training loop may pause
 between passes. So each pass is an *interval*: the growth of the counters during it is added to the
@@ -9,25 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter_ns, process_time_ns
-from typing import Any
 
 from pipegraph import concurrency
-from pipegraph.engine.channel import ChannelStats
+from pipegraph.durations import Durations
 from pipegraph.engine.loader_context import LoaderContext
 from pipegraph.engine.run import Run
 from pipegraph.engine.staffing import Staffing
-from pipegraph.machine import scheduled
-
-Totals = Counter[tuple[Any, ...]]
-"""Nanoseconds or numbers under ``("elapsed",)``, ``("busy", stage)``, ``("items", stage)``,
-``("cpu", stage)`` (of its threads), ``("worked", stage)`` (of its workers, busy or not),
-``("process",)`` (of all threads of this process), ``("late", stage)`` (between the
-wake-up of one of its threads and that thread's next step) and ``("wakes", stage)``,
-``("memory", stage)`` (waits for room under ``memory_limit``), and for the edge into input ``index`` of
-``consumer`` (``""`` is the training loop) ``("put", consumer, index)`` and ``("get", consumer, index)``:
-waits summed over threads."""
+from pipegraph.machine import cores, scheduled
+from pipegraph.measured import Edge, Measured, QueueLook, Report
+from pipegraph.measurements import COUNTERS, Totals, growth, merge
 
 
 class Interval:
@@ -41,23 +33,6 @@ class Interval:
     def leave(self) -> None:
         """The pass was left early. Takes no lock: the garbage collector may call this anywhere."""
         self.left_ns = perf_counter_ns()
-
-
-@dataclass
-class Gauges:
-    """Values at one moment, as opposed to counters; after a run, those at its end.
-
-    Attributes:
-        channels: by ``(consumer, input index)``.
-        memory: bytes that chunks hold, and the peak of these.
-        coreless: by stage, nanoseconds that its threads and processes were ready to run without a core.
-        processes: by stage with worker processes, nanoseconds that these ran on a core.
-    """
-
-    channels: dict[tuple[str, int], ChannelStats] = field(default_factory=dict)
-    memory: tuple[int, int] = (0, 0)
-    coreless: dict[str, int] = field(default_factory=dict)
-    processes: dict[str, int] = field(default_factory=dict)
 
 
 class PassTotals:
@@ -76,8 +51,12 @@ class PassTotals:
         self._lock = concurrency.Lock()
         self._total: Totals = Counter()
         self._interval: Interval | None = None
-        self._gauges = Gauges()
-        self.passes = 0
+        self._passes = 0
+        # As they are now, and after a run as they were at its end.
+        self._queues: dict[Edge, QueueLook] = {}
+        self._memory = (0, 0)
+        self._scheduled: Totals = Counter()
+        self._process_bytes = 0
         self.identity = object()
         """Distinguishes the counters of one loader from those of another."""
 
@@ -86,14 +65,14 @@ class PassTotals:
         self.end()
         with self._lock:
             self._interval = Interval(run, self.look(run, perf_counter_ns()))
-            self.passes += 1
+            self._passes += 1
             return self._interval
 
     def end(self) -> None:
         """End the current pass, if there is one: add its interval to the total."""
         with self._lock:
             if self._interval is not None:
-                self._look_at_gauges()
+                self._look_at_gauges(self._interval.run)
             # At once: interrupted between the two, the interval would count twice.
             self._total, self._interval = self._so_far(), None
 
@@ -102,52 +81,115 @@ class PassTotals:
         with self._lock:
             return self._so_far()
 
-    def gauges(self) -> Gauges:
-        """Queue depths, memory and worker processes now."""
+    def measure(
+        self,
+        items: int,
+        samples: int,
+        waits: Durations,
+        first_batch_s: float | None,
+        in_pass: tuple[int, int],
+    ) -> Measured:
+        """All that was counted so far; the arguments are of the training loop."""
+        loader = self._loader
         with self._lock:
+            passes = self._so_far()
             if self._interval is not None:
-                self._look_at_gauges()
-            return self._gauges
+                self._look_at_gauges(self._interval.run)
+            life = self._stage_totals() + self._scheduled
+            queues, memory, process_bytes = self._queues, self._memory, self._process_bytes
+            life.update({("items", ""): items, ("samples", ""): samples, ("passes", ""): self._passes})
+        stages = [each.name for each in loader.plan.stages.values() if each.bypassed is None]
+        stages += [name for name in loader.meters if name not in stages]
+        return Measured(
+            life=life,
+            passes=passes,
+            durations={"": waits, **{name: self._durations(name) for name in stages}},
+            workers={name: self._staffing.workers(name) for name in stages},
+            queues=queues,
+            counters={name: dict(found) for name, found in list(loader.counters.items())},
+            reports={
+                name: {key: made for key, made in loader.shared(name).items() if isinstance(made, Report)}
+                for name in stages
+            },
+            grown=dict(loader.grown),
+            cores=cores(),
+            memory=(*memory, loader.memory_limit),
+            process_bytes=process_bytes,
+            first_batch_s=first_batch_s,
+            in_pass=in_pass,
+            identity=self.identity,
+        )
 
-    def _look_at_gauges(self) -> None:
-        assert self._interval is not None
-        run, loader = self._interval.run, self._loader
-        coreless = {name: sum(meter.waited_ns() for meter in each) for name, each in loader.meters.items()}
-        processes = {}
+    def look(self, run: Run, now_ns: int) -> Totals:
+        """All counters of a run now."""
+        remote = self._remote_totals(run)  # first: the meters of its stages are renewed
+        found = self._stage_totals()
+        found["elapsed", ""] = now_ns
+        found["process", ""] = process_time_ns()
+        for stage in self._loader.meters:
+            found["worked", stage] = self._staffing.worked_ns(stage, now_ns)
+        for account in run.account.stages:
+            found["memory", account.name] = account.wait_ns
+        for edge, channel in run.channels.items():
+            stats = channel.stats(now_ns)
+            found["put", *edge] = stats.put_wait_ns
+            found["get", *edge] = stats.get_wait_ns
+        for key, value in remote.items():
+            # Puts into the first queue here are the remote stage's, not those of the receiving loop.
+            found[key] = value if key[0] == "put" else found[key] + value
+        return found
+
+    def life(self) -> tuple[Totals, dict[str, Durations]]:
+        """The counts of every stage, also between runs, and the durations of its pieces of work."""
+        found = self._stage_totals()
+        for name, meters in self._loader.meters.items():
+            found["coreless_ns", name] = sum(meter.coreless_ns() for meter in meters)
+        return found, {name: self._durations(name) for name in self._loader.meters}
+
+    def _durations(self, stage: str) -> Durations:
+        found = Durations()
+        for meter in self._loader.meters.get(stage, ()):
+            found.merge(meter.watch.durations())
+        return found
+
+    def _stage_totals(self) -> Totals:
+        found: Totals = Counter()
+        for stage, meters in self._loader.meters.items():
+            for name, merged in COUNTERS.items():
+                found[name, stage] = merged([getattr(meter, name) for meter in meters])
+            found["cpu_ns", stage] = sum(meter.cpu_ns() for meter in meters)
+        return found
+
+    def _look_at_gauges(self, run: Run) -> None:
+        loader = self._loader
+        found: Totals = Counter()
+        for name, meters in loader.meters.items():
+            found["coreless_ns", name] = sum(meter.coreless_ns() for meter in meters)
+        process_bytes = 0
         for name, workers in loader.workers.items():
             if loader.plan.stages[name].backend.measurable:
-                pids = [worker.operator.pid for worker in workers]
-                found = [scheduled(pid) or (0, 0) for pid in pids if pid is not None]
-                processes[name] = sum(ran for ran, _ in found)
-                coreless[name] += sum(waited for _, waited in found)
-        channels = {edge: channel.stats() for edge, channel in run.channels.items()}
-        self._gauges = Gauges(channels, (run.account.used, run.account.peak), coreless, processes)
+                for pid in [worker.operator.pid for worker in workers]:
+                    ran, waited = (pid and scheduled(pid)) or (0, 0)
+                    found["child_ns", name] += ran
+                    found["coreless_ns", name] += waited
+                    process_bytes = max(process_bytes, _own_bytes(pid))
+        stats = ((edge, channel.stats()) for edge, channel in run.channels.items())
+        self._queues = {edge: QueueLook(each.capacity, each.depth, each.nbytes) for edge, each in stats}
+        self._memory = run.account.used, run.account.peak
+        self._scheduled, self._process_bytes = found, process_bytes
 
     def _so_far(self) -> Totals:
         interval = self._interval
         if interval is None:
             return self._total
-        return self._total + (self.look(interval.run, interval.left_ns or perf_counter_ns()) - interval.start)
+        now = self.look(interval.run, interval.left_ns or perf_counter_ns())
+        return merge(growth(now, interval.start), self._total)
 
-    def look(self, run: Run, now_ns: int) -> Totals:
-        """All counters of a run now."""
-        remote = self._remote_totals(run)
-        found: Totals = Counter({("elapsed",): now_ns})
-        for stage, meters in self._loader.meters.items():
-            found["busy", stage] = sum(meter.busy_ns for meter in meters)
-            found["items", stage] = sum(meter.items for meter in meters)
-            found["worked", stage] = self._staffing.worked_ns(stage, now_ns)
-            found["cpu", stage] = sum(meter.cpu_ns() for meter in meters)
-            found["wakes", stage] = sum(meter.wakes for meter in meters)
-            found["late", stage] = sum(meter.late_ns for meter in meters)
-        found["process",] = process_time_ns()
-        for account in run.account.stages:
-            found["memory", account.name] = account.wait_ns
-        for (consumer, index), channel in run.channels.items():
-            stats = channel.stats(now_ns)
-            found["put", consumer, index] = stats.put_wait_ns
-            found["get", consumer, index] = stats.get_wait_ns
-        for key, value in remote.items():
-            # Puts into the first queue here are the remote stage's, not those of the receiving loop.
-            found[key] = value if key[0] == "put" else found[key] + value
-        return found
+
+def _own_bytes(pid: int | None) -> int:
+    """Memory of a process's own; 0 if not known."""
+    try:
+        resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+        return (int(resident) - int(shared)) * 4096
+    except (OSError, ValueError):
+        return 0

@@ -34,7 +34,7 @@ from pipegraph.contracts import Source, history_of
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.loader_context import LoaderContext
 from pipegraph.engine.meter import FirstMeter, Meter
-from pipegraph.engine.pass_totals import PassTotals, Totals
+from pipegraph.engine.pass_totals import PassTotals
 from pipegraph.engine.run import Run
 from pipegraph.engine.staffing import Staffing
 from pipegraph.engine.stage.cache_wiring import wire_cache
@@ -44,6 +44,7 @@ from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.worker_threads import WorkerThreads, stack_of
 from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
 from pipegraph.global_generators import enter_worker
+from pipegraph.measurements import Totals
 from pipegraph.planning.isolation import Elsewhere
 from pipegraph.planning.plan import Plan, StagePlan
 

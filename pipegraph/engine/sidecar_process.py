@@ -33,6 +33,7 @@ from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import Resume
 from pipegraph.engine.stage.snapshots import Snapshots
+from pipegraph.measured import Report, ReportSnapshot
 from pipegraph.planning.plan import Plan
 
 MAX_ITEMS = 64
@@ -240,17 +241,11 @@ class Serving:
             self.runtime.cancel_run(run)
 
     def profile(self) -> Any:
-        """The stages' counters: ``(run number, totals, meters, grown queues, counters, reports)``."""
-        from pipegraph.profile.reports import Report, ReportSnapshot
-
+        """What the stages have counted: ``(run number, totals, life, durations, grown queues, counters, reports)``."""
         runtime = self.runtime
         with self._lock:
             run, number = runtime.run, self._number
-        totals = {} if run is None else dict(runtime.pass_totals.look(run, perf_counter_ns()))
-        meters = {
-            name: [sum(each) for each in zip(*(m.values() for m in found), strict=True)]
-            for name, found in runtime.meters.items()
-        }
+        totals = {} if run is None else runtime.pass_totals.look(run, perf_counter_ns())
         reports = {
             name: {
                 key: ReportSnapshot(made.to_dict(), made.lines())
@@ -262,7 +257,7 @@ class Serving:
         return (
             number,
             totals,
-            meters,
+            *runtime.pass_totals.life(),
             dict(runtime.grown),
             {k: dict(v) for k, v in runtime.counters.items()},
             reports,

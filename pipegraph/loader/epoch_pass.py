@@ -278,10 +278,10 @@ class Pass:
 class WatchedPass(Pass):
     """A pass of a tuned loader; a separate class, so that other passes pay nothing."""
 
-    def __init__(self, asked: Callable[[], None], *args: Any) -> None:
+    def __init__(self, asked: Callable[[int], None], *args: Any) -> None:
         super().__init__(*args)
         self._asked = asked
 
     def _next(self, progress: Progress) -> Any:
-        self._asked()
+        self._asked(progress.items)
         return super()._next(progress)

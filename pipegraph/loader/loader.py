@@ -45,6 +45,7 @@ from pipegraph.loader.ranks import agree_on_seed, resolve
 from pipegraph.loader.restoring import place_of, read_state
 from pipegraph.loader.same_data import SameData, same_data
 from pipegraph.machine import available_memory
+from pipegraph.measured import Measured
 from pipegraph.planning.isolation import isolate as cut
 from pipegraph.planning.tunable import tune_all
 from pipegraph.units import parse_bytes
@@ -215,7 +216,7 @@ class Loader(Closing):
             if self._tuner is None:
                 current = Pass(*parts)
             else:
-                self._tuner.begins(self, runtime)
+                self._tuner.begins(self, runtime.staffing)
                 current = WatchedPass(self._tuner.asked, *parts)
             self._pass = weakref.ref(current)
             return current
@@ -403,7 +404,19 @@ class Loader(Closing):
         """
         from pipegraph.profile import profile_of
 
-        return profile_of(self, since)
+        return profile_of(self.plan, self._measure(), *self._ledger.shown(), since)
+
+    def _measure(self) -> Measured:
+        """All that was counted so far, for profiles and the tuner."""
+        runtime, progress = self._runtime, self._progress
+        if runtime is None:
+            return Measured()
+        first_ns = progress.first_batch_ns
+        first_s = (first_ns - progress.started_ns) / 1e9 if first_ns else None
+        waits = progress.waits.durations()
+        return runtime.pass_totals.measure(
+            progress.items, progress.samples, waits, first_s, progress.in_pass()
+        )
 
     def _trace(self, on: bool) -> tuple[Events, dict[int, str]]:
         """Trace from now on, or no more; returns the events since then and the names of the workers' threads.
@@ -427,7 +440,11 @@ class Loader(Closing):
         self._tracer.ranges = on
 
     def metrics(self) -> str:
-        """The profile of the loader's whole life as OpenMetrics text, for Prometheus to scrape. Thread-safe."""
+        """The profile of the loader's whole life as OpenMetrics text, for Prometheus to scrape. Thread-safe.
+
+        Raises:
+            MissingExtraError: prometheus_client is not installed.
+        """
         from pipegraph.profile.openmetrics import render_metrics
 
         return render_metrics(self.profile())

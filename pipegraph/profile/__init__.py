@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pipegraph.measurements import StageProfile as StageProfile
+
 from .bottleneck import (
     CONSUMER as CONSUMER,
     EdgeFacts as EdgeFacts,
@@ -9,5 +11,5 @@ from .bottleneck import (
     find_lock_holder as find_lock_holder,
 )
 from .collect import profile_of as profile_of
-from .values import ChannelProfile as ChannelProfile, Profile as Profile, StageProfile as StageProfile
+from .values import ChannelProfile as ChannelProfile, Profile as Profile
 from .what_if import Prediction as Prediction

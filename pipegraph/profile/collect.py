@@ -1,13 +1,18 @@
-"""Makes a Profile of a loader's counters."""
+"""Makes a Profile of what a loader has measured. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pipegraph.contracts import Source
+from pipegraph.durations import Durations
+from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.errors import GraphError
+from pipegraph.measured import Edge, Measured
+from pipegraph.measurements import StageCounts, StageProfile, Totals, measurements
 from pipegraph.planning.plan import Plan, StagePlan
 
 from .bottleneck import (
@@ -19,12 +24,7 @@ from .bottleneck import (
     find_cause,
     find_lock_holder,
 )
-from .measured import Measured, measure
-from .values import MIN_S, ChannelProfile, Profile, StageProfile, run_busy, run_of
-
-if TYPE_CHECKING:
-    from pipegraph.engine.pass_totals import Totals
-    from pipegraph.loader.loader import Loader
+from .values import MIN_S, ChannelProfile, Profile, run_busy, run_of
 
 NEARLY_ALL = 0.8
 """Share of all running that one stage does where it alone can hold the interpreter lock for long."""
@@ -32,62 +32,45 @@ NEARLY_ALL = 0.8
 MIN_BLOCKED = 0.1
 """Share of its time that a stage waits for room if what follows is slower."""
 
-Edge = tuple[str, int]
 Waits = dict[Edge, tuple[float, float]]
 
 
-def profile_of(loader: Loader, since: Profile | None = None) -> Profile:
-    """What the loader has measured: before the first pass, during one, after an error or ``close()``.
+def profile_of(
+    plan: Plan, measured: Measured, quarantined: Sequence[Quarantined], count: int, since: Any = None
+) -> Profile:
+    """The profile of a loader.
 
     Args:
+        measured: before the first pass nothing.
+        quarantined: the last samples that were left out, of ``count`` in all.
         since: an earlier profile of the same loader; only what came after it counts.
     """
-    plan, runtime, progress = loader.plan, loader._runtime, loader._progress
-    quarantined, count = loader._ledger.shown()
-    if since is not None and not isinstance(since, Profile):
-        raise GraphError(f"since must be an earlier profile of this loader, got {since!r}")
-    if runtime is None:
-        stages = {
-            name: StageProfile(workers=stage.workers if stage.bypassed is None else 0, backend=stage.backend)
-            for name, stage in plan.stages.items()
-        }
-        return Profile(stages, CONSUMER, 0.0, 0.0, quarantined, count, graph=plan.graph_name)
-    measured = known = measure(loader, runtime)
+    known = measured
     if since is not None:
+        names = plan.graph_name, list(plan.stages)
+        same = isinstance(since, Profile) and (since.graph, list(since.stages)) == names
         # One that was pickled has no counters any more.
-        other = (
-            bool(since.items) if since.measured is None else since.measured.identity is not measured.identity
-        )
-        if other or since.graph != plan.graph_name or list(since.stages) != list(plan.stages):
+        before = since.measured if same else None
+        if not same or (since.items if before is None else before.identity not in (None, measured.identity)):
             raise GraphError(f"since must be an earlier profile of this loader, got {since!r}")
         count -= since.quarantined_count
         quarantined = quarantined[max(0, len(quarantined) - count) :]
-        if since.measured is not None:
-            known = measured.since(since.measured)
-    first = None
-    if progress.first_batch_ns:
-        first = (progress.first_batch_ns - progress.started_ns) / 1e9
+        if before is not None:
+            known = measured.since(before)
     made = _profile(plan, known)
-    grown = {name: replace(stage, grown_to=runtime.grown.get(name)) for name, stage in made.stages.items()}
-    return replace(
-        made,
-        stages=grown,
-        quarantined=quarantined,
-        quarantined_count=count,
-        first_batch_s=first,
-        measured=measured,
-    )
+    return replace(made, quarantined=tuple(quarantined), quarantined_count=count, measured=measured)
 
 
 def _profile(plan: Plan, measured: Measured) -> Profile:
-    totals = measured.totals
-    elapsed_ns = max(1, totals["elapsed",])
-    elapsed_s = totals["elapsed",] / 1e9
+    life, totals = measured.life, measured.passes
+    elapsed_ns = max(1, totals["elapsed", ""])
+    elapsed_s = totals["elapsed", ""] / 1e9
     waits = _edge_waits(plan, totals)
     stages = {name: _stage(stage, plan, measured, waits, elapsed_ns) for name, stage in plan.stages.items()}
     stall_ns = waits["", 0][0]
     wake_s = _wake_s(measured)
-    cores_used = measured.process_ns / elapsed_ns
+    child_ns = sum(ns for key, ns in life.items() if key[0] == "child_ns")
+    cores_used = (totals["process", ""] + child_ns) / elapsed_ns
     bottleneck = CONSUMER
     cause: Cause = "unknown"
     if elapsed_s >= MIN_S:
@@ -97,37 +80,86 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
         bottleneck, cause = _cause(plan, stages, bottleneck, wake_s, cores_used, measured.cores)
         # Of a run of stages that share their processes, the one that takes longest.
         bottleneck = max(run_of(stages, bottleneck), key=lambda name: stages[name].busy, default=bottleneck)
-    pinned = sum(
-        measured.stages[stage.name].counters.get("slab_bytes", 0)
-        for stage in plan.running
-        if stage.memory == "pinned"
-    )
+    items, samples = life["items", ""], life["samples", ""]
+    took = measured.durations.get("", Durations())
+    memory_bytes, memory_peak_bytes, memory_limit = measured.memory
     return Profile(
         stages=stages,
         bottleneck=bottleneck,
         cause=cause,
         stall_s=stall_ns / 1e9,
-        samples_per_s=measured.samples / elapsed_s if elapsed_s else 0.0,
-        quarantined=(),
-        quarantined_count=0,
+        samples_per_s=samples / elapsed_s if elapsed_s else 0.0,
         graph=plan.graph_name,
         elapsed_s=elapsed_s,
-        passes=measured.passes,
-        items=measured.items,
-        samples=measured.samples,
-        channels=tuple(_channels(plan, measured)),
-        step_s=max(0.0, elapsed_s - stall_ns / 1e9) / measured.items if measured.items else 0.0,
-        wait_p50_s=measured.waits.quantile_s(0.5),
-        wait_p90_s=measured.waits.quantile_s(0.9),
-        wait_p99_s=measured.waits.quantile_s(0.99),
-        waits=tuple(measured.waits.bins()),
+        passes=life["passes", ""],
+        items=items,
+        samples=samples,
+        first_batch_s=measured.first_batch_s,
+        channels=tuple(
+            ChannelProfile(
+                producer=producer,
+                consumer=edge[0] or CONSUMER,
+                **vars(measured.queues[edge]),
+                put_wait_s=totals["put", *edge] / 1e9,
+                get_wait_s=totals["get", *edge] / 1e9,
+            )
+            for edge, producer in _producers(plan).items()
+            if edge in measured.queues
+        ),
+        step_s=max(0.0, elapsed_s - stall_ns / 1e9) / items if items else 0.0,
+        wait_p50_s=took.quantile_s(0.5),
+        wait_p90_s=took.quantile_s(0.9),
+        wait_p99_s=took.quantile_s(0.99),
+        waits=tuple(took.bins()),
         cores_used=cores_used,
         cores=measured.cores,
-        memory_bytes=measured.memory[0],
-        memory_peak_bytes=measured.memory[1],
-        memory_limit=measured.memory[2],
-        pinned_bytes=pinned,
+        memory_bytes=memory_bytes,
+        memory_peak_bytes=memory_peak_bytes,
+        memory_limit=memory_limit,
+        pinned_bytes=sum(
+            measured.counters.get(stage.name, {}).get("slab_bytes", 0)
+            for stage in plan.running
+            if stage.memory == "pinned"
+        ),
         wake_s=wake_s,
+    )
+
+
+def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elapsed_ns: int) -> StageProfile:
+    name = stage.name
+    within = stage.bypassed is not None  # another stage's workers do its work, or it was left out
+    if within and name not in measured.workers:
+        return StageProfile(within=stage.within)
+    workers = stage.workers if within else measured.workers.get(name, stage.workers)
+    life, passes = measured.of(name)
+    counts = StageCounts(
+        life=life,
+        passes=passes,
+        durations=measured.durations.get(name, Durations()),
+        elapsed_ns=elapsed_ns,
+        worked_ns=passes["worked"] or workers * elapsed_ns,
+        starved_ns=0.0 if within else sum(waits[name, index][0] for index in range(len(stage.upstream))),
+        blocked_ns=sum(waits[edge][1] for edge, producer in _producers(plan).items() if producer == name),
+        # A source's call may read a whole group of items.
+        pieces=life["items" if isinstance(stage.operator, Source) and not within else "calls"],
+    )
+    computed: dict[str, Any] = {
+        field: each.of(counts) if each.of is not None else life[field]
+        for field, each in measurements(StageProfile).items()
+        if each.counted or each.of is not None
+    }
+    if within or stage.backend.in_consumer:
+        computed["running"] = None
+    reports = {} if within else measured.reports.get(name, {})
+    return StageProfile(
+        **computed,
+        workers=0 if within else workers,
+        backend=stage.backend,
+        grown_to=measured.grown.get(name),
+        counters=measured.counters.get(name, {}),
+        reports={key: report.to_dict() for key, report in reports.items()},
+        remarks=tuple(line for report in reports.values() for line in report.lines()),
+        within=stage.within,
     )
 
 
@@ -179,9 +211,9 @@ def _wake_s(measured: Measured) -> float:
     no measure of the interpreter lock.
     """
     late_ns = wakes = 0
-    for name, counts in measured.stages.items():
-        late_ns += max(0, measured.totals["late", name] - counts.coreless_ns)
-        wakes += measured.totals["wakes", name]
+    for name in measured.workers:
+        late_ns += max(0, measured.passes["late_ns", name] - measured.life["coreless_ns", name])
+        wakes += measured.passes["wakes", name]
     return late_ns / 1e9 / max(1, wakes)
 
 
@@ -215,7 +247,7 @@ def _edge_waits(plan: Plan, totals: Totals) -> Waits:
         if stage.backend.in_consumer:
             inputs = sum(waits[stage.name, index][0] for index in range(len(stage.upstream)))
             outputs = sum(totals["put", *edge] for edge, name in producers.items() if name == stage.name)
-            driving[stage.name] = totals["busy", stage.name] + inputs + outputs
+            driving[stage.name] = totals["busy_ns", stage.name] + inputs + outputs
     add("", 0)
     return waits
 
@@ -228,77 +260,9 @@ def _edges(plan: Plan, waits: Waits, totals: Totals, elapsed_ns: int) -> list[Ed
         EdgeFacts(
             producer,
             consumer or CONSUMER,
-            _share(waits[consumer, index][0], worked(consumer) if consumer else elapsed_ns),
-            _share(waits[consumer, index][1], worked(producer)),
+            min(1.0, waits[consumer, index][0] / (worked(consumer) if consumer else elapsed_ns)),
+            min(1.0, waits[consumer, index][1] / worked(producer)),
             plan.stages[producer].backend.in_consumer,
         )
         for (consumer, index), producer in _producers(plan).items()
     ]
-
-
-def _channels(plan: Plan, measured: Measured) -> list[ChannelProfile]:
-    totals, looks = measured.totals, measured.channels
-    return [
-        ChannelProfile(
-            producer=producer,
-            consumer=edge[0] or CONSUMER,
-            capacity=looks[edge].capacity,
-            depth=looks[edge].depth,
-            nbytes=looks[edge].nbytes,
-            put_wait_s=totals["put", *edge] / 1e9,
-            get_wait_s=totals["get", *edge] / 1e9,
-        )
-        for edge, producer in _producers(plan).items()
-        if edge in looks
-    ]
-
-
-def _share(wait_ns: float, worked_ns: int) -> float:
-    # Counters are read while workers write them, so a share may come out a little above the whole.
-    return min(1.0, wait_ns / worked_ns)
-
-
-def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elapsed_ns: int) -> StageProfile:
-    name, totals = stage.name, measured.totals
-    counts = measured.stages.get(name)
-    if counts is None:
-        return StageProfile(within=stage.within)
-    within = stage.bypassed is not None  # another stage's workers do its work
-    workers = stage.workers if within else measured.workers.get(name, stage.workers)
-    worked_ns = totals["worked", name] or workers * elapsed_ns
-    # A source's call may read a whole group of items.
-    calls = counts.items if isinstance(stage.operator, Source) and not within else counts.calls
-    found = StageProfile(
-        items=counts.items,
-        samples=counts.samples,
-        nbytes=counts.nbytes,
-        rate=totals["items", name] * 1e9 / elapsed_ns,
-        service_mean_s=counts.busy_ns / 1e9 / max(1, calls),
-        service_p50_s=counts.durations.quantile_s(0.5),
-        service_p90_s=counts.durations.quantile_s(0.9),
-        service_p99_s=counts.durations.quantile_s(0.99),
-        busy=_share(totals["busy", name], worked_ns),
-        backend=stage.backend,
-        failed=counts.failed,
-        dropped=counts.dropped,
-        counters=counts.counters,
-        within=stage.within,
-    )
-    if within:
-        return found
-    starved = sum(waits[name, index][0] for index in range(len(stage.upstream)))
-    memory = totals["memory", name]
-    blocked = memory + sum(waits[edge][1] for edge, producer in _producers(plan).items() if producer == name)
-    ran = totals["cpu", name] + counts.child_ns
-    return replace(
-        found,
-        running=None if stage.backend.in_consumer else _share(ran, worked_ns),
-        coreless=_share(counts.coreless_ns, worked_ns),
-        starved=_share(starved, worked_ns),
-        blocked=_share(blocked, worked_ns),
-        retried=counts.retried,
-        workers=workers,
-        memory=_share(memory, worked_ns),
-        reports={key: report.to_dict() for key, report in counts.reports.items()},
-        remarks=tuple(line for report in counts.reports.values() for line in report.lines()),
-    )

@@ -14,15 +14,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pipegraph.errors import GraphError, MissingExtraError
-from pipegraph.units import shorten
+from pipegraph.measurements import StageProfile, in_view
+from pipegraph.units import format_share, shorten
 
 from .bottleneck import CONSUMER, STARTING
-from .values import Profile
+from .values import Profile, Watched
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-
-    from pipegraph.loader.loader import Loader
 
 REDRAW_S = 0.25
 LINE_S = 10.0
@@ -57,7 +56,7 @@ class Live:
         MissingExtraError: rich is not installed.
     """
 
-    def __init__(self, loader: Loader, console: Console | None = None) -> None:
+    def __init__(self, loader: Watched, console: Console | None = None) -> None:
         try:
             from rich.console import Console
         except ModuleNotFoundError as missing:
@@ -114,7 +113,7 @@ class Live:
             else:
                 found = self._loader.profile(self._last)
                 self._last = self._loader.profile()
-                done, total = self._done()
+                done, total = self._done(found)
                 of = f" of {total:,}" if total else ""
                 self._say(line(found, f"epoch {self._epoch}, {done:,}{of}: "))
 
@@ -138,9 +137,9 @@ class Live:
         self._view.update(frame, refresh=True)
         self._frame = frame, width
 
-    def _done(self) -> tuple[int, int | None]:
+    def _done(self, now: Profile) -> tuple[int, int | None]:
         """Chunks of the running epoch that were delivered, and how many it has."""
-        self._epoch, done = self._loader._progress.in_pass()
+        self._epoch, done = now.measured.in_pass if now.measured else (0, 0)
         total = None
         with suppress(TypeError):
             total = len(self._loader)
@@ -155,7 +154,7 @@ class Live:
         now = self._loader.profile(None if whole else self._last)
         if not whole and now.elapsed_s > 1:
             self._last = self._loader.profile()  # rates are of the last second or so
-        done, total = self._done()
+        done, total = self._done(now)
         words = [f"epoch {self._epoch}", f"{done:,}" + (f"/{total:,}" if total else "")]
         words += [f"{now.samples_per_s:,.0f} samples/s", f"{perf_counter() - self._begun:.0f} s"]
         if total and now.items and not whole:
@@ -167,20 +166,24 @@ class Live:
             width = min(60, self._console.width)
             head.add_row(ProgressBar(total=total, completed=min(done, total), width=width))
         table = Table(box=None, padding=(0, 1), pad_edge=False)
-        for name in ("stage", "workers", "items/s", "busy", "queue"):
-            table.add_column(name, justify="left" if name in ("stage", "queue") else "right", no_wrap=True)
+        columns = in_view(StageProfile, "live")
+        table.add_column("stage", no_wrap=True)
+        for _, _, title in columns:
+            table.add_column(title, justify="right", no_wrap=True)
+        table.add_column("queue", no_wrap=True)
         room = max(SHORTEST_NAME, self._console.width - OTHER_COLUMNS)
         for name, stage in now.stages.items():
             if stage.workers:
                 holds = now.conclusive and name == now.bottleneck
-                shown = Text(shorten(name, room), style="bold red" if holds else "")
-                busy = f"{100 * stage.busy:.0f} %"
-                table.add_row(
-                    shown, str(stage.workers), f"{stage.rate:,.1f}", busy, Text(queue_bar(now, name))
-                )
-        stall = now.stall_s / now.elapsed_s if now.elapsed_s else 0.0
+                label = Text(shorten(name, room), style="bold red" if holds else "")
+                cells = [each.text(getattr(stage, field)) for field, each, _ in columns]
+                table.add_row(label, *cells, Text(queue_bar(now, name)))
+        stall = now.stall_share
         training = Text("training", style="bold red" if now.conclusive and now.bottleneck == CONSUMER else "")
-        table.add_row(training, "", "", f"{100 * (1 - stall):.0f} %", f"waits {100 * stall:.0f} %")
+        of_training = {"busy": format_share(1 - stall)}
+        table.add_row(
+            training, *(of_training.get(field, "") for field, _, _ in columns), f"waits {format_share(stall)}"
+        )
         return Group(head, table)
 
 
@@ -196,7 +199,7 @@ def queue_bar(profile: Profile, stage: str) -> str:
 
 def line(profile: Profile, prefix: str = "") -> str:
     """A profile in one line; who sets the pace is left out where the passes do not say, as while queues first fill."""
-    stall = profile.stall_s / profile.elapsed_s if profile.elapsed_s else 0.0
+    stall = profile.stall_share
     words = f"{prefix}{profile.samples_per_s:,.0f} samples/s, waited {100 * stall:.0f} %"
     trains = profile.bottleneck == CONSUMER
     if not profile.conclusive or (trains and stall > STARTING):

@@ -10,16 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from pipegraph.errors import GraphError
 
 from .series import Series, moment
 from .trace import trace_events
-from .values import Profile
-
-if TYPE_CHECKING:
-    from pipegraph.loader.loader import Loader
+from .values import Profile, Watched
 
 Log = Callable[[Mapping[str, float], int], None]
 
@@ -56,7 +53,7 @@ class Recording:
 
     def __init__(
         self,
-        loader: Loader,
+        loader: Watched,
         *,
         report: str | Path | None = None,
         trace: str | Path | None = None,

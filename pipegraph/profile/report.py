@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.errors import MissingExtraError, shown
-from pipegraph.units import format_bytes, format_duration, shorten
+from pipegraph.measurements import StageProfile, in_view
+from pipegraph.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_rate,
+    format_share,
+    shorten,
+)
 
 from .bottleneck import CONSUMER
 from .charts import Chart, histogram, line_chart
@@ -47,13 +55,10 @@ def _template() -> Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["share"] = lambda share: f"{100 * share:.0f} %"
-    environment.filters["duration"] = format_duration
-    environment.filters["brief"] = shorten
-    environment.filters["place"] = _place
-    environment.filters["bytes"] = format_bytes
-    environment.filters["count"] = lambda number: f"{number:,.0f}"
-    environment.filters["rate"] = lambda rate: f"{rate:,.1f}" if rate < 1000 else f"{rate:,.0f}"
+    environment.filters |= {
+        **{"share": format_share, "duration": format_duration, "bytes": format_bytes},
+        **{"count": format_count, "rate": format_rate, "brief": shorten, "place": _place},
+    }
     text = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
     return environment.from_string(text)
 
@@ -94,7 +99,14 @@ def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
         "waits": histogram(profile.waits),
         "changes": _changes(profile),
         "quarantined": quarantined,
-        "stall_share": profile.stall_s / profile.elapsed_s if profile.elapsed_s else 0.0,
+        "stall_share": profile.stall_share,
+        "columns": in_view(StageProfile, "page"),
+        "training": {
+            "items": format_count(profile.items),
+            "service_mean_s": format_duration(profile.step_s),
+            "busy": format_share(1 - profile.stall_share),
+            "starved": format_share(profile.stall_share),
+        },
     }
     return _template().render(facts)
 

@@ -6,10 +6,11 @@ import textwrap
 
 from pipegraph.errors import shown
 from pipegraph.html import html_table
-from pipegraph.units import format_bytes, format_duration, shorten
+from pipegraph.measurements import StageProfile, in_view
+from pipegraph.units import format_duration, format_share as _share, shorten
 
 from .bottleneck import CONSUMER, SATURATED
-from .values import Profile, StageProfile, run_busy
+from .values import Profile, run_busy
 
 WIDTH = 100
 NAME_WIDTH = 22
@@ -27,13 +28,12 @@ KEEPS_UP = 0.05
 WORTH = 0.05
 """A predicted gain that is worth a sentence."""
 
-COLUMNS = ("stage", "workers", "items", "items/s", "bytes/s", "per item", "busy", "starved", "blocked")
-
 
 def render(profile: Profile) -> str:
     """The table; every line has at most :data:`WIDTH` characters, the conclusion wraps."""
-    rows = [COLUMNS, *(_row(name, stage, profile) for name, stage in profile.stages.items())]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    rows = [["stage", *(title for _, _, title in in_view(StageProfile, "table"))]]
+    rows += [_row(name, stage) for name, stage in profile.stages.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [_headline(profile)]
     for row in rows:
         cells = [f"{row[0]:<{widths[0]}}"]
@@ -45,14 +45,11 @@ def render(profile: Profile) -> str:
 
 def render_html(profile: Profile) -> str:
     """The stages that run, for a notebook."""
-    rows: list[tuple[str, ...]] = [
-        ("stage", "workers", "items/s", "p50", "p99", "busy", "starved", "blocked")
-    ]
+    columns = in_view(StageProfile, "notebook")
+    rows = [["stage", *(title for _, _, title in columns)]]
     for name, stage in profile.stages.items():
         if stage.workers:
-            times = (f"{1e3 * each:,.3g} ms" for each in (stage.service_p50_s, stage.service_p99_s))
-            shares = (f"{100 * each:.0f} %" for each in (stage.busy, stage.starved, stage.blocked))
-            rows.append((name, str(stage.workers), f"{stage.rate:,.1f}", *times, *shares))
+            rows.append([name, *(each.text(getattr(stage, field)) for field, each, _ in columns)])
     waited = f"waited {profile.stall_s:.2f} s of {profile.elapsed_s:.1f} s"
     title = f"{profile.graph}: {profile.samples_per_s:,.0f} samples/s, {waited}"
     return html_table(title, rows, [conclude(profile)])
@@ -64,7 +61,7 @@ def conclude(profile: Profile) -> str:
         return "Nothing has been delivered yet."
     if not profile.conclusive:
         return "Passes ran too briefly to say what sets the pace."
-    waited = profile.stall_s / profile.elapsed_s if profile.elapsed_s else 0.0
+    waited = profile.stall_share
     stall = f"training waited for data {_share(waited)} of the time"
     if profile.bottleneck == CONSUMER:
         worked = sum(stage.busy * stage.workers for stage in profile.stages.values())
@@ -145,39 +142,22 @@ def _headline(profile: Profile) -> str:
     return head
 
 
-def _row(name: str, stage: StageProfile, profile: Profile) -> tuple[str, ...]:
-    name = shorten(name, NAME_WIDTH)
-    where = str(stage.workers)
+def _row(name: str, stage: StageProfile) -> list[str]:
+    """A stage without workers of its own shows only what was measured of it."""
+    cells = [shorten(name, NAME_WIDTH)]
+    for field, each, _ in in_view(StageProfile, "table"):
+        value = getattr(stage, field)
+        cells.append(each.text(value) if value or stage.workers else "")
     if not stage.workers:
-        where = "left out" if stage.within is None else f"in {shorten(stage.within, NAME_WIDTH)}"
-        if not stage.items and not stage.failed:
-            return (name, where, "", "", "", "", "", "", "")
-    bytes_per_item = stage.nbytes / stage.items if stage.items else 0.0
-    return (
-        name,
-        where,
-        _count(stage.items),
-        f"{stage.rate:,.1f}" if stage.rate < 1000 else f"{stage.rate:,.0f}",
-        format_bytes(stage.rate * bytes_per_item) if bytes_per_item else "-",
-        format_duration(stage.service_mean_s),
-        _share(stage.busy),
-        _share(stage.starved) if stage.workers else "",
-        _share(stage.blocked) if stage.workers else "",
-    )
+        cells[1] = "left out" if stage.within is None else f"in {shorten(stage.within, NAME_WIDTH)}"
+    return cells
 
 
 def _remarks(profile: Profile) -> list[str]:
     lines = []
     for name, stage in profile.stages.items():
-        found = [
-            f"{count:,} {what}"
-            for count, what in (
-                (stage.failed, "failed"),
-                (stage.retried, "retries"),
-                (stage.dropped, "dropped"),
-            )
-            if count
-        ]
+        counts = [(getattr(stage, field), title) for field, _, title in in_view(StageProfile, "remark")]
+        found = [f"{count:,} {title}" for count, title in counts if count]
         found += [f"{what} {count:,}" for what, count in stage.counters.items()]
         if stage.grown_to is not None:
             found.append(f"queue grew to {stage.grown_to} items, as the graph stood still")
@@ -193,15 +173,6 @@ def _remarks(profile: Profile) -> list[str]:
         if profile.quarantined_count > SHOWN_QUARANTINED:
             lines.append("  ...")
     return lines
-
-
-def _count(items: int) -> str:
-    return f"{items:,}" if items < 10**8 else f"{items / 1e6:,.0f} M"
-
-
-def _share(share: float) -> str:
-    percent = 100 * share
-    return f"{percent:.0f} %" if percent >= 9.95 or percent < 0.05 else f"{percent:.1f} %"
 
 
 def _cut(line: str) -> str:

@@ -1,84 +1,25 @@
-"""``Profile`` and ``StageProfile``: frozen values, as ``loader.profile()`` returns them."""
+"""``Profile`` and ``ChannelProfile``: frozen values, as ``loader.profile()`` returns them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pipegraph.backends import THREAD, StageBackend
 from pipegraph.engine.stage.budgets import Quarantined
+from pipegraph.engine.tracing import Events
+from pipegraph.measured import Measured
+from pipegraph.measurements import StageProfile, documented, in_view, measurement
 
-from .bottleneck import STARTING, Cause
+from .bottleneck import CONSUMER, STARTING, Cause
 
 if TYPE_CHECKING:
-    from .measured import Measured
     from .what_if import Prediction
 
 MIN_S = 0.05
 """Passes shorter than this, shown as 0.0 s, measure start-up rather than the bottleneck."""
-
-
-@dataclass(frozen=True)
-class StageProfile:
-    """One stage since the loader was made.
-
-    Shares are of the time that passes ran, averaged over the stage's workers; what is left over is
-    overhead and, for a source, having read everything.
-
-    Attributes:
-        items: chunks that it sent.
-        samples: samples in them.
-        nbytes: bytes of arrays, tensors and encoded data that it made.
-        rate: items per second while passes ran.
-        service_mean_s: mean seconds of work for one item in (for a source: out).
-        service_p50_s, service_p90_s, service_p99_s: percentiles of the seconds that one piece of work took, within 1 %:
-            an item, a row of a batch where workers share batches, a bundle where rows travel in bundles.
-        busy: share 0..1 that its workers worked, or waited inside their work: for data, a device, the interpreter lock.
-        running: share 0..1 that its workers' threads and processes ran on a core; None for an inline stage, which has
-            none.
-        coreless: share 0..1 that they were ready to run and had no core.
-        backend: where its workers run.
-        starved: share 0..1 that they waited because their input was empty.
-        blocked: share 0..1 that they waited for room: in the output queue, or under ``memory_limit``.
-        failed: items (on batches, samples) that failed, whatever the policy then did.
-        retried: tries after the first.
-        workers: how many; 0 for a stage that the plan left out.
-        dropped: items that it took and sent nothing for (filtered, skipped, or read by nobody).
-        memory: the part of ``blocked`` that was spent waiting for room under ``memory_limit``.
-        grown_to: capacity of its output queue if the graph stood still and it was enlarged, else None.
-        counters: what the operator counts itself, by name.
-        reports: its reports beside counters: name -> JSON (see ``profile.reports``).
-        remarks: the same for people, as lines of the table.
-        within: the stage that does its work, and in whose figures that is, or None.
-    """
-
-    items: int = 0
-    samples: int = 0
-    nbytes: int = 0
-    rate: float = 0.0
-    service_mean_s: float = 0.0
-    service_p50_s: float = 0.0
-    service_p90_s: float = 0.0
-    service_p99_s: float = 0.0
-    busy: float = 0.0
-    running: float | None = None
-    coreless: float = 0.0
-    backend: StageBackend = THREAD
-    starved: float = 0.0
-    blocked: float = 0.0
-    failed: int = 0
-    retried: int = 0
-    workers: int = 0
-    dropped: int = 0
-    memory: float = 0.0
-    grown_to: int | None = None
-    counters: Mapping[str, int] = field(default_factory=dict)
-    reports: Mapping[str, Any] = field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
-    within: str | None = None
 
 
 def run_of(stages: Mapping[str, StageProfile], name: str) -> list[str]:
@@ -91,85 +32,110 @@ def run_busy(stages: Mapping[str, StageProfile], name: str) -> float:
     return min(1.0, sum(stages[each].busy for each in run_of(stages, name)))
 
 
+@documented
 @dataclass(frozen=True)
 class ChannelProfile:
-    """One queue between two stages.
+    """One queue between two stages."""
 
-    Attributes:
-        producer, consumer: stages; ``"consumer"`` is the training loop.
-        capacity: items that it may hold.
-        depth: items that it holds now, or held when the last pass ended.
-        nbytes: bytes of these.
-        put_wait_s, get_wait_s: seconds that workers waited for room in it, and for items of it, summed over workers.
-    """
-
-    producer: str
-    consumer: str
-    capacity: int = 0
-    depth: int = 0
-    nbytes: int = 0
-    put_wait_s: float = 0.0
-    get_wait_s: float = 0.0
+    producer: str = measurement("", "the stage that fills it.", "text")
+    consumer: str = measurement("", 'the stage that empties it; ``"consumer"`` is the training loop.', "text")
+    capacity: int = measurement(0, "items that it may hold.", metric="channel_capacity")
+    depth: int = measurement(
+        0, "items that it holds now, or held when the last pass ended.", metric="channel_depth"
+    )
+    nbytes: int = measurement(0, "bytes of these.", "bytes")
+    put_wait_s: float = measurement(
+        0.0, "seconds that workers waited for room in it, summed over workers.", "seconds"
+    )
+    get_wait_s: float = measurement(
+        0.0, "seconds that workers waited for items of it, summed over workers.", "seconds"
+    )
 
 
+@documented
 @dataclass(frozen=True, repr=False)
 class Profile:
-    """A look at a loader; ``str()`` is a table of at most 100 columns.
+    """A look at a loader; ``str()`` is a table of at most 100 columns."""
 
-    Attributes:
-        stages: by name, from source to sink, stages that were left out included.
-        bottleneck: the stage that sets the pace, or ``"consumer"`` where the training loop does, or where passes ran
-            for less than :data:`MIN_S`.
-        stall_s: seconds that the training loop has waited for data, in all.
-        samples_per_s: samples delivered per second while passes ran.
-        quarantined: what failed and was left out or replaced: the last 1,000 of the whole run.
-        quarantined_count: how many there were in all.
-        graph: the graph's name.
-        elapsed_s: seconds that passes ran.
-        passes: how many have begun.
-        items: chunks delivered.
-        samples: samples delivered.
-        cause: why the bottleneck is one: ``"consumer"`` (training sets the pace), ``"stage"`` (its own work),
-            ``"storage"`` (reading), ``"cores"`` (all are in use), ``"lock"`` (it holds the interpreter lock, for which
-            others wait), ``"memory"`` (it waits for room under ``memory_limit``), or ``"unknown"``.
-        channels: the queues, from source to sink.
-        step_s: mean seconds that the training loop took for a step itself, without waiting.
-        wait_p50_s, wait_p90_s, wait_p99_s: percentiles of the seconds that it waited for a chunk.
-        waits: all of them as ``(seconds, how many)``, in ascending order, within 1 %.
-        cores_used: cores that this process and its workers' kept running on average.
-        cores: cores that they may use.
-        memory_bytes, memory_peak_bytes, memory_limit: what chunks hold now, the most in this run, and their limit.
-        pinned_bytes: pinned memory that stages have allocated.
-        wake_s: mean seconds from a thread's wake-up to its running, with a free core: waits for the interpreter lock.
-        first_batch_s: seconds from the first ``iter()`` to the first chunk; None before it.
-    """
-
-    stages: Mapping[str, StageProfile]
-    bottleneck: str
-    stall_s: float
-    samples_per_s: float
-    quarantined: tuple[Quarantined, ...]
-    quarantined_count: int = 0
-    graph: str = "pipeline"
-    elapsed_s: float = 0.0
-    passes: int = 0
-    items: int = 0
-    samples: int = 0
-    first_batch_s: float | None = None
-    cause: Cause = "unknown"
-    channels: tuple[ChannelProfile, ...] = ()
-    step_s: float = 0.0
-    wait_p50_s: float = 0.0
-    wait_p90_s: float = 0.0
-    wait_p99_s: float = 0.0
-    waits: tuple[tuple[float, int], ...] = ()
-    cores_used: float = 0.0
-    cores: float = 0.0
-    memory_bytes: int = 0
-    memory_peak_bytes: int = 0
-    memory_limit: int = 0
-    pinned_bytes: int = 0
-    wake_s: float = 0.0
+    stages: Mapping[str, StageProfile] = measurement(
+        dict, "by name, from source to sink, stages that were left out included.", "text"
+    )
+    bottleneck: str = measurement(
+        CONSUMER,
+        'the stage that sets the pace, or ``"consumer"`` where the training loop does, or where passes ran for less '
+        "than :data:`MIN_S`.",
+        "text",
+    )
+    stall_s: float = measurement(
+        0.0,
+        "seconds that the training loop has waited for data, in all.",
+        "seconds",
+        log="stall_s",
+        metric="stall_seconds_total",
+    )
+    samples_per_s: float = measurement(
+        0.0, "samples delivered per second while passes ran.", "per second", log="samples_per_s"
+    )
+    quarantined: tuple[Quarantined, ...] = measurement(
+        (), "what failed and was left out or replaced: the last 1,000 of the whole run.", "text"
+    )
+    quarantined_count: int = measurement(
+        0, "samples that were left out or replaced, in all.", metric="quarantined_total"
+    )
+    graph: str = measurement("pipeline", "the graph's name.", "text")
+    elapsed_s: float = measurement(0.0, "seconds that passes ran.", "seconds", metric="running_seconds_total")
+    passes: int = measurement(0, "passes that have begun.")
+    items: int = measurement(0, "chunks delivered.", metric="items_total")
+    samples: int = measurement(0, "samples delivered.", metric="samples_total")
+    first_batch_s: float | None = measurement(
+        None, "seconds from the first ``iter()`` to the first chunk; None before it.", "seconds"
+    )
+    cause: Cause = measurement(
+        "unknown",
+        'why the bottleneck is one: ``"consumer"`` (training sets the pace), ``"stage"`` (its own work), ``"storage"`` '
+        '(reading), ``"cores"`` (all are in use), ``"lock"`` (it holds the interpreter lock, for which others wait), '
+        '``"memory"`` (it waits for room under ``memory_limit``), or ``"unknown"``.',
+        "text",
+    )
+    channels: tuple[ChannelProfile, ...] = measurement((), "the queues, from source to sink.", "text")
+    step_s: float = measurement(
+        0.0,
+        "mean seconds that the training loop took for a step itself, without waiting.",
+        "seconds",
+        log="step_s",
+    )
+    wait_p50_s: float = measurement(
+        0.0,
+        "seconds that training waited for a chunk, within 1 %: the median.",
+        "seconds",
+        metric="wait_seconds 0.5",
+    )
+    wait_p90_s: float = measurement(
+        0.0, "the same: 90 % took no longer.", "seconds", metric="wait_seconds 0.9"
+    )
+    wait_p99_s: float = measurement(
+        0.0, "the same: 99 % took no longer.", "seconds", log="wait_p99_s", metric="wait_seconds 0.99"
+    )
+    waits: tuple[tuple[float, int], ...] = measurement(
+        (), "all waits as ``(seconds, how many)``, in ascending order, within 1 %.", "text"
+    )
+    cores_used: float = measurement(
+        0.0, "cores that this process and its workers' kept running on average.", log="cores_used"
+    )
+    cores: float = measurement(0.0, "cores that they may use.")
+    memory_bytes: int = measurement(
+        0, "bytes that chunks hold now.", "bytes", log="memory_bytes", metric="memory_bytes"
+    )
+    memory_peak_bytes: int = measurement(0, "the most that they held in this run.", "bytes")
+    memory_limit: int = measurement(0, "bytes that chunks may hold.", "bytes", metric="memory_limit_bytes")
+    pinned_bytes: int = measurement(
+        0, "pinned memory that stages have allocated.", "bytes", metric="pinned_bytes"
+    )
+    wake_s: float = measurement(
+        0.0,
+        "mean seconds from a thread's wake-up to its running, with a free core: waits for the interpreter lock.",
+        "seconds",
+    )
     measured: Measured | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -200,9 +166,14 @@ class Profile:
 
     def scalars(self) -> dict[str, float]:
         """Plain numbers under short names, as loggers such as TensorBoard and W&B take them."""
-        from .openmetrics import scalars
-
-        return scalars(self)
+        found = {log: getattr(self, name) for name, _, log in in_view(Profile, "log")}
+        found["stall_share"] = self.stall_share
+        for stage, values in self.stages.items():
+            if values.workers:
+                found |= {
+                    f"{stage}/{log}": getattr(values, name) for name, _, log in in_view(StageProfile, "log")
+                }
+        return {name: float(value) for name, value in found.items()}
 
     def what_if(
         self, stage: str, *, workers: int | None = None, cost: float = 1.0, cached: bool = False
@@ -221,6 +192,11 @@ class Profile:
         from .what_if import predict
 
         return predict(self, stage, workers=workers, cost=cost, cached=cached)
+
+    @property
+    def stall_share(self) -> float:
+        """Share 0..1 of the time of passes that the training loop waited for data."""
+        return self.stall_s / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
     def lock(self) -> bool:
@@ -242,9 +218,9 @@ class Profile:
     def __repr__(self) -> str:
         holds = ""
         if self.conclusive:
-            if self.bottleneck != "consumer":
+            if self.bottleneck != CONSUMER:
                 holds = f", {self.bottleneck!r} holds back"
-            elif self.stall_s <= STARTING * self.elapsed_s:
+            elif self.stall_share <= STARTING:
                 holds = ", training sets the pace"
         return (
             f"<Profile {self.graph}: {self.samples_per_s:,.0f} samples/s, waited {self.stall_s:.2f} s{holds}>"
@@ -259,3 +235,13 @@ class Profile:
         from .table import render
 
         return render(self)
+
+
+class Watched(Protocol):
+    """A loader, as recordings, the live view and the tuner know it."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+    def __len__(self) -> int: ...
+    def profile(self, since: Profile | None = None) -> Profile: ...
+    def _trace(self, on: bool) -> tuple[Events, dict[int, str]]: ...
+    def _show_ranges(self, on: bool) -> None: ...

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pipegraph import concurrency
 from pipegraph.durations import Durations
-from pipegraph.profile.reports import Report
+from pipegraph.measured import Report
 
 WORST: Final = 8
 """Transitions that are kept one by one: those with the longest waits."""

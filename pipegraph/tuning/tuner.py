@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import logging
 import weakref
-from pathlib import Path
+from collections.abc import Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pipegraph.machine import available_memory, cores
 from pipegraph.planning.plan import Plan
 from pipegraph.planning.tunable import places_per_worker
 from pipegraph.profile.bottleneck import LATE_S
-from pipegraph.profile.values import Profile
+from pipegraph.profile.values import Profile, Watched
 from pipegraph.profile.what_if import demands
 from pipegraph.tuning.decisions import Tuning
 from pipegraph.tuning.facts import Facts, Limits, Queue, Size, Work
 from pipegraph.tuning.search import Search
-
-if TYPE_CHECKING:
-    from pipegraph.engine.runtime import Runtime
-    from pipegraph.loader.loader import Loader
 
 WINDOW_S, WINDOW_ITEMS = 0.4, 16
 """The minimum duration of a window, and its minimum number of chunks."""
@@ -54,6 +50,15 @@ PINNED_PART = 4
 logger = logging.getLogger("pipegraph")
 
 
+class Resizable(Protocol):
+    """The running stages; ``Staffing`` documents the methods."""
+
+    def settled(self) -> bool: ...
+    def refused(self) -> Mapping[str, BaseException]: ...
+    def resize(self, stage: str, workers: int) -> None: ...
+    def set_capacity(self, stage: str, capacity: int) -> None: ...
+
+
 class Tuner:
     """Watches the passes of one loader. Its methods belong to the training loop's thread, but for ``tuning``."""
 
@@ -64,7 +69,7 @@ class Tuner:
         self._search = Search(sizes)
         self._current = sizes
         self._loader: Any = None
-        self._runtime: Runtime | None = None
+        self._staffing: Resizable | None = None
         self._before: Profile | None = None
         self._due = self._settles_at = 0.0
         self._began = 0.0
@@ -77,29 +82,28 @@ class Tuner:
         """What was decided so far. Thread-safe."""
         return self._search.tuning
 
-    def begins(self, loader: Loader, runtime: Runtime) -> None:
+    def begins(self, loader: Watched, staffing: Resizable) -> None:
         """A pass begins. The window continues, for only the time in passes counts."""
         self._loader = weakref.proxy(loader)
-        if runtime is not self._runtime:
-            self._runtime = runtime
+        if staffing is not self._staffing:
+            self._staffing = staffing
             self._apply(self._current, force=True)
         self._settles_at = max(self._settles_at, perf_counter() + SETTLE_S)
 
-    def asked(self) -> None:
-        """The training loop wants the next chunk."""
+    def asked(self, items: int) -> None:
+        """The training loop asks for the next chunk, after this many."""
         now = perf_counter()
         if now < self._due or self._failed:
             return
         try:
-            self._look(now)
+            self._look(now, items)
         except Exception:
             self._failed = True
             logger.exception("autotune: stopped by an error of its own; sizes stay as they are")
 
-    def _look(self, now: float) -> None:
-        assert self._runtime is not None
-        loader, staffing = self._loader, self._runtime.staffing
-        items = loader._progress.items
+    def _look(self, now: float, items: int) -> None:
+        loader, staffing = self._loader, self._staffing
+        assert staffing is not None
         if self._before is None:
             # Queues that were filled with other sizes, or workers that are still to come, tell of neither.
             for name, error in staffing.refused().items():
@@ -112,9 +116,7 @@ class Tuner:
         missing = self._least - items
         if missing > 0 and not (now > self._began + LONG_S and missing <= WINDOW_ITEMS - LONG_ITEMS):
             return
-        facts = facts_of(
-            self._plan, loader.profile(self._before), self._current, self._refused, self._runtime
-        )
+        facts = facts_of(self._plan, loader.profile(self._before), self._refused)
         self._refused, self._before = {}, None
         self._apply(self._search.next(facts))
 
@@ -124,8 +126,8 @@ class Tuner:
         A step only raises or only lowers, and the next waits until everybody has come and gone: together they never
         exceed what was allowed.
         """
-        assert self._runtime is not None
-        staffing = self._runtime.staffing
+        staffing = self._staffing
+        assert staffing is not None
         for name, size in sizes.items():
             if force or size.capacity != self._current[name].capacity:
                 staffing.set_capacity(name, size.capacity)
@@ -139,9 +141,7 @@ class Tuner:
         self._current = dict(sizes)
 
 
-def facts_of(
-    plan: Plan, found: Profile, sizes: dict[str, Size], refused: dict[str, str], runtime: Runtime
-) -> Facts:
+def facts_of(plan: Plan, found: Profile, refused: Mapping[str, str]) -> Facts:
     """A window's profile as the search takes it."""
     per_chunk = found.elapsed_s / max(1, found.items)
     needs = demands(found)
@@ -186,7 +186,7 @@ def facts_of(
         found.memory_limit,
         found.memory_peak_bytes,
         found.memory_limit // PINNED_PART,
-        (_process_bytes(runtime), available_memory()) if any(s.process for s in stages.values()) else (0, 1),
+        (found.measured.process_bytes if found.measured else 0, available_memory()),
     )
     return Facts(
         stages,
@@ -199,18 +199,3 @@ def facts_of(
         found.items,
         refused,
     )
-
-
-def _process_bytes(runtime: Runtime) -> int:
-    """The most memory of its own that a worker process has now."""
-    most = 0
-    for name, workers in list(runtime.workers.items()):
-        if runtime.plan.stages[name].backend.measurable:
-            for worker in workers:
-                pid = getattr(worker.operator, "pid", None)
-                try:
-                    resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
-                    most = max(most, (int(resident) - int(shared)) * 4096)
-                except (OSError, ValueError):
-                    continue
-    return most

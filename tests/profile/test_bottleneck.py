@@ -5,11 +5,10 @@ from collections import Counter
 
 import pytest
 
-from pipegraph.durations import Durations
+from pipegraph.measured import Measured
 from pipegraph.profile import CONSUMER, EdgeFacts, find_bottleneck, find_lock_holder
 from pipegraph.profile.bottleneck import StageFacts, find_cause
 from pipegraph.profile.collect import _wake_s
-from pipegraph.profile.measured import Measured, StageCounts
 
 
 def line(costs, workers, capacity, items=400):
@@ -165,12 +164,11 @@ def test_the_lock_is_found_also_where_other_programs_leave_few_cores():
 
 
 def test_a_wake_that_was_late_for_want_of_a_core_says_nothing_of_the_lock():
-    stages = {"idle": StageCounts(coreless_ns=9_000_000), "busy": StageCounts(coreless_ns=90_000_000)}
-    totals = Counter(
-        {("late", "idle"): 10_000_000, ("wakes", "idle"): 4, ("late", "busy"): 5, ("wakes", "busy"): 1}
+    life = Counter({("coreless_ns", "idle"): 9_000_000, ("coreless_ns", "busy"): 90_000_000})
+    passes = Counter(
+        {("late_ns", "idle"): 10_000_000, ("wakes", "idle"): 4, ("late_ns", "busy"): 5, ("wakes", "busy"): 1}
     )
-    none = (0, 0, 0)
-    measured = Measured(totals, stages, {}, {}, Durations(), 0, 0, 1, 0, 2.0, none)
+    measured = Measured(life, passes, workers={"idle": 1, "busy": 1})
     assert _wake_s(measured) == pytest.approx(0.2e-3)
 
 

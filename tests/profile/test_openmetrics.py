@@ -1,10 +1,13 @@
 """The text that Prometheus scrapes, read with its own parser; and plain numbers for loggers."""
 
+import sys
+
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.errors import MissingExtraError
 
 HOSTILE = 'a "quoted"\\ name\nof two lines, {braces}'
 
@@ -52,3 +55,9 @@ def test_scalars_are_plain_numbers(loader):
     numbers = loader.profile().scalars()
     assert numbers["source/workers"] == 1.0 and numbers[f"{HOSTILE}/workers"] == 2.0
     assert all(type(value) is float for value in numbers.values())
+
+
+def test_metrics_without_prometheus_client_name_the_extra(loader, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MissingExtraError, match=r"prometheus_client.*pipegraph-torch\[metrics\]"):
+        loader.metrics()

@@ -323,5 +323,5 @@ def test_a_run_of_no_length_blames_nobody():
     with graph.loader() as loader:
         list(loader)
         totals = loader._runtime.pass_totals
-        totals._total[("elapsed",)] = 1000
+        totals._total["elapsed", ""] = 1000
         assert loader.profile().bottleneck == "consumer" and "too briefly" in loader.profile().conclusion

@@ -138,10 +138,10 @@ class Ways(Operator):
 class Watch:
     """A watcher that does nothing."""
 
-    def begins(self, loader, runtime):
-        self.staffing = runtime.staffing
+    def begins(self, loader, staffing):
+        self.staffing = staffing
 
-    def asked(self):
+    def asked(self, items):
         pass
 
 

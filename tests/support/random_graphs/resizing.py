@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any, final
 
-from pipegraph.engine.runtime import Runtime
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
+from pipegraph.tuning.tuner import Resizable
 
 MAX_WORKERS = 5
 
@@ -21,16 +21,17 @@ class RandomSizes:
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
-        self._runtime: Any = None
+        self._stages: list[Any] = []
+        self._staffing: Any = None
 
-    def begins(self, loader: Any, runtime: Runtime) -> None:
+    def begins(self, loader: Any, staffing: Resizable) -> None:
         """A pass begins."""
-        self._runtime = runtime
+        self._stages = [stage for stage in loader.plan.running if stage.tuned]
+        self._staffing = staffing
 
-    def asked(self) -> None:
+    def asked(self, items: int) -> None:
         """Before a chunk is taken."""
-        staffing, draw = self._runtime.staffing, self._random
-        stages = [stage for stage in self._runtime.plan.running if stage.tuned]
+        staffing, draw, stages = self._staffing, self._random, self._stages
         if stages:
             stage = draw.choice(stages)
             if "workers" in stage.tuned:

@@ -514,12 +514,12 @@ class Sizes:
 
     def __init__(self, draw: Any) -> None:
         self._draw = draw
-        self._runtime: Any = None
+        self._staffing: Any = None
 
-    def begins(self, loader: Any, runtime: Any) -> None:
-        self._runtime = runtime
+    def begins(self, loader: Any, staffing: Any) -> None:
+        self._staffing = staffing
 
-    def asked(self) -> None:
+    def asked(self, items: int) -> None:
         stage = self._draw.choice(["map", "last"])
-        self._runtime.staffing.resize(stage, self._draw.randrange(1, 4))
-        self._runtime.staffing.set_capacity(stage, self._draw.randrange(1, 4))
+        self._staffing.resize(stage, self._draw.randrange(1, 4))
+        self._staffing.set_capacity(stage, self._draw.randrange(1, 4))

@@ -1,0 +1,116 @@
+"""What a loader has measured, as one record: all that profiles and the tuner are given."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipegraph.durations import Durations
+from pipegraph.measurements import Totals, growth
+
+Edge = tuple[str, int]
+"""The queue into input ``index`` of a stage; ``("", 0)`` is read by the training loop."""
+
+
+class Report(ABC):
+    """A shared object of a stage's workers (``Context.share``) that the profile shows under its name.
+
+    Thread-safe; it is read while workers write, and after ``close()``.
+    """
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON."""
+
+    @abstractmethod
+    def lines(self) -> list[str]:
+        """The same for people: short lines for the printed profile; none if there is nothing to say."""
+
+
+@dataclass(frozen=True)
+class ReportSnapshot(Report):
+    """A report as it stood when it was asked for."""
+
+    values: dict[str, Any]
+    texts: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.values
+
+    def lines(self) -> list[str]:
+        return self.texts
+
+
+@dataclass(frozen=True)
+class QueueLook:
+    """One queue at one moment."""
+
+    capacity: int
+    depth: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that a loader has counted so far, or in an interval.
+
+    Attributes:
+        life: since the loader was made: of each stage its counters, ``("coreless_ns", stage)`` (its threads and
+            processes were ready to run and had no core) and ``("child_ns", stage)`` (its processes ran on one); of the
+            training loop ``("items", "")``, ``("samples", "")`` and ``("passes", "")``.
+        passes: while passes ran; also ``("elapsed", "")``, ``("process", "")`` (this process on a core),
+            ``("worked", stage)`` (of its workers, busy or not), ``("memory", stage)`` (waits for room under
+            ``memory_limit``), and ``("put", *edge)``, ``("get", *edge)``: waits summed over threads.
+        durations: of each stage's pieces of work, and under ``""`` of the training loop's waits.
+        workers: of each stage that runs, now.
+        queues: now.
+        counters, reports: what operators count and report themselves, by stage.
+        grown: capacities of queues that had to grow.
+        cores: how many the loader may use.
+        memory: bytes that chunks hold now, the most that they held, and the limit.
+        process_bytes: the most memory of its own that a worker process has now.
+        in_pass: the epoch of the latest pass, and how many chunks it has delivered.
+        identity: of the loader; None before its first pass.
+    """
+
+    life: Totals = field(default_factory=Counter)
+    passes: Totals = field(default_factory=Counter)
+    durations: Mapping[str, Durations] = field(default_factory=dict)
+    workers: Mapping[str, int] = field(default_factory=dict)
+    queues: Mapping[Edge, QueueLook] = field(default_factory=dict)
+    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    reports: Mapping[str, Mapping[str, Report]] = field(default_factory=dict)
+    grown: Mapping[str, int] = field(default_factory=dict)
+    cores: float = 0.0
+    memory: tuple[int, int, int] = (0, 0, 0)
+    process_bytes: int = 0
+    first_batch_s: float | None = None
+    in_pass: tuple[int, int] = (0, 0)
+    identity: object = None
+
+    def since(self, earlier: Measured) -> Measured:
+        """What was counted after an earlier look at the same loader."""
+        return replace(
+            self,
+            life=growth(self.life, earlier.life),
+            passes=growth(self.passes, earlier.passes),
+            durations={
+                name: found.since(earlier.durations[name]) if name in earlier.durations else found
+                for name, found in self.durations.items()
+            },
+            counters={
+                stage: {name: n - earlier.counters.get(stage, {}).get(name, 0) for name, n in found.items()}
+                for stage, found in self.counters.items()
+            },
+        )
+
+    def of(self, stage: str) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """``life`` and ``passes`` of one stage, by name."""
+        return _of(self.life, stage), _of(self.passes, stage)
+
+
+def _of(totals: Totals, stage: str) -> Counter[str]:
+    return Counter({key[0]: n for key, n in totals.items() if key[1:] == (stage,)})

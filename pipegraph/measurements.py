@@ -1,0 +1,332 @@
+"""Measurements: each one declared once, and carried from a worker's counter to every view.
+
+A measurement of a stage is a field of :class:`StageProfile`: its meaning, its unit, how it is counted or computed, and
+its title in each view. The counted ones are attributes of each worker's ``Meter``. All counts travel as :data:`Totals`
+over workers, the sidecar and passes, inside a :class:`Measured`, which is all that profiles and the tuner are given.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from pipegraph.backends import THREAD, StageBackend
+from pipegraph.durations import Durations
+from pipegraph.units import format_bytes, format_count, format_duration, format_rate, format_share
+
+Totals = Counter[tuple[Any, ...]]
+"""Numbers by name and place: ``("items", stage)``, ``("get", consumer, index)`` for the queue into an input. The
+training loop is the stage ``""``."""
+
+FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "": format_count,
+    "seconds": format_duration,
+    "ratio": format_share,
+    "per second": format_rate,
+    "bytes": lambda nbytes: format_bytes(nbytes) if nbytes else "-",
+    "bytes per second": lambda nbytes: format_bytes(nbytes) if nbytes else "-",
+    "text": str,
+}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What is declared of one field of a record; see :func:`measurement`."""
+
+    about: str
+    unit: str
+    counted: bool
+    merge: Callable[[list[int]], int]
+    of: Callable[[StageCounts], Any] | None
+    titles: Mapping[str, str]
+
+    def text(self, value: Any) -> str:
+        """A value as every view for people writes it."""
+        return "-" if value is None else FORMATS[self.unit](value)
+
+
+def measurement(
+    default: Any,
+    about: str,
+    unit: str = "",
+    *,
+    counted: bool = False,
+    merge: Callable[[list[int]], int] = sum,
+    of: Callable[[StageCounts], Any] | None = None,
+    title: str = "",
+    views: str = "",
+    log: str = "",
+    metric: str = "",
+) -> Any:
+    """Declare a field of a frozen dataclass.
+
+    Args:
+        default: its default, or a function that makes it.
+        about: what it is, for documentation and OpenMetrics.
+        unit: one of :data:`FORMATS`.
+        counted: each worker's ``Meter`` has a counter of this name.
+        merge: its counts: ``sum``, or ``max`` (an interval has that of the whole life).
+        of: computes it from a stage's counts.
+        title: its name in views for people.
+        views: which of these show it: ``table``, ``remark`` (below the table), ``notebook``, ``live``, ``page`` (the
+            report).
+        log: its name among the numbers for loggers.
+        metric: its name in OpenMetrics: counters end in ``_total``; ``name 0.5`` is a quantile of a summary.
+    """
+    titles = {**dict.fromkeys(views.split(), title), **({"log": log} if log else {})}
+    declared = Measurement(about, unit, counted, merge, of, titles | ({"metric": metric} if metric else {}))
+    made = {"default_factory" if callable(default) else "default": default}
+    return field(**made, metadata={"measurement": declared})
+
+
+Record = TypeVar("Record", bound=type)
+
+
+def documented(record: Record) -> Record:
+    """Add what was declared of its fields to a dataclass's docstring."""
+    lines = [f"    {name}: {each.about}" for name, each in measurements(record).items()]
+    record.__doc__ = "\n".join([record.__doc__ or "", "", "Attributes:", *lines])
+    return record
+
+
+def measurements(record: type) -> dict[str, Measurement]:
+    """What is declared of a record's fields, by their names."""
+    return {each.name: each.metadata["measurement"] for each in fields(record) if each.metadata}
+
+
+def in_view(record: type, view: str) -> list[tuple[str, Measurement, str]]:
+    """``(field, measurement, title)`` of all that a view shows, in order."""
+    found = measurements(record).items()
+    return [(name, each, each.titles[view]) for name, each in found if view in each.titles]
+
+
+# -- of a stage --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StageCounts:
+    """The counts of one stage, as its measurements are computed from them.
+
+    Attributes:
+        life: since the loader was made.
+        passes: while passes ran.
+        worked_ns: of its workers, busy or not, while passes ran.
+        starved_ns, blocked_ns: that they waited for input, and for room in the output.
+        pieces: that it worked on: its calls, or a source's items.
+    """
+
+    life: Mapping[str, int]
+    passes: Mapping[str, int]
+    durations: Durations
+    elapsed_ns: int = 1
+    worked_ns: int = 1
+    starved_ns: float = 0.0
+    blocked_ns: float = 0.0
+    pieces: int = 0
+
+    def share(self, ns: float) -> float:
+        """Of its workers' time. Counters are read while workers write them, so it may come out a little above 1."""
+        return min(1.0, ns / self.worked_ns)
+
+    def rate(self, name: str) -> float:
+        """Per second while passes ran."""
+        return self.passes[name] * 1e9 / self.elapsed_ns
+
+
+@documented
+@dataclass(frozen=True)
+class StageProfile:
+    """One stage since the loader was made.
+
+    Shares are of the time that passes ran, averaged over the stage's workers; what is left over is
+    overhead and, for a source, having read everything.
+    """
+
+    workers: int = measurement(
+        0,
+        "how many it has; 0 for a stage that the plan left out.",
+        title="workers",
+        views="table notebook live",
+        log="workers",
+        metric="stage_workers",
+    )
+    backend: StageBackend = measurement(THREAD, "where its workers run.", "text")
+    items: int = measurement(
+        0, "chunks that it sent.", counted=True, title="items", views="table page", metric="stage_items_total"
+    )
+    samples: int = measurement(0, "samples in them.", counted=True, metric="stage_samples_total")
+    nbytes: int = measurement(
+        0,
+        "bytes of arrays, tensors and encoded data that it made.",
+        "bytes",
+        counted=True,
+        metric="stage_made_bytes_total",
+    )
+    rate: float = measurement(
+        0.0,
+        "items per second while passes ran.",
+        "per second",
+        of=lambda stage: stage.rate("items"),
+        title="items/s",
+        views="table notebook live page",
+        log="items_per_s",
+    )
+    bytes_per_s: float = measurement(
+        0.0,
+        "bytes that it made per second.",
+        "bytes per second",
+        of=lambda stage: stage.rate("items") * stage.life["nbytes"] / max(1, stage.life["items"]),
+        title="bytes/s",
+        views="table",
+    )
+    service_mean_s: float = measurement(
+        0.0,
+        "mean seconds of work for one item in (for a source: out).",
+        "seconds",
+        of=lambda stage: stage.life["busy_ns"] / 1e9 / max(1, stage.pieces),
+        title="per item",
+        views="table page",
+    )
+    piece_mean_s: float = measurement(
+        0.0,
+        "mean seconds of one piece of work: an item, a row of a batch where workers share batches, a bundle where rows "
+        "travel in bundles.",
+        "seconds",
+        of=lambda stage: stage.durations.mean_s,
+        title="mean",
+        views="page",
+    )
+    service_p50_s: float = measurement(
+        0.0,
+        "seconds that one piece of work took, within 1 %: the median.",
+        "seconds",
+        of=lambda stage: stage.durations.quantile_s(0.5),
+        title="p50",
+        views="notebook page",
+        log="service_p50_s",
+        metric="stage_service_seconds 0.5",
+    )
+    service_p90_s: float = measurement(
+        0.0,
+        "the same: 90 % took no longer.",
+        "seconds",
+        of=lambda stage: stage.durations.quantile_s(0.9),
+        title="p90",
+        views="page",
+        metric="stage_service_seconds 0.9",
+    )
+    service_p99_s: float = measurement(
+        0.0,
+        "the same: 99 % took no longer.",
+        "seconds",
+        of=lambda stage: stage.durations.quantile_s(0.99),
+        title="p99",
+        views="notebook page",
+        metric="stage_service_seconds 0.99",
+    )
+    busy: float = measurement(
+        0.0,
+        "share 0..1 that its workers worked, or waited inside their work: for data, a device, the interpreter lock.",
+        "ratio",
+        of=lambda stage: stage.share(stage.passes["busy_ns"]),
+        title="busy",
+        views="table notebook live page",
+        log="busy",
+        metric="stage_busy_ratio",
+    )
+    running: float | None = measurement(
+        None,
+        "share 0..1 that its workers' threads and processes ran on a core; None for an inline stage, which has none.",
+        "ratio",
+        of=lambda stage: stage.share(stage.passes["cpu_ns"] + stage.life["child_ns"]),
+        title="on a core",
+        views="page",
+    )
+    coreless: float = measurement(
+        0.0,
+        "share 0..1 that they were ready to run and had no core.",
+        "ratio",
+        of=lambda stage: stage.share(stage.life["coreless_ns"]),
+    )
+    starved: float = measurement(
+        0.0,
+        "share 0..1 that they waited because their input was empty.",
+        "ratio",
+        of=lambda stage: stage.share(stage.starved_ns),
+        title="starved",
+        views="table notebook page",
+        log="starved",
+        metric="stage_starved_ratio",
+    )
+    blocked: float = measurement(
+        0.0,
+        "share 0..1 that they waited for room: in the output queue, or under ``memory_limit``.",
+        "ratio",
+        of=lambda stage: stage.share(stage.blocked_ns + stage.passes["memory"]),
+        title="blocked",
+        views="table notebook page",
+        log="blocked",
+        metric="stage_blocked_ratio",
+    )
+    memory: float = measurement(
+        0.0,
+        "the part of ``blocked`` that was spent waiting for room under ``memory_limit``.",
+        "ratio",
+        of=lambda stage: stage.share(stage.passes["memory"]),
+    )
+    failed: int = measurement(
+        0,
+        "items (on batches, samples) that failed, whatever the policy then did.",
+        counted=True,
+        title="failed",
+        views="remark page",
+        metric="stage_failed_total",
+    )
+    retried: int = measurement(
+        0,
+        "tries after the first.",
+        counted=True,
+        title="retries",
+        views="remark",
+        metric="stage_retried_total",
+    )
+    dropped: int = measurement(
+        0,
+        "items that it took and sent nothing for (filtered, skipped, or read by nobody).",
+        counted=True,
+        title="dropped",
+        views="remark",
+        metric="stage_dropped_total",
+    )
+    grown_to: int | None = measurement(
+        None, "capacity of its output queue if the graph stood still and it was enlarged, else None."
+    )
+    counters: Mapping[str, int] = measurement(dict, "what the operator counts itself, by name.", "text")
+    reports: Mapping[str, Any] = measurement(dict, "its reports beside counters: name -> JSON.", "text")
+    remarks: tuple[str, ...] = measurement((), "the same for people, as lines of the table.", "text")
+    within: str | None = measurement(
+        None, "the stage that does its work, and in whose figures that is, or None.", "text"
+    )
+
+
+COUNTERS: Mapping[str, Callable[[list[int]], int]] = {
+    **dict.fromkeys(("busy_ns", "calls", "wakes", "late_ns"), sum),
+    **{name: each.merge for name, each in measurements(StageProfile).items() if each.counted},
+}
+"""The counters of one worker, with the function that merges those of several: nanoseconds of work, calls, times that
+its thread resumed after a wait and nanoseconds from its being woken to that, and those that views show."""
+
+
+def merge(first: Totals, second: Totals) -> Totals:
+    """Both together."""
+    keys = {**first, **second}
+    return Counter({key: COUNTERS.get(key[0], sum)([first[key], second[key]]) for key in keys})
+
+
+def growth(now: Totals, earlier: Totals) -> Totals:
+    """What was counted since an earlier look."""
+    return Counter(
+        {key: n if COUNTERS.get(key[0]) is max else max(0, n - earlier[key]) for key, n in now.items()}
+    )

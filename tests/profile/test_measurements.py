@@ -1,0 +1,48 @@
+"""Declarations of measurements: from a counter over merging and intervals to every view."""
+
+from collections import Counter
+
+import pipegraph as pg
+from pipegraph import measurements, operators as ops
+from pipegraph.measurements import COUNTERS, StageProfile, in_view
+
+
+def test_every_view_for_people_shows_what_was_declared_for_it():
+    graph = pg.Graph("declared")
+    graph.add(ops.FromIterable(range(20)), name="numbers").then(lambda x: x, name="same")
+    with graph.loader() as loader:
+        list(loader)
+        found = loader.profile()
+    heads = {"table": str(found).splitlines()[1], "notebook": found._repr_html_()}
+    for view, head in heads.items():
+        assert [title for _, _, title in in_view(StageProfile, view) if title not in head] == []
+    numbers, metrics = found.scalars(), loader.metrics()
+    assert {f"same/{log}" for _, _, log in in_view(StageProfile, "log")} <= numbers.keys()
+    assert all(f"pipegraph_{name.split()[0]}{{" in metrics for _, _, name in in_view(StageProfile, "metric"))
+
+
+def test_counts_merge_and_grow_as_declared(monkeypatch):
+    monkeypatch.setattr(measurements, "COUNTERS", {**COUNTERS, "largest": max})
+    one = Counter({("items", "a"): 3, ("largest", "a"): 7, ("get", "a", 0): 5})
+    other = Counter({("items", "a"): 4, ("largest", "a"): 6, ("items", "b"): 1})
+    both = measurements.merge(one, other)
+    assert both == {("items", "a"): 7, ("largest", "a"): 7, ("get", "a", 0): 5, ("items", "b"): 1}
+    assert measurements.growth(both, one) == {
+        **{("items", "a"): 4, ("largest", "a"): 7, ("get", "a", 0): 0, ("items", "b"): 1}
+    }
+
+
+def test_the_docstring_of_a_record_describes_every_field():
+    for record in (pg.StageProfile, pg.ChannelProfile, pg.Profile):
+        for name, each in measurements.measurements(record).items():
+            assert f"{name}: {each.about}" in record.__doc__
+
+
+def test_stages_of_another_process_have_percentiles_and_a_mean_of_the_same_pieces():
+    graph = pg.Graph("isolated")
+    graph.add(ops.FromIterable(range(50)), name="numbers").then(lambda x: x, name="same").then(ops.Batch(5))
+    with graph.loader(isolate=True) as loader:
+        list(loader)
+        stage = loader.profile().stages["same"]
+    assert 0 < stage.service_p50_s <= stage.service_p99_s
+    assert 0 < stage.piece_mean_s <= 1.02 * stage.service_p99_s * 50
